@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use surgetank_core::catalog::{Catalog, LogCatalog};
-use surgetank_core::model::{Change, Image};
+use surgetank_types::model::{Change, Image};
 
 const BATCHES: u64 = 40;
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use surgetank_core::catalog::{Catalog, LogCatalog, Options};
-use surgetank_core::model::{Change, EntryRecord, FileId, Image};
+use surgetank_types::model::{Change, EntryRecord, FileId, Image};
 
 struct Ground {
     dir: PathBuf,

@@ -2,6 +2,6 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use surgetank_core::store::packed::zstd;
+use surgetank_store::packed::zstd;
 
 fuzz_target!(|bytes: &[u8]| zstd::read_end(bytes));

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libfuzzer_sys::fuzz_target;
-use surgetank_core::config::machine::Machine;
-use surgetank_core::config::{Config, Overrides, Surroundings};
-use surgetank_core::rule::RuleSet;
+use surgetank_policy::config::machine::Machine;
+use surgetank_policy::config::{Config, Overrides, Surroundings};
+use surgetank_policy::rule::RuleSet;
 
 fuzz_target!(|input: (&str, &[u8])| {
     let (text, path) = input;

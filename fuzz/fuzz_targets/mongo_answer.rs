@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use surgetank_core::store::gridfs;
+use surgetank_store::gridfs;
 
 fuzz_target!(|bytes: &[u8]| {
     gridfs::read_answer(bytes);

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use surgetank_core::store::s3;
+use surgetank_store::s3;
 
 fuzz_target!(|bytes: &[u8]| {
     s3::read_answer(bytes);

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
-use surgetank_core::model::{
+use surgetank_types::model::{
     Attr, Change, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, OpRecord, Replica, RunId, Seq,
     StoreIdentity, Timestamp,
 };

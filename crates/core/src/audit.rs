@@ -11,13 +11,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::catalog::Damage;
-use crate::error::Result;
-use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
 use crate::namespace::losses::{gone_from, lost_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
-use crate::store::{Cred, Store, StorePath, checksum};
-use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
+use surgetank_store::{Cred, Store, StorePath, checksum};
+use surgetank_tier::{Device, Plain, Remembered, Standing, Tiers};
+use surgetank_types::error::Result;
+use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
 
 /// What is looked at.
 pub struct Ground<'a> {

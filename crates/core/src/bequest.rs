@@ -26,7 +26,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{FileId, Kind, RunId};
+use surgetank_types::model::{FileId, Kind, RunId};
 
 pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
 

@@ -22,8 +22,10 @@ pub use directory::Recovery;
 pub use log::{LogCatalog, Options};
 pub use record::{Decoded, decode};
 
-use crate::error::Result;
-use crate::model::{Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, OpRecord, Seq};
+use surgetank_types::error::Result;
+use surgetank_types::model::{
+    Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, OpRecord, Seq,
+};
 
 /// Position in the log; grows with every commit. Positions of failed commits are left out, never given out twice
 /// while the catalog is open.

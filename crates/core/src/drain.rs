@@ -18,20 +18,20 @@ mod stage;
 mod throttle;
 mod turns;
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::thread::JoinHandle;
-use crate::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use surgetank_types::sync::thread::JoinHandle;
+use surgetank_types::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 
-use crate::clock;
-use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::tree::{Name, Progress, Tree, Trouble};
 use crate::namespace::{Namespace, Queued};
 use crate::report::Scope;
-use crate::store::Staged;
 pub use meter::Meter;
 use pause::{May, Pause};
+use surgetank_store::Staged;
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, OpKind, Seq};
 use throttle::Throttle;
 
 /// So many operations are looked at ahead of the first.
@@ -115,12 +115,15 @@ impl Drain {
         let mut threads = Vec::new();
         let spawn = |name: &str, run: fn(&Self)| {
             let drain = drain.clone();
-            crate::sync::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(move || run(&drain))
+            surgetank_types::sync::thread::Builder::new()
+                .name(name.to_owned())
+                .stack_size(512 << 10)
+                .spawn(move || run(&drain))
         };
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
         threads.push(spawn("sync", Self::sync_loop)?);
-        if drain.namespace.tiers.devices().any(crate::tier::Device::in_memory) {
+        if drain.namespace.tiers.devices().any(surgetank_tier::Device::in_memory) {
             threads.push(spawn("memory", Self::memory_loop)?);
         }
         for _ in 0..drain.namespace.config.drain_threads.max(1) {
@@ -141,10 +144,12 @@ impl Drain {
         self.namespace.end_relief();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
-            while !crate::sync::is_finished(&thread) && self.hangs_for().is_none_or(|time| time < STOP_PATIENCE) {
-                crate::sync::thread::sleep(Duration::from_millis(1));
+            while !surgetank_types::sync::is_finished(&thread)
+                && self.hangs_for().is_none_or(|time| time < STOP_PATIENCE)
+            {
+                surgetank_types::sync::thread::sleep(Duration::from_millis(1));
             }
-            if !crate::sync::is_finished(&thread) {
+            if !surgetank_types::sync::is_finished(&thread) {
                 tracing::warn!("a thread of the drain hangs in the store and is left behind");
                 continue;
             }
@@ -309,7 +314,7 @@ impl Drain {
         // Ordered: an earlier file found no room in the store. Copies of later ones must not keep it out.
         let mut short = false;
         let mut gives_way = Vec::new();
-        let mut stuck: Vec<crate::model::FileId> = Vec::new();
+        let mut stuck: Vec<surgetank_types::model::FileId> = Vec::new();
         let mut seen = 0;
         let thrown_away: HashSet<Name> = tree.discards.iter().map(|(_, name, _)| name.clone()).collect();
         let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
@@ -396,7 +401,7 @@ impl Drain {
     }
 
     fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
-        matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == crate::model::Kind::File))
+        matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == surgetank_types::model::Kind::File))
     }
 
     /// Directories in which something is still to be done, that is not refused, and the first of that; if attributes wait
@@ -431,7 +436,7 @@ impl Drain {
     }
 
     /// Is an operation about a file or directory that another one, which cannot go on, is about too?
-    fn touches(kind: &OpKind, stuck: &[crate::model::FileId]) -> bool {
+    fn touches(kind: &OpKind, stuck: &[surgetank_types::model::FileId]) -> bool {
         if stuck.is_empty() {
             return false;
         }
@@ -460,8 +465,8 @@ impl Drain {
     /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).
     pub(crate) fn as_owner<T>(
         &self,
-        owner: crate::store::Cred,
-        act: impl Fn(crate::store::Cred) -> std::io::Result<T>,
+        owner: surgetank_store::Cred,
+        act: impl Fn(surgetank_store::Cred) -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         let root = rustix::process::geteuid().is_root();
         if !root || owner.uid == 0 {
@@ -507,7 +512,7 @@ impl Drain {
     }
 
     /// Nothing more will happen by itself in this scope: all done, or what is left is refused for good.
-    pub fn settled(&self, run: Option<crate::model::RunId>) -> bool {
+    pub fn settled(&self, run: Option<surgetank_types::model::RunId>) -> bool {
         if !self.namespace.lingering_files().is_empty() {
             return false;
         }
@@ -521,7 +526,7 @@ impl Drain {
         let tree = self.namespace.tree();
         let mut blocked = false;
         for op in tree.ops.values() {
-            let mine = run.is_none_or(|run| op.run == run || op.run == crate::model::RunId(0));
+            let mine = run.is_none_or(|run| op.run == run || op.run == surgetank_types::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
             // What was refused for good, and waits behind that, is tried again now and then: that is no progress.
             if mine && !(blocked && (self.namespace.config.ordered || op.error.is_some())) {

@@ -44,22 +44,22 @@ pub mod tree;
 mod xattrs;
 
 use crate::report::run::EventKind;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
+use surgetank_types::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use foldhash::{HashMap, HashSet};
 
 use crate::catalog::Catalog;
-use crate::clock;
-use crate::config::{Config, KeepAtExit, Timing};
-use crate::error::{Errno, Error, Fault, FsResult, Result};
-use crate::model::{Attr, Caller, FileId, Kind, Mode, RunId};
-use crate::placement::History;
-use crate::rule::{Decision, RuleSet};
-use crate::store::{Cred, Store};
-use crate::tier::Tiers;
+use surgetank_policy::config::{Config, KeepAtExit, Timing};
+use surgetank_policy::placement::History;
+use surgetank_policy::rule::{Decision, RuleSet};
+use surgetank_store::{Cred, Store};
+use surgetank_tier::Tiers;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Error, Fault, FsResult, Result};
+use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, RunId};
 
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
@@ -124,7 +124,7 @@ pub struct Counters {
 
 /// The last decision's reason as a sentence and in brief: most are like the one before.
 struct LastReason {
-    reason: crate::placement::Reason,
+    reason: surgetank_policy::placement::Reason,
     sentence: Arc<str>,
     brief: Arc<str>,
 }
@@ -160,11 +160,11 @@ pub struct Namespace {
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
     /// Files of which descriptors are handed out.
-    handed: crate::sync::atomic::AtomicUsize,
+    handed: surgetank_types::sync::atomic::AtomicUsize,
     /// Handles of the mount that can write.
-    writing_handles: crate::sync::atomic::AtomicUsize,
+    writing_handles: surgetank_types::sync::atomic::AtomicUsize,
     /// Directories that are lent: as many as the tree has.
-    lends: crate::sync::atomic::AtomicUsize,
+    lends: surgetank_types::sync::atomic::AtomicUsize,
     lending_ended: AtomicBool,
     /// So many claims may wait as far as room goes.
     claims_max: AtomicU64,
@@ -185,9 +185,9 @@ pub struct Namespace {
     promises: files::Promises,
     gone_next: AtomicU32,
     last_reason: Mutex<Option<LastReason>>,
-    pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
+    pub(crate) unwritten: Mutex<Vec<surgetank_types::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
-    losses: Mutex<std::collections::BTreeMap<Box<[u8]>, crate::model::LostRecord>>,
+    losses: Mutex<std::collections::BTreeMap<Box<[u8]>, surgetank_types::model::LostRecord>>,
     /// So many wait for everything.
     pub(crate) final_drains: AtomicU32,
     /// Odd while everybody's command has ended.
@@ -251,7 +251,7 @@ impl Namespace {
     ) -> Result<Arc<Self>> {
         let rules = RuleSet::new(&config.rules)?;
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-        let stat = store.stat(who, &crate::store::StorePath::root()).map_err(|why| {
+        let stat = store.stat(who, &surgetank_store::StorePath::root()).map_err(|why| {
             Error::new(format!("the store {} cannot be read", store.describe()))
                 .why(why)
                 .remedy("check that the directory exists and that you may enter it")
@@ -283,9 +283,9 @@ impl Namespace {
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),
-            handed: crate::sync::atomic::AtomicUsize::new(0),
-            writing_handles: crate::sync::atomic::AtomicUsize::new(0),
-            lends: crate::sync::atomic::AtomicUsize::new(0),
+            handed: surgetank_types::sync::atomic::AtomicUsize::new(0),
+            writing_handles: surgetank_types::sync::atomic::AtomicUsize::new(0),
+            lends: surgetank_types::sync::atomic::AtomicUsize::new(0),
             lending_ended: AtomicBool::new(false),
             claims_max: AtomicU64::new(0),
             handed_max: lent::handed_max(),

@@ -21,9 +21,9 @@ pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
 pub use figures::{DrainFigures, Figures, TierFigures};
 pub use verdict::{Conflict, Lost, NotDurable, Undelivered, Verdict};
 
-use crate::config::Survives;
-use crate::model::{Mode, RunId};
-use crate::store::Savings;
+use surgetank_policy::config::Survives;
+use surgetank_store::Savings;
+use surgetank_types::model::{Mode, RunId};
 
 /// Most entries a [`Listing`] carries.
 pub const LISTED_MAX: usize = 100;
@@ -379,7 +379,7 @@ pub struct Why {
     pub trouble: Option<Trouble>,
 }
 
-/// What a workflow says of one file or directory, in the words of [`crate::hint`].
+/// What a workflow says of one file or directory, in the words of [`surgetank_policy::hint`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HintOf {

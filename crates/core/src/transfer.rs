@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::model::{Kind, Timestamp};
-use crate::store::verdict::{self, Verdict};
-use crate::store::{Cred, Expect, Gate, Meta, Source, Staged, Store, StorePath, StoreStat, Verify, at_once};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
 use claim::Claim;
 pub use claim::Claims;
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::{Cred, Expect, Gate, Meta, Source, Staged, Store, StorePath, StoreStat, Verify, at_once};
+use surgetank_types::model::{Kind, Timestamp};
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 pub use walk::{Entry, Walked, Wanted, walk};
 
 /// Files in hand at a time: each waits for a server most of its time.
@@ -123,9 +123,9 @@ impl<'a> Transfer<'a> {
     }
 
     fn wait(&self, pause: Duration) {
-        let until = crate::clock::tick() + pause;
-        while (self.gate)(0).is_ok() && crate::clock::tick() < until {
-            crate::sync::thread::sleep(Duration::from_millis(50));
+        let until = surgetank_types::clock::tick() + pause;
+        while (self.gate)(0).is_ok() && surgetank_types::clock::tick() < until {
+            surgetank_types::sync::thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -316,12 +316,12 @@ impl<'a> Transfer<'a> {
         let attr = stat.attr;
         let xattrs = match attr.kind {
             Kind::File | Kind::Directory => self.source.xattrs(self.who, &entry.from)?,
-            _ => crate::model::Xattrs::new(),
+            _ => surgetank_types::model::Xattrs::new(),
         };
         // Only the superuser can give files away.
         let (uid, gid) = if self.who.uid == 0 { (attr.uid, attr.gid) } else { (self.who.uid, self.who.gid) };
         // A file that has just come is not taken away as one that nobody has read for long; a server does not ask.
-        let atime = if self.target.features().plain_files { crate::clock::now() } else { attr.mtime };
+        let atime = if self.target.features().plain_files { surgetank_types::clock::now() } else { attr.mtime };
         // Somebody else's program does not run as the one who copied it.
         let perm = if uid == attr.uid && gid == attr.gid { attr.perm } else { attr.perm & !0o6000 };
         Ok(Meta { perm, uid, gid, times: Some((atime, attr.mtime)), xattrs: Some(xattrs) })

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::distant::world::{Kind, MIB, World, pattern};
-use surgetank_core::model::FileId;
 use surgetank_core::namespace::{Grant, SetAttr};
+use surgetank_types::model::FileId;
 
 const ROOMY: u64 = 1 << 30;
 const SIZE: u64 = 9 * MIB + 77;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::distant::world::{Kind, World, pattern};
-use surgetank_core::error::Errno;
-use surgetank_core::model::FileId;
+use surgetank_types::error::Errno;
+use surgetank_types::model::FileId;
 
 const ROOMY: u64 = 1 << 30;
 

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn, Options, decode};
-use surgetank_core::model::{Change, EntryRecord, FileId, Image, OpKind, OpRecord, RunId, Seq};
+use surgetank_types::model::{Change, EntryRecord, FileId, Image, OpKind, OpRecord, RunId, Seq};
 
 const SMALL: Options = Options { segment_bytes_max: 32 << 10, snapshot_cache_bytes: 1 << 20 };
 const CHILD: &str = "CATALOG_CHILD";

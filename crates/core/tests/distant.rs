@@ -6,10 +6,10 @@ pub mod world;
 
 use std::time::{Duration, Instant};
 
-use surgetank_core::error::Errno;
-use surgetank_core::model::{FileId, FsyncTarget};
 use surgetank_core::namespace::Grant;
-use surgetank_core::store::source::RANGES_AT_ONCE;
+use surgetank_store::source::RANGES_AT_ONCE;
+use surgetank_types::error::Errno;
+use surgetank_types::model::{FileId, FsyncTarget};
 use world::{CHUNK, MIB, World, pattern};
 
 const ROOMY: u64 = 1 << 30;

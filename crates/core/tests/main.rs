@@ -6,13 +6,8 @@ mod ahead;
 mod believed;
 mod catalog;
 mod distant;
-mod gridfs;
 mod model;
 mod patience;
-mod redis;
-mod redis_cluster;
-mod redis_trouble;
-mod s3;
 mod transfer;
 
 #[test]

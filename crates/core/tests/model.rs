@@ -109,7 +109,7 @@ fn over_a_store_without_plain_files_too() {
 #[test]
 fn with_hints_all_is_in_the_store_that_is_wanted_there() {
     search_in(operation::hinted_steps(STEPS_MAX), &|terms| Terms {
-        fsync: surgetank_core::model::FsyncTarget::Tier,
+        fsync: surgetank_types::model::FsyncTarget::Tier,
         ..terms
     });
 }
@@ -421,7 +421,7 @@ fn the_second_name_of_an_unpublished_file_may_be_exchanged() {
 
 #[test]
 fn a_file_that_is_written_in_place_may_be_replaced() {
-    let terms = Terms { fsync: surgetank_core::model::FsyncTarget::Store, ..Terms::plain() };
+    let terms = Terms { fsync: surgetank_types::model::FsyncTarget::Store, ..Terms::plain() };
     let open = Open { path: "a/c".into(), slot: 1, access: Access::Both, append: false, truncate: false };
     let write = |offset| does(Operation::Write { slot: 1, offset, length: 100_000, byte: 146 });
     let steps = [does(open), Step::Happens(Event::StartDrain), rename("a/a", "a/c"), write(285), write(0), write(7)];
@@ -491,7 +491,7 @@ fn a_directory_is_replaced_that_has_the_copy_of_a_file_that_went_on() {
     let terms = Terms {
         caps: [8 << 10, 16 << 10],
         forgets: true,
-        fsync: surgetank_core::model::FsyncTarget::Store,
+        fsync: surgetank_types::model::FsyncTarget::Store,
         ..Terms::plain()
     };
     let steps = [

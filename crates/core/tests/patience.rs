@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::distant::world::{MIB, World, pattern};
-use surgetank_core::error::{Errno, Fault};
-use surgetank_core::model::FileId;
-use surgetank_core::store::distant::Held;
+use surgetank_store::distant::Held;
+use surgetank_types::error::{Errno, Fault};
+use surgetank_types::model::FileId;
 
 const ROOMY: u64 = 1 << 30;
 

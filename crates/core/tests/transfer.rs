@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use surgetank_core::store::posix::PosixStore;
-use surgetank_core::store::{Cred, StorePath, Verify};
 use surgetank_core::transfer::{Claims, Outcome, Transfer, Wanted, walk};
+use surgetank_store::posix::PosixStore;
+use surgetank_store::{Cred, StorePath, Verify};
 
 fn copied(who: Cred, from: &Path, to: &Path, spool: &Path) -> Outcome {
     let open = |dir: &Path| PosixStore::new(File::open(dir).unwrap().into(), String::new()).unwrap();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use surgetank::service::Service;
 use surgetank::verbs::{self, Program};
-use surgetank_core::config::Config;
+use surgetank_policy::config::Config;
 
 fn main() -> ExitCode {
     let configure =

@@ -23,11 +23,11 @@ use std::time::Duration;
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::drain::Drain;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
 use surgetank_core::report::{Audit, Visibility};
-use surgetank_core::store::Cred;
-use surgetank_core::tier::Tiers;
+use surgetank_store::Cred;
+use surgetank_tier::Tiers;
+use surgetank_types::error::{Error, Result};
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
 use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};

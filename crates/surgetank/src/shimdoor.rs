@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use surgetank_core::model::FileId;
 use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown, Stray};
+use surgetank_types::model::FileId;
 
 use closings::{Closed, Closings};
 use index::{Index, Place};
@@ -127,7 +127,7 @@ pub fn open(
 
 const SOCKET: &str = "shim.sock";
 
-fn place_of(device: &surgetank_core::tier::Device) -> io::Result<Place> {
+fn place_of(device: &surgetank_tier::Device) -> io::Result<Place> {
     let dev = rustix::fs::fstat(device.root())?.st_dev;
     let flags = rustix::fs::fstatvfs(device.root())?.f_flag;
     Ok(Place {

@@ -30,8 +30,8 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
+use surgetank_policy::config::Config;
+use surgetank_types::error::{Error, Result};
 
 use crate::agent::client::{self, Connection};
 use crate::agent::commands::{self, Commands};

@@ -15,8 +15,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use surgetank_core::config::OTHER_VARIABLES;
-use surgetank_core::config::key::{LISTS, RULE_KEYS, SCALARS, TIER_KEYS};
+use surgetank_policy::config::OTHER_VARIABLES;
+use surgetank_policy::config::key::{LISTS, RULE_KEYS, SCALARS, TIER_KEYS};
 use table::{ENTRIES, Entry, FILES, KEYS, OPTIONS, REST, VARIABLES};
 
 const CALIBRATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/validation/calibration-nfs.json");

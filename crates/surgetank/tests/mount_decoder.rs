@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};
 use surgetank::mount::filesystem::TimeChange;
 use surgetank::mount::request::{Operation, Request, decode};
-use surgetank_core::model::{FileLock, LockKind, LockRequest};
+use surgetank_types::model::{FileLock, LockKind, LockRequest};
 
 /// A message with a truthful header.
 fn message(opcode: u32, extension_words: u16, payload: &[u8]) -> Vec<u8> {

@@ -20,8 +20,8 @@ use surgetank::mount::{
     Agreed, Attributes, BackingId, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, Options, SpaceReport,
     WriteFlags, interrupted,
 };
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, Kind, Timestamp};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Caller, Kind, Timestamp};
 
 const FOREVER: Duration = Duration::from_secs(3600);
 

@@ -8,11 +8,11 @@ use std::process::Command;
 
 use serde_json::Value;
 use surgetank::verbs::report::page::render;
-use surgetank_core::config::Survives;
 use surgetank_core::report::run::{
     Event, EventKind, File, Fill, Process, Program, RunRecord, Sample, Samples, StoreTraffic, Tail, TierRecord,
 };
 use surgetank_core::report::{NotDurable, PathText, Verdict};
+use surgetank_policy::config::Survives;
 
 const NONCE: &str = "a0b1c2d3";
 /// Each tries to leave the text it is in, by another way.

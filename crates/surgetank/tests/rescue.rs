@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::scene::{Scene, eventually};
 use serde_json::Value;
 use surgetank_core::catalog::decode;
-use surgetank_core::model::{Change, Kind};
+use surgetank_types::model::{Change, Kind};
 
 const QUIET: [&str; 2] = ["--quiet-period", "1h"];
 

@@ -192,9 +192,9 @@ fn a_file_was_stored_under_a_name_that_listings_could_not_tell() {
 /// Objects that others put there, with a server that tells their age in whole seconds at one time and not at another.
 #[test]
 fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
-    use surgetank_core::store::checksum::of_bytes;
-    use surgetank_core::store::object::{Objects, When, Words};
-    use surgetank_core::store::s3::{Place, S3};
+    use surgetank_store::checksum::of_bytes;
+    use surgetank_store::object::{Objects, When, Words};
+    use surgetank_store::s3::{Place, S3};
     let Some(server) = S3Server::start() else { return };
     let mut place = Place::parse(&server.url("project")).unwrap();
     place.credentials_file = Some(server.credentials_file());
@@ -329,8 +329,8 @@ fn a_version_like_the_one_before_was_not_sent_when_the_agent_was_killed() {
 
 #[test]
 fn uploads_of_a_node_that_never_came_back_are_given_up() {
-    use surgetank_core::store::object::{Objects, Words};
-    use surgetank_core::store::s3::{Place, S3};
+    use surgetank_store::object::{Objects, Words};
+    use surgetank_store::s3::{Place, S3};
     let Some(server) = S3Server::start() else { return };
     let place = |prefix: &str| {
         let mut place = Place::parse(&server.url(prefix)).unwrap();
@@ -501,9 +501,9 @@ fn what_others_changed_is_seen_after_a_refresh() {
 
 /// `before`: what is seen before `then`.
 fn others_change_files(ttl: &str, then: &str, before: &str) {
-    use surgetank_core::store::checksum::of_bytes;
-    use surgetank_core::store::object::{Objects, When, Words};
-    use surgetank_core::store::s3::{Place, S3};
+    use surgetank_store::checksum::of_bytes;
+    use surgetank_store::object::{Objects, When, Words};
+    use surgetank_store::s3::{Place, S3};
     let Some(server) = S3Server::start() else { return };
     let mut place = Place::parse(&server.url("project")).unwrap();
     place.credentials_file = Some(server.credentials_file());

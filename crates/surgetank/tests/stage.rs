@@ -441,9 +441,9 @@ fn paths_of_other_bytes_than_text_and_with_dots_were_refused() {
 /// What lies under a key that the server cannot tell in a listing was left out, and all was said to be there.
 #[test]
 fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
-    use surgetank_core::store::checksum::of_bytes;
-    use surgetank_core::store::object::{Objects, When, Words};
-    use surgetank_core::store::s3::{Place, S3};
+    use surgetank_store::checksum::of_bytes;
+    use surgetank_store::object::{Objects, When, Words};
+    use surgetank_store::s3::{Place, S3};
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("echo x >x");

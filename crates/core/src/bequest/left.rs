@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 
 use super::Record;
-use crate::model::{FileId, Kind, RunId};
+use surgetank_types::model::{FileId, Kind, RunId};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftMirror {

@@ -4,16 +4,16 @@
 //! files, by far the most of the bytes, stay in the segments; only where they lie is kept, so that a digest takes
 //! about a hundred bytes a key however large the log is.
 
-use crate::sync::Arc;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileExt;
+use surgetank_types::sync::Arc;
 
 use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
-use crate::error::{Error, Result};
-use crate::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, OpRecord, Seq};
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, OpRecord, Seq};
 
 /// Where the postcard bytes of a `FileRecord` lie.
 #[derive(Debug, Clone, Copy)]

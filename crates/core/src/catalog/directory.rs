@@ -12,11 +12,11 @@
 //! records behind it that is not sure, and is told. Anywhere else it is damage, and recovery refuses rather than go
 //! on from a state that never was.
 
-use crate::sync::Arc;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use surgetank_types::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -25,7 +25,7 @@ use super::damage::{self, Damage};
 use super::digest::{damaged, unreadable};
 use super::segment::{self, FORMAT, HEADER_BYTES, Segment, Step};
 use super::snapshot::Snapshot;
-use crate::error::{Errno, Error, Result};
+use surgetank_types::error::{Errno, Error, Result};
 
 pub(super) const TEMPORARY_EXTENSION: &str = "new";
 pub(super) const DATA_IS_SAFE: &str =

@@ -3,12 +3,12 @@
 //! Locks, in the order in which they are taken: `folding` → `syncing` → the writer's pen. Commits take the pen only, so
 //! they wait neither for a fold nor for a sync.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::thread::JoinHandle;
-use crate::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use surgetank_types::sync::atomic::{AtomicU64, Ordering};
+use surgetank_types::sync::thread::JoinHandle;
+use surgetank_types::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::damage;
 use super::digest::Digest;
@@ -17,8 +17,8 @@ use super::segment::{HEADER_BYTES, Segment};
 use super::snapshot::Snapshot;
 use super::writer::{Writer, hold};
 use super::{Catalog, Loaded, Lsn};
-use crate::error::{Error, Result};
-use crate::model::{Change, Image};
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Change, Image};
 
 /// Closed segments that loading lays over the snapshot rather than folding them first.
 const CLOSED_SEGMENTS_LOADED_MAX: usize = 1;
@@ -127,7 +127,7 @@ impl LogCatalog {
             #[cfg(test)]
             syncs_to_fail: AtomicU64::new(0),
         });
-        let thread = crate::sync::thread::Builder::new().name("catalog-fold".to_owned());
+        let thread = surgetank_types::sync::thread::Builder::new().name("catalog-fold".to_owned());
         let folder = thread.spawn({
             let shared = Arc::clone(&shared);
             move || shared.fold_when_wished()

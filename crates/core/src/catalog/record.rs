@@ -10,7 +10,7 @@
 use postcard::ser_flavors::Flavor;
 
 use super::Lsn;
-use crate::model::Change;
+use surgetank_types::model::Change;
 
 pub(super) const FRAME_BYTES: usize = 16;
 
@@ -115,7 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{FileId, Seq};
+    use surgetank_types::model::{FileId, Seq};
 
     fn sample() -> Vec<u8> {
         let mut buffer = Vec::new();

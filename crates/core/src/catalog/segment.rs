@@ -5,11 +5,11 @@
 //! appends, at an offset it keeps itself. The mark tells damage from a sudden death: an unmarked segment may end
 //! anywhere after a power loss, a marked one may not. It is advice: written after the sync, never synced itself.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use surgetank_types::sync::atomic::{AtomicBool, Ordering};
 
 use super::Lsn;
 use super::record::{FRAME_BYTES, Frame};

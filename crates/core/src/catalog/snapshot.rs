@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use super::digest::{Digest, KEEP_A_COPY, Span};
 use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
-use crate::error::{Error, Result};
-use crate::model::{FileId, Hinted, Seq};
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{FileId, Hinted, Seq};
 
 const FORMAT: u64 = 3;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");

@@ -7,15 +7,15 @@
 //! Invariants: positions grow with offsets; the file has no byte after `end` unless `torn`; nothing is written
 //! while `torn`. Danger avoided: a record after a hole, which recovery would never reach.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use surgetank_types::sync::atomic::{AtomicU64, Ordering};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::segment::{HEADER_BYTES, Segment};
 use super::{Lsn, record};
-use crate::model::Change;
+use surgetank_types::model::Change;
 
 /// A buffer that one large batch blew up is given back.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
@@ -197,7 +197,7 @@ impl Pen {
         self.mend()?;
         crash_point!("catalog.append");
         #[cfg(debug_assertions)]
-        if crate::crash::is_next("catalog.torn") {
+        if surgetank_types::crash::is_next("catalog.torn") {
             // As if the machine had been in the middle of it.
             self.current.file.write_all_at(&group[..group.len() / 2], self.end)?;
         }

@@ -1,11 +1,11 @@
 //! A publication that was carried out before: by an agent that died, or by us, only that its directory could not be synced.
 
-use crate::sync::PoisonError;
 use std::io;
+use surgetank_types::sync::PoisonError;
 
-use crate::model::{Kind, OpKind, Seq};
 use crate::namespace::tree::{Inode, files_of};
-use crate::store::{Cred, Staged, StorePath, StoreStat};
+use surgetank_store::{Cred, Staged, StorePath, StoreStat};
+use surgetank_types::model::{Kind, OpKind, Seq};
 
 use super::execute::{gone_already, not_yet};
 use super::{Copied, Drain};

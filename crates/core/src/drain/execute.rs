@@ -3,15 +3,15 @@
 
 mod names;
 
-use crate::sync::PoisonError;
 use std::io;
+use surgetank_types::sync::PoisonError;
 
-use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
 use crate::namespace::held::BUSY_PATIENCE;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
-use crate::store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
+use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
+use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 
 use super::Drain;
 use super::publish::{conflict_name, prepared};

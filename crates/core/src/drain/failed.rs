@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use super::Drain;
 use super::pause::May;
-use crate::clock;
-use crate::model::{OpKind, Seq};
 use crate::namespace::Absence;
 use crate::namespace::tree::{Progress, Trouble};
-use crate::store::verdict::{self, Verdict};
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_types::clock;
+use surgetank_types::model::{OpKind, Seq};
 
 /// An operation that is refused all the same, with its directories opened up, fails.
 const OPENED_UP_MAX: u32 = 4;
@@ -77,7 +77,7 @@ impl Drain {
             OpKind::Publish { file, .. } => *file,
             _ => return None,
         };
-        let either = crate::tier::is_sickness(rustix::io::Errno::from_raw_os_error(code));
+        let either = surgetank_tier::is_sickness(rustix::io::Errno::from_raw_os_error(code));
         either.then(|| self.namespace.unreadable(file)).flatten()
     }
 

@@ -3,10 +3,10 @@
 //! Measured where bytes pass, so that the answer does not depend on how often it is asked for; a time in which nothing passes
 //! gives 0, and never lowers the rate of what passes after it.
 
-use crate::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::{Mutex, PoisonError};
 
-use crate::clock;
+use surgetank_types::clock;
 
 /// What is averaged over.
 const WINDOW: Duration = Duration::from_millis(500);

@@ -6,9 +6,9 @@
 
 use std::io;
 
-use crate::model::{FileId, StoreIdentity};
 use crate::namespace::journal::Txn;
-use crate::store::{Cred, Expect, StorePath};
+use surgetank_store::{Cred, Expect, StorePath};
+use surgetank_types::model::{FileId, StoreIdentity};
 
 use super::Drain;
 

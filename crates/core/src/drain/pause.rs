@@ -5,16 +5,16 @@
 //! moment that moves further away with each failure, and then one operation alone is tried. Each wait is longer by a
 //! random part, another one in each process: many nodes must not come back to one store in step.
 
-use crate::sync::thread::ThreadId;
-use crate::sync::{Mutex, MutexGuard, PoisonError};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::thread::ThreadId;
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
-use crate::error::Errno;
-use crate::model::Seq;
-use crate::store::verdict::{self, Verdict};
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_types::clock;
+use surgetank_types::error::Errno;
+use surgetank_types::model::Seq;
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
@@ -160,12 +160,12 @@ impl Pause {
 
     /// This thread waits for something else.
     pub fn rests(&self) {
-        locked(&self.calls).remove(&crate::sync::thread::current().id());
+        locked(&self.calls).remove(&surgetank_types::sync::thread::current().id());
     }
 
     /// Something came of this thread's call: a part of a copy was made.
     pub fn moved(&self) {
-        locked(&self.calls).insert(crate::sync::thread::current().id(), (clock::tick(), clock::now().secs()));
+        locked(&self.calls).insert(surgetank_types::sync::thread::current().id(), (clock::tick(), clock::now().secs()));
     }
 
     /// For how long the call that waits longest has not got on.

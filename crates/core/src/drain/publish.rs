@@ -3,15 +3,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::sync::PoisonError;
-use crate::sync::atomic::Ordering;
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
 use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
-use crate::store::{Cred, Staged, StorePath, TakesTurn, at_once};
+use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
+use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
 
 use super::Drain;
 use super::execute::Done;
@@ -83,7 +83,7 @@ impl Drain {
             others.push((batch[index], why));
         }
         for (seq, why) in &others {
-            if super::pause::may_be_done(crate::store::verdict::errno_of(why))
+            if super::pause::may_be_done(surgetank_store::verdict::errno_of(why))
                 && let Some(op) = self.namespace.tree().ops.get_mut(seq)
             {
                 op.doubtful = true;
@@ -127,7 +127,7 @@ impl Drain {
         if alone.len() < 2 {
             return HashMap::new();
         }
-        let done = crate::sync::Mutex::new(HashMap::new());
+        let done = surgetank_types::sync::Mutex::new(HashMap::new());
         let say = |seq, outcome| done.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, outcome);
         let turns = Turns::default();
         let published = at_once(alone.len(), at_once_max, &|index| {
@@ -252,7 +252,7 @@ impl Drain {
                 bad = Some(small[0].seq);
             }
             let compared: Vec<&Small> = small.iter().filter(|one| !one.is_written && bad.is_none()).collect();
-            let different = crate::sync::Mutex::new(Vec::new());
+            let different = surgetank_types::sync::Mutex::new(Vec::new());
             let at_once_max = self.namespace.store.features().publications_at_once;
             // (What is behind one that differs is compared the next time; the answers are in `different`.)
             let _ = at_once(compared.len(), at_once_max, &|index| {

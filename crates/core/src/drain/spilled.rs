@@ -2,13 +2,13 @@
 
 use std::io;
 
-use crate::sync::{Arc, PoisonError};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::model::{FileId, Kind, OpKind, StoreIdentity};
 use crate::namespace::content::{Content, Lies, Open};
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, file_of};
-use crate::store::{Cred, StorePath};
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use super::execute::{Done, Work};
 use super::{Copied, Drain};

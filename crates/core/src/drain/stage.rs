@@ -1,13 +1,13 @@
 //! Staging: a complete, compared copy under a temporary name, before anything is visible.
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::io;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::content::Lies;
 use crate::namespace::tree::{Inode, Name, Op, Progress};
-use crate::store::{Cred, Meta, StorePath};
+use surgetank_store::{Cred, Meta, StorePath};
+use surgetank_types::model::{FileId, OpKind, Seq};
 
 use super::Drain;
 
@@ -43,7 +43,7 @@ struct Job {
 
 impl Drain {
     pub(super) fn stage(&self, seq: Seq) {
-        let _staging = self.staging.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
+        let _staging = self.staging.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(job) = self.job(seq) else {
             self.put_off(seq);
             return;
@@ -143,7 +143,7 @@ impl Drain {
         {
             let moves = self.namespace.end.interrupted().contains(&op.file());
             op.progress = Progress::Waiting;
-            op.due = crate::clock::tick() + if moves { UNTIL_MOVED } else { PUT_OFF };
+            op.due = surgetank_types::clock::tick() + if moves { UNTIL_MOVED } else { PUT_OFF };
         }
     }
 
@@ -202,7 +202,7 @@ impl Drain {
             && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
     }
 
-    fn stage_job(&self, job: &Job) -> io::Result<(crate::store::Staged, bool)> {
+    fn stage_job(&self, job: &Job) -> io::Result<(surgetank_store::Staged, bool)> {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);

@@ -1,9 +1,9 @@
 //! Keeps the drain below a rate that the user set for the shared store.
 
-use crate::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::{Mutex, PoisonError};
 
-use crate::clock;
+use surgetank_types::clock;
 
 #[derive(Debug)]
 pub struct Throttle {
@@ -38,7 +38,7 @@ impl Throttle {
             if ahead <= BURST || !is_wanted() {
                 return;
             }
-            crate::sync::thread::sleep((ahead - BURST).min(LOOK_EVERY));
+            surgetank_types::sync::thread::sleep((ahead - BURST).min(LOOK_EVERY));
         }
     }
 }

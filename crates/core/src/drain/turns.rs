@@ -5,10 +5,10 @@
 
 use std::io;
 
-use crate::error::Errno;
-use crate::store::TakesTurn;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use surgetank_store::TakesTurn;
+use surgetank_types::error::Errno;
+use surgetank_types::sync::atomic::{AtomicBool, Ordering};
+use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct State {
@@ -92,7 +92,7 @@ impl Drop for Ticket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::at_once;
+    use surgetank_store::at_once;
 
     #[test]
     fn one_after_the_other_until_one_fails() {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 /// Grows when an older program would read a file wrongly.
 pub const SCHEMA: u32 = 1;

@@ -11,14 +11,14 @@ mod waiting;
 
 use std::io;
 
-use crate::error::{Errno, Error, FsResult, Result};
-use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity, data_bytes};
-use crate::placement::AskKind;
 use crate::report::run::EventKind;
-use crate::store::source::identity_of;
-use crate::store::{self, Cred, StorePath};
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
+use surgetank_policy::placement::AskKind;
+use surgetank_store::source::identity_of;
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::error::{Errno, Error, FsResult, Result};
+use surgetank_types::model::{Caller, FileId, Kind, Mode, StoreIdentity, data_bytes};
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
@@ -212,7 +212,7 @@ impl Namespace {
     }
 
     /// The file, which version of it we know, and its bytes in the store, if it is worth bringing in.
-    fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, store::Source)>> {
+    fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, surgetank_store::Source)>> {
         for _ in 0..LOOKS_MAX {
             let Some(source) = self.worth_bringing(&self.tree(), id) else {
                 return Ok(None);
@@ -233,7 +233,7 @@ impl Namespace {
                 return Ok(None);
             }
             if self.tree().is_queued(id) {
-                crate::sync::thread::sleep(LOOK_EVERY);
+                surgetank_types::sync::thread::sleep(LOOK_EVERY);
             }
         }
         Ok(None)

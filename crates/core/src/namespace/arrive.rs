@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 
-use crate::error::Errno;
-use crate::model::DeviceId;
-use crate::store::source::{RANGE_BYTES, RANGES_AT_ONCE};
-use crate::store::verdict;
-use crate::store::{Remote, StorePath};
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use surgetank_store::source::{RANGE_BYTES, RANGES_AT_ONCE};
+use surgetank_store::verdict;
+use surgetank_store::{Remote, StorePath};
+use surgetank_types::error::Errno;
+use surgetank_types::model::DeviceId;
+use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::content::Lies;
 use super::files::Placed;
@@ -401,8 +401,10 @@ impl Arrival {
             let alone = state.workers == 1;
             drop(state);
             let this = self.clone();
-            let spawned =
-                crate::sync::thread::Builder::new().name("arrive".to_owned()).spawn(move || this.work()).map(drop);
+            let spawned = surgetank_types::sync::thread::Builder::new()
+                .name("arrive".to_owned())
+                .spawn(move || this.work())
+                .map(drop);
             match spawned {
                 Ok(()) => {}
                 // Whoever waits does it himself.

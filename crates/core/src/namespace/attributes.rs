@@ -1,15 +1,15 @@
 //! Attributes: ours while we have something of the file, the store's otherwise. A file that is being
 //! written directly is asked for its size and times each time.
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, MutexGuard, PoisonError};
 use std::io;
 use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
 
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
-use crate::store::{Cred, Meta, Space, StorePath};
+use surgetank_store::{Cred, Meta, Space, StorePath};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
@@ -312,7 +312,7 @@ impl Namespace {
         id: FileId,
         open: Option<&Open>,
         change: &SetAttr,
-    ) -> Option<crate::model::StoreIdentity> {
+    ) -> Option<surgetank_types::model::StoreIdentity> {
         let inode = tree.get(id)?;
         let mut in_place = false;
         let file = match open.map(Open::content) {

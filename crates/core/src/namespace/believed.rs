@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use foldhash::HashSet;
 use foldhash::quality::RandomState;
 
-use crate::clock;
-use crate::model::{Caller, FileId};
-use crate::sync::PoisonError;
-use crate::sync::atomic::{AtomicU32, Ordering};
+use surgetank_types::clock;
+use surgetank_types::model::{Caller, FileId};
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::{AtomicU32, Ordering};
 
 use super::Namespace;
 

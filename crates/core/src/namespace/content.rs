@@ -2,12 +2,12 @@
 //! programs or mediated by us. A file is wholly one or the other from its first open to its last release;
 //! only a mediated one can be moved while it is written.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::fs::File;
 use std::os::fd::AsFd;
+use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
+use surgetank_types::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
 
 use super::arrive::Arrival;
 

@@ -5,9 +5,9 @@
 
 use rustix::io::Errno;
 
-use crate::model::{DeviceId, FileId, Kind};
-use crate::store::checksum;
-use crate::tier::Device;
+use surgetank_store::checksum;
+use surgetank_tier::Device;
+use surgetank_types::model::{DeviceId, FileId, Kind};
 
 use super::Namespace;
 use super::tree::{PlainId, Tree};

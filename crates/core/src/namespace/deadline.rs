@@ -5,16 +5,16 @@
 //! that we mediate goes on there. When half of what fits is undrained, or the end is near, quiet periods and `last` lose
 //! their effect. The danger it avoids: a scheduler that wipes the tiers while they hold what cannot be drained in time.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::HashSet;
 
-use crate::clock;
-use crate::config::{Deadline, Survives};
-use crate::model::{FileId, Mode};
-use crate::placement::DirtyRoom;
+use surgetank_policy::config::{Deadline, Survives};
+use surgetank_policy::placement::DirtyRoom;
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, Mode};
 
 use super::Namespace;
 
@@ -43,7 +43,7 @@ pub(crate) struct End {
     interrupted: Mutex<HashSet<FileId>>,
     /// Whoever looks after the memory rests here.
     pub resting: Mutex<()>,
-    pub rested: crate::sync::Condvar,
+    pub rested: surgetank_types::sync::Condvar,
     /// Bytes that the rules keep from the store, and when they were counted.
     kept_bytes: AtomicU64,
     kept_counted: Mutex<Option<Instant>>,

@@ -4,11 +4,11 @@
 //! A directory is made at once; the operation that publishes it stays in the queue and finds it, syncs it and retires.
 //! Everything else waits for the drain.
 
-use crate::sync::PoisonError;
+use surgetank_types::sync::PoisonError;
 
-use crate::error::{Errno, FsResult};
-use crate::model::{FileId, Kind, OpKind};
-use crate::store::{Meta, StorePath};
+use surgetank_store::{Meta, StorePath};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{FileId, Kind, OpKind};
 
 use super::Namespace;
 use super::journal::Txn;

@@ -3,14 +3,14 @@
 
 use super::happened::without_figures;
 use crate::report::run::EventKind;
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::config::KeepAtExit;
-use crate::error::Result;
-use crate::model::{DeviceId, FileId, Mode};
-use crate::placement::{self, Candidate, Reason, Skip};
-use crate::tier::Remains;
+use surgetank_policy::config::KeepAtExit;
+use surgetank_policy::placement::{self, Candidate, Reason, Skip};
+use surgetank_tier::Remains;
+use surgetank_types::error::Result;
+use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::Namespace;
 use super::content::Lies;
@@ -281,7 +281,12 @@ impl Namespace {
     }
 
     /// Moves what a direct writer wrote from reserved to used.
-    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> Growth {
+    fn charge_growth(
+        &self,
+        open: &super::content::Open,
+        file: &std::fs::File,
+        device: &surgetank_tier::Device,
+    ) -> Growth {
         let Ok(stat) = rustix::fs::fstat(file) else {
             return Growth::default();
         };
@@ -350,7 +355,7 @@ impl Namespace {
                 }
                 open = Some(ids);
             }
-            crate::sync::thread::sleep(pause);
+            surgetank_types::sync::thread::sleep(pause);
             pause = (pause * 2).min(LOOK_AGAIN_MAX);
         }
     }

@@ -27,7 +27,7 @@ pub use shortage::Short;
 pub(crate) use shortage::{Shortage, Shorts};
 pub(crate) use sync::Unsynced;
 
-use crate::model::FsyncTarget;
+use surgetank_types::model::FsyncTarget;
 
 /// Through which door a program comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,10 +72,10 @@ impl Via {
 }
 
 /// What the shim's door answers when only the mount can serve. No file system fails with this.
-pub const LEFT_TO_THE_MOUNT: crate::error::Errno = crate::error::Errno::RESTART;
+pub const LEFT_TO_THE_MOUNT: surgetank_types::error::Errno = surgetank_types::error::Errno::RESTART;
 
 /// What it answers when that may take a while: once more, where nobody else waits behind it.
-pub const STORE_TO_BE_ASKED: crate::error::Errno = crate::error::Errno::INPROGRESS;
+pub const STORE_TO_BE_ASKED: surgetank_types::error::Errno = surgetank_types::error::Errno::INPROGRESS;
 
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,11 +5,11 @@
 //! The danger it avoids: a saying outlives its file, and file systems give inode numbers out again. What is said is
 //! therefore the file's number, device and time of birth together: another file with its number is not meant.
 
-use crate::sync::atomic::Ordering;
+use surgetank_types::sync::atomic::Ordering;
 
 use foldhash::HashSet;
 
-use crate::model::{Change, DeviceId, Image};
+use surgetank_types::model::{Change, DeviceId, Image};
 
 use super::Namespace;
 use super::tree::{PlainId, Tree};

@@ -3,8 +3,8 @@
 
 use std::io;
 
-use crate::model::{Caller, FileId};
-use crate::store::Cred;
+use surgetank_store::Cred;
+use surgetank_types::model::{Caller, FileId};
 
 use super::Namespace;
 

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::clock;
-use crate::model::{FileId, Mode, RunId};
 use crate::report::PathText;
 use crate::report::run::{Event, EventKind, FILES_MAX, File};
-use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, Mode, RunId};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Kinds of events; what comes after that is counted under its kind alone.
 const REASONS_MAX: usize = 1000;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::clock;
-use crate::model::FileId;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use surgetank_types::clock;
+use surgetank_types::model::FileId;
+use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// For so long the drain, and who brings attributes before their turn, wait for who has a file in hand. He may himself wait for
 /// room, which comes of what is drained.
@@ -107,7 +107,7 @@ mod tests {
         let one = locks.lock(FileId(1));
         let other = locks.lock(FileId(1 + STRIPES as u64));
         assert!(locks.try_lock(FileId(1)).is_none());
-        crate::sync::thread::scope(|scope| {
+        surgetank_types::sync::thread::scope(|scope| {
             let waits = scope.spawn(|| drop(locks.lock(FileId(1))));
             drop(one);
             waits.join().unwrap();

@@ -1,4 +1,4 @@
-//! Hints ([`crate::hint`]) of files, of directories for what is made in them, and of names that nothing has yet.
+//! Hints ([`surgetank_policy::hint`]) of files, of directories for what is made in them, and of names that nothing has yet.
 //!
 //! A file's own hints go where it goes. A directory's hold for what is made below it from then on, wherever below it that
 //! is now: so each is kept with the number that the next file had, and what leaves the directory leaves its hints. Those
@@ -7,15 +7,15 @@
 //!
 //! They are in the catalog, beside the files. The store never hears of them.
 
-use crate::sync::Arc;
 use std::collections::BTreeMap;
+use surgetank_types::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use crate::error::{Errno, Fault, FsResult};
-use crate::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
-use crate::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
-use crate::rule::Decision;
+use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
+use surgetank_policy::rule::Decision;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
 
 use super::Namespace;
 use super::journal::Txn;
@@ -332,7 +332,7 @@ impl Namespace {
         if let Some(tier) = &hints.advice().tier
             && !self.tiers.devices().any(|device| device.tier_name() == &**tier)
         {
-            let mut known: Vec<&str> = self.tiers.devices().map(crate::tier::Device::tier_name).collect();
+            let mut known: Vec<&str> = self.tiers.devices().map(surgetank_tier::Device::tier_name).collect();
             known.dedup();
             return Err(format!("tier: there is no tier '{tier}'; there are {}", known.join(", ")));
         }

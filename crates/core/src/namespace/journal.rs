@@ -1,10 +1,10 @@
 //! Writing down what changed. A [`Txn`] collects what was touched while the tree is locked and commits
 //! the present values as one atomic batch, before the lock is let go: the catalog's order is the tree's.
 
-use crate::sync::PoisonError;
 use std::time::Duration;
+use surgetank_types::sync::PoisonError;
 
-use crate::model::{Change, FileId, Hinted, LostRecord, OpKind, Prepared, RunId, Seq};
+use surgetank_types::model::{Change, FileId, Hinted, LostRecord, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Inode, Name, Place, PlainId, Progress, Tree};
@@ -106,7 +106,8 @@ impl Namespace {
         if !last {
             self.undefer(tree, txn, &kind);
         }
-        let due = crate::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
+        let due =
+            surgetank_types::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
         let seq = tree.queue(kind, run, due, last);
         txn.op(seq);
         seq
@@ -114,7 +115,7 @@ impl Namespace {
 
     pub(crate) fn is_ending(&self, run: RunId) -> bool {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
-            || self.final_drains.load(crate::sync::atomic::Ordering::Relaxed) > 0
+            || self.final_drains.load(surgetank_types::sync::atomic::Ordering::Relaxed) > 0
     }
 
     /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.
@@ -219,7 +220,7 @@ impl Namespace {
             if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {
                 return;
             }
-            let cred = inode.map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            let cred = inode.map_or(surgetank_store::Cred { uid: 0, gid: 0 }, Inode::cred);
             tree.discards.push((dir, temporary, cred));
         }
     }
@@ -263,7 +264,7 @@ impl Namespace {
                         }
                         None => inode.durable = inode.version,
                     }
-                    inode.checked = Some(crate::clock::Moment::now());
+                    inode.checked = Some(surgetank_types::clock::Moment::now());
                 }
                 OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
                 _ => {}

@@ -5,17 +5,17 @@
 //! everybody else as if another door had made it just before. What changes what a lent directory is, or binds a name in it in
 //! another way, takes it back first ([`Namespace::unlend`]), with the tree locked from there to the change.
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
 use foldhash::{HashMap, HashSet};
 
-use crate::clock;
-use crate::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timestamp};
-use crate::tier::Plain;
+use surgetank_tier::Plain;
+use surgetank_types::clock;
+use surgetank_types::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timestamp};
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
@@ -291,8 +291,8 @@ impl Namespace {
     }
 
     /// So much has to be free: files of which we do not know yet grow unseen for as long as others do that are written directly.
-    fn bytes_to_lend(device: &crate::tier::Device, ahead_bytes: u64) -> u64 {
-        let one = crate::placement::ample_bytes(&crate::tier::DeviceView { writers: 0, ..device.view() });
+    fn bytes_to_lend(device: &surgetank_tier::Device, ahead_bytes: u64) -> u64 {
+        let one = surgetank_policy::placement::ample_bytes(&surgetank_tier::DeviceView { writers: 0, ..device.view() });
         one.saturating_mul(2).saturating_add(ahead_bytes)
     }
 
@@ -432,7 +432,7 @@ impl Namespace {
         if self.lends.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let devices = self.tiers.devices().map(crate::tier::Device::id);
+        let devices = self.tiers.devices().map(surgetank_tier::Device::id);
         let full: Vec<DeviceId> = devices.filter(|device| !self.may_hold_more(*device)).collect();
         let mut tree = self.tree();
         let ending = self.lending_ended.load(Ordering::SeqCst)
@@ -530,7 +530,7 @@ pub(super) fn handed_max() -> u64 {
 
 fn is_name(name: &[u8]) -> bool {
     let is_one = !name.is_empty() && name.len() <= 255 && !name.contains(&0) && !name.contains(&b'/');
-    is_one && name != b"." && name != b".." && !name.starts_with(crate::model::STORE_TEMPORARY_PREFIX)
+    is_one && name != b"." && name != b".." && !name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX)
 }
 
 fn is_own_file(stat: &rustix::fs::Stat) -> bool {

@@ -1,13 +1,13 @@
 //! Directory listings: what the store has, with what we know laid over it. A listing is a snapshot taken
 //! at its start, so that readdir under change neither repeats nor loses a name that stays.
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::{BTreeMap, HashSet};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
 use crate::bequest::{LeftListing, Record};
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, FileId, Kind};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::Namespace;
 use super::tree::{Inode, Name};

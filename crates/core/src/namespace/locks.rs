@@ -15,22 +15,22 @@
 //!
 //! The locks here are leaves: nothing of the namespace is locked under them, and no store is touched.
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
+use surgetank_types::sync::atomic::{AtomicUsize, Ordering};
+use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::Namespace;
 use super::content::{Handle, Lies};
 use super::survive::Keeper;
-use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, FileLock, LockKind, LockRequest};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{FileId, FileLock, LockKind, LockRequest};
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(20);

@@ -3,11 +3,11 @@
 //!
 //! The danger this file avoids: a loss that one command reports and the next one does not know.
 
-use crate::config::Survives;
-use crate::model::LostRecord;
 use crate::report::{Listing, Lost, Scope};
-use crate::sync::PoisonError;
-use crate::tier::{Device, Standing};
+use surgetank_policy::config::Survives;
+use surgetank_tier::{Device, Standing};
+use surgetank_types::model::LostRecord;
+use surgetank_types::sync::PoisonError;
 
 use super::Namespace;
 use super::journal::Txn;

@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 
-use crate::model::{FileId, Kind, OpKind, RunId};
+use surgetank_types::model::{FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
 use super::journal::Txn;

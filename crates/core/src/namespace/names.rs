@@ -4,12 +4,12 @@
 mod make;
 mod rename;
 
-use crate::clock;
-use crate::config::Survives;
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, FileId, Kind, OpKind, RunId};
-use crate::store::{Cred, StorePath};
-use crate::tier::Remains;
+use surgetank_policy::config::Survives;
+use surgetank_store::{Cred, StorePath};
+use surgetank_tier::Remains;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
 use super::journal::Txn;
@@ -41,7 +41,7 @@ impl Namespace {
             return Ok(());
         }
         // The drain must not rename the directory between our look at its path and our use of it.
-        let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
+        let _moving = self.moving.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
         self.let_caller_in(caller, dir, |who| self.may_change_dir(dir, who, &path)).map_err(Into::into)
     }
@@ -426,7 +426,7 @@ impl Namespace {
 
 /// What became of the plain file of an unlinked name.
 struct Detached {
-    device: Option<crate::model::DeviceId>,
+    device: Option<surgetank_types::model::DeviceId>,
     old_path: Option<Vec<u8>>,
     new_path: Option<Vec<u8>>,
     last: bool,

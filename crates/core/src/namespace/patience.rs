@@ -7,17 +7,17 @@
 //! - What only the store can tell ([`Namespace::must_ask`]): a program waits for it, `retry` long at most where the store is a
 //!   server. A server that is slow is not away: as long as it answers another question it is waited for.
 
-use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, RunId};
-use crate::store::verdict::{self, Verdict};
-use crate::store::{Cred, Space, Store, StorePath};
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::{Cred, Space, Store, StorePath};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{FileId, RunId};
 
 use super::Namespace;
 

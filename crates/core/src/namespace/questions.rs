@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::config::Survives;
-use crate::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 use crate::report::Scope;
+use surgetank_policy::config::Survives;
+use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Inode, Op, PlainId, Progress, State, Tree};
@@ -177,8 +177,8 @@ impl Namespace {
     }
 
     /// The file at a logical path, as the agent itself sees it.
-    pub fn find(&self, path: &[u8]) -> crate::error::FsResult<FileId> {
-        let caller = crate::model::Caller {
+    pub fn find(&self, path: &[u8]) -> surgetank_types::error::FsResult<FileId> {
+        let caller = surgetank_types::model::Caller {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             pid: 0,
@@ -195,7 +195,7 @@ impl Namespace {
     }
 
     /// Bytes that a device holds and the store does not.
-    pub fn dirty_bytes_on(&self, tree: &Tree, device: &crate::tier::Device) -> u64 {
+    pub fn dirty_bytes_on(&self, tree: &Tree, device: &surgetank_tier::Device) -> u64 {
         device.used_bytes().saturating_sub(tree.spare_bytes(device.id()))
     }
 
@@ -428,7 +428,7 @@ impl Namespace {
         self.tree().files_on_devices()
     }
 
-    pub fn dirty_bytes_of(&self, device: &crate::tier::Device) -> u64 {
+    pub fn dirty_bytes_of(&self, device: &surgetank_tier::Device) -> u64 {
         self.dirty_bytes_on(&self.tree(), device)
     }
 
@@ -497,13 +497,13 @@ impl Namespace {
     /// too, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
-            self.ending.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).insert(run);
+            self.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);
         }
         self.somebody_waits_for_all(run);
         self.remember_forgotten(run);
         {
             let mut tree = self.tree();
-            let now = crate::clock::tick();
+            let now = surgetank_types::clock::tick();
             for op in tree.ops.values_mut() {
                 if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
                     op.last = false;
@@ -517,7 +517,7 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drains.fetch_add(1, crate::sync::atomic::Ordering::Relaxed);
+                self.final_drains.fetch_add(1, surgetank_types::sync::atomic::Ordering::Relaxed);
             }
         }
         self.wake();
@@ -525,7 +525,7 @@ impl Namespace {
 
     /// Who waited for everything does no more.
     pub fn end_final_drain(&self) {
-        self.final_drains.fetch_sub(1, crate::sync::atomic::Ordering::Relaxed);
+        self.final_drains.fetch_sub(1, surgetank_types::sync::atomic::Ordering::Relaxed);
     }
 
     /// Is anything queued or still to be sealed, of one run or of all?

@@ -8,12 +8,12 @@ mod orphans;
 mod spilled;
 mod started;
 
-use crate::sync::{Arc, PoisonError};
 use std::collections::{HashMap, HashSet};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::error::{Error, Result};
-use crate::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};
-use crate::tier::{Plain, Remembered, Standing};
+use surgetank_tier::{Plain, Remembered, Standing};
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};
 
 use super::Namespace;
 use super::content::{Content, Lies};
@@ -435,7 +435,7 @@ impl Namespace {
         };
         // Which was closed first nobody knows any more; the order in which they were made is the next best.
         let open = in_order(open);
-        let until = crate::clock::tick() + STORE_PATIENCE;
+        let until = surgetank_types::clock::tick() + STORE_PATIENCE;
         for id in open {
             let _inode = self.lock_inode(id);
             if self.left_written(id) {

@@ -6,15 +6,15 @@
 //! move is what programs write directly; that is freed when it is drained.
 
 use crate::report::run::EventKind;
-use crate::sync::PoisonError;
-use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::model::{DeviceId, FileId, Seq};
-use crate::placement::AskKind;
-use crate::tier::{Device, POLL_PERIOD};
+use surgetank_policy::placement::AskKind;
+use surgetank_tier::{Device, POLL_PERIOD};
+use surgetank_types::model::{DeviceId, FileId, Seq};
 
 use super::Namespace;
 use super::content::Lies;
@@ -141,7 +141,7 @@ impl Namespace {
         })
     }
 
-    fn move_closed(&self, id: FileId, from: &Device) -> crate::error::FsResult<()> {
+    fn move_closed(&self, id: FileId, from: &Device) -> surgetank_types::error::FsResult<()> {
         let Some(_inode) = self.try_lock_inode(id) else { return Ok(()) };
         self.interrupt_copy(id, from.id());
         self.let_go_of(id, from.id());
@@ -199,7 +199,7 @@ impl Namespace {
         self.nudge();
     }
 
-    fn move_found(&self, id: FileId, from: &Device, found: &Found) -> crate::error::FsResult<()> {
+    fn move_found(&self, id: FileId, from: &Device, found: &Found) -> surgetank_types::error::FsResult<()> {
         let source = from.open(&found.path, false)?;
         let have_bytes = source.metadata()?.len();
         let kind = AskKind::Spill { have_bytes, want_bytes: 0, from: from.id() };

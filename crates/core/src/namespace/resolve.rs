@@ -1,16 +1,16 @@
 //! Finding files: names to files, through the store where we know nothing of our own, and believing the
 //! store only for as long as configured (others change it too).
 
-use crate::sync::PoisonError;
-use crate::sync::atomic::Ordering;
 use std::io;
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::Ordering;
 
 use crate::bequest::Record;
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
-use crate::store::verdict::{self, Verdict};
-use crate::store::{Cred, StorePath, StoreStat};
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::{Cred, StorePath, StoreStat};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
 
 use super::tree::{Entry, Inode, Name, Tree};
 use super::{Found, Namespace};
@@ -279,7 +279,7 @@ impl Namespace {
         inode.identity = Some(Box::new(stat.identity));
         inode.logical = Some((dir, name.clone()));
         inode.applied = Some((dir, name.clone()));
-        inode.checked = Some(crate::clock::Moment::now());
+        inode.checked = Some(surgetank_types::clock::Moment::now());
         tree.insert(id, inode);
         if stat.attr.kind == Kind::File && stat.attr.links > 1 {
             tree.hard_links.insert(stat.attr.ino, id);
@@ -333,7 +333,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        inode.checked = Some(crate::clock::Moment::now());
+        inode.checked = Some(surgetank_types::clock::Moment::now());
         if inode.owned && !inode.is_dir() {
             return;
         }

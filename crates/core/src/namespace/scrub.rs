@@ -1,9 +1,9 @@
 //! Bit rot: every copy on a tier that the store has too is read and compared with the checksum of its publication. A bad one
 //! is given up where the store's is right; a bad one in the store is written anew where the tier's is right.
 
-use crate::model::{DeviceId, FileId};
 use crate::report::{Audit, Finding, Scope, What};
-use crate::store::{Source, StorePath};
+use surgetank_store::{Source, StorePath};
+use surgetank_types::model::{DeviceId, FileId};
 
 use super::Namespace;
 use super::journal::Txn;

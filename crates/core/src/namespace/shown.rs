@@ -3,11 +3,11 @@
 //! Told under the tree's lock, in the catalog's order: whoever looks sees what a request would have answered. Only what is
 //! ours is shown; of the rest others may change anything.
 
-use crate::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::model::{Attr, DeviceId, FileId, Kind};
+use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 
 use super::tree::{Entry, Inode, Name, Tree};
 use super::{Claimed, Namespace, Stray};
@@ -93,7 +93,7 @@ impl Namespace {
     }
 
     /// The shim's door is open from now on: everything is shown to it.
-    pub fn set_shim(&self, shim: crate::sync::Arc<dyn Shim>) {
+    pub fn set_shim(&self, shim: surgetank_types::sync::Arc<dyn Shim>) {
         let tree = self.tree();
         if self.shim.set(shim).is_err() {
             return;
@@ -167,7 +167,7 @@ impl Namespace {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         let direct = open.as_ref().is_some_and(|open| open.direct);
         let watched = open.as_ref().is_some_and(|open| open.is_watched());
-        let handed = open.is_some_and(|open| open.handed.load(crate::sync::atomic::Ordering::Relaxed));
+        let handed = open.is_some_and(|open| open.handed.load(surgetank_types::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
         // Who has had it open for reading since before it was mediated is told about the file, too.
@@ -193,7 +193,7 @@ impl Namespace {
     /// May the agent's own user do this?
     fn may(&self, attr: &Attr, want: u32) -> bool {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let caller = crate::model::Caller { uid, gid, pid: 0, umask: 0 };
+        let caller = surgetank_types::model::Caller { uid, gid, pid: 0, umask: 0 };
         self.permit(&caller, attr, want).is_ok()
     }
 }

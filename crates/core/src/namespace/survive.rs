@@ -10,21 +10,21 @@
 
 mod restore;
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
+use surgetank_types::sync::atomic::{AtomicBool, Ordering};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::content::{Content, Lies, Open};
 use super::tree::{Inode, Name, Place, Tree};
 use super::{Found, Grant, Namespace, Noted, Opened};
 use crate::bequest::{Bequest, Left, LeftMirror, Record};
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, Change, FileId, Image, Kind, RunId};
-use crate::store::StoreStat;
+use surgetank_store::StoreStat;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, Change, FileId, Image, Kind, RunId};
 
 /// Counters of the catalog: which request a thread carried out last, and which file that was about.
 const REQUEST: &str = "request-";
@@ -202,7 +202,7 @@ impl Namespace {
 
     /// Who goes on changing what was queued does so with the next agent too.
     pub(super) fn due_after_recovery(&self) -> std::time::Instant {
-        crate::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
+        surgetank_types::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
     }
 
     /// An empty file may have been made for a program that was not told, and asks again: it is not to be seen in the store
@@ -214,7 +214,7 @@ impl Namespace {
         let empty = |inode: &Inode| inode.attr.kind == Kind::File && inode.attr.size_bytes == 0;
         let ops: Vec<_> =
             tree.iter().filter(|(_, inode)| empty(inode)).filter_map(|(_, inode)| inode.publish).collect();
-        let until = crate::clock::tick() + ASKED_AGAIN_WITHIN;
+        let until = surgetank_types::clock::tick() + ASKED_AGAIN_WITHIN;
         for seq in ops {
             if let Some(op) = tree.ops.get_mut(&seq) {
                 op.not_before = Some(until);
@@ -259,8 +259,10 @@ impl Namespace {
         }
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let Some(path) = self.tree().applied_path(mirror.dir).map(|dir| dir.join(&mirror.name)) else { return };
-        let who =
-            crate::store::Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let who = surgetank_store::Cred {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
         let Ok(stat) = self.store.stat(who, &path) else { return };
         let mut tree = self.tree();
         if mirror.is(&stat) && tree.get(id).is_none() {
@@ -272,7 +274,7 @@ impl Namespace {
         let place = (mirror.dir, Name::from(mirror.name));
         let mut inode = Inode::new(stat.attr);
         inode.identity = Some(Box::new(stat.identity));
-        inode.checked = Some(crate::clock::Moment::now());
+        inode.checked = Some(surgetank_types::clock::Moment::now());
         inode.lookups = MANY;
         inode.tell();
         let free = tree.entry(place.0, &place.1).is_none();

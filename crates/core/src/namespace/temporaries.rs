@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashSet;
 
-use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
+use surgetank_types::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
 use super::journal::Txn;
 use super::resolve::is_absent;
 use super::tree::{Inode, Name, Tree};
-use crate::clock;
-use crate::store::{Cred, StorePath};
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::clock;
 
 const COUNTER: &str = "temporaries-in-";
 /// A server is done by then with what a killed agent asked it for; the second is for who ends now.
@@ -109,7 +109,7 @@ impl Namespace {
             tree.temporaries.inherited.filter(|_| done && !tree.temporaries.dirs.is_empty())
         };
         if let Some(since) = since {
-            crate::sync::thread::sleep(LATE_AT_THE_END.saturating_sub(since.elapsed()));
+            surgetank_types::sync::thread::sleep(LATE_AT_THE_END.saturating_sub(since.elapsed()));
             let _ = self.discard_late();
         }
     }
@@ -154,7 +154,7 @@ impl Namespace {
     fn discard_in_all(&self, late: bool) -> bool {
         let (dirs, who) = {
             let tree = self.tree();
-            let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
+            let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(surgetank_store::Cred { uid: 0, gid: 0 });
             (tree.dirs_of_temporaries(), self.own_cred(who))
         };
         let spills = self.spill_names();

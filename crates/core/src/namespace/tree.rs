@@ -15,17 +15,17 @@ mod op;
 mod told;
 mod version;
 
-use crate::sync::Arc;
 use std::collections::BTreeMap;
 use std::time::Instant;
+use surgetank_types::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use crate::clock::Moment;
-use crate::model::{
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::clock::Moment;
+use surgetank_types::model::{
     Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity, Xattrs,
 };
-use crate::store::{Cred, StorePath};
 
 pub use applied::Before;
 pub use op::{Op, Progress, Trouble, file_of, files_of, places};
@@ -134,7 +134,7 @@ pub enum State {
     Kept,
 }
 
-/// A plain file on a tier; see [`crate::tier::Plain`].
+/// A plain file on a tier; see [`surgetank_tier::Plain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainId {
     pub device: DeviceId,
@@ -143,7 +143,7 @@ pub struct PlainId {
 }
 
 impl PlainId {
-    pub fn new(device: DeviceId, plain: &crate::tier::Plain) -> Self {
+    pub fn new(device: DeviceId, plain: &surgetank_tier::Plain) -> Self {
         Self { device, born: plain.born, ino: plain.ino }
     }
 }
@@ -283,7 +283,7 @@ pub struct Tree {
     /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
     pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
-    pub doubts: HashMap<FileId, crate::model::Prepared>,
+    pub doubts: HashMap<FileId, surgetank_types::model::Prepared>,
     pub hints: super::hints::Known,
 }
 

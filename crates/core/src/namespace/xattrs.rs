@@ -1,13 +1,13 @@
 //! Extended attributes: those of the user, which reach the store; those that tell where a file is; and hints ([`super::hints`]),
 //! of which the store never hears.
 
-use crate::sync::PoisonError;
 use std::collections::BTreeMap;
+use surgetank_types::sync::PoisonError;
 
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::hint::ATTRIBUTE_PREFIX;
-use crate::model::{Caller, FileId, Kind, Xattrs};
+use surgetank_policy::hint::ATTRIBUTE_PREFIX;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind, Xattrs};
 
 use super::journal::Txn;
 use super::tree::Inode;

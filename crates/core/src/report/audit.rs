@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::PathText;
-use crate::model::Timestamp;
+use surgetank_types::model::Timestamp;
 
 /// What `fsck` finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PathText;
 use super::run::Sizes;
-use crate::model::FileId;
+use surgetank_types::model::FileId;
 
 /// Pieces of a file that are told apart.
 pub const EXTENTS_MAX: usize = 4096;

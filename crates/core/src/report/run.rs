@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::pattern::Access;
 use super::{PathText, Summary, Verdict};
-use crate::config::Survives;
-use crate::model::{Mode, RunId};
+use surgetank_policy::config::Survives;
+use surgetank_types::model::{Mode, RunId};
 
 /// Of the record. Fields are added without a new number; a reader takes what it does not find as empty.
 pub const FORMAT: u32 = 1;

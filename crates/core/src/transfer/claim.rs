@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use crate::store::{StorePath, checksum};
+use surgetank_store::{StorePath, checksum};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use crate::error::{Error, Result};
-use crate::model::Kind;
-use crate::store::object::is_mark;
-use crate::store::{Cred, Gate, Store, StorePath, StoreStat, at_once};
-use crate::sync::{Mutex, PoisonError};
+use surgetank_store::object::is_mark;
+use surgetank_store::{Cred, Gate, Store, StorePath, StoreStat, at_once};
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::Kind;
+use surgetank_types::sync::{Mutex, PoisonError};
 
 const DIRS_AT_ONCE: usize = 16;
 

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use surgetank_core::bequest::Bequest;
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::config::{Config, KeepAtExit, Survives, TierConfig, Way};
 use surgetank_core::drain::Drain;
-use surgetank_core::error::Errno;
-use surgetank_core::model::{Caller, FileId, FsyncTarget};
 use surgetank_core::namespace::{Door, Namespace, Opened, Survival};
-use surgetank_core::store::distant::{Distant, Line};
-use surgetank_core::store::posix::PosixStore;
-use surgetank_core::store::source::RANGE_BYTES;
-use surgetank_core::store::{Store, Verify};
-use surgetank_core::tier::Tiers;
+use surgetank_policy::config::{Config, KeepAtExit, Survives, TierConfig, Way};
+use surgetank_store::distant::{Distant, Line};
+use surgetank_store::posix::PosixStore;
+use surgetank_store::source::RANGE_BYTES;
+use surgetank_store::{Store, Verify};
+use surgetank_tier::Tiers;
+use surgetank_types::error::Errno;
+use surgetank_types::model::{Caller, FileId, FsyncTarget};
 
 pub const MIB: u64 = 1 << 20;
 pub const CHUNK: u64 = RANGE_BYTES;
@@ -114,7 +114,7 @@ impl World {
             preload_skip: Vec::new(),
             group_socket: None,
             metrics: None,
-            metrics_token_file: surgetank_core::config::TokenFile::Own,
+            metrics_token_file: surgetank_policy::config::TokenFile::Own,
             again: Vec::new(),
         };
         change(&mut config);
@@ -215,7 +215,7 @@ impl World {
     }
 
     pub fn used_bytes(&self) -> u64 {
-        self.namespace.tiers.devices().map(surgetank_core::tier::Device::used_bytes).sum()
+        self.namespace.tiers.devices().map(surgetank_tier::Device::used_bytes).sum()
     }
 
     /// Bytes that plain files on the tiers take, named or not yet.

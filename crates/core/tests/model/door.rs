@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{self, Attr, Caller, FileId, Timestamp};
 use surgetank_core::namespace::{Door, Namespace, SetAttr};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{self, Attr, Caller, FileId, Timestamp};
 
 use surgetank_testkit::model::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
 use surgetank_testkit::model::reference::{Answer, Kind, LINK_TARGET, Outcome, Seen};

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
-use surgetank_core::config::{Authority, Config, KeepAtExit, Pattern, RuleConfig, Survives, TierConfig};
-use surgetank_core::error::Errno;
-use surgetank_core::model::{Change, Image, Mode};
 use surgetank_core::namespace::Namespace;
-use surgetank_core::store::distant::Distant;
-use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
-use surgetank_core::store::posix::PosixStore;
-use surgetank_core::store::{Store, Verify};
-use surgetank_core::tier::Tiers;
+use surgetank_policy::config::{Authority, Config, KeepAtExit, Pattern, RuleConfig, Survives, TierConfig};
+use surgetank_store::distant::Distant;
+use surgetank_store::faulty::{self, Failure, Faulty, Rule};
+use surgetank_store::posix::PosixStore;
+use surgetank_store::{Store, Verify};
+use surgetank_tier::Tiers;
+use surgetank_types::error::Errno;
+use surgetank_types::model::{Change, Image, Mode};
 
 use super::door::Mounted;
 use super::world::Terms;
@@ -63,7 +63,7 @@ impl Catalog for FusedCatalog {
     fn position(&self) -> Lsn {
         self.inner.position()
     }
-    fn load(&self) -> surgetank_core::error::Result<Image> {
+    fn load(&self) -> surgetank_types::error::Result<Image> {
         self.inner.load()
     }
     fn clear(&self) -> std::io::Result<()> {
@@ -126,12 +126,12 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         grace: Duration::ZERO,
         keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
         direct: true,
-        door: surgetank_core::config::Way::Fuse,
+        door: surgetank_policy::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
         group_socket: None,
         metrics: None,
-        metrics_token_file: surgetank_core::config::TokenFile::Own,
+        metrics_token_file: surgetank_policy::config::TokenFile::Own,
         again: Vec::new(),
     };
     let root = rustix::fs::open(

@@ -91,7 +91,7 @@ fn fsync_of_a_spilled_file_publishes_it_and_it_is_written_on() {
         caps: [8 << 10, 16 << 10],
         older_links: false,
         copy_up_bytes_max: 1 << 20,
-        fsync: surgetank_core::model::FsyncTarget::Store,
+        fsync: surgetank_types::model::FsyncTarget::Store,
         ..terms()
     };
     let write = |offset, byte| does(Operation::Write { slot: 3, offset, length: 7000, byte });

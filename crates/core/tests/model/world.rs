@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use surgetank_core::drain::Drain;
-use surgetank_core::model::{Caller, FsyncTarget};
 use surgetank_core::namespace::Namespace;
+use surgetank_types::model::{Caller, FsyncTarget};
 
 use super::door::Mounted;
 use super::machine::{Fuse, Published, Wrong, open};
@@ -464,7 +464,7 @@ impl World {
 
     /// The command ended, as far as `run` saw.
     pub fn begin_final_drain(&self) {
-        self.namespace().begin_final_drain(Some(surgetank_core::model::RunId(0)));
+        self.namespace().begin_final_drain(Some(surgetank_types::model::RunId(0)));
     }
 
     pub fn published(&self) -> Vec<String> {

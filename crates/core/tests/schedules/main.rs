@@ -27,11 +27,11 @@ use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 
 use door::Mounted;
-use surgetank_core::model::{Caller, FileId};
 use surgetank_testkit::model::operation;
 use surgetank_testkit::model::operation::{Access, Operation, Renaming};
 use surgetank_testkit::model::reference::Outcome;
 use surgetank_testkit::seeds;
+use surgetank_types::model::{Caller, FileId};
 use world::{Terms, World};
 
 /// A hang is what nobody's turn ends.

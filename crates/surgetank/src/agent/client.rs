@@ -14,11 +14,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use surgetank_core::clock;
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::RunId;
 use surgetank_core::report::{PathText, Scope, Verdict};
+use surgetank_policy::config::Config;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::RunId;
 
 use super::commands::Commands;
 use super::line::{self, Broken, Limits, Line};

@@ -6,8 +6,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use surgetank_core::config::Config;
-use surgetank_core::shell;
+use surgetank_policy::config::Config;
+use surgetank_types::shell;
 
 use super::place::{Place, StateRoot};
 

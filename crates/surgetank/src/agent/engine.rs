@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use surgetank_core::bequest::Bequest;
-use surgetank_core::config::Config;
-use surgetank_core::error::Result;
-use surgetank_core::model::RunId;
 use surgetank_core::report::{
     Audit, Figures, HintOf, Listing, Lost, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
     Visibility, Why,
 };
+use surgetank_policy::config::Config;
+use surgetank_types::error::Result;
+use surgetank_types::model::RunId;
 
 use super::keep::Channel;
 use super::wire::Account;

@@ -11,9 +11,9 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::CapabilitySet;
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::Visibility;
+use surgetank_policy::config::Config;
+use surgetank_types::error::{Error, Result};
 
 use super::life::Startup;
 use super::place::Place;

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use surgetank_core::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 use super::address::Address;
 use super::line::{self, Broken, Limits};

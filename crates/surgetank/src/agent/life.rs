@@ -18,11 +18,11 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 use surgetank_core::bequest::{LeftRun, Record};
-use surgetank_core::clock;
-use surgetank_core::config::{Config, Deadline};
-use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Keeper;
 use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibility};
+use surgetank_policy::config::{Config, Deadline};
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 use super::engine::{Afterlife, Backend, Engine, Mounted, Opening, Running};
 use super::ground::{Ground, namespace_inode};
@@ -83,7 +83,7 @@ fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     if channel.is_some() {
         holders::has_supervisor();
     }
-    surgetank_core::crash::begin_life(life);
+    surgetank_types::crash::begin_life(life);
     let begun = begin(backend, ground, inheritance);
     if life == 0 {
         tell(begun.as_ref().map(drop));

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use surgetank_core::clock;
-use surgetank_core::error::Error;
+use surgetank_types::clock;
+use surgetank_types::error::Error;
 
 use super::address::Address;
 use super::signals::Signals;

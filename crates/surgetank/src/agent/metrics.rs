@@ -205,7 +205,7 @@ fn drain(text: &mut Text, figures: &Figures) {
         "Files that somebody else had changed in the store; both are kept.",
         drain.conflicts,
     );
-    let now = surgetank_core::clock::now().secs();
+    let now = surgetank_types::clock::now().secs();
     let paused = figures.status.drain.paused_since_unix_seconds.map_or(0, |since| (now - since).max(1));
     text.one_gauge(
         "surgetank_drain_paused_seconds",

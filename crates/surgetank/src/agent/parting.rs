@@ -6,8 +6,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use surgetank_core::config::Deadline;
 use surgetank_core::report::Scope;
+use surgetank_policy::config::Deadline;
 
 use super::place::Place;
 use super::socket::Desk;

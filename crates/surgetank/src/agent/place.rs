@@ -26,10 +26,10 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
-use surgetank_core::clock;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
-use surgetank_core::shell;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::shell;
 
 use super::line::{self, Broken, Limits};
 

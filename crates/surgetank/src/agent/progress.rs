@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use surgetank_core::clock;
 use surgetank_core::report::Progress;
+use surgetank_types::clock;
 
 use crate::verbs::words::{bytes, count, seconds};
 

@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use surgetank_core::clock;
-use surgetank_core::config::{Config, TokenFile};
-use surgetank_core::error::{Error, Result};
+use surgetank_policy::config::{Config, TokenFile};
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 /// From the connection to the last byte of the answer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -10,8 +10,8 @@
 use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::Visibility;
+use surgetank_types::error::{Error, Result};
 
 use crate::mount::namespaces;
 

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use surgetank_core::bequest::{Bequest, Record};
-use surgetank_core::clock;
-use surgetank_core::model::RunId;
 use surgetank_core::report::{AgentStatus, Holder, PathText, RunStatus, Scope, Visibility};
+use surgetank_types::clock;
+use surgetank_types::model::RunId;
 
 use super::engine::{Engine, Listeners};
 use super::holders;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
-use surgetank_core::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 /// A copy of one mount and all below it, not attached anywhere.
 pub struct Taken {

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
 use surgetank_core::bequest::Bequest;
-use surgetank_core::clock;
+use surgetank_types::clock;
 
 use super::keep::{Channel, MESSAGE_BYTES_MAX, Told};
 use super::signals::{self, Signals};

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use surgetank_core::model::RunId;
 use surgetank_core::report::{Holder, Phase, RunStatus};
+use surgetank_types::model::RunId;
 
 pub struct Users {
     inner: Mutex<Inner>,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use rustix::thread::CapabilitySet;
-use surgetank_core::config::{Config, Way};
-use surgetank_core::error::{Error, Result};
+use surgetank_policy::config::{Config, Way};
+use surgetank_types::error::{Error, Result};
 
 use super::seclusion;
 use crate::mount::trial::{Try, tried};

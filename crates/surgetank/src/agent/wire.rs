@@ -7,12 +7,12 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use surgetank_core::error::Error;
-use surgetank_core::model::RunId;
 use surgetank_core::report::{
     AgentStatus, Audit, HintOf, Holder, Listing, Lost, PathText, Prefetch, Progress, RefusedHint, Scope, Summary,
     Trouble, Verdict, Visibility, Why,
 };
+use surgetank_types::error::Error;
+use surgetank_types::model::RunId;
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
 pub const PROTOCOL: u32 = 2;

@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
-use surgetank_core::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 const SOURCE: &str = "surgetank";
 const HELPER: &str = "fusermount3";

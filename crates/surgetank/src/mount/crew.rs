@@ -346,7 +346,7 @@ impl Crew {
         berth.unique.store(header.unique, Ordering::Release);
         let outcome =
             catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
-        surgetank_core::crash_point!("mount.served");
+        surgetank_types::crash_point!("mount.served");
         berth.unique.store(0, Ordering::Release);
         berth.waits_long.store(false, Ordering::SeqCst);
         match outcome {

@@ -1,7 +1,7 @@
 //! One request in, one answer out: joins the decoded request to the file system's method.
 
 use rustix::io::Errno;
-use surgetank_core::error::Fault;
+use surgetank_types::error::Fault;
 
 use super::filesystem::Filesystem;
 use super::reply::{DirectoryPlusSink, DirectorySink, Reply};

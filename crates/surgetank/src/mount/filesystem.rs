@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, FileLock, LockRequest, Timestamp};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Caller, FileLock, LockRequest, Timestamp};
 
 use super::notifier::{BackingId, Notifier};
 use super::reply::{DirectoryPlusSink, DirectorySink};
@@ -314,7 +314,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// Which lock is in the way of this one; [`surgetank_core::model::LockKind::None`] when none is. Locks are only asked
+    /// Which lock is in the way of this one; [`surgetank_types::model::LockKind::None`] when none is. Locks are only asked
     /// for with [`super::Options::locks`].
     fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
         absent()

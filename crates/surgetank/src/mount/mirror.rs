@@ -22,7 +22,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
-use surgetank_core::error::{Error, FsResult, Result};
+use surgetank_types::error::{Error, FsResult, Result};
 
 use super::attach::{self, AttachOptions};
 use super::notifier::Notifier;

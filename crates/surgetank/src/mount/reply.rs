@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use rustix::fs::{major, minor};
-use surgetank_core::model::{Attr, FileLock, Kind, LockKind};
+use surgetank_types::model::{Attr, FileLock, Kind, LockKind};
 
 use super::abi::{self, fopen};
 use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};

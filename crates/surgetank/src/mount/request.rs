@@ -5,7 +5,7 @@
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use surgetank_core::model::{Caller, FileLock, LockKind, LockRequest, Timestamp};
+use surgetank_types::model::{Caller, FileLock, LockKind, LockRequest, Timestamp};
 
 use super::abi::{self, Fields, fattr, opcode};
 use super::filesystem::{FilePlace, ReleaseFlags, SetAttr, TimeChange, WriteFlags};

@@ -1,8 +1,8 @@
 //! Changing what a file is: permissions, owners, times, size, extended attributes.
 
 use rustix::io::Errno;
-use surgetank_core::model::{FileId, Kind, Timestamp};
 use surgetank_core::namespace::SetAttr;
+use surgetank_types::model::{FileId, Kind, Timestamp};
 
 use super::call::{Answer, Answered, Call, DONE, Known, errno};
 use super::walk::Walked;
@@ -76,7 +76,7 @@ impl Call<'_> {
         let known =
             if self.arg(1) == 0 { self.of_descriptor(self.int(0))? } else { self.target(self.int(0), 1, flags)? };
         let Some(known) = known else { return Ok(Answer::Continue) };
-        let now = surgetank_core::clock::now();
+        let now = surgetank_types::clock::now();
         if self.arg(2) == 0 {
             return self.set_times(known.id, Some(now), Some(now), true);
         }
@@ -96,7 +96,7 @@ impl Call<'_> {
     pub(super) fn utimes(&self, dirfd: i32, path: usize, times: usize) -> Answered {
         let known = if self.arg(path) == 0 { self.of_descriptor(dirfd)? } else { self.target(dirfd, path, 0)? };
         let Some(known) = known else { return Ok(Answer::Continue) };
-        let now = surgetank_core::clock::now();
+        let now = surgetank_types::clock::now();
         if self.arg(times) == 0 {
             return self.set_times(known.id, Some(now), Some(now), true);
         }
@@ -111,7 +111,7 @@ impl Call<'_> {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn utime(&self) -> Answered {
         let Some(known) = self.target(libc::AT_FDCWD, 0, 0)? else { return Ok(Answer::Continue) };
-        let now = surgetank_core::clock::now();
+        let now = surgetank_types::clock::now();
         if self.arg(1) == 0 {
             return self.set_times(known.id, Some(now), Some(now), true);
         }

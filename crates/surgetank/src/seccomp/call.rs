@@ -4,9 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use surgetank_core::error::{Fault, FsResult};
-use surgetank_core::model::{Attr, Caller, FileId};
 use surgetank_core::namespace::Namespace;
+use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId};
 
 use super::listener::{Listener, Notice};
 use super::reach::Reach;

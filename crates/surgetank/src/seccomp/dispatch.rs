@@ -1,7 +1,7 @@
 //! From a call's number to what answers it.
 
 use rustix::io::Errno;
-use surgetank_core::model::Kind;
+use surgetank_types::model::Kind;
 
 use super::call::{Answer, Answered, Call, DONE, errno};
 use super::filter::number;

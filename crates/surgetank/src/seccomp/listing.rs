@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
-use surgetank_core::clock;
-use surgetank_core::model::{FileId, Kind};
 use surgetank_core::namespace::{Listed, Namespace};
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, Kind};
 
 use super::call::{Answer, Answered, Call, errno};
 
@@ -108,7 +108,7 @@ impl Filling {
 
 fn list(namespace: &Namespace, call: &Call<'_>, dir: FileId) -> Result<Vec<Listed>, Errno> {
     // Reading was permitted when it was opened.
-    let caller = surgetank_core::model::Caller { uid: 0, gid: 0, pid: call.task.tid, umask: 0 };
+    let caller = surgetank_types::model::Caller { uid: 0, gid: 0, pid: call.task.tid, umask: 0 };
     let opened = namespace.opendir(&caller, dir).map_err(errno)?;
     let listed = namespace.listing(opened.fh, 0).map(|listed| listed.to_vec()).map_err(errno);
     namespace.releasedir(opened.fh);

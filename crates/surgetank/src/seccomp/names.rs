@@ -1,7 +1,7 @@
 //! Names: making, removing, renaming.
 
 use rustix::io::Errno;
-use surgetank_core::model::{Caller, Kind};
+use surgetank_types::model::{Caller, Kind};
 
 use super::call::{Answer, Answered, Call, DONE, Known, errno};
 use super::dispatch::known_flags;

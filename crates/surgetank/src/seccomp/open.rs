@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
-use surgetank_core::clock;
-use surgetank_core::model::{Caller, FileId, Kind};
 use surgetank_core::namespace::Real;
+use surgetank_types::clock;
+use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::call::{Answer, Answered, Call, Known, errno};
 use super::walk::{Spot, Walked};

@@ -1,7 +1,7 @@
 //! What a file is: the catalog's answer, the same for a name and for a descriptor of whatever plain file is behind it.
 
 use rustix::io::Errno;
-use surgetank_core::model::Attr;
+use surgetank_types::model::Attr;
 
 use super::call::{Answer, Answered, Call, DONE, Known, errno};
 use super::dispatch::known_flags;
@@ -80,7 +80,7 @@ impl Call<'_> {
         known_flags(self.int(2), LOOK_FLAGS | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC)?;
         let Some(known) = self.meant(self.int(0), 1, self.int(2))? else { return Ok(Answer::Continue) };
         let attr = known.attr;
-        let time = |time: surgetank_core::model::Timestamp| {
+        let time = |time: surgetank_types::model::Timestamp| {
             let mut out: libc::statx_timestamp = zeroed();
             out.tv_sec = time.secs();
             out.tv_nsec = time.subsec_nanos();

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use surgetank_core::model::FileId;
 use surgetank_core::namespace::Namespace;
+use surgetank_types::model::FileId;
 
 use super::call::{Answer, Call};
 use super::listener::Listener;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use surgetank_core::model::Caller;
+use surgetank_types::model::Caller;
 
 use super::reach::Reach;
 

@@ -4,7 +4,7 @@
 //! a path while we look is told the truth about one of the two; it deceives nobody but itself.
 
 use rustix::io::Errno;
-use surgetank_core::model::{FileId, Kind};
+use surgetank_types::model::{FileId, Kind};
 
 use super::call::{Call, Known, errno};
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use surgetank_core::bequest::Record;
-use surgetank_core::error::Result;
 use surgetank_core::namespace::{Keeper, Request, Survival};
+use surgetank_types::error::Result;
 
 use crate::agent::engine::Afterlife;
 use crate::mount::{Agreed, Filesystem, Kept, Options, Session};

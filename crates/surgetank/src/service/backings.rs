@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use surgetank_core::model::FileId;
 use surgetank_core::namespace;
+use surgetank_types::model::FileId;
 
 use super::tally::Tally;
 use crate::mount::{BackingId, Notifier};

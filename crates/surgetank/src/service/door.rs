@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, NAME_TTL_MIN, Namespace};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 
 use super::backings::Backings;
 use super::lookers::Lookers;
@@ -239,7 +239,7 @@ impl Filesystem for Door {
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
-        let now = surgetank_core::clock::now();
+        let now = surgetank_types::clock::now();
         let time = |change: Option<TimeChange>| -> Option<Timestamp> {
             change.map(|change| match change {
                 TimeChange::Now => now,

@@ -5,10 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use surgetank_core::config::Survives;
 use surgetank_core::drain::Drain;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Newest, Queued, Undurable};
 use surgetank_core::report::{
@@ -17,7 +14,10 @@ use surgetank_core::report::{
     RefusedHint, ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered,
     Verdict, Why,
 };
-use surgetank_core::store::StorePath;
+use surgetank_policy::config::Survives;
+use surgetank_store::StorePath;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Mode, RunId};
 
 use super::door::Door;
 use super::guard::Guard;
@@ -99,7 +99,7 @@ impl Served {
             && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
-    fn fault(path: &[u8], fault: &surgetank_core::error::Fault) -> Error {
+    fn fault(path: &[u8], fault: &surgetank_types::error::Fault) -> Error {
         Error::new(format!("{}: cannot be looked up", String::from_utf8_lossy(path))).why(fault)
     }
 }
@@ -200,7 +200,7 @@ impl Engine for Served {
             path: None,
             place: self.namespace.store.describe(),
             reason,
-            since_unix_seconds: surgetank_core::clock::now().secs(),
+            since_unix_seconds: surgetank_types::clock::now().secs(),
         });
         Ok(Why {
             path: PathText(answer.path),
@@ -275,7 +275,7 @@ impl Engine for Served {
         self.drain.hurry();
         self.namespace.begin_final_drain(scope.run);
         // After that, so that what is sealed from now on is seen to when it is sealed.
-        if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
+        if self.namespace.config.keep_at_exit == surgetank_policy::config::KeepAtExit::Drain {
             self.namespace.drain_kept(scope.run);
         }
     }

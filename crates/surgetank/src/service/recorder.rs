@@ -19,14 +19,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use std::sync::atomic::Ordering;
-use surgetank_core::clock;
 use surgetank_core::drain::Drain;
-use surgetank_core::model::RunId;
 use surgetank_core::namespace::Namespace;
 use surgetank_core::report::run::{
     COMMAND_CHARS_MAX, Event, EventKind, FORMAT, Fill, RunRecord, Sample, StoreTraffic, TierRecord,
 };
 use surgetank_core::report::{PathText, Summary, Verdict};
+use surgetank_types::clock;
+use surgetank_types::model::RunId;
 
 use super::tally::Tally;
 use crate::agent::wire::Account;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use surgetank_core::model::RunId;
+use surgetank_types::model::RunId;
 
 /// Process ids are used again; an answer is not believed for longer.
 const BELIEVED: Duration = Duration::from_secs(1);

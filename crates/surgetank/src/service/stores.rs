@@ -8,28 +8,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "compress")]
-use surgetank_core::config::Compress;
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::rule::RuleSet;
+use surgetank_policy::config::Compress;
+use surgetank_policy::config::Config;
+use surgetank_policy::rule::RuleSet;
 #[cfg(feature = "gridfs")]
-use surgetank_core::store::gridfs::{GridFs, Place as GridFsPlace};
+use surgetank_store::gridfs::{GridFs, Place as GridFsPlace};
 #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
-use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
+use surgetank_store::object::{Abilities, ObjectStore, Objects};
 #[cfg(any(feature = "compress", feature = "dedup"))]
-use surgetank_core::store::packed::Packed;
+use surgetank_store::packed::Packed;
 #[cfg(feature = "dedup")]
-use surgetank_core::store::packed::shared::{self, Shared, unused::Unused};
+use surgetank_store::packed::shared::{self, Shared, unused::Unused};
 #[cfg(feature = "compress")]
-use surgetank_core::store::packed::zstd::{self, Zstd};
-use surgetank_core::store::posix::PosixStore;
+use surgetank_store::packed::zstd::{self, Zstd};
+use surgetank_store::posix::PosixStore;
 #[cfg(feature = "redis")]
-use surgetank_core::store::redis::{Place as RedisPlace, Redis};
+use surgetank_store::redis::{Place as RedisPlace, Redis};
 #[cfg(feature = "s3")]
-use surgetank_core::store::s3::{Place as S3Place, S3};
+use surgetank_store::s3::{Place as S3Place, S3};
 #[cfg(feature = "webhdfs")]
-use surgetank_core::store::webhdfs::{Place as HdfsPlace, WebHdfs};
-use surgetank_core::store::{Cred, Store, StorePath, Verify};
+use surgetank_store::webhdfs::{Place as HdfsPlace, WebHdfs};
+use surgetank_store::{Cred, Store, StorePath, Verify};
+use surgetank_types::error::{Error, Result};
 
 /// What a server of a store says.
 pub struct Answer {
@@ -223,7 +223,7 @@ pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<A
 #[cfg(any(feature = "gridfs", feature = "s3"))]
 fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
     let failed = |why| Error::new(format!("{} cannot be cleaned up", server.describe())).why(why);
-    let before = surgetank_core::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
+    let before = surgetank_types::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
     let mut given_up = Vec::new();
     for upload in server.uploads("").map_err(failed)? {
         if upload.begun_nanos > before {
@@ -294,7 +294,7 @@ pub struct Scratch(pub PathBuf);
 impl Scratch {
     pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
-        let name = format!("surgetank-{}-{}", std::process::id(), surgetank_core::clock::now().nanos);
+        let name = format!("surgetank-{}-{}", std::process::id(), surgetank_types::clock::now().nanos);
         let path = std::env::temp_dir().join(name);
         std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|why| {
             Error::new(format!("{} cannot be made", path.display())).why(why).remedy("set TMPDIR to another place")

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use surgetank_core::model::{Caller, FileId, RunId};
 use surgetank_core::report::run::{Io, Sizes};
+use surgetank_types::model::{Caller, FileId, RunId};
 
 use super::runs::Runs;
 use super::trace::{Named, Traced, Traces, Way};

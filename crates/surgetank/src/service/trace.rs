@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
 use rustix::fs::OFlags;
-use surgetank_core::model::{FileId, RunId};
 use surgetank_core::report::PathText;
 use surgetank_core::report::pattern::{Access, Tracker};
 use surgetank_core::report::run::{ACCESSES_MAX, COMMAND_CHARS_MAX};
+use surgetank_types::model::{FileId, RunId};
 
 /// The name and size of a file, where it has a name.
 pub type Named = Box<dyn Fn(FileId) -> Option<(Vec<u8>, u64)> + Send + Sync>;

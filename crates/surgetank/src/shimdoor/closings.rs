@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashSet};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use surgetank_core::clock;
-use surgetank_core::model::FileId;
+use surgetank_types::clock;
+use surgetank_types::model::FileId;
 
 const BUFFER_BYTES: usize = 64 << 10;
 /// struct inotify_event: watch, mask, cookie, bytes of the name that follows.

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use foldhash::{HashMap, HashSet};
-use surgetank_core::model::{FileId, Timestamp};
 use surgetank_core::namespace::Shown;
+use surgetank_types::model::{FileId, Timestamp};
 
 use super::abi::{self, Header, Record, of_record};
 use super::memory::Memory;
@@ -30,7 +30,7 @@ const PLAIN: (usize, usize) = (1 << 12, 1 << 22);
 /// A device as the shim has to know it.
 #[derive(Debug, Clone)]
 pub struct Place {
-    pub id: surgetank_core::model::DeviceId,
+    pub id: surgetank_types::model::DeviceId,
     pub root: std::path::PathBuf,
     pub dev: u64,
     pub noexec: bool,
@@ -340,7 +340,7 @@ impl Index {
         let lent = shown.lent.and_then(|device| self.places.iter().position(|place| place.id == device));
         set(lent.is_some(), of_record::LENT);
         set(shown.searchable, of_record::SEARCHABLE);
-        set(attr.links > 1 && attr.kind == surgetank_core::model::Kind::File, of_record::LINKED);
+        set(attr.links > 1 && attr.kind == surgetank_types::model::Kind::File, of_record::LINKED);
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         let parts = |time: Timestamp| (time.secs(), time.subsec_nanos());
         let ((atime_s, atime_ns), (mtime_s, mtime_ns), (ctime_s, ctime_ns)) =

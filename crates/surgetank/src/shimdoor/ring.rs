@@ -15,9 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use surgetank_core::clock;
-use surgetank_core::model::{FileId, RunId};
 use surgetank_core::namespace::{Claimed, Stray};
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, RunId};
 
 use super::abi::{self, CLAIMS, Claim, phase};
 use super::leftovers;
@@ -211,7 +211,7 @@ impl Ring {
             }
             let retired = matches!(phase, Some(phase::REVOKED | phase::SKIP));
             self.offer(claim + CLAIMS, state.numbers[slot], if retired { phase::SKIP } else { phase::FREE });
-            surgetank_core::crash_point!("lent.giving");
+            surgetank_types::crash_point!("lent.giving");
         }
         let end = self.next();
         let mut first = self.first.load(Ordering::Relaxed);

@@ -16,9 +16,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Caller, FileId, Timestamp};
 use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, STORE_TO_BE_ASKED, SetAttr};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Caller, FileId, Timestamp};
 
 use super::Door;
 use super::abi::{self, Request, op, set};
@@ -161,7 +161,7 @@ impl Server {
         let request = &message.request;
         let by_name = request.op == op::SETATTR_NAMED;
         let on = |flag: u32| request.valid & flag != 0;
-        let now = surgetank_core::clock::now();
+        let now = surgetank_types::clock::now();
         let time = |at: u32, at_now: u32, secs: i64, nanos: u32| {
             if on(at_now) { Some(now) } else { on(at).then(|| Timestamp::from_parts(secs, nanos)) }
         };
@@ -277,7 +277,7 @@ pub fn current() -> Option<(u64, u64)> {
 
 fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, caller, .. } = message;
-    surgetank_core::crash_point!("shim.asked");
+    surgetank_types::crash_point!("shim.asked");
     if request.flags as i32 & libc::O_EXCL == 0 {
         return open_new(namespace, message, may_ask);
     }
@@ -311,7 +311,7 @@ fn answer_open(door: &Door, client: &OwnedFd, opened: FsResult<File>) {
         Ok(file) => {
             let _giving = door.giving();
             reply(client, 0, Some(file.as_fd()));
-            surgetank_core::crash_point!("shim.given");
+            surgetank_types::crash_point!("shim.given");
             drop(file);
         }
         Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => reply(client, abi::ASK_MOUNT, None),

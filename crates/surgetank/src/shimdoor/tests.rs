@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use surgetank_core::model::{Attr, DeviceId, FileId, Kind, Timestamp};
 use surgetank_core::namespace::Shown;
+use surgetank_types::model::{Attr, DeviceId, FileId, Kind, Timestamp};
 
 use super::abi::{self, of_record};
 use super::closings::{Closed, Closings, IDLE_MAX};

@@ -1,11 +1,11 @@
 //! `surgetank advise`: whether to use Surgetank for a workload, in which mode, with which tiers and how many processes.
 
 use clap::Args;
-use surgetank_core::config::quantity::show_bytes;
-use surgetank_core::error::Error;
 use surgetank_core::makespan::advise::{self, Advice, Question};
 use surgetank_core::makespan::simulate::Mode;
-use surgetank_core::shell;
+use surgetank_policy::config::quantity::show_bytes;
+use surgetank_types::error::Error;
+use surgetank_types::shell;
 
 use super::model::{Loaded, Subject, prediction_lines};
 use super::{Failure, Outcome, exit, words};

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use clap::Args;
-use surgetank_core::clock;
-use surgetank_core::config::machine::Machine;
-use surgetank_core::config::quantity::show_bytes;
-use surgetank_core::config::tiers::cap_bytes;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::makespan::machine::{Calibration, SCHEMA};
+use surgetank_policy::config::machine::Machine;
+use surgetank_policy::config::quantity::show_bytes;
+use surgetank_policy::config::tiers::cap_bytes;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, words};

@@ -14,10 +14,10 @@ use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
-use surgetank_core::config::machine::Machine;
-use surgetank_core::config::quantity::show_bytes;
-use surgetank_core::config::{Config, Loaded, Survives, TierConfig};
-use surgetank_core::error::{Error, Result};
+use surgetank_policy::config::machine::Machine;
+use surgetank_policy::config::quantity::show_bytes;
+use surgetank_policy::config::{Config, Loaded, Survives, TierConfig};
+use surgetank_types::error::{Error, Result};
 
 use super::settings::Settings;
 use crate::agent::life::log_filter;

@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
-use surgetank_core::clock;
-use surgetank_core::error::Error;
+use surgetank_types::clock;
+use surgetank_types::error::Error;
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, wait, words};
@@ -37,7 +37,7 @@ pub struct GcArgs {
 struct Found {
     uploads: Vec<stores::Abandoned>,
     #[cfg(feature = "dedup")]
-    content: surgetank_core::store::packed::shared::unused::Unused,
+    content: surgetank_store::packed::shared::unused::Unused,
 }
 
 pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {

@@ -3,8 +3,8 @@
 //! A message that has more to say points here: where a program was installed, its sources are not.
 
 use clap::Command;
-use surgetank_core::config::key::nearest;
-use surgetank_core::error::Error;
+use surgetank_policy::config::key::nearest;
+use surgetank_types::error::Error;
 
 use super::{Failure, Outcome, exit, words};
 

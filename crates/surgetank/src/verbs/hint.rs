@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::hint::Hints;
 use surgetank_core::report::{HintOf, PathText, RefusedHint};
+use surgetank_policy::hint::Hints;
+use surgetank_types::error::{Error, Result};
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, agent_of, exit, words};

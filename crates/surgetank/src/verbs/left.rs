@@ -8,11 +8,11 @@ use std::path::Path;
 
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Proven, Verdict, What};
-use surgetank_core::shell;
-use surgetank_core::store::Cred;
-use surgetank_core::tier::Tiers;
+use surgetank_store::Cred;
+use surgetank_tier::Tiers;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::shell;
 
 use crate::agent::commands::Commands;
 use crate::agent::place::{Place, StateRoot};

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::ValueEnum;
 use serde::Serialize;
-use surgetank_core::config::quantity::{show_bytes, size_bytes};
-use surgetank_core::error::{Error, Result};
 use surgetank_core::makespan::machine::Calibration;
 use surgetank_core::makespan::predict::{self, Prediction};
 use surgetank_core::makespan::simulate::{Mode, Setup};
 use surgetank_core::makespan::workload::{Totals, Workload};
+use surgetank_policy::config::quantity::{show_bytes, size_bytes};
+use surgetank_types::error::{Error, Result};
 
 use super::calibrate;
 use super::{Failure, Outcome, exit, words};

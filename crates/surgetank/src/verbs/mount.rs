@@ -6,9 +6,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Visibility};
-use surgetank_core::shell;
+use surgetank_types::error::Error;
+use surgetank_types::shell;
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use surgetank_core::config::machine::Machine;
-use surgetank_core::config::quantity::show_bytes;
-use surgetank_core::config::{Config, Loaded, Survives, Timing};
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::{Kind, Mode, STORE_TEMPORARY_PREFIX};
-use surgetank_core::rule::{Decision, RuleSet, mode_name};
-use surgetank_core::store::StorePath;
+use surgetank_policy::config::machine::Machine;
+use surgetank_policy::config::quantity::show_bytes;
+use surgetank_policy::config::{Config, Loaded, Survives, Timing};
+use surgetank_policy::rule::{Decision, RuleSet, mode_name};
+use surgetank_store::StorePath;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Kind, Mode, STORE_TEMPORARY_PREFIX};
 
 use super::settings::Settings;
 use crate::service::stores::Seen;
@@ -389,7 +389,7 @@ fn write_json(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use surgetank_core::config::Overrides;
+    use surgetank_policy::config::Overrides;
 
     /// A tree with rules of its own; returns what `plan` prints.
     fn planned(build: impl Fn(&Path), rules: &[&str], each_file: bool, as_json: bool) -> (String, u64) {

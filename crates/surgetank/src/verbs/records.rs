@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use surgetank_core::error::Error;
 use surgetank_core::report::run::RunRecord;
+use surgetank_types::error::Error;
 
 use super::{Failure, Outcome};
 use crate::agent::client;

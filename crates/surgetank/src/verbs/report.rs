@@ -5,8 +5,8 @@ pub mod text;
 
 use std::path::PathBuf;
 
-use surgetank_core::error::Error;
 use surgetank_core::report::run::RunRecord;
+use surgetank_types::error::Error;
 
 use super::settings::Settings;
 use super::{Outcome, Program, exit, records, state_root, words};

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::{self, unproven_name};
 use surgetank_core::report::{Audit, Finding, Listing, Lost, Proven, Scope, TierCopy, Undrained, Visibility, What};
-use surgetank_core::tier::ladder;
+use surgetank_policy::config::Config;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::ladder;
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, clear_dead_mount, exit, left, words};
@@ -380,7 +380,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Re
 fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
     let mut found = Vec::new();
     for tier in tiers {
-        for files in surgetank_core::tier::files_of_all(tier) {
+        for files in surgetank_tier::files_of_all(tier) {
             let mut dirs = vec![files.clone()];
             while let Some(dir) = dirs.pop() {
                 let listed = match fs::read_dir(&dir) {
@@ -402,7 +402,10 @@ fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
                             open: false,
                             proven: Proven::Unknown,
                             perm: meta.mode() & 0o7777,
-                            mtime: surgetank_core::model::Timestamp::from_parts(meta.mtime(), meta.mtime_nsec() as u32),
+                            mtime: surgetank_types::model::Timestamp::from_parts(
+                                meta.mtime(),
+                                meta.mtime_nsec() as u32,
+                            ),
                         });
                     }
                 }

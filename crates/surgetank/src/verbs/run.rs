@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use surgetank_core::clock;
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::RunId;
 use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdict, Visibility};
+use surgetank_policy::config::Config;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::RunId;
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
@@ -127,7 +127,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         begun: clock::tick(),
         ended: clock::tick(),
     };
-    surgetank_core::crash_point!("run.joined");
+    surgetank_types::crash_point!("run.joined");
     let spawned = loop {
         // (What the shim opens the agent does not see.)
         let variables = match session.args.trace {

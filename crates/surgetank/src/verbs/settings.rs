@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use surgetank_core::config::Overrides;
+use surgetank_policy::config::Overrides;
 
 /// Each overwrites the environment (`SURGETANK_…`) and `surgetank.toml`; `surgetank help configuration` explains them all.
 #[derive(Debug, Clone, Default, Args)]

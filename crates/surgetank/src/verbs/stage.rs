@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use surgetank_core::clock;
 use surgetank_core::drain::Meter;
-use surgetank_core::error::{Errno, Error, Result};
 use surgetank_core::report::{PathText, Progress};
-use surgetank_core::store::{Cred, StorePath, Verify, verdict};
 use surgetank_core::transfer::{Claims, Entry, Outcome as Came, Transfer, Wanted, walk};
+use surgetank_store::{Cred, StorePath, Verify, verdict};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Error, Result};
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, state_root, wait, words};
@@ -281,7 +281,7 @@ fn carry_all(
     let mut courses = Vec::new();
     for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
         let known = format!("{to_root} {to_dir}");
-        let name = format!("staging-{:016x}", surgetank_core::store::checksum::of_bytes(known.as_bytes()));
+        let name = format!("staging-{:016x}", surgetank_store::checksum::of_bytes(known.as_bytes()));
         let place = state.make_other(&name)?;
         let source = Address::open(&from_root, &from_dir, &place, None)?;
         let mut entries = Vec::new();

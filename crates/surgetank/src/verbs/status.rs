@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use surgetank_core::clock;
-use surgetank_core::config::Survives;
-use surgetank_core::error::Error;
 use surgetank_core::report::{AgentStatus, Health, Phase, Visibility};
+use surgetank_policy::config::Survives;
+use surgetank_types::clock;
+use surgetank_types::error::Error;
 
 use super::settings::Settings;
 use super::{Outcome, Program, agent_of, exit, left, state_root, words};

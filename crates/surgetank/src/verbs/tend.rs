@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use surgetank_core::error::Error;
 use surgetank_core::report::PathText;
+use surgetank_types::error::Error;
 
 use super::settings::Settings;
 use super::{Outcome, Program, agent_of, exit, words};

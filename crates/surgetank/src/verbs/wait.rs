@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use surgetank_core::clock;
-use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Verdict};
+use surgetank_types::clock;
+use surgetank_types::error::Error;
 
 use super::left::Looked;
 use super::run::final_drain::{self, Drained};

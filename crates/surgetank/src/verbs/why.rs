@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use surgetank_core::error::Error;
 use surgetank_core::report::run::{File, RunRecord};
 use surgetank_core::report::{FileState, PathText, Trouble, Verdict, Why};
+use surgetank_types::error::Error;
 
 use super::settings::Settings;
 use super::{Outcome, Program, agent_of, exit, records, state_root, words};
@@ -51,7 +51,7 @@ fn tell(why: &Why, record: Option<&RunRecord>, args: &Args) -> Outcome {
     }
     let source = record.map(|record| {
         let ended = record.begun_unix_us / 1_000_000 + i64::try_from(record.ended_us / 1_000_000).unwrap_or(0);
-        let age = u64::try_from(surgetank_core::clock::now().secs() - ended).unwrap_or(0);
+        let age = u64::try_from(surgetank_types::clock::now().secs() - ended).unwrap_or(0);
         format!("as run {} left it, {} ago; no agent serves {} now\n", record.id, words::seconds(age), record.directory)
     });
     words::print(&(source.unwrap_or_default() + &text(why)))?;

@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
-use surgetank_core::error::Error;
 use surgetank_core::report::{Holder, Listing, Verdict};
+use surgetank_types::error::Error;
 
 use crate::agent::commands::Commands;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
-use surgetank_core::error::Error;
+use surgetank_types::error::Error;
 
 use super::{Failure, Outcome, exit, words};
 

@@ -16,11 +16,11 @@ use surgetank::agent::engine::{Backend, Engine, Mounted, Opening, Running};
 use surgetank::mount::mirror::{Mirror, MirrorOptions};
 use surgetank::mount::{AttachOptions, Options, Session, attach, detach};
 use surgetank::verbs::settings::Settings;
-use surgetank_core::config::{Config, KeepAtExit};
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::{Mode, RunId};
 use surgetank_core::report::*;
-use surgetank_core::store::Verify;
+use surgetank_policy::config::{Config, KeepAtExit};
+use surgetank_store::Verify;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Mode, RunId};
 
 pub struct FakeBackend;
 
@@ -237,11 +237,11 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         job: None,
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
-        door: surgetank_core::config::Way::Fuse,
+        door: surgetank_policy::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
         group_socket: None,
         metrics: None,
-        metrics_token_file: surgetank_core::config::TokenFile::Own,
+        metrics_token_file: surgetank_policy::config::TokenFile::Own,
     })
 }

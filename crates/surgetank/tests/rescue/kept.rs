@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use surgetank_core::model::Change;
+use surgetank_types::model::Change;
 
 use super::{QUIET, damage_behind, damage_since_clean, is_apart, killed, log_of, plain, prepare};
 use crate::scene::server::{Server, faults, faults_met};

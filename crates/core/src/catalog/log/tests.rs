@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::super::segment::is_segment;
 use super::*;
-use crate::model::{
+use surgetank_types::model::{
     Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, LostRecord, OpKind, OpRecord, RunId, Seq,
     Timestamp,
 };

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use crate::model::FileId;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
-use crate::store::{Cred, Expect, StorePath};
-use crate::sync::PoisonError;
+use surgetank_store::{Cred, Expect, StorePath};
+use surgetank_types::model::FileId;
+use surgetank_types::sync::PoisonError;
 
 use super::{Done, Drain, Work, gone_already};
 

@@ -6,8 +6,8 @@
 use serde::Deserialize;
 
 use super::{Fate, FileSet, Step, Task, Workload};
-use crate::config::quantity;
-use crate::error::{Error, Result};
+use surgetank_policy::config::quantity;
+use surgetank_types::error::{Error, Result};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Fate, FileSet, Step, Task, Workload};
-use crate::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 #[derive(Deserialize, Default)]
 #[serde(default)]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Fate, FileSet, Step, TIME_S_MAX, Task, Workload};
-use crate::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -5,9 +5,9 @@
 //! the room has it back, and who writes the file. Nothing is written down of it: what a killed agent left under such a name
 //! the next one sweeps.
 
-use crate::model::{DeviceId, FileId};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
 use std::collections::HashMap;
+use surgetank_types::model::{DeviceId, FileId};
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::Namespace;
 use super::super::content::{Lies, Open};

@@ -6,19 +6,19 @@
 //! of it, and tries again as long as it tries anything again).
 
 use crate::report::run::EventKind;
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{DeviceId, FileId, RunId, data_bytes};
-use crate::placement::AskKind;
-use crate::store::source::RANGE_BYTES;
-use crate::store::verdict::{Verdict, classify};
-use crate::store::{Remote, Source};
+use surgetank_policy::placement::AskKind;
+use surgetank_store::source::RANGE_BYTES;
+use surgetank_store::verdict::{Verdict, classify};
+use surgetank_store::{Remote, Source};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{DeviceId, FileId, RunId, data_bytes};
 
 use super::super::Namespace;
 use super::super::arrive::{Arrival, Failure, Want, chunk_of};
@@ -166,7 +166,7 @@ impl Namespace {
             if clock::tick() >= until {
                 return false;
             }
-            crate::sync::thread::sleep(LOOK_EVERY);
+            surgetank_types::sync::thread::sleep(LOOK_EVERY);
         }
     }
 
@@ -262,7 +262,7 @@ impl Namespace {
             if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
-            crate::sync::thread::sleep(LOOK_EVERY);
+            surgetank_types::sync::thread::sleep(LOOK_EVERY);
         }
         // It would not fit, or something went wrong: all anew, where there is room.
         let id = open.id;
@@ -317,7 +317,7 @@ impl Namespace {
                 break;
             }
             match arrival.failed_after(failures) {
-                None => crate::sync::thread::sleep(LOOK_EVERY),
+                None => surgetank_types::sync::thread::sleep(LOOK_EVERY),
                 // Not this version, or not any more under this name.
                 Some(Failure::Store(Errno::STALE)) => match self.goes_on(id, &arrival, &remote) {
                     true => (remote, failures) = seen(),

@@ -8,15 +8,15 @@
 //! The danger avoided: attributes of one version and bytes of another. What is fetched is compared with what we know of
 //! the file, which is looked at again if they differ; from then on the store gives that version or nothing.
 
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::io;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::error::{Errno, FsResult};
-use crate::model::{FileId, Kind, Mode, RunId, StoreIdentity, data_bytes};
-use crate::placement::AskKind;
-use crate::store::{Remote, Source, StorePath};
+use surgetank_policy::placement::AskKind;
+use surgetank_store::{Remote, Source, StorePath};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{FileId, Kind, Mode, RunId, StoreIdentity, data_bytes};
 
 use super::super::Namespace;
 use super::super::arrive::{Arrival, WINDOW_BYTES};
@@ -101,7 +101,7 @@ impl Namespace {
         let known = inode.identity.as_deref().copied();
         if known.is_some_and(|known| known.is_still(&is)) {
             inode.identity = Some(Box::new(is));
-            inode.checked = Some(crate::clock::Moment::now());
+            inode.checked = Some(surgetank_types::clock::Moment::now());
             return Ok(Version::Known);
         }
         // The drain puts it elsewhere, or gives it other attributes: its bytes are what they were.

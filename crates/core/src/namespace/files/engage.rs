@@ -1,11 +1,11 @@
 //! An open file gets its content: direct or mediated, the one that is there or a new one that was just placed.
 
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::error::{Errno, FsResult};
-use crate::model::{DeviceId, FileId, Mode, RunId};
-use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
+use surgetank_policy::placement::{self, Ask, AskKind, DirtyRoom, Place};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{DeviceId, FileId, Mode, RunId};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
@@ -86,8 +86,8 @@ impl Namespace {
         };
         if let (Some(source), Some(target)) = (source, &target) {
             // Opening is no change: the copy has the file's times.
-            if let Err(why) =
-                crate::tier::ladder::copy_file(source, target, size_bytes, &|_| Ok(())).and_then(|_| given.give(target))
+            if let Err(why) = surgetank_types::ladder::copy_file(source, target, size_bytes, &|_| Ok(()))
+                .and_then(|_| given.give(target))
             {
                 self.undo_placed(&mut self.tree(), &placed);
                 return Err(why.into());

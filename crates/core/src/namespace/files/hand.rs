@@ -5,14 +5,14 @@
 //! descriptors never reach us again: the kernel tells when one that could write is closed (`Shim::watch`), and whether
 //! others are left a lease tells. Until then `Open::handed` stands for one writer.
 
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, FileId, Kind};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
 use super::super::attributes::SET_IDS;
@@ -42,7 +42,7 @@ impl Namespace {
         may_ask: bool,
     ) -> FsResult<File> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        if !writes || name.is_empty() || name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+        if !writes || name.is_empty() || name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         // Whoever asks may have closed what we gave him before: if we were slow in closing ours, that would be told after

@@ -5,11 +5,11 @@
 //! returned finds that one let go of, however slow its file system is in it: so before a file becomes a version,
 //! those that linger are tried, in the order of their closes, and one that is still held was not closed before.
 
-use crate::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
 
-use crate::clock;
-use crate::model::FileId;
+use surgetank_types::clock;
+use surgetank_types::model::FileId;
 
 use super::super::Namespace;
 use super::super::content::Open;

@@ -1,8 +1,8 @@
 //! Looks whether a file that only the store has is another version by now.
 
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::FileId;
-use crate::sync::atomic::Ordering;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::FileId;
+use surgetank_types::sync::atomic::Ordering;
 
 use super::super::Namespace;
 use super::super::journal::Txn;
@@ -57,7 +57,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return Ok(false);
         };
-        inode.checked = Some(crate::clock::Moment::now());
+        inode.checked = Some(surgetank_types::clock::Moment::now());
         let now = inode.identity.as_deref().copied();
         // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
         if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
@@ -67,7 +67,7 @@ impl Namespace {
             return Ok(false);
         };
         let ino = inode.attr.ino;
-        inode.attr = crate::model::Attr { ino, ..stat.attr };
+        inode.attr = surgetank_types::model::Attr { ino, ..stat.attr };
         inode.identity = Some(Box::new(stat.identity));
         if inode.owned {
             let mut txn = Txn::default();

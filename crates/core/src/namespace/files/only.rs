@@ -5,15 +5,15 @@
 //! first, large ones and those that somebody has open there are written in place in the store, and what finds no room in
 //! a tier is written to a temporary in the store. When a device is full the program gets ENOSPC from it.
 
-use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{Caller, FileId, Kind, RunId};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind, RunId};
 
 use super::super::Namespace;
 use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
@@ -47,7 +47,7 @@ impl Namespace {
             };
             match opened {
                 Err(fault) if fault.errno == Errno::AGAIN && clock::tick() < until => {
-                    crate::sync::thread::sleep(LOOK_EVERY)
+                    surgetank_types::sync::thread::sleep(LOOK_EVERY)
                 }
                 Err(fault) if fault.errno == Errno::AGAIN => return Err(Errno::BUSY.into()),
                 Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => {

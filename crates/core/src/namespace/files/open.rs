@@ -1,15 +1,15 @@
 //! Open and release. Decides for an inode whether it is direct or mediated.
 
 use crate::report::run::EventKind;
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::bequest::Record;
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
-use crate::store::{Cred, StorePath};
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, DeviceId, FileId, Kind, RunId};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
@@ -208,7 +208,7 @@ impl Namespace {
                         Errno::NOENT | Errno::STALE | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR
                     ) && self.may_move(id, before.as_ref()) =>
                 {
-                    crate::sync::thread::sleep(std::time::Duration::from_micros(200));
+                    surgetank_types::sync::thread::sleep(std::time::Duration::from_micros(200));
                 }
                 other => return other,
             }

@@ -7,9 +7,9 @@
 //! They are good if nobody could write since the open at which they began to be kept. With a writer about nothing is kept:
 //! what a write through another open makes of pages that are just being read is the kernel's affair until both are closed.
 
-use crate::clock;
-use crate::error::FsResult;
-use crate::model::StoreIdentity;
+use surgetank_types::clock;
+use surgetank_types::error::FsResult;
+use surgetank_types::model::StoreIdentity;
 
 use super::super::Namespace;
 use super::super::content::{Lies, Open};

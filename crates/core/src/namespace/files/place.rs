@@ -2,15 +2,15 @@
 //! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
 
 use crate::report::run::EventKind;
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{DeviceId, FileId, Mode};
-use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
-use crate::rule::Decision;
-use crate::store::verdict::{self, Verdict};
-use crate::store::{Cred, StorePath};
+use surgetank_policy::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use surgetank_policy::rule::Decision;
+use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::super::content::{Content, Lies};
 use super::super::journal::Txn;
@@ -196,7 +196,7 @@ impl Namespace {
                     match created {
                         Ok((file, at)) => {
                             crash_point!("tier.created");
-                            let plain = PlainId::new(device.id(), &crate::tier::Plain::of(&file)?);
+                            let plain = PlainId::new(device.id(), &surgetank_tier::Plain::of(&file)?);
                             let (file, made) = if direct {
                                 // By its path that costs half of what it does by its number, if it still is there.
                                 let again = device.open(&at, false).ok();
@@ -244,7 +244,7 @@ impl Namespace {
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str, via: Via) -> FsResult<Placed> {
         if !self.store.features().plain_files {
             // Nothing is written there but whole files, by the drain.
-            let mut tiers: Vec<&str> = self.tiers.devices().map(crate::tier::Device::tier_name).collect();
+            let mut tiers: Vec<&str> = self.tiers.devices().map(surgetank_tier::Device::tier_name).collect();
             tiers.dedup();
             return Err(Fault::new(
                 Errno::NOSPC,
@@ -320,8 +320,8 @@ impl Namespace {
     }
 
     /// May so much more that is undrained lie on the device?
-    pub(crate) fn dirty_allows(&self, device: &crate::tier::Device, more_bytes: u64) -> bool {
-        use crate::config::Survives;
+    pub(crate) fn dirty_allows(&self, device: &surgetank_tier::Device, more_bytes: u64) -> bool {
+        use surgetank_policy::config::Survives;
         let survives = device.survives();
         if survives != Survives::Node && self.room_until_the_end().is_some_and(|room| !room.allows(more_bytes)) {
             return false;
@@ -331,7 +331,7 @@ impl Namespace {
     }
 
     /// A direct writer must not write more than may be undrained there before we look again.
-    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
+    fn dirty_room_for_direct(&self, device: &surgetank_tier::Device, reserve_bytes: u64) -> bool {
         let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
         self.dirty_allows(device, wanted_bytes)
     }
@@ -343,7 +343,7 @@ impl Namespace {
     /// Another one each time: one that the file had before may still be on the list of what is to be removed.
     fn spill_name(&self) -> Name {
         let number = self.tree().new_id();
-        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        let mut name = surgetank_types::model::STORE_TEMPORARY_PREFIX.to_vec();
         name.extend_from_slice(self.key().as_bytes());
         name.extend_from_slice(SPILL);
         name.extend_from_slice(format!("{:x}", number.0).as_bytes());

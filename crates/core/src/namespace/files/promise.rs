@@ -1,14 +1,14 @@
 //! The kernel opens by name in two steps, a look-up and an open of what was found. When the last name goes in between it
 //! begins again, but only once. So whoever was sent back finds a file the second time that stays until he has opened it.
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use surgetank_types::sync::atomic::{AtomicUsize, Ordering};
+use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
-use crate::clock;
-use crate::error::Errno;
-use crate::model::{FileId, Kind, RunId};
+use surgetank_types::clock;
+use surgetank_types::error::Errno;
+use surgetank_types::model::{FileId, Kind, RunId};
 
 use super::super::Namespace;
 use super::super::content::Open;

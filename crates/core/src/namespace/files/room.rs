@@ -2,14 +2,14 @@
 //! next tier under the writer, who never notices. The last place is a temporary in the store itself.
 
 use crate::report::run::EventKind;
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::fs::File;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::error::{Errno, FsResult};
-use crate::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
-use crate::placement::AskKind;
-use crate::tier::ladder;
+use surgetank_policy::placement::AskKind;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::ladder;
+use surgetank_types::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
@@ -228,18 +228,25 @@ impl Namespace {
     }
 
     /// The store itself refuses: the one case in which the program sees the error. Says what is full and what is safe.
-    pub(super) fn store_refused(&self, id: crate::model::FileId, why: &std::io::Error) -> crate::error::Fault {
+    pub(super) fn store_refused(
+        &self,
+        id: surgetank_types::model::FileId,
+        why: &std::io::Error,
+    ) -> surgetank_types::error::Fault {
         let fault = self.refusal(id, why);
         let path = self.tree().logical_path(id).unwrap_or_default();
         self.note(RunId(0), String::from_utf8_lossy(&path).into_owned(), fault.note.clone(), false);
         fault
     }
 
-    fn refusal(&self, id: crate::model::FileId, why: &std::io::Error) -> crate::error::Fault {
+    fn refusal(&self, id: surgetank_types::model::FileId, why: &std::io::Error) -> surgetank_types::error::Fault {
         let errno = Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO));
         let path = self.tree().logical_path(id).unwrap_or_default();
         let path = String::from_utf8_lossy(&path);
-        crate::error::Fault::new(errno, format!("the store {} refused to write {path}: {why}", self.store.describe()))
+        surgetank_types::error::Fault::new(
+            errno,
+            format!("the store {} refused to write {path}: {why}", self.store.describe()),
+        )
     }
 
     /// Cuts or extends the content of an open inode.

@@ -2,12 +2,12 @@
 //! what its rule says happens to it.
 
 use super::super::happened::Seen;
-use crate::sync::PoisonError;
-use crate::sync::atomic::Ordering;
 use std::os::fd::AsRawFd;
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::config::KeepAtExit;
-use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
+use surgetank_policy::config::KeepAtExit;
+use surgetank_types::model::{FileId, Mode, OpKind, Seq, Timestamp};
 
 use super::super::Namespace;
 use super::super::attributes::{SET_IDS, as_written};
@@ -43,7 +43,7 @@ impl Namespace {
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
             let path = self.tree().logical_path(id).unwrap_or_default();
-            let run = self.tree().get(id).map_or(crate::model::RunId(0), |inode| inode.run);
+            let run = self.tree().get(id).map_or(surgetank_types::model::RunId(0), |inode| inode.run);
             self.note(
                 run,
                 String::from_utf8_lossy(&path).into_owned(),
@@ -107,7 +107,7 @@ impl Namespace {
         txn.file(id);
         self.queue_publish(&mut tree, &mut txn, id);
         if lost_set_ids {
-            self.queue_meta(&mut tree, &mut txn, id, crate::model::RunId(0), false);
+            self.queue_meta(&mut tree, &mut txn, id, surgetank_types::model::RunId(0), false);
         }
         self.commit(&tree, txn);
         self.to_be_synced(&tree, id);
@@ -138,7 +138,7 @@ impl Namespace {
                 Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),
             },
             placement: inode.placed.clone().unwrap_or_else(|| "".into()),
-            sealed: crate::clock::tick(),
+            sealed: surgetank_types::clock::tick(),
             durable: None,
             versions: 1,
         };
@@ -148,7 +148,7 @@ impl Namespace {
     /// What the device really holds replaces what was charged on the way.
     fn settle_charge(
         &self,
-        device: crate::model::DeviceId,
+        device: surgetank_types::model::DeviceId,
         open: Option<&Open>,
         inode: &mut super::super::tree::Inode,
         blocks: i64,
@@ -356,8 +356,8 @@ fn sync_in_place(file: &std::fs::File) -> std::io::Result<()> {
     file.sync_all()
 }
 
-pub(crate) fn identity_of(stat: &rustix::fs::Stat) -> crate::model::StoreIdentity {
-    crate::model::StoreIdentity {
+pub(crate) fn identity_of(stat: &rustix::fs::Stat) -> surgetank_types::model::StoreIdentity {
+    surgetank_types::model::StoreIdentity {
         ino: stat.st_ino,
         size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
         mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,

@@ -2,12 +2,12 @@
 //! takes too long. Nothing is held meanwhile but what makes others of the same file wait too.
 
 use crate::report::run::EventKind;
-use crate::sync::PoisonError;
 use std::time::{Duration, Instant};
+use surgetank_types::sync::PoisonError;
 
-use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, RunId};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{FileId, RunId};
 
 use super::super::Namespace;
 
@@ -104,7 +104,7 @@ impl Namespace {
                 (tree.logical_path(id).unwrap_or_default(), tree.get(id).map_or(run, |inode| inode.run))
             }
         };
-        let mut tiers: Vec<&str> = self.tiers.devices().map(crate::tier::Device::tier_name).collect();
+        let mut tiers: Vec<&str> = self.tiers.devices().map(surgetank_tier::Device::tier_name).collect();
         tiers.dedup();
         let refused = if fault.note.is_empty() { fault.errno.to_string() } else { fault.note.to_string() };
         let why = format!(

@@ -2,16 +2,16 @@
 //! file is synced, and the catalog says so. Until then a reboot leaves it in doubt ([`super::super::recover`]); what the store has by then needs
 //! nothing.
 
-use crate::sync::{MutexGuard, PoisonError};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::time::{Duration, Instant};
+use surgetank_types::sync::{MutexGuard, PoisonError};
 
-use crate::clock;
-use crate::config::Survives;
-use crate::model::{FileId, Kind, Mode};
-use crate::store::{Cred, StorePath};
-use crate::tier::Plain;
+use surgetank_policy::config::Survives;
+use surgetank_store::{Cred, StorePath};
+use surgetank_tier::Plain;
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, Kind, Mode};
 
 use super::super::Namespace;
 use super::super::journal::Txn;

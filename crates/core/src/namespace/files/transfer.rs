@@ -1,15 +1,15 @@
 //! Bytes through us: reads and writes of mediated files, and the operations that the kernel never hands
 //! to the plain file directly (allocation, holes, copies between files, sync).
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::config::Survives;
-use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, FsyncTarget, OpKind, RunId};
+use surgetank_policy::config::Survives;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{FileId, FsyncTarget, OpKind, RunId};
 
 use super::super::Namespace;
 use super::super::attributes::as_written;
@@ -328,9 +328,14 @@ impl Namespace {
     }
 
     /// The operation and all before it are taken at once, whatever their quiet period.
-    pub(crate) fn hurry(&self, tree: &mut super::super::tree::Tree, txn: &mut Txn, upto: Option<crate::model::Seq>) {
+    pub(crate) fn hurry(
+        &self,
+        tree: &mut super::super::tree::Tree,
+        txn: &mut Txn,
+        upto: Option<surgetank_types::model::Seq>,
+    ) {
         let Some(upto) = upto else { return };
-        let now = crate::clock::tick();
+        let now = surgetank_types::clock::tick();
         let mut hastened = Vec::new();
         let mut dirs = Vec::new();
         if let Some(op) = tree.ops.get_mut(&upto) {
@@ -354,7 +359,7 @@ impl Namespace {
     }
 
     pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
-        let began = crate::clock::tick();
+        let began = surgetank_types::clock::tick();
         let mut tree = self.tree();
         loop {
             let Some(inode) = tree.get(id) else {
@@ -424,7 +429,7 @@ impl Namespace {
         };
         let Some(last) = last else { return Ok(()) };
         self.wake();
-        let began = crate::clock::tick();
+        let began = surgetank_types::clock::tick();
         let mut tree = self.tree();
         while let Some(op) = tree.ops.get(&last) {
             self.store_must_answer(began)?;

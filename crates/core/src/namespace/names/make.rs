@@ -1,12 +1,12 @@
 //! New names: files, directories, links, special files, and files without a name.
 
-use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Timestamp};
-use crate::placement::AskKind;
+use surgetank_policy::placement::AskKind;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Timestamp};
 
 use super::super::content::{Content, Lies, Open};
 use super::super::files::{Opened, Placed, Via, Wish};
@@ -27,7 +27,7 @@ pub(crate) struct Made {
 }
 
 impl Namespace {
-    fn fresh_attr(id: FileId, kind: Kind, perm: u32, cred: crate::store::Cred) -> Attr {
+    fn fresh_attr(id: FileId, kind: Kind, perm: u32, cred: surgetank_store::Cred) -> Attr {
         let now = clock::now();
         Attr {
             kind,
@@ -50,7 +50,7 @@ impl Namespace {
         if name.is_empty() {
             return Err(Errno::NOENT.into());
         }
-        if name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+        if name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
             // These names are ours; a program's file would be hidden.
             return Err(Errno::INVAL.into());
         }
@@ -222,7 +222,7 @@ impl Namespace {
     /// Open for one writer. (A file created for reading only still has to be sealed once.)
     fn engage_new(&self, id: FileId, placed: &Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
-        open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
+        open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
         if !via.is_mount() {
             open.handed.store(true, Ordering::Relaxed);
             self.directly_written(&open);
@@ -236,7 +236,7 @@ impl Namespace {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
         let id = self.tree().new_id();
-        let kind = AskKind::Create { expected: crate::placement::Expected::Unknown };
+        let kind = AskKind::Create { expected: surgetank_policy::placement::Expected::Unknown };
         let wish = Wish::only(Mode::Remove);
         let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, &wish, perm, Via::Mount))?;
         let mut tree = self.tree();
@@ -263,7 +263,7 @@ impl Namespace {
         }
         let open = Arc::new(Open::new(id, content, false, None, 0));
         open.written.store(true, Ordering::Relaxed);
-        open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
+        open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
         self.opens().insert(id, open.clone());
         let opened = self.register(open, true, flags, run);
         Ok((Found { id, attr, ttl: super::super::TTL_OURS }, opened))

@@ -1,10 +1,10 @@
 //! Rename, with its flags. A file that the store never had is renamed here only; what the store has is
 //! renamed there too, in its turn.
 
-use crate::clock;
-use crate::error::{Errno, FsResult};
-use crate::model::{Caller, FileId, OpKind, RunId};
-use crate::tier::Remains;
+use surgetank_tier::Remains;
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
 use super::super::Namespace;
 use super::super::journal::Txn;
@@ -30,7 +30,7 @@ impl Namespace {
         if flags & EXCHANGE != 0 && !self.store.exchanges() {
             return Err(Errno::INVAL.into());
         }
-        if to.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+        if to.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
             return Err(Errno::INVAL.into());
         }
         // Another door may have changed what the names mean between our look and our step.
@@ -255,7 +255,7 @@ impl Namespace {
         crash_point!("rename.before_tier");
         let Some(inode) = tree.get(id) else { return };
         self.watch_apart(tree, id);
-        let failed = |device: &crate::tier::Device, why: std::io::Error| {
+        let failed = |device: &surgetank_tier::Device, why: std::io::Error| {
             self.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old_path), "a tier did not follow a rename");
         };

@@ -7,11 +7,11 @@
 use std::io;
 
 use crate::catalog::Damage;
-use crate::clock;
-use crate::error::Result;
-use crate::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFIX, Seq};
-use crate::store::{Cred, StorePath, checksum};
-use crate::tier::Device;
+use surgetank_store::{Cred, StorePath, checksum};
+use surgetank_tier::Device;
+use surgetank_types::clock;
+use surgetank_types::error::Result;
+use surgetank_types::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFIX, Seq};
 
 use super::super::Namespace;
 use super::super::files::SPILL;

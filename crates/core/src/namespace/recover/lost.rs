@@ -8,9 +8,9 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
-use crate::store::StorePath;
-use crate::tier::Plain;
+use surgetank_store::StorePath;
+use surgetank_tier::Plain;
+use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
 
 use super::super::Namespace;
 use super::super::journal::Txn;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::RenameFlags;
 
-use crate::model::{DeviceId, RunId};
+use surgetank_types::model::{DeviceId, RunId};
 
 use super::super::Namespace;
 use super::super::files::HIDDEN_PREFIX;

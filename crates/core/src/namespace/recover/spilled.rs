@@ -3,12 +3,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::clock;
-use crate::error::{Error, Result};
-use crate::model::{Attr, FileId, Kind};
-use crate::store::{Cred, StorePath, StoreStat};
-use crate::sync::Arc;
-use crate::tier::Plain;
+use surgetank_store::{Cred, StorePath, StoreStat};
+use surgetank_tier::Plain;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{Attr, FileId, Kind};
+use surgetank_types::sync::Arc;
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
@@ -27,7 +27,7 @@ const TRIES: u32 = 4;
 pub(super) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
-            Err(_) if clock::tick() < until => crate::sync::thread::sleep(PAUSE),
+            Err(_) if clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
             done => return done,
         }
     }
@@ -127,7 +127,7 @@ impl Namespace {
     pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
         for _ in 1..TRIES {
             match self.is_left_there(path, who) {
-                Err(why) if passes(&why) => crate::sync::thread::sleep(PAUSE),
+                Err(why) if passes(&why) => surgetank_types::sync::thread::sleep(PAUSE),
                 told => return told,
             }
         }
@@ -168,7 +168,7 @@ impl Namespace {
         }
         loop {
             match self.content_in_store(id) {
-                Err(why) if passes(&why) && clock::tick() < until => crate::sync::thread::sleep(PAUSE),
+                Err(why) if passes(&why) && clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
                 Err(why) if passes(&why) && self.is_spilled(id) => {
                     let path = self.tree().logical_path(id).map(StorePath).unwrap_or_default();
                     return Err(self.does_not_tell(&path, why));

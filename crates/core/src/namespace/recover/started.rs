@@ -12,12 +12,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
 use crate::namespace::Namespace;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, files_of};
-use crate::store::{Cred, StorePath, StoreStat};
+use surgetank_store::{Cred, StorePath, StoreStat};
+use surgetank_types::error::Result;
+use surgetank_types::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
 
 struct Started {
     seq: Seq,
@@ -98,7 +98,7 @@ impl Namespace {
         let is_server = !self.store.features().plain_files && self.store.features().publications_at_once > 1;
         for _ in 0..if is_server { LOOKS_MAX } else { 1 } {
             if is_server {
-                crate::sync::thread::sleep(LATE);
+                surgetank_types::sync::thread::sleep(LATE);
             }
             looked.clear();
             done = self.how_many(&started, &before, &mut looked);
@@ -267,7 +267,7 @@ impl Namespace {
 
     /// The drain's temporary for an operation.
     pub(crate) fn staged_name(&self, seq: Seq) -> Name {
-        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        let mut name = surgetank_types::model::STORE_TEMPORARY_PREFIX.to_vec();
         name.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
         Name::from(name)
     }

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, PoisonError};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
 use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
 use super::super::files::{hidden_name, nobody_writes};
@@ -15,7 +15,7 @@ use super::super::tree::{PlainId, files_of};
 use super::super::{Namespace, Noted};
 use super::{MANY, kept_as};
 use crate::bequest::{Left, LeftHandle};
-use crate::model::{FileId, OpKind, Timestamp};
+use surgetank_types::model::{FileId, OpKind, Timestamp};
 
 const NUMBERS_LEFT_OUT: u64 = 1 << 20;
 
@@ -65,7 +65,7 @@ impl Namespace {
         let left = self.survival.left().clone();
         self.restore_tree(&left);
         let mut failed = 0_u64;
-        let until = crate::clock::tick() + STORE_PATIENCE;
+        let until = surgetank_types::clock::tick() + STORE_PATIENCE;
         for (fh, handle) in &left.handles {
             match self.restore_handle(handle, until) {
                 Some(open) => {

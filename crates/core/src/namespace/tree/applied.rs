@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::model::{FileId, Kind, OpKind, StoreIdentity};
+use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use super::{Inode, Name, Place, Tree, files_of};
 

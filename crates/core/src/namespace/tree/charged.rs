@@ -1,7 +1,7 @@
 //! What replicas are charged on their devices, and how much of that the store has too.
 
 use super::{PlainId, Tree};
-use crate::model::{DeviceId, FileId};
+use surgetank_types::model::{DeviceId, FileId};
 
 impl Tree {
     /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::model::{FileId, OpKind, OpRecord, Prepared, RunId};
+use surgetank_types::model::{FileId, OpKind, OpRecord, Prepared, RunId};
 
 use super::{Inode, Name, Place, Tree};
 
@@ -15,7 +15,7 @@ pub enum Progress {
     Staged {
         dir: FileId,
         temporary: Name,
-        staged: crate::store::Staged,
+        staged: surgetank_store::Staged,
         version: u32,
         checked: bool,
     },
@@ -82,7 +82,7 @@ impl Op {
             error: None,
             doubtful: false,
             certain: false,
-            queued: crate::clock::tick(),
+            queued: surgetank_types::clock::tick(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What there is of a file's versions: here, on a tier that was made to keep them, and in the store.
 
 use super::Inode;
-use crate::model::Kind;
+use surgetank_types::model::Kind;
 
 impl Inode {
     /// Brought to a tier as the store has it (it may have gone from there again), and never written here: somebody else may

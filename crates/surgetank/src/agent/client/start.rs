@@ -11,9 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::Visibility;
+use surgetank_policy::config::Config;
+use surgetank_types::error::{Error, Result};
 
 use super::super::life::{Outcome, Startup};
 use super::super::place::{Place, StateRoot};

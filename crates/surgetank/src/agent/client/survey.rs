@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use surgetank_core::error::{Error, Result};
+use surgetank_types::error::{Error, Result};
 
 use super::super::place::{Place, StateRoot};
 use super::{AGENT_VARIABLE, Connection, absolute};

@@ -19,13 +19,13 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::config::Config;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::model::Image;
 use surgetank_core::namespace;
 use surgetank_core::report::PathText;
-use surgetank_core::store::{self, checksum};
-use surgetank_core::tier::{self, Remembered};
+use surgetank_policy::config::Config;
+use surgetank_store::checksum;
+use surgetank_tier::Remembered;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::Image;
 
 use super::{Place, refuse};
 use crate::agent::commands::Commands;
@@ -78,7 +78,7 @@ impl StoreMark {
     fn of(config: &Config) -> Result<Self> {
         let place = PathText::from(config.store.as_path());
         if let Some(url) = config.store_url() {
-            return Ok(Self { place, what: What::Server { sites: store::sites(url)? } });
+            return Ok(Self { place, what: What::Server { sites: surgetank_store::sites(url)? } });
         }
         let meta = fs::metadata(&config.store)
             .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
@@ -197,7 +197,7 @@ impl Place {
             places.filter_map(|place| Some(Self::open(&place.path()).ok()?.identity()?.key)).collect();
         let is_left = |other: &str| origin_in(other) == Some(&*origin) && !known.iter().any(|known| known == other);
         for path in config.tiers.iter().flat_map(|tier| &tier.paths) {
-            tier::hand_over(path, &key, &is_left).map_err(|why| {
+            surgetank_tier::hand_over(path, &key, &is_left).map_err(|why| {
                 Error::new(format!("{} cannot be searched for files of a lost state", path.display()))
                     .why(why)
                     .data("nothing is removed there")
@@ -272,7 +272,7 @@ impl Place {
         let Some(image) = self.catalog_left().filter(namespace::is_spent) else { return true };
         let mut remembered = image.counters.keys().filter_map(|name| Remembered::from_counter(name));
         let mut paths = config.tiers.iter().flat_map(|tier| &tier.paths);
-        self.has_left() || paths.any(|path| tier::is_in_use(path, key)) || remembered.any(|device| device.may_hold(key))
+        self.has_left() || paths.any(|path| surgetank_tier::is_in_use(path, key)) || remembered.any(|device| device.may_hold(key))
     }
 
     /// Is this the store that was served last?
@@ -322,7 +322,7 @@ fn boot_id() -> String {
 mod tests {
     use std::path::PathBuf;
 
-    use surgetank_core::config::{Overrides, Surroundings};
+    use surgetank_policy::config::{Overrides, Surroundings};
 
     use super::*;
     use crate::agent::place::StateRoot;

@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::error::Result;
+use surgetank_types::error::Result;
 
 use super::{Held, Place, StateRoot, await_lock, key, lock_file, refuse};
 use crate::agent::commands::Commands;

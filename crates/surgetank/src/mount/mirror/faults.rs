@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
+use surgetank_types::error::FsResult;
 
 use crate::mount::{interrupted, wait_long};
 

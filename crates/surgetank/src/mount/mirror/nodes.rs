@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::Stat;
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Kind, Timestamp};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Kind, Timestamp};
 
 use crate::mount::BackingId;
 use crate::mount::abi::ROOT_NODE;

@@ -10,8 +10,8 @@ use rustix::fs::{
     UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, Kind};
+use surgetank_types::error::FsResult;
+use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::faults::{Op, Wrong};
 use super::nodes::Node;

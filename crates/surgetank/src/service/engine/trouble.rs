@@ -60,5 +60,5 @@ fn before_unix(time: Duration) -> i64 {
 }
 
 fn now_unix() -> i64 {
-    surgetank_core::clock::now().secs()
+    surgetank_types::clock::now().secs()
 }

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use surgetank_core::model::RunId;
 use surgetank_core::report::run::RunRecord;
+use surgetank_types::model::RunId;
 
 /// The directory of the records below an agent's state.
 pub const RUNS: &str = "runs";

@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use surgetank_core::model::FileId;
 use surgetank_core::report::PathText;
 use surgetank_core::report::run::{
     Counted as How, Io, Kernel, PROCESSES_MAX, Process, Program, RunRecord, TRACED_PROCESSES_MAX,
 };
+use surgetank_types::model::FileId;
 
 use crate::service::tally::Seen;
 use crate::shimdoor::counts::{Counted, Counts};
@@ -334,7 +334,7 @@ fn less(whole: &Kernel, part: &Kernel) -> Kernel {
 
 #[cfg(test)]
 mod tests {
-    use surgetank_core::model::RunId;
+    use surgetank_types::model::RunId;
 
     use super::*;
 

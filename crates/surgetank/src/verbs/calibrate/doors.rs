@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use surgetank_core::clock;
-use surgetank_core::config::{Config, TierConfig};
-use surgetank_core::error::{Error, Result};
 use surgetank_core::makespan::machine::{Agent, Door, Place};
+use surgetank_policy::config::{Config, TierConfig};
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 use super::places::{make_cold, median};
 use super::probe::Probe;

@@ -4,9 +4,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use surgetank_core::config::quantity::show_bytes;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::makespan::machine::{Operations, Place, Stream};
+use surgetank_policy::config::quantity::show_bytes;
+use surgetank_types::error::{Error, Result};
 
 use super::Scratch;
 use super::probe::Probe;

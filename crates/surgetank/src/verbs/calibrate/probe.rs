@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use surgetank_core::clock;
-use surgetank_core::error::Error;
+use surgetank_types::clock;
+use surgetank_types::error::Error;
 
 use super::rounds;
 use super::since;

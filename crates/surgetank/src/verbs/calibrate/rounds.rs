@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
-use surgetank_core::clock;
+use surgetank_types::clock;
 
 use super::probe::{Measured, Probe};
 use super::since;

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use surgetank_core::config::Config;
+use surgetank_policy::config::Config;
 
 use super::{Finding, Verdict};
 use crate::agent::seclusion::fusermount;

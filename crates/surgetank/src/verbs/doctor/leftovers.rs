@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use surgetank_core::config::quantity::show_bytes;
+use surgetank_policy::config::quantity::show_bytes;
 
 use super::{Finding, Verdict};
 use crate::shimdoor::leftovers::{self, Leftovers, SHARED_MEMORY};

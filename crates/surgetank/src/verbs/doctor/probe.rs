@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Advice, Mode, OFlags, XattrFlags};
-use surgetank_core::clock::tick;
+use surgetank_types::clock::tick;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {

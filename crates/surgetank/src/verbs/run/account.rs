@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use surgetank_core::error::Error;
 use surgetank_core::report::{Holder, RunReport, Summary, Verdict};
+use surgetank_types::error::Error;
 
 use crate::verbs::words::{bytes, count, millis};
 use crate::verbs::{Outcome, exit};

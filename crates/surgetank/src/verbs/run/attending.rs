@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use surgetank_core::clock;
-use surgetank_core::config::Deadline;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::Scope;
+use surgetank_policy::config::Deadline;
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 use super::offspring::{self, Change};
 use super::waiting::Waiting;

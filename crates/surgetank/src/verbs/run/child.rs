@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::io::FdFlags;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::Visibility;
+use surgetank_types::error::{Error, Result};
 
 use crate::agent::client::{AGENT_VARIABLE, Connection};
 use crate::agent::signals::Signals;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use surgetank_core::clock;
-use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Scope, Verdict};
+use surgetank_types::clock;
+use surgetank_types::error::{Error, Result};
 
 use crate::agent::client::Connection;
 use crate::agent::line::{Broken, Limits};

@@ -18,8 +18,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
-use surgetank_core::config::machine::Machine;
-use surgetank_core::config::{Config, Survives};
+use surgetank_policy::config::machine::Machine;
+use surgetank_policy::config::{Config, Survives};
 
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsurgetank.so"));
 /// For every user of this machine; what is unfit is passed over.

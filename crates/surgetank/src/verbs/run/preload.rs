@@ -6,8 +6,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use surgetank_core::config::Config;
-use surgetank_core::model::RunId;
+use surgetank_policy::config::Config;
+use surgetank_types::model::RunId;
 
 use crate::agent::wire::Hello;
 use crate::shimdoor::counts;

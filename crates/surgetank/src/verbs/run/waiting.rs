@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use surgetank_core::clock;
 use surgetank_core::report::Trouble;
+use surgetank_types::clock;
 
 use crate::agent::client::Connection;
 use crate::agent::line::{self, Broken};

@@ -1,0 +1,100 @@
+//! The options that a later command needs to mean the same directory, store, tiers and state as this one: from any
+//! working directory, with any environment.
+//!
+//! What a file says that is found again (`surgetank.toml` in the directory, the site's) is left out.
+//! The danger it avoids: advice without `--store`, which brings files to another store than the one that they are owed to.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::key::Draft;
+use super::load::Surroundings;
+use super::{Authority, Config, KeepAtExit, Overrides, Pattern, RuleConfig, TierConfig, load};
+use crate::rule::mode_name;
+use surgetank_store::Verify;
+
+pub(super) const STORE: &str = "--store";
+
+/// What is not known from the resolved configuration alone.
+pub(super) struct Sources<'a> {
+    /// A file that is named, or found by a variable.
+    pub file: Option<&'a Path>,
+    pub says_store: bool,
+    /// As they are said on the command line or by a variable.
+    pub tiers: Option<&'a [TierConfig]>,
+}
+
+/// Not those of a file that is found again.
+pub(super) fn said_tiers(draft: &Draft) -> Option<Vec<TierConfig>> {
+    let said = draft.tiers.as_ref()?;
+    let by_people = said.iter().all(|tier| tier.origin.authority == Authority::CommandLine);
+    by_people.then(|| said.iter().map(|tier| tier.value.clone()).collect())
+}
+
+/// `--over` is not among them.
+pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundings) -> Vec<OsString> {
+    let mut words = state(&config.state, around);
+    let mut say = |option: &str, value: OsString| words.extend([option.into(), value]);
+    if let Some(file) = sources.file {
+        say("--config", file.into());
+    }
+    if sources.says_store || config.store != config.over {
+        say(STORE, config.store.clone().into());
+    }
+    for tier in sources.tiers.unwrap_or_default() {
+        say("--tier", tier_text(tier));
+    }
+    for rule in config.rules.iter().filter(|rule| rule.authority == Authority::CommandLine) {
+        if let Some(text) = rule_text(rule) {
+            say("--rule", text.into());
+        }
+    }
+    match config.keep_at_exit {
+        KeepAtExit::Leave => {}
+        KeepAtExit::Drain => say("--keep-at-exit", "drain".into()),
+        KeepAtExit::Drop => say("--keep-at-exit", "drop".into()),
+    }
+    if config.verify == Verify::Reread {
+        say("--verify", "reread".into());
+    }
+    if !config.ordered {
+        say("--ordered", "false".into());
+    }
+    words
+}
+
+/// Nothing where every command finds this state by itself.
+pub(super) fn state(state: &Path, around: &Surroundings) -> Vec<OsString> {
+    let found = load::state_root(&Overrides::default(), around).is_ok_and(|found| found == state);
+    if found && usual_state(around) == state { Vec::new() } else { vec!["--state".into(), state.into()] }
+}
+
+pub(super) fn usual_state(around: &Surroundings) -> PathBuf {
+    load::physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid)))
+}
+
+/// `NAME=PATH[,PATH…][:SIZE]`
+fn tier_text(tier: &TierConfig) -> OsString {
+    let mut text = OsString::from(format!("{}=", tier.name));
+    for (index, path) in tier.paths.iter().enumerate() {
+        if index > 0 {
+            text.push(",");
+        }
+        text.push(path);
+    }
+    if let Some(bytes) = tier.cap_bytes {
+        let units = [(30, "G"), (20, "M"), (10, "K")];
+        let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes % (1 << shift) == 0);
+        let (shift, name) = unit.unwrap_or((0, ""));
+        text.push(format!(":{}{name}", bytes >> shift));
+    }
+    text
+}
+
+/// `GLOB=MODE`; a rule of the command line has no other form.
+fn rule_text(rule: &RuleConfig) -> Option<String> {
+    match (&rule.pattern, rule.mode) {
+        (Pattern::Glob(glob), Some(mode)) => Some(format!("{glob}={}", mode_name(mode))),
+        _ => None,
+    }
+}

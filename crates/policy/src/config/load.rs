@@ -1,0 +1,599 @@
+//! From everything that was said to one [`Config`]: precedence, resolution, refusals.
+//!
+//! Defaults < site file < Sea's files < project file < environment < command line; rules of all of them are gathered,
+//! and among rules the site wins (see [`crate::rule`]).
+//!
+//! Danger avoided: starting with directories in each other's way. Whatever could hide files or feed the mount to itself
+//! is refused here, before anything was touched.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::again::{self, Sources};
+use super::deadline::Deadline;
+use super::key::{self, Draft, Origin, Said, nearest};
+use super::machine::Machine;
+use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
+use super::sea::{self, Sea};
+use super::tiers::{self, Candidates};
+use super::{Authority, Config, Overrides, TierConfig, file};
+use crate::rule::RuleSet;
+use surgetank_store::Verify;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::shell;
+
+const UTF8_ADVICE: &str = "save the file as UTF-8; in patterns '?' or '*' stand for bytes of another encoding";
+const PROJECT_FILE: &str = "surgetank.toml";
+const PREFIX: &str = "SURGETANK_";
+/// The end of the job in seconds since 1970.
+const SLURM_END: &str = "SLURM_JOB_END_TIME";
+const SLURM_JOB: &str = "SLURM_JOB_ID";
+/// Variables that are no keys.
+pub const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
+/// Tiers, and devices of one tier: they are counted in a byte.
+const DEVICES_MAX: usize = 255;
+
+/// Everything around us that a configuration depends on.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    pub cwd: PathBuf,
+    pub env: Vec<(OsString, OsString)>,
+    pub site_file: PathBuf,
+    pub machine: Machine,
+    pub ram: PathBuf,
+    pub uid: u32,
+}
+
+impl Surroundings {
+    pub fn of_this_process() -> Result<Self> {
+        let cwd = std::env::current_dir().map_err(|error| {
+            Error::new("the current directory can't be found").why(error).remedy("change to a directory that exists")
+        })?;
+        Ok(Self {
+            cwd,
+            env: std::env::vars_os().collect(),
+            site_file: PathBuf::from("/etc/surgetank.toml"),
+            machine: Machine::default(),
+            ram: PathBuf::from("/dev/shm"),
+            uid: rustix::process::getuid().as_raw(),
+        })
+    }
+
+    /// A path in a variable that is set and not empty; its bytes need not be UTF-8.
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
+        (!value.is_empty()).then(|| PathBuf::from(value))
+    }
+
+    /// A variable that is set, not empty, and UTF-8.
+    fn var(&self, name: &str) -> Option<String> {
+        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
+        value.to_str().filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+}
+
+/// A configuration, and what people should know about how it came about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    pub config: Config,
+    /// Tiers passed over, Sea's files found, variables that look misspelt.
+    pub notes: Vec<String>,
+    /// Files that were read.
+    pub files: Vec<PathBuf>,
+}
+
+pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
+    let mut draft = Draft::default();
+    let mut notes = Vec::new();
+    let mut files = Vec::new();
+
+    if read_site(around, &mut draft)? {
+        files.push(around.site_file.clone());
+    }
+    let given = given_file(overrides, around);
+    let given_ini = given.as_ref().filter(|path| is_ini(path));
+    let home = home(overrides, around);
+    let mut project = Draft::default();
+    let toml = read_project(given.as_deref(), &home, &mut project)?;
+    let home = project.over.as_ref().map_or(home, |over| over.value.clone());
+    let sea = read_sea(given_ini, &home, around, &mut files)?;
+    files.extend(toml);
+    if let Some(sea) = &sea {
+        draft.over.clone_from(&sea.over);
+        if !sea.tiers.is_empty() {
+            draft.tiers = Some(sea.tiers.clone());
+        }
+        draft.rules.extend(sea.rules.iter().cloned());
+        notes.extend(sea.notes.iter().cloned());
+    }
+    key::overlay(&mut draft, project);
+    environment(around, &mut draft, &mut notes)?;
+    overrides.apply(&around.cwd, &mut draft)?;
+    // A list that only SEA_HOME leads to is named, too.
+    let by_variable = files.iter().find(|path| is_ini(path) && path.parent() != Some(&home)).cloned();
+    resolve(draft, sea, around, notes, files, given.or(by_variable).as_deref())
+}
+
+/// The state root alone, for those who only ask: whether anything could be served from here is not their business.
+pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBuf> {
+    let mut draft = Draft::default();
+    let said = match &overrides.state {
+        Some(path) => Some(("--state", path.clone())),
+        None => around.path("SURGETANK_STATE").map(|path| ("SURGETANK_STATE", path)),
+    };
+    match said {
+        Some((label, path)) => {
+            let origin =
+                Origin { label: label.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
+            draft.state = Some(key::path(&path, &origin)?);
+        }
+        None => {
+            read_site(around, &mut draft)?;
+            let home = home(overrides, around);
+            // What a dead mount hides cannot say anything.
+            let hidden = fs::metadata(&home)
+                .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+            if !hidden {
+                let mut project = Draft::default();
+                read_project(given_file(overrides, around).as_deref(), &home, &mut project)?;
+                key::overlay(&mut draft, project);
+            }
+        }
+    }
+    Ok(said_state(&draft, around).0)
+}
+
+fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
+    let path = &around.site_file;
+    let Some(text) = optional(path)? else {
+        return Ok(false);
+    };
+    file::read(&text, path, &path.display().to_string(), Authority::Site, draft)?;
+    forbid_over(draft)?;
+    Ok(true)
+}
+
+/// The configuration file that was named: a `surgetank.toml` or a `sea.ini`.
+fn given_file(overrides: &Overrides, around: &Surroundings) -> Option<PathBuf> {
+    let given = overrides.config.clone().or_else(|| around.path("SURGETANK_CONFIG"));
+    given.map(|path| around.cwd.join(path))
+}
+
+fn is_ini(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "ini")
+}
+
+/// Where files of the project are looked for: `over`, as far as it is known without them.
+fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
+    let said_over = overrides.over.clone().or_else(|| around.path("SURGETANK_OVER"));
+    around.cwd.join(said_over.unwrap_or_default())
+}
+
+fn read_project(given: Option<&Path>, home: &Path, project: &mut Draft) -> Result<Option<PathBuf>> {
+    if let Some(path) = given.filter(|path| !is_ini(path)) {
+        let text = optional(path)?.ok_or_else(|| missing_config(path))?;
+        file::read(&text, path, &path.display().to_string(), Authority::Project, project)?;
+        return Ok(Some(path.to_path_buf()));
+    }
+    let path = home.join(PROJECT_FILE);
+    let Some(text) = optional(&path)? else {
+        return Ok(None);
+    };
+    file::read(&text, &path, PROJECT_FILE, Authority::Project, project)?;
+    forbid_over(project)?;
+    Ok(Some(path))
+}
+
+fn missing_config(path: &Path) -> Error {
+    Error::new(format!("the configuration file {} does not exist", path.display()))
+        .remedy("correct --config (or SURGETANK_CONFIG), or leave it out")
+}
+
+/// `over` is not a matter of files that are found in it, or of the site.
+fn forbid_over(draft: &Draft) -> Result<()> {
+    match &draft.over {
+        None => Ok(()),
+        Some(over) => Err(Error::new(format!("{}: 'over' can't be set here", over.origin.label))
+            .why("this file is found by the directory that is served, it can't choose it")
+            .remedy("give --over, or name the file with --config")),
+    }
+}
+
+fn optional(path: &Path) -> Result<Option<String>> {
+    match fs::read(path) {
+        Ok(bytes) => utf8(path, bytes, UTF8_ADVICE).map(Some),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+            let dir = path.parent().unwrap_or(path);
+            Err(Error::new(format!("{} is a dead mount, its server is gone", dir.display()))
+                .why(error)
+                .remedy(format!("if an agent of yours was killed there: surgetank umount {}", shell::word(dir))))
+        }
+        Err(error) => Err(unreadable(path, &error)),
+    }
+}
+
+/// Beside the ini that was given, in `over`, or in `$SEA_HOME`: the first that has any of them.
+fn read_sea(
+    ini: Option<&PathBuf>,
+    home: &Path,
+    around: &Surroundings,
+    files: &mut Vec<PathBuf>,
+) -> Result<Option<Sea>> {
+    let env = |name: &str| around.var(name);
+    let (dir, ini_name) = match ini {
+        Some(path) => {
+            if !path.is_file() {
+                return Err(missing_config(path));
+            }
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            (path.parent().unwrap_or(Path::new("/")).to_path_buf(), name)
+        }
+        None if sea::is_in(home) => (home.to_path_buf(), sea::INI.to_owned()),
+        None => match around.var("SEA_HOME").map(|dir| around.cwd.join(dir)).filter(|dir| sea::is_in(dir)) {
+            Some(dir) => (dir, sea::INI.to_owned()),
+            None => return Ok(None),
+        },
+    };
+    let names = std::iter::once(ini_name.as_str()).chain(sea::FILES.iter().copied().skip(1));
+    files.extend(names.map(|name| dir.join(name)).filter(|path| path.is_file()));
+    let label = |name: &str| {
+        if dir == home { name.to_owned() } else { dir.join(name).display().to_string() }
+    };
+    sea::read(&dir, &ini_name, label, &env).map(Some)
+}
+
+/// `SURGETANK_…`: every key in capitals; lists separated by `;`.
+fn environment(around: &Surroundings, draft: &mut Draft, notes: &mut Vec<String>) -> Result<()> {
+    for (name, value) in &around.env {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+            continue;
+        };
+        let key = name[PREFIX.len()..].to_ascii_lowercase();
+        let origin = Origin { label: name.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
+        let known = key::SCALARS.iter().chain(&key::LISTS).copied();
+        if !known.clone().any(|known| known == key) {
+            let upper = &name[PREFIX.len()..];
+            if !OTHER_VARIABLES.contains(&upper)
+                && let Some(near) = nearest(&key, known)
+            {
+                notes.push(format!(
+                    "{name} means nothing to this program; did you mean {PREFIX}{}?",
+                    near.to_uppercase()
+                ));
+            }
+            continue;
+        }
+        if value.is_empty() {
+            continue;
+        }
+        let paths = [("over", &mut draft.over), ("state", &mut draft.state)];
+        if let Some((_, slot)) = paths.into_iter().find(|(name, _)| *name == key) {
+            *slot = Some(key::path(Path::new(value), &origin)?);
+            continue;
+        }
+        let text = value.to_str().ok_or_else(|| key::refused(&origin, &key, "the value is not UTF-8"))?;
+        match key.as_str() {
+            "tiers" => {
+                let tiers = key::pieces(text).map(|piece| key::tier(piece, &origin)).collect::<Result<Vec<_>>>()?;
+                if tiers.is_empty() {
+                    return Err(key::no_tiers(&origin));
+                }
+                draft.tiers = Some(tiers);
+            }
+            "rules" => {
+                for piece in key::pieces(text) {
+                    draft.rules.push(key::rule(piece, &origin)?);
+                }
+            }
+            _ => draft.set(&key, text, &origin)?,
+        }
+    }
+    Ok(())
+}
+
+fn resolve(
+    mut draft: Draft,
+    sea: Option<Sea>,
+    around: &Surroundings,
+    mut notes: Vec<String>,
+    files: Vec<PathBuf>,
+    named_file: Option<&Path>,
+) -> Result<Loaded> {
+    let machine = &around.machine;
+    let over = resolve_over(&draft, around)?;
+    if draft.store.is_none()
+        && let Some(sea) = sea
+        && let Some(base) = sea.store
+    {
+        let same = |said: &Said<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
+        if same(&base) || sea.over.as_ref().is_some_and(same) {
+            draft.store = Some(base);
+        } else {
+            notes.push(format!(
+                "{}: {} is not taken as the store, because {} is neither it nor mount_dir",
+                base.origin.label,
+                base.value.display(),
+                over.display()
+            ));
+        }
+    }
+    let store = match &draft.store {
+        None => over.clone(),
+        Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
+        Some(said) => directory(said, "the store", "give another directory with --store")?,
+    };
+    if store != over {
+        refuse_apart(&over, &store, machine)?;
+    }
+    let state = resolve_state(&draft, around, &over, &store)?;
+    let (metrics, metrics_token_file) = super::metrics::settled(&draft)?;
+    let said_tiers = again::said_tiers(&draft);
+    let tiers = match draft.tiers {
+        Some(said) => given_tiers(machine, said, &over, &store)?,
+        None => {
+            let (found, passed_over) = tiers::found(machine, &candidates(around), &over, &store);
+            if found.is_empty() {
+                return Err(Error::new(format!(
+                    "no place was found that is faster than the store {}",
+                    store.display()
+                ))
+                .why(passed_over.join("; "))
+                .remedy("name one with --tier NAME=PATH[:SIZE], for example --tier disk=/scratch/me"));
+            }
+            notes.extend(passed_over);
+            found
+        }
+    };
+    for rule in &draft.rules {
+        if let Some(name) = &rule.tier
+            && !tiers.iter().any(|tier| tier.name == *name)
+        {
+            return Err(key::unknown("tier", name, &rule.origin, tiers.iter().map(|tier| tier.name.as_str())));
+        }
+    }
+    RuleSet::new(&draft.rules)?;
+    let unsaid = draft.deadline.is_none();
+    let deadline = resolve_deadline(draft.deadline, around, &mut notes);
+    let job = around.var(SLURM_JOB).filter(|_| unsaid && deadline.is_none());
+    if let Some(job) = &job {
+        notes.push(format!("Slurm does not tell job {job} when it ends: `run` and `mount` ask squeue"));
+    }
+    let mut config = Config {
+        over,
+        store,
+        tiers,
+        rules: draft.rules,
+        state,
+        ordered: draft.ordered.unwrap_or(true),
+        verify: draft.verify.unwrap_or(Verify::Cache),
+        fsync: draft.fsync,
+        copy_up_bytes_max: draft.copy_up_bytes_max.unwrap_or(64 << 20),
+        dirty_bytes_max: draft.dirty_bytes_max.unwrap_or_else(|| tiers::dirty_bytes_max(machine)),
+        drain_threads: draft.drain_threads.unwrap_or(4),
+        drain_bytes_per_second_max: draft.drain_bytes_per_second_max.unwrap_or(0),
+        store_ttl: draft.store_ttl.unwrap_or(Duration::from_secs(1)),
+        quiet: draft.quiet.unwrap_or(Duration::from_millis(50)),
+        sync_after: draft.sync_after.unwrap_or(Duration::from_secs(30)),
+        retry: draft.retry.unwrap_or(Duration::from_secs(30)),
+        wait_for_room: draft.wait_for_room.unwrap_or(Duration::from_secs(60)),
+        grace: draft.grace.unwrap_or(Duration::from_secs(5)),
+        deadline,
+        job,
+        keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
+        direct: draft.direct.unwrap_or(true),
+        door: draft.door.unwrap_or_default(),
+        preload: draft.preload.unwrap_or(true),
+        preload_skip: draft.preload_skip.unwrap_or_default(),
+        group_socket: draft.group_socket.map(|said| said.value),
+        metrics,
+        metrics_token_file,
+        again: Vec::new(),
+    };
+    let sources = Sources { file: named_file, says_store: draft.store.is_some(), tiers: said_tiers.as_deref() };
+    config.again = again::options(&config, &sources, around);
+    Ok(Loaded { config, notes, files })
+}
+
+/// What was said; else what Slurm says. That a variable is nonsense, or left over from another job, is no reason to fail.
+fn resolve_deadline(
+    said: Option<Said<Option<i64>>>,
+    around: &Surroundings,
+    notes: &mut Vec<String>,
+) -> Option<Deadline> {
+    let now = surgetank_types::clock::now().secs();
+    let found = match said {
+        Some(said) => said.value.map(|seconds| Deadline::new(seconds, &said.origin.label, now)),
+        None => around.var(SLURM_END).and_then(|text| match text.parse() {
+            Ok(seconds) if seconds > now => Some(Deadline::new(seconds, SLURM_END, now)),
+            Ok(_) => {
+                notes.push(format!("{SLURM_END}={text} is over: no deadline is known"));
+                None
+            }
+            Err(_) => {
+                notes.push(format!("{SLURM_END}={text} is no number of seconds: no deadline is known"));
+                None
+            }
+        }),
+    };
+    if let Some(deadline) = &found {
+        notes.push(format!("the job ends at {}, says {}", deadline.shown(), deadline.from));
+    }
+    found
+}
+
+fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
+    let here = Said {
+        value: around.cwd.clone(),
+        origin: Origin {
+            label: "the current directory".to_owned(),
+            base: around.cwd.clone(),
+            authority: Authority::Default,
+        },
+    };
+    let said = draft.over.as_ref().unwrap_or(&here);
+    let over = directory(said, "the directory to serve", "give a directory that exists with --over")?;
+    if over == Path::new("/") {
+        return Err(Error::new(format!("{}: the root directory can't be served", said.origin.label))
+            .why("the programs, the tiers and our own state lie under it")
+            .remedy("change to the project's directory, or give it with --over"));
+    }
+    if ["/proc", "/sys", "/dev"]
+        .iter()
+        .any(|system| over == Path::new(system) || over.starts_with(system) && !over.starts_with("/dev/shm"))
+    {
+        return Err(Error::new(format!("{}: {} can't be served", said.origin.label, over.display()))
+            .why("the system and we ourselves need it as it is")
+            .remedy("change to the project's directory, or give it with --over"));
+    }
+    Ok(over)
+}
+
+/// A store elsewhere: nothing may be hidden, nothing may contain itself.
+fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
+    for (inner, outer, what) in [
+        (over, store, "the directory to serve lies inside the store"),
+        (store, over, "the store lies inside the directory to serve"),
+    ] {
+        if inner.starts_with(outer) {
+            return Err(Error::new(format!("{what}: {} in {}", inner.display(), outer.display()))
+                .why("the mount would contain itself")
+                .remedy("use directories beside each other, or leave --store out to keep files where they are"));
+        }
+    }
+    // Joining a run that serves it already: what is seen there are the store's files.
+    let served = machine.mount_of(over).is_some_and(|mount| {
+        mount.at == over && (mount.source.contains("surgetank") || mount.kind.contains("surgetank"))
+    });
+    if served {
+        return Ok(());
+    }
+    match first_file(over) {
+        None => Ok(()),
+        Some(file) => {
+            Err(Error::new(format!("{} has files of its own, and the store is {}", over.display(), store.display()))
+                .why(format!("the mount would hide them, for example {}", file.display()))
+                .remedy("serve an empty directory, move the files into the store, or leave --store out")
+                .data("nothing was changed"))
+        }
+    }
+}
+
+fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path) -> Result<PathBuf> {
+    let (path, label) = said_state(draft, around);
+    refuse_bytes(&path, label, "the state directory")?;
+    for (what, other) in [("the directory to serve", over), ("the store", store)] {
+        if path.starts_with(other) {
+            return Err(Error::new(format!(
+                "{label}: the state directory {} lies inside {what}, {}",
+                path.display(),
+                other.display()
+            ))
+            .why("journal and socket would be seen, drained and hidden by our own mount")
+            .remedy("put it elsewhere with --state or SURGETANK_STATE, on a local disk that survives a reboot"));
+        }
+    }
+    Ok(path)
+}
+
+/// Its physical path, and who said so.
+fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
+    match &draft.state {
+        Some(said) => (physical(&said.value), said.origin.label.as_str()),
+        None => (again::usual_state(around), "the default"),
+    }
+}
+
+/// The physical path of something that need not exist yet.
+pub(super) fn physical(path: &Path) -> PathBuf {
+    let mut rest = Vec::new();
+    let mut at = path;
+    loop {
+        if let Ok(found) = at.canonicalize() {
+            return rest.iter().rev().fold(found, |path, name| path.join(name));
+        }
+        match (at.parent(), at.file_name()) {
+            (Some(parent), Some(name)) => {
+                rest.push(name);
+                at = parent;
+            }
+            _ => return path.to_path_buf(),
+        }
+    }
+}
+
+fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, store: &Path) -> Result<Vec<TierConfig>> {
+    let mut tiers: Vec<TierConfig> = Vec::new();
+    if let Some(first) = said.get(DEVICES_MAX) {
+        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len()))
+            .remedy("make one tier of several directories: NAME=PATH,PATH"));
+    }
+    let mut used: Vec<PathBuf> = Vec::new();
+    for Said { value: mut tier, origin } in said {
+        let label = &origin.label;
+        let name = tier.name.clone();
+        if tiers.iter().any(|known| known.name == name) {
+            return Err(Error::new(format!("{label}: there are two tiers of the name '{name}'"))
+                .remedy(format!("give one tier several devices instead: {name}=PATH,PATH")));
+        }
+        if tier.paths.len() > DEVICES_MAX {
+            return Err(Error::new(format!("{label}: tier '{name}' has more than {DEVICES_MAX} devices"))
+                .remedy("leave some of them out, or make two tiers of them"));
+        }
+        for path in &mut tier.paths {
+            let said = Said { value: path.clone(), origin: origin.clone() };
+            *path = directory(
+                &said,
+                &format!("the directory of tier '{name}',"),
+                "name a directory of yours for this tier, or leave the tier out",
+            )?;
+            refuse_tier(path, &name, label, over, store)?;
+            if used.contains(path) {
+                return Err(
+                    Error::new(format!("{label}: {} is used twice", path.display())).remedy("name each directory once")
+                );
+            }
+            used.push(path.clone());
+        }
+        let completed = tiers::completed(machine, tier).map_err(|error| {
+            Error::new(format!("{label}: the file system of tier '{name}' can't be looked at"))
+                .why(error)
+                .remedy("name another directory for this tier, or leave the tier out")
+        })?;
+        tiers.push(completed);
+    }
+    Ok(tiers)
+}
+
+fn refuse_tier(path: &Path, name: &str, label: &str, over: &Path, store: &Path) -> Result<()> {
+    for (what, other) in [("the directory to serve", over), ("the store", store)] {
+        let clash = if path.starts_with(other) {
+            format!("lies inside {what}, {}", other.display())
+        } else if other.starts_with(path) {
+            format!("contains {what}, {}", other.display())
+        } else {
+            continue;
+        };
+        return Err(Error::new(format!("{label}: the directory {} of tier '{name}' {clash}", path.display()))
+            .why("a tier must be apart from what it speeds up")
+            .remedy("use a directory of its own, for example one beside it"));
+    }
+    if let Err(error) = rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
+        return Err(Error::new(format!("{label}: the directory {} of tier '{name}' can't be written", path.display()))
+            .why(error)
+            .remedy("choose one that is yours, or leave the tier out"));
+    }
+    Ok(())
+}
+
+/// Where tiers are looked for when none are given.
+fn candidates(around: &Surroundings) -> Candidates {
+    let named = ["SURGETANK_TMP", "SLURM_TMPDIR", "TMPDIR"]
+        .into_iter()
+        .filter_map(|name| Some((format!("${name}"), around.cwd.join(around.var(name)?))));
+    let usual = ["/tmp", "/var/tmp"].map(|path| ("a usual place".to_owned(), PathBuf::from(path)));
+    Candidates { ram: around.ram.clone(), disks: named.chain(usual).collect() }
+}

@@ -1,0 +1,81 @@
+//! Where the agent serves its metrics, and who may read them: `--metrics 127.0.0.1:9464`.
+//!
+//! Nobody listens unless an address was given. A port of the loopback interface is reached by every user of the machine, and a
+//! TCP connection does not say whose it is, so whoever asks shows a token, from a file that only those can read who are
+//! meant to. The danger avoided: figures of one user's run that all others, or the network, can read by mistake.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::key::{Draft, refused};
+use surgetank_types::error::Result;
+
+/// Where the token is that is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenFile {
+    /// `metrics-token` in the root of journals and sockets; made when it is not there.
+    #[default]
+    Own,
+    File(PathBuf),
+    /// Whoever reaches the port is answered.
+    Nobody,
+}
+
+/// `IP:PORT`, or a port of 127.0.0.1; `None` for `none`. Names are not looked up: which address that is must be seen.
+pub(super) fn address(text: &str) -> std::result::Result<Option<SocketAddr>, String> {
+    let text = text.trim();
+    if text == "none" {
+        return Ok(None);
+    }
+    let parsed = match (text.parse::<u16>(), text.strip_prefix("localhost:").map(str::parse::<u16>)) {
+        (Ok(port), _) | (_, Some(Ok(port))) => Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)),
+        _ => text.parse().ok(),
+    };
+    match parsed {
+        Some(address) if address.port() > 0 => Ok(Some(address)),
+        Some(_) => Err(format!("'{text}' has no port; nobody would know where to look")),
+        None => Err(format!(
+            "'{text}' is none of PORT (of 127.0.0.1), IP:PORT, none; for example 9464, or 0.0.0.0:9464 for all interfaces"
+        )),
+    }
+}
+
+/// Both keys together: open to everybody only on this machine.
+pub(super) fn settled(draft: &Draft) -> Result<(Option<SocketAddr>, TokenFile)> {
+    let address = draft.metrics.as_ref().and_then(|said| said.value);
+    let token = draft.metrics_token_file.as_ref();
+    if let (Some(address), Some(said)) = (address, token)
+        && said.value == TokenFile::Nobody
+        && !address.ip().is_loopback()
+    {
+        let why = format!(
+            "without a token everybody in the network could read the metrics at {address}; leave it out (a token is made then), or serve 127.0.0.1 only"
+        );
+        return Err(refused(&said.origin, "metrics_token_file", &why));
+    }
+    Ok((address, token.map(|said| said.value.clone()).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (text, address_then) in [
+            ("9464", Some("127.0.0.1:9464")),
+            ("localhost:9464", Some("127.0.0.1:9464")),
+            (" 0.0.0.0:1 ", Some("0.0.0.0:1")),
+            ("[::1]:9464", Some("[::1]:9464")),
+            ("none", None),
+        ] {
+            assert_eq!(address(text).expect(text), address_then.map(|text| text.parse().expect("address")), "{text}");
+        }
+        for text in ["", "0", "127.0.0.1:0", ":9464", "127.0.0.1", "99999", "node1:9464", "http://127.0.0.1:1"] {
+            assert!(address(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The options of a later command that means the same.
+
+use super::*;
+
+fn words(config: &Config) -> String {
+    surgetank_types::shell::line(&config.again)
+}
+
+#[test]
+fn options_name_what_no_file_says_again() {
+    let mut place = Place::new();
+    let root = place.path("").display().to_string();
+    let root = root.trim_end_matches('/');
+    place.env("SURGETANK_STORE", "../elsewhere").env("SURGETANK_RULES", "*.tmp=remove");
+    let overrides = Overrides {
+        state: Some("../the state".into()),
+        tiers: vec!["t=../fast,../fast2:64M".into()],
+        rules: vec!["*.dat=keep".into()],
+        keep_at_exit: Some("drain".into()),
+        verify: Some("reread".into()),
+        ordered: Some("false".into()),
+        ..Overrides::default()
+    };
+    let config = place.load(overrides).unwrap().config;
+    let expected = format!(
+        "--state '{root}/the state' --store {root}/elsewhere --tier t={root}/project/../fast,{root}/project/../fast2:64M \
+         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false"
+    );
+    assert_eq!(words(&config), expected);
+    assert!(config.says_store());
+}
+
+#[test]
+fn options_leave_out_what_is_found_again() {
+    let place = Place::new();
+    place.write(
+        "project/surgetank.toml",
+        &format!("tiers = [{{ name = \"t\", path = \"{}\" }}]", place.path("fast").display()),
+    );
+    let config = place.load_as_found().unwrap().config;
+    assert_eq!((words(&config).as_str(), config.says_store()), ("", false));
+    // The directory itself is a store that is said: a variable may say another one.
+    let said = Overrides { store: Some(".".into()), ..Overrides::default() };
+    let config = Config::load_in(&said, &place.around).unwrap().config;
+    assert_eq!(words(&config), format!("--store {}", place.path("project").display()));
+}
+
+#[test]
+fn options_name_a_given_file_and_a_state_of_a_file() {
+    let place = Place::new();
+    let text = format!(
+        "state = \"{}\"\n[[tiers]]\nname = \"t\"\npath = \"{}\"",
+        place.path("empty").display(),
+        place.path("fast").display()
+    );
+    place.write("given.toml", &text);
+    let overrides = Overrides { config: Some("../given.toml".into()), ..Overrides::default() };
+    let config = Config::load_in(&overrides, &place.around).unwrap().config;
+    let expected =
+        format!("--state {} --config {}", place.path("empty").display(), place.path("project/../given.toml").display());
+    assert_eq!(words(&config), expected);
+}

@@ -1,0 +1,319 @@
+//! Rules: which mode a path has, and why.
+//!
+//! Every attribute of a [`Decision`] is settled by itself: the rule with the highest [`Authority`] that says something
+//! about it wins; within one authority the longest matching pattern wins, then the later one. `prefetch` and `pin` are
+//! given by any rule that asks for them. Hints ([`crate::hint`]) stand between what is built in and what somebody wrote.
+//!
+//! Regular expressions come from Sea's lists only. They are weaker than globs of the same authority, and among
+//! themselves Sea's own table decides instead of the length: listed for flushing → copy, for eviction → remove,
+//! in both → move, otherwise keep.
+//!
+//! `decide` is called for every file that is created or opened: it makes no allocation worth speaking of and never fails.
+
+pub mod defaults;
+mod matcher;
+
+use surgetank_types::sync::Arc;
+
+use crate::config::{Authority, Compress, Pattern, RuleConfig, Timing};
+use crate::hint::{Advice, NextRead};
+use matcher::Matcher;
+use surgetank_types::error::{Error, Result};
+use surgetank_types::model::{FsyncTarget, Mode};
+
+/// All rules, ready to be asked.
+#[derive(Debug)]
+pub struct RuleSet {
+    /// Weakest first.
+    rules: Vec<Ranked>,
+    matcher: Matcher,
+}
+
+#[derive(Debug)]
+struct Ranked {
+    config: RuleConfig,
+    tier: Option<Arc<str>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    pub mode: Mode,
+    pub timing: Timing,
+    /// `None`: what the configuration says for everything.
+    pub fsync: Option<FsyncTarget>,
+    pub size_bytes: Option<u64>,
+    /// Name of the tier to prefer.
+    pub tier: Option<Arc<str>>,
+    pub prefetch: bool,
+    pub pin: bool,
+    /// Who knows the workflow says when it is wanted again: no rule does.
+    pub next_read: Option<NextRead>,
+    /// How it lies in the store.
+    pub compress: Option<Compress>,
+    /// Its content lies once in the store.
+    pub dedup: bool,
+    /// Why `mode` is what it is; [`RuleSet::why`] puts it into words.
+    pub reason: Reason,
+}
+
+/// Points at the rule that decided (and, for Sea's `move`, at the second one), or says that a hint did. Costs nothing to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Reason {
+    rule: Option<u16>,
+    with: Option<u16>,
+    hint: bool,
+}
+
+impl Reason {
+    pub fn is_hint(self) -> bool {
+        self.hint
+    }
+
+    /// Position in [`RuleSet::rules`]; `None` when no rule matched.
+    pub fn rule(self) -> Option<usize> {
+        self.rule.map(usize::from)
+    }
+}
+
+impl RuleSet {
+    /// Compiles `rules` together with the built-in defaults. An error names the rule and where it was written.
+    pub fn new(rules: &[RuleConfig]) -> Result<Self> {
+        let all = defaults::rules().into_iter().chain(rules.iter().cloned());
+        let mut rules: Vec<Ranked> =
+            all.map(|config| Ranked { tier: config.tier.as_deref().map(Arc::from), config }).collect();
+        // Stable: at equal rank the later stays the stronger.
+        rules.sort_by_key(|rule| rank(&rule.config));
+        let matcher = Matcher::new(rules.iter().map(|rule| &rule.config.pattern)).map_err(|(position, why)| {
+            let (what, origin) = match rules.get(position) {
+                Some(rule) => (spelled(&rule.config), rule.config.origin.as_str()),
+                None => ("the rules".to_owned(), ""),
+            };
+            Error::new(format!("{origin}: {what} can't be understood"))
+                .why(why)
+                .remedy("correct the pattern; `surgetank help configuration`, section Rules, describes the patterns")
+        })?;
+        Ok(Self { rules, matcher })
+    }
+
+    /// Does no rule say by a file's name where it goes, or what is to be known of it when it is made?
+    pub fn place_all_alike(&self) -> bool {
+        self.rules.iter().all(|rule| {
+            let config = &rule.config;
+            config.tier.is_none() && config.size_bytes.is_none() && config.compress.is_none() && config.dedup.is_none()
+        })
+    }
+
+    /// What happens to the file `path` (relative to the directory that is served, any bytes).
+    pub fn decide(&self, path: &[u8]) -> Decision {
+        self.decide_hinted(path, &Advice::default())
+    }
+
+    /// The same, with what hints say of it. They are heard after every rule that somebody wrote.
+    pub fn decide_hinted(&self, path: &[u8], advice: &Advice) -> Decision {
+        let mut decision = Decision {
+            mode: Mode::default(),
+            timing: Timing::default(),
+            fsync: None,
+            size_bytes: None,
+            tier: None,
+            prefetch: false,
+            pin: false,
+            next_read: advice.next_read,
+            compress: None,
+            dedup: false,
+            reason: Reason::default(),
+        };
+        let mut mode = ModeVote::default();
+        let mut timing = None;
+        let mut dedup = None;
+        self.matcher.each_match(path, |id| {
+            let Ranked { config, tier } = &self.rules[usize::from(id)];
+            // What is built in says mode and timing only.
+            let written = config.authority > Authority::Hint;
+            if written || advice.mode.is_none() {
+                mode.hear(id, config);
+            }
+            if written || advice.timing.is_none() {
+                timing = timing.or(config.timing);
+            }
+            decision.fsync = decision.fsync.or(config.fsync);
+            decision.size_bytes = decision.size_bytes.or(config.size_bytes);
+            if decision.tier.is_none() {
+                decision.tier.clone_from(tier);
+            }
+            decision.prefetch |= config.prefetch;
+            decision.pin |= config.pin;
+            decision.compress = decision.compress.or(config.compress);
+            dedup = dedup.or(config.dedup);
+        });
+        decision.timing = timing.or(advice.timing).unwrap_or_default();
+        decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
+        if decision.tier.is_none() {
+            decision.tier.clone_from(&advice.tier);
+        }
+        decision.prefetch |= advice.prefetch == Some(true);
+        decision.pin |= advice.pin == Some(true);
+        decision.dedup = dedup.unwrap_or(false);
+        (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
+            ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
+            (outcome, _) => outcome,
+        };
+        decision
+    }
+
+    /// The reason in words: `rule '*.tmp=remove' (surgetank.toml:12)`.
+    pub fn why(&self, reason: Reason) -> String {
+        let words = |id: u16| {
+            let config = &self.rules[usize::from(id)].config;
+            format!("rule '{}' ({})", spelled(config), config.origin)
+        };
+        match (reason.rule, reason.with) {
+            (None, _) if reason.hint => "a hint".to_owned(),
+            (None, _) => "no rule matches; everything is copied unless a rule says otherwise".to_owned(),
+            (Some(rule), None) => words(rule),
+            (Some(rule), Some(with)) => format!("{} together with {}", words(rule), words(with)),
+        }
+    }
+
+    /// Every rule that matches `path`, strongest first, in words.
+    pub fn explain(&self, path: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        self.matcher.each_match(path, |id| lines.push(self.why(Reason { rule: Some(id), ..Reason::default() })));
+        lines
+    }
+
+    /// The directories (and files) below which the rules with `prefetch` find everything they mean, none inside another;
+    /// an empty path is the whole tree. Empty when no rule prefetches.
+    pub fn prefetched_below(&self) -> Vec<Vec<u8>> {
+        let rules = self.rules().filter(|rule| rule.prefetch);
+        let mut found: Vec<Vec<u8>> = rules.map(|rule| matcher::plain_beginning(&rule.pattern)).collect();
+        found.sort();
+        let mut outermost: Vec<Vec<u8>> = Vec::new();
+        for path in found {
+            let inside = outermost.iter().any(|outer| {
+                outer.is_empty()
+                    || path.strip_prefix(outer.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+            });
+            if !inside {
+                outermost.push(path);
+            }
+        }
+        outermost
+    }
+
+    /// Does any rule compress?
+    pub fn compresses(&self) -> bool {
+        self.rules().any(|rule| matches!(rule.compress, Some(Compress::Zstd(_))))
+    }
+
+    /// Does any rule deduplicate?
+    pub fn deduplicates(&self) -> bool {
+        self.rules().any(|rule| rule.dedup == Some(true))
+    }
+
+    /// Weakest first; [`Reason::rule`] points into it.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &RuleConfig> {
+        self.rules.iter().map(|rule| &rule.config)
+    }
+}
+
+/// Strength within the order of SEMANTICS "Rules, precedence"; the position in the list breaks ties.
+fn rank(rule: &RuleConfig) -> (Authority, bool, usize) {
+    match &rule.pattern {
+        Pattern::Glob(text) => (rule.authority, true, text.len()),
+        Pattern::Regex(_) => (rule.authority, false, 0),
+    }
+}
+
+/// Settles the mode while rules come by, strongest first.
+#[derive(Default)]
+struct ModeVote {
+    settled: Option<(Mode, u16)>,
+    /// Sea's lists: the authority they spoke with and the first rule heard for each mode.
+    sea: Option<Authority>,
+    flushed: Option<u16>,
+    evicted: Option<u16>,
+    moved: Option<u16>,
+    kept: Option<u16>,
+}
+
+impl ModeVote {
+    fn hear(&mut self, id: u16, rule: &RuleConfig) {
+        let Some(mode) = rule.mode else { return };
+        if self.settled.is_some() || self.sea.is_some_and(|authority| authority != rule.authority) {
+            return;
+        }
+        if matches!(rule.pattern, Pattern::Glob(_)) {
+            // Globs come before the regular expressions of their authority.
+            if self.sea.is_none() {
+                self.settled = Some((mode, id));
+            }
+            return;
+        }
+        self.sea = Some(rule.authority);
+        let slot = match mode {
+            Mode::Copy => &mut self.flushed,
+            Mode::Remove => &mut self.evicted,
+            Mode::Move => &mut self.moved,
+            Mode::Keep => &mut self.kept,
+        };
+        slot.get_or_insert(id);
+    }
+
+    fn outcome(self) -> (Mode, Reason) {
+        let because = |rule| Reason { rule: Some(rule), ..Reason::default() };
+        match self {
+            Self { settled: Some((mode, id)), .. } => (mode, because(id)),
+            Self { moved: Some(id), .. } => (Mode::Move, because(id)),
+            Self { flushed: Some(flush), evicted: Some(evict), .. } => {
+                (Mode::Move, Reason { rule: Some(flush), with: Some(evict), hint: false })
+            }
+            Self { flushed: Some(id), .. } => (Mode::Copy, because(id)),
+            Self { evicted: Some(id), .. } => (Mode::Remove, because(id)),
+            Self { kept: Some(id), .. } => (Mode::Keep, because(id)),
+            _ => (Mode::default(), Reason::default()),
+        }
+    }
+}
+
+/// A rule as it would be written: `*.tmp=remove`, or with what it says instead of a mode.
+fn spelled(rule: &RuleConfig) -> String {
+    let pattern = match &rule.pattern {
+        Pattern::Glob(text) | Pattern::Regex(text) => text,
+    };
+    let mut says: Vec<String> = Vec::new();
+    says.extend(rule.mode.map(|mode| mode_name(mode).to_owned()));
+    if rule.timing == Some(Timing::Last) {
+        says.push("last".to_owned());
+    }
+    says.extend(
+        rule.fsync.map(|target| format!("fsync {}", if target == FsyncTarget::Tier { "tier" } else { "store" })),
+    );
+    says.extend(rule.size_bytes.map(|bytes| format!("size {bytes}")));
+    says.extend(rule.tier.as_ref().map(|tier| format!("tier {tier}")));
+    if rule.prefetch {
+        says.push("prefetch".to_owned());
+    }
+    if rule.pin {
+        says.push("pin".to_owned());
+    }
+    says.extend(rule.compress.map(|how| match how {
+        Compress::None => "compress none".to_owned(),
+        Compress::Zstd(level) => format!("compress zstd:{level}"),
+    }));
+    says.extend(rule.dedup.map(|is| format!("dedup {is}")));
+    format!("{pattern}={}", says.join(", "))
+}
+
+/// `keep`, `copy`, `move`, `remove`.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Keep => "keep",
+        Mode::Copy => "copy",
+        Mode::Move => "move",
+        Mode::Remove => "remove",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,434 @@
+//! A store that fails on demand: wraps another one, for tests of every error path.
+//!
+//! Rules are asked in the order in which they were added; the first that fits an operation decides it, and a rule that
+//! is used up lets the operation through to the next. `Faulty` is transparent where no rule fits. Rules can be added and
+//! cleared while it is in use, so that a store can go away and come back.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{
+    Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify,
+};
+use surgetank_types::error::Errno;
+use surgetank_types::model::{Kind, StoreIdentity};
+
+/// The methods of [`Store`], as rules name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operation {
+    Stat,
+    List,
+    ReadLink,
+    Xattrs,
+    Space,
+    MayWriteDir,
+    Open,
+    CreateTemporary,
+    StageFile,
+    StageInPlace,
+    StageDir,
+    StageSymlink,
+    StageNode,
+    Settle,
+    Verify,
+    Discard,
+    Check,
+    Publish,
+    Rename,
+    Exchange,
+    Link,
+    Unlink,
+    RemoveDir,
+    SetMeta,
+    SyncDirs,
+}
+
+impl Operation {
+    /// Does it make something new in the store?
+    pub fn takes_room(self) -> bool {
+        use Operation::{CreateTemporary, StageDir, StageFile, StageInPlace, StageNode, StageSymlink};
+        matches!(self, CreateTemporary | StageFile | StageInPlace | StageDir | StageSymlink | StageNode)
+    }
+
+    /// Does it change the store?
+    pub fn writes(self) -> bool {
+        use Operation::{Discard, Exchange, Link, Publish, RemoveDir, Rename, SetMeta, Unlink};
+        self.takes_room() || matches!(self, Discard | Publish | Rename | Exchange | Link | Unlink | RemoveDir | SetMeta)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The operation does not happen and gives this errno.
+    Errno(Errno),
+    /// The operation happens and then gives this errno all the same (a lost answer).
+    LostAnswer(Errno),
+    /// The operation happens after this long.
+    Delay(Duration),
+    /// The staged copy is cut to half its length, and success is reported.
+    ShortCopy,
+    /// One byte in the middle of the staged copy is wrong, and success is reported.
+    FlipByte,
+    /// What is published over a file in place is cut off there, with this errno; any other publication happens.
+    BreaksOff(Errno),
+}
+
+type Predicate = Box<dyn Fn(Operation, &StorePath) -> bool + Send>;
+
+/// When and how to fail; made by [`Rule::when`], refined by the other methods.
+pub struct Rule {
+    fits: Predicate,
+    failure: Failure,
+    skip: u64,
+    left: u64,
+}
+
+impl Rule {
+    /// Fails every time the predicate holds. Operations on several paths are asked about each of them.
+    pub fn when(failure: Failure, fits: impl Fn(Operation, &StorePath) -> bool + Send + 'static) -> Self {
+        Self { fits: Box::new(fits), failure, skip: 0, left: u64::MAX }
+    }
+
+    pub fn on(operation: Operation, failure: Failure) -> Self {
+        Self::when(failure, move |now, _| now == operation)
+    }
+
+    /// Whatever takes room says that there is none.
+    pub fn full() -> Self {
+        Self::when(Failure::Errno(Errno::NOSPC), |operation, _| operation.takes_room())
+    }
+
+    pub fn read_only() -> Self {
+        Self::when(Failure::Errno(Errno::ROFS), |operation, _| {
+            operation.writes() || operation == Operation::MayWriteDir
+        })
+    }
+
+    /// The store is not there at all.
+    pub fn gone() -> Self {
+        Self::when(Failure::Errno(Errno::NOTCONN), |_, _| true)
+    }
+
+    pub fn slow(by: Duration) -> Self {
+        Self::when(Failure::Delay(by), |_, _| true)
+    }
+
+    /// From the n-th fitting call on (the first is 1).
+    #[must_use]
+    pub fn from_call(mut self, number: u64) -> Self {
+        self.skip = number.saturating_sub(1);
+        self
+    }
+
+    /// This many times only.
+    #[must_use]
+    pub fn times(mut self, count: u64) -> Self {
+        self.left = count;
+        self
+    }
+}
+
+pub struct Faulty<S> {
+    inner: S,
+    rules: Mutex<Vec<Rule>>,
+    calls: Mutex<BTreeMap<Operation, u64>>,
+}
+
+impl<S: Store> Faulty<S> {
+    pub fn new(inner: S) -> Self {
+        Self { inner, rules: Mutex::default(), calls: Mutex::default() }
+    }
+
+    pub fn add(&self, rule: Rule) {
+        lock(&self.rules).push(rule);
+    }
+
+    /// From now on everything goes well.
+    pub fn heal(&self) {
+        lock(&self.rules).clear();
+    }
+
+    /// How often an operation was asked for, failed ones included.
+    pub fn calls(&self, operation: Operation) -> u64 {
+        lock(&self.calls).get(&operation).copied().unwrap_or(0)
+    }
+
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    fn decide(&self, operation: Operation, paths: &[&StorePath]) -> Option<Failure> {
+        *lock(&self.calls).entry(operation).or_default() += 1;
+        for rule in lock(&self.rules).iter_mut() {
+            if rule.left == 0 || !paths.iter().any(|path| (rule.fits)(operation, path)) {
+                continue;
+            }
+            if rule.skip > 0 {
+                rule.skip -= 1;
+                continue;
+            }
+            rule.left -= 1;
+            return Some(rule.failure);
+        }
+        None
+    }
+
+    fn run<T>(
+        &self,
+        operation: Operation,
+        paths: &[&StorePath],
+        inner: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        Self::meet(self.decide(operation, paths), inner)
+    }
+
+    fn meet<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        match failure {
+            Some(Failure::Errno(errno)) => Err(errno.into()),
+            Some(Failure::LostAnswer(errno)) => inner().and(Err(errno.into())),
+            Some(Failure::Delay(delay)) => {
+                std::thread::sleep(delay);
+                inner()
+            }
+            Some(Failure::ShortCopy | Failure::FlipByte | Failure::BreaksOff(_)) | None => inner(),
+        }
+    }
+
+    /// As `run`, and the copy can come out wrong as well.
+    fn run_copy(
+        &self,
+        operation: Operation,
+        who: Cred,
+        path: &StorePath,
+        inner: impl FnOnce() -> io::Result<Staged>,
+    ) -> io::Result<Staged> {
+        let failure = self.decide(operation, &[path]);
+        match failure {
+            Some(Failure::Errno(errno)) => return Err(errno.into()),
+            Some(Failure::Delay(delay)) => std::thread::sleep(delay),
+            _ => {}
+        }
+        let staged = inner()?;
+        let half = staged.identity.size_bytes / 2;
+        match failure {
+            Some(Failure::LostAnswer(errno)) => return Err(errno.into()),
+            Some(Failure::ShortCopy) => self.inner.open(who, path, true)?.set_len(half)?,
+            Some(Failure::FlipByte) if staged.identity.size_bytes > 0 => {
+                let file = self.inner.open(who, path, true)?;
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, half)?;
+                file.write_all_at(&[!byte[0]], half)?;
+                file.sync_all()?;
+            }
+            _ => {}
+        }
+        Ok(staged)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S: Store> Store for Faulty<S> {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+    fn may_hold(&self, path: &StorePath) -> io::Result<()> {
+        self.inner.may_hold(path)
+    }
+    fn told(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        self.inner.told(who, path)
+    }
+
+    fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.run(Operation::Stat, &[path], || self.inner.glance(who, path))
+    }
+    fn source(&self, who: Cred, path: &StorePath) -> io::Result<Source> {
+        self.run(Operation::Open, &[path], || self.inner.source(who, path))
+    }
+    fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.run(Operation::Stat, &[path], || self.inner.stat(who, path))
+    }
+    fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
+        self.run(Operation::List, &[path], || self.inner.list(who, path, temporaries))
+    }
+    fn names(&self, who: Cred, path: &StorePath, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+        self.run(Operation::List, &[path], || self.inner.names(who, path, at_most))
+    }
+    fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
+        self.run(Operation::ReadLink, &[path], || self.inner.read_link(who, path))
+    }
+    fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<BTreeMap<Box<[u8]>, Box<[u8]>>> {
+        self.run(Operation::Xattrs, &[path], || self.inner.xattrs(who, path))
+    }
+    fn space(&self, path: &StorePath) -> io::Result<Space> {
+        self.run(Operation::Space, &[path], || self.inner.space(path))
+    }
+    fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        self.inner.learn_groups(who, groups)
+    }
+    fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        self.run(Operation::MayWriteDir, &[path], || self.inner.may_write_dir(who, path))
+    }
+    fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File> {
+        self.run(Operation::Open, &[path], || self.inner.open(who, path, write))
+    }
+    fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File> {
+        self.run(Operation::CreateTemporary, &[path], || self.inner.create_temporary(who, path, perm))
+    }
+    fn stage_file(
+        &self,
+        who: Cred,
+        path: &StorePath,
+        bound: &StorePath,
+        source: &File,
+        meta: &Meta,
+        gate: Gate<'_>,
+    ) -> io::Result<Staged> {
+        self.run_copy(Operation::StageFile, who, path, || self.inner.stage_file(who, path, bound, source, meta, gate))
+    }
+    fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
+        self.run_copy(Operation::StageInPlace, who, path, || self.inner.stage_in_place(who, path, meta, gate))
+    }
+    fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged> {
+        self.run(Operation::StageDir, &[path], || self.inner.stage_dir(who, path, meta))
+    }
+    fn stage_symlink(&self, who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged> {
+        self.run(Operation::StageSymlink, &[path], || self.inner.stage_symlink(who, path, target, meta))
+    }
+    fn stage_node(&self, who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged> {
+        self.run(Operation::StageNode, &[path], || self.inner.stage_node(who, path, kind, device, meta))
+    }
+    fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        self.run(Operation::Settle, &paths.iter().collect::<Vec<_>>(), || self.inner.settle(who, paths))
+    }
+    fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
+        self.run(Operation::Verify, &[path], || self.inner.verify(who, path, staged, how, gate))
+    }
+    fn collect(&self) -> io::Result<u64> {
+        self.inner.collect()
+    }
+    fn let_go(&self, temporary: &StorePath) {
+        self.inner.let_go(temporary);
+    }
+
+    fn refresh(&self) {
+        self.inner.refresh();
+    }
+    fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        self.run(Operation::Discard, &[path], || self.inner.discard(who, path))
+    }
+    fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
+        self.run(Operation::Check, &[path], || self.inner.check(who, path, expect))
+    }
+    fn writes_over(&self, who: Cred, temporary: &StorePath, path: &StorePath) -> io::Result<bool> {
+        self.run(Operation::Stat, &[path, temporary], || self.inner.writes_over(who, temporary, path))
+    }
+    fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
+        match self.decide(Operation::Publish, &[path, temporary]) {
+            Some(Failure::BreaksOff(errno)) if self.inner.writes_over(who, temporary, path)? => {
+                self.inner.open(who, path, true)?.set_len(1)?;
+                Err(errno.into())
+            }
+            failure => Self::meet(failure, || self.inner.publish(who, temporary, path, meta)),
+        }
+    }
+    fn publish_absent(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        let publish = || self.inner.publish_absent(who, temporary, path, turn);
+        self.run(Operation::Publish, &[path, temporary], publish)
+    }
+    fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.run(Operation::Publish, &[path, temporary], || self.inner.replace(who, temporary, path, meta))
+    }
+    fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        self.run(Operation::Rename, &[from, to], || self.inner.rename(who, from, to))
+    }
+    fn exchanges(&self) -> bool {
+        self.inner.exchanges()
+    }
+    fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()> {
+        self.run(Operation::Exchange, &[a, b], || self.inner.exchange(who, a, b))
+    }
+    fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        self.run(Operation::Link, &[from, to], || self.inner.link(who, from, to))
+    }
+    fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        self.run(Operation::Unlink, &[path], || self.inner.unlink(who, path))
+    }
+    fn remove_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        self.run(Operation::RemoveDir, &[path], || self.inner.remove_dir(who, path))
+    }
+    fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.run(Operation::SetMeta, &[path], || self.inner.set_meta(who, path, kind, meta))
+    }
+    fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        self.run(Operation::SyncDirs, &paths.iter().collect::<Vec<_>>(), || self.inner.sync_dirs(who, paths))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, me, meta, no_gate, path, source};
+    use crate::posix::tests::Plain;
+
+    #[test]
+    fn transparent_without_rules() {
+        let plain = Plain::new();
+        conformance::conform(|| Box::new(Faulty::new(plain.posix())));
+    }
+
+    #[test]
+    fn fails_when_and_as_often_as_asked() {
+        let plain = Plain::new();
+        let store = Faulty::new(plain.posix());
+        let root = StorePath::root();
+        store.add(Rule::on(Operation::Stat, Failure::Errno(Errno::STALE)).from_call(2).times(1));
+        assert!(store.stat(me(), &root).is_ok());
+        assert_eq!(store.stat(me(), &root).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+        assert!(store.stat(me(), &root).is_ok());
+        assert_eq!(store.calls(Operation::Stat), 3);
+        store.add(Rule::gone());
+        assert_eq!(store.list(me(), &root, false).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+        store.heal();
+        assert!(store.list(me(), &root, false).is_ok());
+        store.add(Rule::full());
+        assert_eq!(
+            store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o755)).unwrap_err().raw_os_error(),
+            Some(libc::ENOSPC)
+        );
+        assert!(store.list(me(), &root, true).unwrap().is_empty());
+    }
+
+    #[test]
+    fn wrong_copies_are_made_and_found() {
+        let plain = Plain::new();
+        let store = Faulty::new(plain.posix());
+        for failure in [Failure::ShortCopy, Failure::FlipByte] {
+            store.add(Rule::on(Operation::StageFile, failure).times(1));
+            let temporary = path(".surgetank-tmp-1");
+            let file = source(b"some bytes that matter");
+            let staged = store.stage_file(me(), &temporary, &path("f"), &file, &meta(0o644), no_gate()).unwrap();
+            for how in [Verify::Cache, Verify::Reread] {
+                let error = store.verify(me(), &temporary, &staged, how, no_gate()).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{failure:?}: {error}");
+            }
+            let again = store.stage_file(me(), &temporary, &path("f"), &file, &meta(0o644), no_gate()).unwrap();
+            store.verify(me(), &temporary, &again, Verify::Reread, no_gate()).unwrap();
+        }
+    }
+}

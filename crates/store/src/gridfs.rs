@@ -1,0 +1,322 @@
+//! Files in GridFS, MongoDB's standard for files: what `mongofiles get path` gives is the file, and what others put is one too.
+//!
+//! | collection | holds |
+//! |---|---|
+//! | `BUCKET.files` | a document for each version of a file: name (prefix + path), length, date; of ours, its words in `metadata.surgetank` |
+//! | | a path and `/`: an empty file, a directory's own |
+//! | `BUCKET.chunks` | the bytes, 255 KiB a document |
+//! | `BUCKET.surgetank.uploads`, `….parts` | uploads in parts that are under way |
+//! | `BUCKET.surgetank.locks` | names that somebody changes just now |
+//!
+//! A name may have several files; the youngest counts, for everybody. So a file is replaced by a younger one, whose document
+//! is the moment at which it shows; then the old ones go. That it replaces what was meant is seen to under a lock (`locks`),
+//! because servers do not agree on more than that an id is there once.
+//!
+//! **What speaks with the server** is ours (`wire`, `bson`, `scram`): nine commands are needed. MongoDB's crate (3.x) would bring 51 others
+//! and a runtime for asynchronous programs, its crate for BSON 11.
+//!
+//! The dangers: half a file (its document comes last), chunks that belong to nothing (`uploads`), and strangers, who know of no
+//! lock: what they put between our look and our writing is replaced by us, unless it came before the look.
+
+pub(crate) mod bson;
+mod chunks;
+mod failure;
+mod files;
+mod listing;
+mod locks;
+mod place;
+mod publishing;
+mod scram;
+#[cfg(test)]
+mod scripted;
+mod server;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod trouble;
+mod uploads;
+mod wire;
+
+use std::io::{self, Read};
+use std::ops::Range;
+
+use self::bson::{Document, Id};
+use self::failure::Failure;
+use self::files::{File, OURS};
+pub use self::place::{Limits, Place};
+use self::publishing::Publication;
+use self::server::{Server, new_id};
+use self::uploads::PART_BYTES;
+pub use self::wire::Counts;
+#[cfg(fuzzing)]
+pub use self::wire::read_answer;
+use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, Words};
+use crate::checksum::Checksum;
+use crate::source::RANGE_BYTES;
+use surgetank_types::error::{Errno, Error};
+use surgetank_types::sync::Arc;
+
+/// Of a long file, at a time: whole chunks, and no less than what is asked for at once.
+const READ_BYTES: u64 = RANGE_BYTES.div_ceil(files::CHUNK_BYTES) * files::CHUNK_BYTES;
+/// Of them, nearly 16 TiB.
+const PARTS_MAX: u32 = 1 << 20;
+const FILE_BYTES_MAX: u64 = PARTS_MAX as u64 * PART_BYTES;
+/// What a document may hold is 16 MiB; nobody needs that of a name, or of words.
+const KEY_BYTES_MAX: usize = 64 << 10;
+const WORDS_BYTES_MAX: usize = 256 << 10;
+
+/// All files of one bucket whose names begin with one prefix. Clones share everything.
+#[derive(Clone)]
+pub struct GridFs(Arc<Server>);
+
+impl GridFs {
+    /// Asks nothing yet.
+    pub fn new(place: Place) -> Result<Self, Error> {
+        Ok(Self(Arc::new(Server::new(place)?)))
+    }
+
+    /// Asks the server whether it is there, lets us in and is the one that is written to.
+    pub fn open(place: Place) -> Result<Self, Error> {
+        let store = Self::new(place)?;
+        store.0.hello().map_err(|why| {
+            Error::new(format!("the store {} cannot be used", store.0.place)).why(&why).remedy(failure::remedy(&why))
+        })?;
+        Ok(store)
+    }
+
+    /// What it has cost so far.
+    pub fn counters(&self) -> Counts {
+        self.0.wire.counters.read()
+    }
+
+    /// Several servers keep what is called durable.
+    pub fn is_replicated(&self) -> bool {
+        self.0.hello().is_ok_and(|hello| hello.is_replicated)
+    }
+
+    fn reported<T>(&self, key: &str, done: Result<T, Failure>) -> io::Result<T> {
+        done.map_err(|why| self.0.report(key, why))
+    }
+
+    /// Whether it was published is known, or everything stays.
+    fn publish_or_give_up(
+        &self,
+        key: &str,
+        file: File,
+        when: When<'_>,
+        (id, is_upload): (&Id, bool),
+    ) -> Result<String, Failure> {
+        let how = Publication { is_upload, ..Publication::default() };
+        self.0.publish(key, file, when, &how).inspect_err(|why| {
+            if !how.is_sent.get() || why.is_undone() {
+                self.0.give_up(id);
+            }
+        })
+    }
+
+    /// Under another name, through us: no server copies chunks.
+    fn copy_bytes(&self, from: &File, id: &Id, to: &str) -> io::Result<()> {
+        let mut sum = Checksum::default();
+        let mut start = 0;
+        while start < from.size_bytes {
+            let range = start..from.size_bytes.min(start + READ_BYTES);
+            let bytes = self.reported(&from.filename, self.0.piece(from, range.clone()))?;
+            sum.bytes(&bytes);
+            let own = crate::checksum::of_bytes(&bytes);
+            self.0.send(to, id, start / files::CHUNK_BYTES, &bytes.as_slice(), own)?;
+            start = range.end;
+        }
+        // All of it was of this version.
+        self.reported(&from.filename, self.0.still(from))?;
+        match from.object("").and_then(|object| object.crc64nvme) {
+            Some(known) if known != sum.value() => {
+                let why = Failure::checksum("what is to be copied does not have its checksum");
+                self.reported(&from.filename, Err(why))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for GridFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GridFs({})", self.0.place)
+    }
+}
+
+impl Objects for GridFs {
+    fn describe(&self) -> String {
+        self.0.place.to_string()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            if_absent: true,
+            if_same: true,
+            checksums: false,
+            copies: true,
+            uploads_in_parts: true,
+            holds_back: false,
+            part_bytes_min: PART_BYTES,
+            part_bytes_max: PART_BYTES,
+            parts_max: PARTS_MAX,
+            put_bytes_max: FILE_BYTES_MAX,
+            copy_bytes_max: FILE_BYTES_MAX,
+            object_bytes_max: FILE_BYTES_MAX,
+            lists_any_key: true,
+            key_bytes_max: KEY_BYTES_MAX.saturating_sub(self.0.place.prefix.len()),
+            words_bytes_max: WORDS_BYTES_MAX,
+        }
+    }
+
+    fn head(&self, key: &str) -> io::Result<Option<Object>> {
+        let found = self.reported(key, self.0.newest(key))?;
+        Ok(found.and_then(|file| file.object(&self.0.place.prefix)))
+    }
+
+    fn get(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Box<dyn Read + Send>> {
+        let file = match etag {
+            Some(etag) => self.0.version(etag),
+            None => self.0.newest(key).and_then(|file| file.ok_or_else(|| Failure::ours(Errno::NOENT, "no such file"))),
+        };
+        let file = self.reported(key, file)?;
+        if range.end > file.size_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let is_whole = range.end - range.start <= READ_BYTES;
+        let (key, piece) = (key.to_owned(), io::Cursor::default());
+        let mut reading = Reading { store: self.clone(), key, file, is_whole, piece, rest: range };
+        // What is wrong is told now.
+        reading.go_on()?;
+        Ok(Box::new(reading))
+    }
+
+    fn list(&self, prefix: &str, delimited: bool, from: Option<&str>) -> io::Result<Page> {
+        self.reported(prefix, self.0.page(prefix, delimited, from))
+    }
+
+    fn list_behind(&self, prefix: &str, key: &str) -> io::Result<Option<Page>> {
+        self.list(prefix, false, Some(&listing::behind(key))).map(Some)
+    }
+
+    fn put(&self, key: &str, body: &dyn Body, crc64nvme: u64, words: &Words, when: When<'_>) -> io::Result<String> {
+        let id = self.reported(key, new_id())?;
+        self.0.send(key, &id, 0, body, crc64nvme).inspect_err(|_| self.0.give_up(&id))?;
+        let metadata = Document::default().with(OURS, files::ours(words, Some(crc64nvme), &id));
+        let file = File::new(id, self.0.filename(key), body.len(), metadata);
+        self.reported(key, self.publish_or_give_up(key, file, when, (&id, false)))
+    }
+
+    fn copy(&self, from: &str, etag: Option<&str>, to: &str, words: Option<&Words>) -> io::Result<String> {
+        let version = self.reported(to, new_id())?;
+        let ours = |file: &File| {
+            let (own, crc64nvme) = file.object("").map_or((None, None), |object| (object.words, object.crc64nvme));
+            files::ours(&words.cloned().or(own).unwrap_or_default(), crc64nvme, &version)
+        };
+        if from == to {
+            return self.reported(to, self.0.reword(to, etag, ours));
+        }
+        let source = self.reported(from, self.0.newest(from))?;
+        let source = source.ok_or_else(|| io::Error::from(Errno::NOENT))?;
+        if etag.is_some_and(|etag| source.etag() != etag) {
+            return Err(super::object::condition_failed(from));
+        }
+        let metadata = self.reported(from, source.metadata().cloned())?.with(OURS, ours(&source));
+        let id = self.reported(to, new_id())?;
+        // Chunks that belong to nothing for long are taken away (`uploads`).
+        let is_long = source.size_bytes > READ_BYTES;
+        if is_long {
+            self.reported(to, self.0.begin_copy(to, &id))?;
+        }
+        self.copy_bytes(&source, &id, to).inspect_err(|_| self.0.give_up(&id))?;
+        let file = File::new(id, self.0.filename(to), source.size_bytes, metadata);
+        let file = File { beside: source.beside.clone(), ..file };
+        let etag = self.reported(to, self.publish_or_give_up(to, file, When::Always, (&id, is_long)))?;
+        if is_long {
+            self.reported(to, self.0.forget_upload(&id))?;
+        }
+        Ok(etag)
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.reported(key, self.0.remove(key))
+    }
+
+    fn begin(&self, key: &str, words: &Words) -> io::Result<String> {
+        self.reported(key, self.0.begin(key, words))
+    }
+
+    fn part(&self, key: &str, id: &str, number: u32, body: &dyn Body, crc64nvme: u64) -> io::Result<Part> {
+        self.0.part((key, id), number, body, crc64nvme)
+    }
+
+    /// Through us, as every copy.
+    fn part_of(&self, key: &str, id: &str, number: u32, from: &str, range: Range<u64>, etag: &str) -> io::Result<Part> {
+        let mut bytes = Vec::new();
+        self.get(from, range, Some(etag))?.read_to_end(&mut bytes)?;
+        self.part(key, id, number, &&*bytes, crate::checksum::of_bytes(&bytes))
+    }
+
+    fn parts(&self, key: &str, id: &str) -> io::Result<Vec<Part>> {
+        self.reported(key, self.0.upload(id)).map(|begun| begun.parts)
+    }
+
+    fn complete(&self, key: &str, id: &str, parts: &[Part], crc64nvme: u64, when: When<'_>) -> io::Result<String> {
+        let complete = || {
+            let begun = self.0.upload(id)?;
+            let size_bytes = uploads::whole(&begun, parts, crc64nvme)?;
+            let metadata = Document::default().with(OURS, files::ours(&begun.words, Some(crc64nvme), &begun.id));
+            let file = File::new(begun.id, self.0.filename(key), size_bytes, metadata);
+            let etag = self.0.publish(key, file, when, &Publication { is_upload: true, ..Publication::default() })?;
+            self.0.forget_upload(&begun.id)?;
+            Ok(etag)
+        };
+        self.reported(key, complete())
+    }
+
+    fn abort(&self, key: &str, id: &str) -> io::Result<()> {
+        self.reported(key, self.0.abort(id))
+    }
+
+    fn hidden(&self) -> io::Result<Option<String>> {
+        self.reported("", self.0.hidden())
+    }
+
+    fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>> {
+        self.reported(prefix, self.0.uploads(prefix))
+    }
+}
+
+/// A range, a piece at a time.
+struct Reading {
+    store: GridFs,
+    key: String,
+    file: File,
+    /// In one piece, right after the look at the version.
+    is_whole: bool,
+    piece: io::Cursor<Vec<u8>>,
+    rest: Range<u64>,
+}
+
+impl Reading {
+    fn go_on(&mut self) -> io::Result<()> {
+        let next = self.rest.start..self.rest.end.min(self.rest.start + READ_BYTES);
+        let bytes = self.store.reported(&self.key, self.store.0.piece(&self.file, next.clone()))?;
+        if !self.is_whole {
+            self.store.reported(&self.key, self.store.0.still(&self.file))?;
+        }
+        (self.piece, self.rest.start) = (io::Cursor::new(bytes), next.end);
+        Ok(())
+    }
+}
+
+impl Read for Reading {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.piece.read(buffer)?;
+        if got > 0 || self.rest.is_empty() || buffer.is_empty() {
+            return Ok(got);
+        }
+        self.go_on()?;
+        self.piece.read(buffer)
+    }
+}

@@ -1,0 +1,120 @@
+//! Listings, in the order of the names' bytes, as the index has them. Of several versions the newest is shown. A directory
+//! that goes on behind a page is stepped over.
+//!
+//! The danger: one document that is none of a file's (strangers may put anything there) must not end a listing: it is passed.
+
+use super::bson::{Document, fields};
+use super::failure::Failure;
+use super::files::File;
+use super::server::{Kind, Server};
+use crate::object::Page;
+
+/// Files that are looked at together, and the most that a page shows.
+const PAGE: usize = 1000;
+
+/// Of one name in a path: longer ones are not shown.
+const NAME_BYTES_MAX: usize = 255;
+
+/// Where a listing goes on: behind this name, or with it.
+enum From {
+    Behind(String),
+    With(String),
+}
+
+impl From {
+    fn parse(text: &str) -> Result<Self, Failure> {
+        match (text.strip_prefix('>'), text.strip_prefix('=')) {
+            (Some(name), _) => Ok(Self::Behind(name.to_owned())),
+            (_, Some(name)) => Ok(Self::With(name.to_owned())),
+            _ => Err(Failure::ours(surgetank_types::error::Errno::INVAL, "no listing goes on there")),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Behind(name) => format!(">{name}"),
+            Self::With(name) => format!("={name}"),
+        }
+    }
+
+    fn after(shown: &Shown) -> Self {
+        match shown {
+            Shown::File(name) => Self::Behind(name.clone()),
+            // `/` is followed by `0`. (One of them: behind `a//` comes what else is in `a/`.)
+            Shown::Group(group) => Self::With(format!("{}0", group.strip_suffix('/').unwrap_or(group))),
+        }
+    }
+}
+
+#[derive(PartialEq)]
+enum Shown {
+    File(String),
+    Group(String),
+}
+
+pub fn behind(key: &str) -> String {
+    From::Behind(key.to_owned()).text()
+}
+
+impl Server {
+    pub fn page(&self, prefix: &str, delimited: bool, from: Option<&str>) -> Result<Page, Failure> {
+        let mut from = from.map_or_else(|| Ok(From::With(prefix.to_owned())), From::parse)?;
+        let (mut page, mut last, mut skip) = (Page::default(), None, 0);
+        loop {
+            let range = match &from {
+                From::Behind(name) => fields! { "$gt": self.filename(name) },
+                From::With(name) => fields! { "$gte": self.filename(name) },
+            };
+            let sort = fields! { "filename": 1, "uploadDate": -1, "_id": -1 };
+            let limit = i32::try_from(PAGE).ok();
+            let filter = fields! { "filename": range };
+            let found = self.find_behind(Kind::Files, filter, Some(sort), (skip, limit), None)?;
+            let mut is_further = false;
+            for document in &found {
+                let Some(name) = document.text("filename") else { continue };
+                let name = name.strip_prefix(&self.place.prefix);
+                let Some((key, rest)) = name.and_then(|key| Some((key, key.strip_prefix(prefix)?))) else {
+                    return Ok(page);
+                };
+                is_further = true;
+                let group = rest.find('/').filter(|_| delimited).map(|slash| &key[..=prefix.len() + slash]);
+                let shown = group.map_or_else(|| Shown::File(key.to_owned()), |group| Shown::Group(group.to_owned()));
+                if last.as_ref() == Some(&shown) {
+                    continue;
+                }
+                if page.objects.len() + page.prefixes.len() >= PAGE {
+                    page.next = last.as_ref().map(|last| From::after(last).text());
+                    return Ok(page);
+                }
+                match &shown {
+                    Shown::Group(group) => page.prefixes.push(group.clone()),
+                    Shown::File(_) => {
+                        page.objects.extend(File::of(document).and_then(|file| file.object(&self.place.prefix)));
+                    }
+                }
+                last = Some(shown);
+            }
+            match &last {
+                _ if found.len() < PAGE => return Ok(page),
+                Some(last) if is_further => (from, skip) = (From::after(last), 0),
+                // Nothing but what has no name.
+                _ => skip += found.len(),
+            }
+        }
+    }
+
+    /// The first file of ours, or perhaps of ours, that no path leads to.
+    pub fn hidden(&self) -> Result<Option<String>, Failure> {
+        let fields = fields! { "filename": 1, "length": 1, "chunkSize": 1 };
+        let strange = |document: Document| -> Option<String> {
+            let Some(filename) = document.text("filename") else {
+                return Some(format!("the file with the id {:?}, whose name is no text", document.get("_id")));
+            };
+            let key = filename.strip_prefix(&self.place.prefix)?;
+            let path = key.strip_suffix('/').unwrap_or(key);
+            let is_path = !path.split('/').any(|name| matches!(name, "" | "." | "..") || name.len() > NAME_BYTES_MAX);
+            (!is_path || File::of(&document).is_none()).then(|| filename.to_owned())
+        };
+        Ok(self.find_some(Kind::Files, fields, &strange)?.into_iter().next())
+    }
+}

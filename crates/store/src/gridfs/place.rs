@@ -1,0 +1,229 @@
+//! Where a store in GridFS is: `mongodb://[USER@]HOST[:PORT]/DB[?bucket=fs&prefix=P&…]`, with the names that MongoDB's own URLs
+//! have for what they have as well (`authSource`, `tls`, `tlsCAFile`).
+//!
+//! The danger: a password in a URL ends in logs, process lists and messages. It is refused here, and comes from the environment
+//! (`MONGODB_PASSWORD`) or from a file.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use surgetank_types::error::{Error, Result};
+
+const PORT: u16 = 27017;
+/// What may stand behind the `?`.
+const KEYS: [&str; 6] = ["authSource", "bucket", "password_file", "prefix", "tls", "tlsCAFile"];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub host: String,
+    pub port: u16,
+    pub db: String,
+    /// Of GridFS: its collections are `BUCKET.files` and `BUCKET.chunks`.
+    pub bucket: String,
+    /// In front of each path, as it is.
+    pub prefix: String,
+    pub user: Option<String>,
+    /// The data base that the user belongs to.
+    pub auth_source: String,
+    /// Instead of `MONGODB_PASSWORD`; never a password itself.
+    pub password_file: Option<PathBuf>,
+    pub tls: bool,
+    /// PEM, with the only authority of certificates that is trusted.
+    pub authority_file: Option<PathBuf>,
+    pub limits: Limits,
+}
+
+/// How long is waited, for a server and between tries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub connect: Duration,
+    /// Nothing moves.
+    pub progress: Duration,
+    /// One try, from its first byte to the answer's last.
+    pub request: Duration,
+    pub tries: u32,
+    /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
+    pub pause: Duration,
+    /// No new try after that.
+    pub all_tries: Duration,
+    /// A name that the same one has held for so long is taken from him: he is no more.
+    pub hold: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(5),
+            progress: Duration::from_secs(60),
+            request: Duration::from_secs(300),
+            tries: 5,
+            pause: Duration::from_millis(100),
+            all_tries: Duration::from_secs(10),
+            hold: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Place {
+    pub fn parse(url: &str) -> Result<Self> {
+        let wrong = |why: &str| {
+            Error::new("the URL of the store is not understood")
+                .why(why)
+                .remedy("mongodb://USER@HOST:PORT/DB?bucket=fs&prefix=PREFIX")
+        };
+        let rest = url.strip_prefix("mongodb://").ok_or_else(|| wrong("it does not begin with mongodb://"))?;
+        let (front, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, db) = front.split_once('/').unwrap_or((front, ""));
+        let (user, address) = match authority.rsplit_once('@') {
+            Some((user, _)) if user.contains(':') => return Err(no_password_here()),
+            Some((user, address)) => (Some(decoded(user).ok_or_else(|| wrong("it is not UTF-8"))?), address),
+            None => (None, authority),
+        };
+        if address.contains(',') {
+            return Err(wrong("several hosts are named: name the one that is written to (the primary)"));
+        }
+        let (host, port) = host_and_port(address).ok_or_else(|| wrong("the port is not a number"))?;
+        if host.is_empty() {
+            return Err(wrong("the host is missing"));
+        }
+        let db = decoded(db.trim_end_matches('/')).ok_or_else(|| wrong("it is not UTF-8"))?;
+        if db.is_empty() || db.contains(['/', '\\', '.', ' ', '"', '$', '\0']) {
+            return Err(wrong("behind the host stands the name of the data base, and nothing else"));
+        }
+        let mut place = Self {
+            host: host.to_owned(),
+            port,
+            db,
+            bucket: "fs".to_owned(),
+            prefix: String::new(),
+            user: user.filter(|user| !user.is_empty()),
+            auth_source: "admin".to_owned(),
+            password_file: None,
+            tls: query.split('&').any(|pair| pair.starts_with("tlsCAFile=")),
+            authority_file: None,
+            limits: Limits::default(),
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decoded(value).ok_or_else(|| wrong("it is not UTF-8"))?;
+            match (key, value.as_str()) {
+                ("authSource", _) => place.auth_source = value,
+                ("bucket", "") => return Err(wrong("the bucket has no name")),
+                ("bucket", _) if value.contains(['$', '\0']) => return Err(wrong("no bucket can have such a name")),
+                ("bucket", _) => place.bucket = value,
+                ("password_file", _) => place.password_file = Some(value.into()),
+                ("prefix", _) => place.prefix = value,
+                ("tls", "true") => place.tls = true,
+                ("tls", "false") => place.tls = false,
+                ("tls", _) => return Err(wrong("tls is true or false")),
+                ("tlsCAFile", _) => place.authority_file = Some(value.into()),
+                _ if is_credential(key) => return Err(no_password_here()),
+                // Without its value: who knows what it was meant to be.
+                _ => return Err(wrong(&format!("{key} is not known; known are {}", KEYS.join(", ")))),
+            }
+        }
+        if place.authority_file.is_some() && !place.tls {
+            return Err(wrong("tlsCAFile names whom TLS trusts, and tls=false is without TLS"));
+        }
+        Ok(place)
+    }
+
+    /// `None`: nobody asks for one.
+    pub(super) fn password(&self) -> Result<Option<String>> {
+        let Some(path) = &self.password_file else {
+            return Ok(std::env::var("MONGODB_PASSWORD").ok().filter(|password| !password.is_empty()));
+        };
+        let text = String::from_utf8_lossy(&self.read(path)?).into_owned();
+        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+
+    pub(super) fn read(&self, path: &Path) -> Result<Vec<u8>> {
+        let failed = Error::new(format!("the store {self} cannot be used without {}", path.display()));
+        if !path.is_absolute() {
+            // The agent's directory is not the user's.
+            return Err(failed.why("it is not an absolute path").remedy("name it from / on"));
+        }
+        std::fs::read(path).map_err(|why| failed.why(why))
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        write!(f, "mongodb://{host}:{}/{}?bucket={}", self.port, self.db, self.bucket)?;
+        if self.prefix.is_empty() { Ok(()) } else { write!(f, "&prefix={}", self.prefix) }
+    }
+}
+
+fn host_and_port(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = match address.strip_prefix('[') {
+        // IPv6
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            (host, rest.strip_prefix(':'))
+        }
+        None => address.split_once(':').map_or((address, None), |(host, port)| (host, Some(port))),
+    };
+    Some((host, port.map_or(Some(PORT), |port| port.parse().ok())?))
+}
+
+fn is_credential(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    ["auth", "pass", "secret", "token", "credential", "user"].iter().any(|word| key.contains(word))
+}
+
+fn no_password_here() -> Error {
+    Error::new("a password does not belong in the URL of a store")
+        .why("URLs are seen in logs, messages and lists of processes")
+        .remedy("put it into the environment (MONGODB_PASSWORD) or into a file (password_file=PATH), and the user before the @")
+}
+
+fn decoded(text: &str) -> Option<String> {
+    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_url() {
+        let url = "mongodb://me@host:7000/db?bucket=b&prefix=run%207/&password_file=/etc/secret&authSource=db&tls=true";
+        let place = Place::parse(url).unwrap();
+        assert_eq!((place.host.as_str(), place.port, place.db.as_str(), place.tls), ("host", 7000, "db", true));
+        assert_eq!((place.user.as_deref(), place.auth_source.as_str()), (Some("me"), "db"));
+        assert_eq!(place.password_file.as_deref(), Some(Path::new("/etc/secret")));
+        assert_eq!(place.to_string(), "mongodb://host:7000/db?bucket=b&prefix=run 7/");
+        let least = Place::parse("mongodb://[::1]/db/").unwrap();
+        assert_eq!((least.host.as_str(), least.port, least.tls), ("::1", PORT, false));
+        assert_eq!(least.to_string(), "mongodb://[::1]:27017/db?bucket=fs");
+    }
+
+    #[test]
+    fn who_names_an_authority_wants_tls() {
+        assert!(Place::parse("mongodb://host/db?tlsCAFile=/ca.pem").unwrap().tls, "all went in the clear");
+        assert!(!Place::parse("mongodb://host/db?tls=false").unwrap().tls);
+    }
+
+    #[test]
+    fn what_is_refused_says_why() {
+        for (url, word) in [
+            ("mongodb://host/db?tls=false&tlsCAFile=/ca.pem", "tlsCAFile"),
+            ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),
+            ("mongodb://host/db?password=hunter2", "MONGODB_PASSWORD"),
+            ("mongodb://host", "data base"),
+            ("mongodb://host/db/more", "data base"),
+            ("mongodb://a,b/db", "primary"),
+            ("mongodb:///db", "host"),
+            ("mongodb://host:x/db", "port"),
+            ("mongodb://host/db?bukket=x", "bucket, password_file"),
+            ("mongodb://host/db?tls=perhaps", "true or false"),
+            ("mongodb://host/db?prefix=%ff", "UTF-8"),
+        ] {
+            let why = Place::parse(url).unwrap_err().to_string();
+            assert!(why.contains(word) && !why.contains("hunter2"), "{url}: {why}");
+        }
+    }
+}

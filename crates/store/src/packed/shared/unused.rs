@@ -1,0 +1,154 @@
+//! Content that no file of the store refers to any more.
+//!
+//! The danger: somebody refers to it while this looks. Content that is referred to anew is young (`shared`), and only what
+//! has been old for long is looked for; a file that moves while the tree is walked may be met nowhere, so the tree is walked
+//! twice, and if the two walks did not meet the same references, nothing is removed. What cannot be looked into may refer to
+//! anything: then neither.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::time::Duration;
+
+use super::super::super::{Cred, Store, StorePath};
+use super::super::is_absent;
+use super::super::remote::by_ranges;
+use super::references::{Blobs, Reference};
+use super::{SUFFIX, damaged};
+use surgetank_types::clock;
+use surgetank_types::model::{Kind, Timestamp};
+
+/// What was found, and what was removed of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Unused {
+    pub references: u64,
+    pub blobs: Vec<Blob>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Blob {
+    pub path: String,
+    pub size_bytes: u64,
+    /// When it was referred to for the last time, or later.
+    pub used_unix_seconds: i64,
+}
+
+struct Old {
+    path: StorePath,
+    size_bytes: u64,
+    at: Timestamp,
+}
+
+/// References met, by their paths.
+type Met = BTreeMap<StorePath, StorePath>;
+
+/// Removes content that nobody refers to, and that nobody has referred to anew for so long; `store` as it is, with nothing
+/// packed. With `dry_run` only says what would go.
+pub fn collect(store: &dyn Store, who: Cred, unused_for: Duration, dry_run: bool) -> io::Result<Unused> {
+    let mut old = Vec::new();
+    let limit = clock::now().nanos.saturating_sub(i64::try_from(unused_for.as_nanos()).unwrap_or(i64::MAX));
+    for entry in store.list(who, &StorePath::root(), false)? {
+        let Some(blobs) = Blobs::named(&entry.name) else { continue };
+        // Of others: what refers to theirs cannot be told.
+        let own = blobs.owner.is_none_or(|uid| uid == who.uid || who.uid == 0);
+        if own && entry.kind == Kind::Directory {
+            old_of(store, who, &blobs.root(), limit, &mut old)?;
+        }
+    }
+    let mut unused = Unused::default();
+    if old.is_empty() {
+        return Ok(unused);
+    }
+    let mut met = Met::new();
+    walk(store, who, &StorePath::root(), &mut met)?;
+    unused.references = met.len() as u64;
+    let wanted: HashSet<&StorePath> = met.values().collect();
+    old.retain(|one| !wanted.contains(&one.path));
+    if old.is_empty() {
+        return Ok(unused);
+    }
+    store.refresh();
+    let mut again = Met::new();
+    walk(store, who, &StorePath::root(), &mut again)?;
+    if met != again {
+        let why = "files came, went or moved in the store while it was looked through: nothing was removed";
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+    }
+    if let Some(what) = store.hidden()? {
+        let why = format!("no path leads to {what}: what it refers to is not known, nothing was removed");
+        return Err(damaged(why));
+    }
+    for one in old {
+        if !dry_run {
+            // It may be young again.
+            match store.stat(who, &one.path) {
+                Ok(there) if there.attr.mtime == one.at => {
+                    let gone = if one.path.is_temporary() { Store::discard } else { Store::unlink };
+                    gone(store, who, &one.path)?;
+                }
+                Ok(_) => continue,
+                Err(why) if is_absent(&why) => continue,
+                Err(why) => return Err(why),
+            }
+        }
+        unused.blobs.push(Blob {
+            path: one.path.to_string(),
+            size_bytes: one.size_bytes,
+            used_unix_seconds: one.at.secs(),
+        });
+    }
+    Ok(unused)
+}
+
+fn old_of(store: &dyn Store, who: Cred, dir: &StorePath, limit: i64, old: &mut Vec<Old>) -> io::Result<()> {
+    for entry in store.list(who, dir, true)? {
+        let path = dir.join(&entry.name);
+        if entry.kind == Kind::Directory {
+            old_of(store, who, &path, limit, old)?;
+            continue;
+        }
+        match store.glance(who, &path) {
+            Ok(there) if there.attr.mtime.nanos < limit => {
+                old.push(Old { path, size_bytes: there.attr.size_bytes, at: there.attr.mtime });
+            }
+            Err(why) if !is_absent(&why) => return Err(why),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Also references that are not published yet.
+fn walk(store: &dyn Store, who: Cred, dir: &StorePath, met: &mut Met) -> io::Result<()> {
+    let told = |why: io::Error| {
+        let what = if dir.0.is_empty() { "the root".to_owned() } else { dir.to_string() };
+        io::Error::new(
+            why.kind(),
+            format!("{what} cannot be looked into ({why}): what it refers to is not known, nothing was removed"),
+        )
+    };
+    let entries = match store.list(who, dir, true) {
+        // Gone meanwhile; the second walk tells.
+        Err(why) if is_absent(&why) => return Ok(()),
+        entries => entries.map_err(told)?,
+    };
+    for entry in entries {
+        let path = dir.join(&entry.name);
+        if entry.kind == Kind::Directory && !(dir.0.is_empty() && Blobs::is_one(&entry.name)) {
+            walk(store, who, &path, met)?;
+        } else if entry.kind == Kind::File && entry.name.ends_with(SUFFIX) {
+            let read = store.source(who, &path).and_then(by_ranges).and_then(|packed| Reference::read(&*packed));
+            match read {
+                Ok(reference) => {
+                    met.insert(path, reference.path());
+                }
+                Err(why) if is_absent(&why) => {}
+                Err(why) => {
+                    return Err(damaged(format!(
+                        "{path} cannot be read ({why}): what it refers to is not known, nothing was removed"
+                    )));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! The bytes: one pass from a source into a file of the store, holes kept, summed on the way.
+//!
+//! Write-back of a large file is started while the copy still runs and awaited some windows later. So the device is
+//! busy all the time, dirty memory stays small, the throttle and the progress bar see what really moved, and the sync at
+//! the end is short.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use surgetank_types::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::ioctl_ficlone;
+use rustix::io::Errno;
+
+use super::counters::Counters;
+use crate::Gate;
+use crate::checksum::{Checksum, checksum, read_extent};
+use crate::extents::{Extent, Extents};
+
+const WINDOW_BYTES: u64 = 8 << 20;
+/// The rest of a file is written back at once from here on: or the device would rest while those before it are published, which
+/// takes a slow store some milliseconds each. (Small ones are brought to the disk together.)
+const REST_BYTES_MIN: u64 = 1 << 20;
+/// How far write-back may lag behind the copy.
+const BEHIND_BYTES: u64 = 4 * WINDOW_BYTES;
+
+/// Runs an operation with the ids of the user it is done for.
+pub type Act<'a> = &'a dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>;
+
+/// Copies into files of one store.
+pub struct Copier {
+    /// The device of sources that last could not share extents with the store: no need to ask for each of its files.
+    refused: AtomicU64,
+}
+
+impl Copier {
+    pub fn new() -> Self {
+        Self { refused: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Fills the empty `target`, writing through `act` (which makes the ids right: reserved blocks and quotas are the
+    /// writer's; `gate` runs with the agent's). Answers the checksum of what was read from `source`.
+    pub fn copy(
+        &self,
+        source: &File,
+        target: &File,
+        act: Act<'_>,
+        counters: &Counters,
+        gate: Gate<'_>,
+    ) -> io::Result<u64> {
+        let extents = Extents::of(source)?;
+        if self.clone_extents(source, extents.device(), target) {
+            counters.files_cloned.add(1);
+            return checksum(source, gate);
+        }
+        let size = extents.size();
+        let mut sum = Checksum::default();
+        let mut behind = WriteBehind::new(target);
+        let mut written_to = 0;
+        for extent in extents {
+            match extent? {
+                Extent::Hole { len, .. } => sum.zeros(len),
+                Extent::Bytes { start, len } => {
+                    let mut at = start;
+                    read_extent(source, start, len, |bytes| {
+                        sum.bytes(bytes);
+                        act(&|| target.write_all_at(bytes, at))?;
+                        at += bytes.len() as u64;
+                        counters.bytes_written.add(bytes.len() as u64);
+                        behind.reached(at)?;
+                        gate(bytes.len() as u64)
+                    })?;
+                    written_to = at;
+                }
+            }
+        }
+        behind.ends(written_to)?;
+        if written_to < size {
+            act(&|| target.set_len(size))?;
+        }
+        Ok(sum.value())
+    }
+
+    fn clone_extents(&self, source: &File, device: u64, target: &File) -> bool {
+        if self.refused.load(Ordering::Relaxed) == device {
+            return false;
+        }
+        let result = ioctl_ficlone(target, source);
+        if let Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS | Errno::XDEV) = result {
+            self.refused.store(device, Ordering::Relaxed);
+        }
+        result.is_ok()
+    }
+}
+
+struct WriteBehind<'a> {
+    file: &'a File,
+    /// Write-back was started up to here.
+    started: u64,
+}
+
+impl<'a> WriteBehind<'a> {
+    fn new(file: &'a File) -> Self {
+        Self { file, started: 0 }
+    }
+
+    fn reached(&mut self, at: u64) -> io::Result<()> {
+        while at >= self.started + WINDOW_BYTES {
+            self.range(self.started, libc::SYNC_FILE_RANGE_WRITE)?;
+            if self.started >= BEHIND_BYTES {
+                let all =
+                    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+                self.range(self.started - BEHIND_BYTES, all)?;
+            }
+            self.started += WINDOW_BYTES;
+        }
+        Ok(())
+    }
+
+    fn ends(&self, at: u64) -> io::Result<()> {
+        match at.saturating_sub(self.started) {
+            rest if rest >= REST_BYTES_MIN => sync_range(self.file, self.started, rest, libc::SYNC_FILE_RANGE_WRITE),
+            _ => Ok(()),
+        }
+    }
+
+    fn range(&self, start: u64, flags: libc::c_uint) -> io::Result<()> {
+        sync_range(self.file, start, WINDOW_BYTES, flags)
+    }
+}
+
+/// Reports a write-back error that nobody has seen yet; starts no write and asks for no flush.
+pub fn written_without_error(file: &File) -> io::Result<()> {
+    sync_range(file, 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+}
+
+fn sync_range(file: &File, start: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the length of the call, which takes only numbers.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), start.cast_signed(), len.cast_signed(), flags) };
+    if result == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // Only a hint to file systems that do not know it.
+        error
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE | libc::EOPNOTSUPP)) =>
+        {
+            Ok(())
+        }
+        error => Err(error),
+    }
+}

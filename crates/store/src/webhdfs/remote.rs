@@ -1,0 +1,58 @@
+//! One version of a file, read by ranges.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use super::failure::Failure;
+use super::wire::{Answer, Ask, Wire};
+use crate::Remote;
+use crate::object::patiently;
+use surgetank_types::error::Errno;
+use surgetank_types::model::StoreIdentity;
+use surgetank_types::sync::Arc;
+
+pub(super) struct Inode {
+    pub wire: Arc<Wire>,
+    pub identity: StoreIdentity,
+    pub checksum: Option<u64>,
+    pub patience: Duration,
+}
+
+impl Remote for Inode {
+    fn identity(&self) -> StoreIdentity {
+        self.identity
+    }
+
+    fn checksum(&self) -> Option<u64> {
+        self.checksum
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        let path = super::inode(self.identity.ino);
+        let length = buffer.len() as u64;
+        // By its number: whoever replaces the file meanwhile gives another one the name.
+        let mut read = || {
+            let ask =
+                Ask::get("OPEN", path.as_str()).with("offset", offset.to_string()).with("length", length.to_string());
+            self.wire.content(&ask, None, |answer: Answer| {
+                let (mut content, said) = answer.content();
+                if said.is_some_and(|said| said != length) {
+                    return Err(Failure::ours(Errno::STALE, "the file is shorter than it was"));
+                }
+                content.read_exact(buffer).map_err(|_| Failure::garbled("the content was cut short"))
+            })
+        };
+        let attempt = surgetank_types::sync::Mutex::new(&mut read);
+        patiently(self.patience, || {
+            let mut read = super::locked(&attempt);
+            (*read)().map_err(|why| match why.errno {
+                // Somebody has removed it, or cut it off before this range.
+                Errno::NOENT | Errno::NXIO => Errno::STALE.into(),
+                _ => self.wire.report(&path, why),
+            })
+        })
+    }
+}

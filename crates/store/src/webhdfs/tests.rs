@@ -1,0 +1,153 @@
+//! The driver against a real HDFS.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use surgetank_testkit::servers::hdfs::HdfsServer;
+
+use super::{Place, WebHdfs};
+use crate::conformance::{self, deliver, errno, make_dir, me, meta, names, no_gate, noise, path, read, source, staged};
+use crate::verdict::{Verdict, classify, errno_of};
+use crate::{Expect, Remote, Source, Store, Verify};
+
+fn open(server: &HdfsServer, user: &str, at: &str, ttl: Duration) -> WebHdfs {
+    WebHdfs::open(Place::parse(&server.url(user, at)).unwrap(), ttl).unwrap()
+}
+
+/// One server for all: it takes a while to start.
+#[test]
+fn against_a_real_hdfs() {
+    let Some(mut server) = HdfsServer::start() else { return };
+    conforms(&server, &surgetank_testkit::servers::hdfs::superuser());
+    // Who is no superuser is held to every mode.
+    conforms(&server, "ann");
+    its_own_sum_is_compared(&server);
+    what_somebody_else_puts_there_is_kept(&server);
+    what_is_read_is_one_version(&server);
+    a_listing_is_believed_until_it_is_refreshed(&server);
+    what_cannot_be_passes_or_not(&mut server);
+}
+
+fn conforms(server: &HdfsServer, user: &str) {
+    let nth = Cell::new(0);
+    conformance::conform(|| {
+        nth.set(nth.get() + 1);
+        Box::new(open(server, user, &format!("{user}/case {}", nth.get()), Duration::from_secs(60)))
+    });
+    assert!(nth.get() > 15, "{} cases", nth.get());
+}
+
+/// (Blocks are of 8 MiB.)
+fn its_own_sum_is_compared(server: &HdfsServer) {
+    let store = open(server, "ann", "sums", Duration::ZERO);
+    for size in [1, 511, 512, 513, 8 << 20, (8 << 20) + 1, 20_000_001] {
+        let (temporary, copy) = staged(&store, "f", &source(&noise(size)), &meta(0o600));
+        let kept = store.staged.lock().unwrap().get(&temporary).cloned().unwrap();
+        let sum = kept.sum.unwrap();
+        assert_eq!(sum.is(&store.digest(copy.identity.ino).unwrap()), Some(true), "{size} bytes");
+        // Somebody else's bytes under our temporary, as many as ours, in another file or in the same one.
+        let name = format!("sums/{temporary}");
+        server.write(&name, &vec![7; size]);
+        let number = store.status(std::str::from_utf8(&temporary.0).unwrap()).unwrap().file_id;
+        assert_eq!(sum.is(&store.digest(number).unwrap()), Some(false), "{size} bytes");
+        for how in [Verify::Cache, Verify::Reread] {
+            let why = store.verify(me(), &temporary, &copy, how, no_gate()).unwrap_err();
+            assert_eq!(why.kind(), std::io::ErrorKind::InvalidData, "{why}");
+        }
+        store.discard(me(), &temporary).unwrap();
+    }
+    // Read back, when the sum that it has cannot be compared.
+    let (temporary, mut copy) = staged(&store, "f", &source(b"abc"), &meta(0o600));
+    store.staged.lock().unwrap().get_mut(&temporary).unwrap().sum = None;
+    store.verify(me(), &temporary, &copy, Verify::Cache, no_gate()).unwrap();
+    copy.checksum ^= 1;
+    store.verify(me(), &temporary, &copy, Verify::Cache, no_gate()).unwrap_err();
+    store.discard(me(), &temporary).unwrap();
+    assert_eq!(names(&store, "", true), [""; 0]);
+}
+
+fn what_somebody_else_puts_there_is_kept(server: &HdfsServer) {
+    let store = open(server, "ann", "races", Duration::ZERO);
+    make_dir(&store, "d");
+    let (temporary, _) = staged(&store, "d/f", &source(b"ours"), &meta(0o600));
+    assert!(store.check(me(), &path("d/f"), &Expect::Absent).unwrap());
+    server.write("races/d/f", b"theirs");
+    let why = store.publish(me(), &temporary, &path("d/f"), &meta(0o600)).unwrap_err();
+    assert_eq!(errno_of(&why), surgetank_types::error::Errno::AGAIN, "{why}");
+    assert_eq!(server.read("races/d/f"), b"theirs");
+    assert!(!store.check(me(), &path("d/f"), &Expect::Absent).unwrap());
+    store.publish(me(), &temporary, &path("d/g"), &meta(0o600)).unwrap();
+
+    // A rename onto a name that was free a moment ago.
+    assert!(store.check(me(), &path("d/h"), &Expect::Absent).unwrap());
+    server.write("races/d/h", b"theirs");
+    let why = store.rename(me(), &path("d/g"), &path("d/h")).unwrap_err();
+    assert_eq!(errno_of(&why), surgetank_types::error::Errno::AGAIN, "{why}");
+    assert_eq!((server.read("races/d/h"), server.read("races/d/g")), (b"theirs".to_vec(), b"ours".to_vec()));
+
+    // Appended to: no longer as it was, although its number is.
+    let ours = deliver(&store, "d/ours", b"12345", &meta(0o600));
+    assert!(store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap());
+    server.append("races/d/ours", b"6");
+    assert!(!store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(), "it would be overwritten");
+    assert_eq!(read(&store, "d/ours"), b"123456");
+    // Of a file that somebody else wrote there is no record: HDFS's own word counts.
+    let seen = store.stat(me(), &path("d/h")).unwrap();
+    assert_eq!((seen.attr.perm, seen.attr.size_bytes), (0o644, 6));
+}
+
+fn what_is_read_is_one_version(server: &HdfsServer) {
+    let store = open(server, "ann", "reads", Duration::ZERO);
+    let bytes = noise(9_000_000);
+    deliver(&store, "f", &bytes, &meta(0o600));
+    let Source::Remote(source) = store.source(me(), &path("f")).unwrap() else { panic!("it is not here") };
+    let piece = |source: &dyn Remote, at: usize| {
+        let mut piece = vec![0; 1000];
+        source.read_at(&mut piece, at as u64).map(|()| piece)
+    };
+    assert_eq!(piece(&*source, 8_388_000).unwrap(), bytes[8_388_000..8_389_000], "over the end of a block");
+    store.rename(me(), &path("f"), &path("g")).unwrap();
+    deliver(&store, "f", &noise(9_000_001), &meta(0o600));
+    assert_eq!(piece(&*source, 0).unwrap(), bytes[..1000], "the name is another file's by now");
+    store.unlink(me(), &path("g")).unwrap();
+    assert_eq!(errno(piece(&*source, 0)), libc::ESTALE);
+}
+
+fn a_listing_is_believed_until_it_is_refreshed(server: &HdfsServer) {
+    let store = open(server, "ann", "lists", Duration::from_secs(600));
+    for number in 0..5 {
+        deliver(&store, &format!("f{number}"), b"x", &meta(0o600));
+    }
+    assert_eq!(names(&store, "", false).len(), 5);
+    let glance = |name: &str| errno(store.glance(me(), &path(name)));
+    assert_eq!((glance("f4"), glance("new")), (0, libc::ENOENT));
+    server.write("lists/new", b"theirs");
+    server.done("DELETE", "lists/f4", "op=DELETE");
+    assert_eq!((glance("f4"), glance("new")), (0, libc::ENOENT), "it was asked for again");
+    assert_eq!(errno(store.stat(me(), &path("f4"))), libc::ENOENT, "before a change the server is asked");
+    store.refresh();
+    assert_eq!((glance("f4"), glance("new")), (libc::ENOENT, 0));
+}
+
+fn what_cannot_be_passes_or_not(server: &mut HdfsServer) {
+    server.done("PUT", "theirs", "op=MKDIRS&permission=755");
+    let mut place = Place::parse(&server.url("ann", "theirs")).unwrap();
+    place.limits.all_tries = Duration::from_secs(1);
+    let store = WebHdfs::open(place, Duration::ZERO).unwrap();
+    let stage = || {
+        let to = (path(".surgetank-tmp-1"), path("f"));
+        store.stage_file(me(), &to.0, &to.1, &source(b"x"), &meta(0o600), no_gate()).map(drop)
+    };
+    let verdict = |result: std::io::Result<()>| classify(errno_of(&result.unwrap_err()));
+    assert_eq!(errno(stage()), libc::EACCES);
+    assert_eq!(errno(store.may_write_dir(me(), &path(""))), libc::EACCES);
+    assert_eq!(verdict(stage()), Verdict::Refuse);
+    server.done("PUT", "theirs", "op=SETPERMISSION&permission=777");
+    stage().unwrap();
+    store.discard(me(), &path(".surgetank-tmp-1")).unwrap();
+    assert_eq!(names(&store, "", true), [""; 0]);
+    server.kill();
+    assert_eq!(verdict(stage()), Verdict::Retry);
+    server.restart();
+    stage().unwrap();
+}
