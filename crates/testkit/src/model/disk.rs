@@ -200,6 +200,7 @@ pub fn kind_of(kind: fs::FileType) -> Option<Kind> {
 pub struct Scratch(PathBuf);
 
 impl Scratch {
+    #[allow(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let prefix = "surgetank-model-";

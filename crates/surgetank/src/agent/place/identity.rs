@@ -272,7 +272,9 @@ impl Place {
         let Some(image) = self.catalog_left().filter(namespace::is_spent) else { return true };
         let mut remembered = image.counters.keys().filter_map(|name| Remembered::from_counter(name));
         let mut paths = config.tiers.iter().flat_map(|tier| &tier.paths);
-        self.has_left() || paths.any(|path| surgetank_tier::is_in_use(path, key)) || remembered.any(|device| device.may_hold(key))
+        self.has_left()
+            || paths.any(|path| surgetank_tier::is_in_use(path, key))
+            || remembered.any(|device| device.may_hold(key))
     }
 
     /// Is this the store that was served last?
