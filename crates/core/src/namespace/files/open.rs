@@ -14,6 +14,7 @@ use surgetank_types::model::{Caller, DeviceId, FileId, Kind, RunId};
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
 use super::super::journal::Txn;
+use super::super::resolve::is_absent;
 use super::super::tree::{PlainId, Progress, Tree};
 use super::engage::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
@@ -197,10 +198,11 @@ impl Namespace {
         }
     }
 
-    /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.
+    /// The store's file, or the temporary in the store that has the content, may be renamed by the drain between our look at its
+    /// path and our use of it: once more then.
     fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
-            let before = self.tree().applied_path(id);
+            let before = self.tree().path_in_store(id);
             match act() {
                 Err(fault)
                     if matches!(
@@ -231,7 +233,7 @@ impl Namespace {
     /// Is the file elsewhere in the store than before, or about to be?
     pub(super) fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
         let tree = self.tree();
-        tree.get(id).is_some() && (tree.moves_in_store(id) || tree.applied_path(id).as_ref() != before)
+        tree.get(id).is_some() && (tree.moves_in_store(id) || tree.path_in_store(id).as_ref() != before)
     }
 
     /// The first open of an inode. The inode's lock is held.
@@ -276,7 +278,13 @@ impl Namespace {
             let path = tree.applied_path(dir).ok_or(GONE)?.join(&name);
             drop(tree);
             let direct = !writes || via.is_only();
-            let file = self.store.open(self.own_cred(owner), &path, !direct)?;
+            let file = match self.store.open(self.own_cred(owner), &path, !direct) {
+                // It has its final name already; the books follow.
+                Err(why) if is_absent(&why) && Self::is_published_as_it_is(&self.tree(), id) => {
+                    return Err(PUBLISHED_AS_IT_IS.into());
+                }
+                opened => opened?,
+            };
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
             return self.engage(id, content, Wanted { via, writes, direct }, 0);
         }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use surgetank_store::StorePath;
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use super::{Inode, Name, Place, Tree, files_of};
@@ -99,7 +100,9 @@ impl Tree {
 
     /// Waits an operation that moves the file in the store, or a directory that it lies in?
     pub fn moves_in_store(&self, id: FileId) -> bool {
-        self.way_in_store(id).any(|(dir, name)| self.entry(*dir, name).is_some_and(|entry| entry.pins > 0))
+        let moves = |(dir, name): &Place| self.entry(*dir, name).is_some_and(|entry| entry.pins > 0);
+        let spilled_into = self.get(id).and_then(Inode::spill).map(|(dir, _)| *dir);
+        self.way_in_store(id).any(moves) || spilled_into.is_some_and(|dir| self.way_in_store(dir).any(moves))
     }
 
     /// The same, just now. (Its operation may be carried out, and not be in the books yet.)
@@ -112,6 +115,14 @@ impl Tree {
             at = self.get(id).and_then(|inode| inode.applied.as_ref()).map(|(dir, _)| *dir);
         }
         false
+    }
+
+    /// Where the store has the content: below a temporary name while it was spilled.
+    pub fn path_in_store(&self, id: FileId) -> Option<StorePath> {
+        match self.get(id)?.spill() {
+            Some((dir, name)) => Some(self.applied_path(*dir)?.join(name)),
+            None => self.applied_path(id),
+        }
     }
 
     /// Its place in the store, that of the directory it lies in, and so on.
