@@ -25,8 +25,8 @@ test-full: ## both with long random searches, the shim under other glibcs, from 
 
 model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model
 	scripts/setup test
-	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank --test integration model_mount::
-	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank-core --test integration model::
+	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace --test integration model_mount::
+	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace -E 'package(surgetank-core) & test(/^model::/)'
 
 crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test
@@ -43,10 +43,18 @@ bench: ## the figures of docs/performance.md, on this machine; two hours, `bench
 	$(ENV) bench/run all
 	$(ENV) bench/run report
 
+docs: ## the documentation as a site (target/docs/site), man pages, and the code's own (target/doc)
+	scripts/setup docs
+	$(ENV) mdbook build
+	cargo build --quiet --locked -p surgetank --bin surgetank
+	target/debug/surgetank help --man target/docs/man
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
+	@echo 'target/docs/site/index.html'
+
 lint: ## format, clippy, and the house's own rules
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy -p surgetank-core --features schedules --test schedules --locked -- -D warnings
+	cargo clippy --workspace --features surgetank-core/schedules --test schedules --locked -- -D warnings
 	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	scripts/tidy
 	scripts/python -m ruff format --check --quiet python
@@ -60,4 +68,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo test test-servers test-full model crash fuzz bench lint clean help
+.PHONY: demo docs test test-servers test-full model crash fuzz bench lint clean help

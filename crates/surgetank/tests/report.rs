@@ -439,7 +439,7 @@ fn why_answers_from_the_last_record_after_a_run() {
 /// A full state directory took the record of the run with it, and only the agent's log said so.
 #[test]
 fn run_says_that_its_record_cannot_be_written() {
-    let Some(mut scene) = scene("report_full") else { return };
+    let Some(mut scene) = scene("report_unwritten") else { return };
     scene.state = scene.tmpfs("small-state", 8);
     fs::set_permissions(&scene.state, fs::Permissions::from_mode(0o700)).unwrap();
     let fill = "echo result > made; head -c 20000000 /dev/zero > /mnt/small-state/ballast || true";

@@ -1,5 +1,5 @@
 //! Namespace, drain and catalog where shuttle decides after each lock and each atomic word who runs next (`sync`).
-//! `cargo nextest run -p surgetank-core --features schedules --test schedules`
+//! `cargo nextest run --workspace --features surgetank-core/schedules --test schedules`
 //!
 //! `SURGETANK_SCHEDULES`: executions of each test. A failure prints its schedule and `SURGETANK_SCHEDULES_SEED`, which repeats
 //! the run; it holds as long as time plays no part.

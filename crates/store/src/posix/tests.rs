@@ -141,7 +141,7 @@ fn conforms_unprivileged() {
     let output = {
         use std::os::unix::process::CommandExt;
         std::process::Command::new(&program)
-            .args(["--exact", "store::posix::tests::conforms_unprivileged", "--nocapture"])
+            .args(["--exact", "posix::tests::conforms_unprivileged", "--nocapture"])
             .env(INNER, "1")
             .env("TMPDIR", dir.path())
             .current_dir(dir.path())
