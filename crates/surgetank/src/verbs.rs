@@ -4,6 +4,7 @@
 
 pub mod advise;
 pub mod calibrate;
+pub mod completions;
 pub mod doctor;
 pub mod gc;
 pub mod help;
@@ -126,8 +127,10 @@ enum Verb {
     Advise(advise::AdviseArgs),
     /// What a workflow's graph knows: import, explain, plot, hints, run, replay, crate (needs the Python package)
     Workflow(workflow::WorkflowArgs),
-    /// Explain a verb, or a topic of the manual
+    /// Explain a verb, or a topic of the manual; write man pages (`--man DIR`)
     Help(help::HelpArgs),
+    /// Print the completion script of a shell
+    Completions(completions::CompletionsArgs),
     /// What `calibrate` times, in processes of its own
     #[command(hide = true)]
     Probe(calibrate::ProbeArgs),
@@ -178,6 +181,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Advise(args) => advise::advise(&args),
         Verb::Workflow(args) => workflow::workflow(&args),
         Verb::Help(args) => help::help(&args, command()),
+        Verb::Completions(args) => completions::completions(&args, command()),
         Verb::Probe(args) => calibrate::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };

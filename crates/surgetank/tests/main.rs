@@ -8,6 +8,7 @@ mod attributes;
 mod bad_input;
 mod compress;
 mod dedup;
+mod documentation;
 mod durability;
 mod escapes;
 mod foreign_programs;

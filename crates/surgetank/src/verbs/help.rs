@@ -1,6 +1,9 @@
 //! `surgetank help [VERB | TOPIC]`: the pages of the manual, which are part of the program.
 //!
 //! A message that has more to say points here: where a program was installed, its sources are not.
+//! `--man DIR` writes man pages of the verbs, from the same command line.
+
+use std::path::{Path, PathBuf};
 
 use clap::Command;
 use surgetank_policy::config::key::nearest;
@@ -13,6 +16,9 @@ pub struct HelpArgs {
     /// A verb, or one of the topics that `surgetank help` lists
     #[arg(value_name = "VERB|TOPIC")]
     about: Option<String>,
+    /// Write a man page of each verb into this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "about")]
+    man: Option<PathBuf>,
 }
 
 /// A page of the manual: its name, what it is about, and its text.
@@ -43,6 +49,10 @@ const TOPICS: &[Topic] = topics! {
 
 /// `line`: the whole command line, whose verbs have their own help.
 pub fn help(args: &HelpArgs, mut line: Command) -> Outcome {
+    if let Some(dir) = &args.man {
+        write_man_pages(line, dir)?;
+        return Ok(exit::OK);
+    }
     let Some(about) = args.about.as_deref() else {
         words::print(&format!("{}\n{}", line.render_long_help(), list()))?;
         return Ok(exit::OK);
@@ -65,6 +75,16 @@ pub fn help(args: &HelpArgs, mut line: Command) -> Outcome {
     }
     words::print(&[verb, topic].into_iter().flatten().collect::<Vec<_>>().join("\n"))?;
     Ok(exit::OK)
+}
+
+fn write_man_pages(line: Command, dir: &Path) -> Result<(), Error> {
+    let failed = |why: std::io::Error| {
+        let what = format!("man pages cannot be written to {}", dir.display());
+        let remedy = "surgetank help --man DIR, with a directory that you may write";
+        Error::new(what).why(why).remedy(remedy).data("no data is concerned")
+    };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    clap_mangen::generate_to(line, dir).map_err(failed)
 }
 
 fn list() -> String {

@@ -144,6 +144,7 @@ pub const OPTIONS: &[Refused] = &[
     of("stage-in", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
     of("stage-out", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
     of("report", "--html", "{absent}/x", 1, &["absent/x cannot be written", "--html"]),
+    of("help", "--man", "{file}", 1, &["cannot be written", "file", "surgetank help --man DIR"]),
     of("wait", "--timeout", "soon", 2, &["--timeout", "`soon` is no unit of time"]),
     of("umount", "--timeout", "-1", 2, &["--timeout"]),
     with(of("hint", "--from", "{absent}", 1, &["--from", "absent cannot be read"]), &[]),
@@ -210,6 +211,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("model", "workload", &["--calibration={calibration}", "{file}"], 2, &["file"]),
     entry("advise", "workload", &["--calibration={calibration}", "{absent}"], 2, &["absent", "can't be read"]),
     entry("workflow", "words", &["explain", "x"], 127, &["python3 cannot be executed"]),
+    entry("completions", "shell", &["basch"], 2, &["'basch'", "bash", "zsh"]),
     entry("help", "about", &["configuraton"], 2, &["'configuraton'", "surgetank help configuration"]),
 ];
 

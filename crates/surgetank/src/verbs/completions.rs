@@ -1,0 +1,19 @@
+//! `surgetank completions SHELL`: the script by which a shell completes verbs, options and their values.
+
+use clap::Command;
+use clap_complete::Shell;
+
+use super::{Outcome, exit, words};
+
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+pub fn completions(args: &CompletionsArgs, mut line: Command) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut line, "surgetank", &mut script);
+    words::print(&String::from_utf8_lossy(&script))?;
+    Ok(exit::OK)
+}
