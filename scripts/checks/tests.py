@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from checks import flaky, remains, servers, slowest
+from checks import flaky, remains, servers, shape, slowest
 
 # As nextest 0.9.114 writes it, shortened: one test that held in its third run, one that failed in all, one that was ended.
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -208,6 +208,47 @@ class OfRemains(unittest.TestCase):
     def test_mounts_are_found(self) -> None:
         self.before.mounts.discard("/proc")
         self.assertEqual(self.before.remains(), ["mount /proc"])
+
+
+class OfShape(unittest.TestCase):
+    def shape_of(self, files: dict[str, str]) -> shape.Shape:
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        for name, text in files.items():
+            path = Path(place.name) / "crates/one/src" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return shape.shape(Path(place.name))
+
+    def test_methods_are_counted_over_all_files_without_traits_and_tests(self) -> None:
+        method = "    pub fn a(&self) {\n        b()\n    }\n"
+        found = self.shape_of({
+            "lib.rs": f"impl Large {{\n{method * 50}}}\nimpl Clone for Large {{\n{method}}}\n",
+            "other.rs": f"impl<T> Large {{\n{method * 31}}}\n#[cfg(test)]\nmod tests {{\n    impl Large {{\n    {method}    }}\n}}\n",
+        })
+        self.assertEqual([found.types[f"one::{name}::Large"].methods for name in ("lib", "other")], [50, 31])
+
+    def test_lines_of_a_function_end_with_its_brace(self) -> None:
+        found = self.shape_of({"lib.rs": "fn short() {}\n\nfn long(\n    a: u8,\n) -> u8 {\n    a\n}\n\ntrait T {\n    fn only(\n        &self,\n    );\n}\n"})
+        self.assertEqual([found.functions[f"crates/one/src/lib.rs {name}"] for name in ("short", "long", "only")], [1, 5, 3])
+
+    def test_circle_between_folders_is_found_and_inside_one_is_not(self) -> None:
+        files = {"lib.rs": "mod a;\nmod b;\n", "a.rs": "mod inner;\n", "b.rs": "mod inner;\n"}
+        apart = self.shape_of({**files, "a/inner.rs": "use crate::b::inner::X;\n", "b/inner.rs": "// crate::a::inner\n"})
+        self.assertEqual(apart.circles["one"], [])
+        circle = self.shape_of({**files, "a/inner.rs": "use crate::b::inner::X;\n", "b/inner.rs": "use crate::a::inner::Y;\n"})
+        self.assertEqual(circle.circles["one"], [["a::inner", "b::inner"]])
+        inside = self.shape_of({"lib.rs": "", "x.rs": "use crate::y::Y;\n", "y.rs": "use super::x::X;\n"})
+        self.assertEqual(inside.circles["one"], [])
+
+    def test_numbers_may_only_go_down(self) -> None:
+        found = self.shape_of({"lib.rs": "fn long() {\n" + "    a();\n" * 110 + "}\n"})
+        name = "crates/one/src/lib.rs long"
+        self.assertEqual(len(shape.complaints(found, {})), 1)
+        self.assertEqual(len(shape.complaints(found, {"functions": {name: {"lines": 111}}})), 1)
+        self.assertEqual(len(shape.complaints(found, {"functions": {name: {"lines": 113}}})), 1)
+        self.assertEqual(shape.complaints(found, {"functions": {name: {"lines": 112}}}), [])
+        self.assertEqual(len(shape.complaints(self.shape_of({"lib.rs": ""}), {"functions": {name: {"lines": 112}}})), 1)
 
 
 if __name__ == "__main__":
