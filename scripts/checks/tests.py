@@ -104,6 +104,8 @@ def test_flips():
 
 
 MODULE = re.compile(r'^(?:#\[path = "([^"]+)"\]\n)?(?:pub )?mod (\w+);$', re.MULTILINE)
+# What modules of one binary share.
+SHARED = re.compile(r"\bcrate::(\w+)")
 
 
 def modules(roots: list[Path]) -> set[Path]:
@@ -117,6 +119,9 @@ def modules(roots: list[Path]) -> set[Path]:
         for path, name in MODULE.findall(file.read_text()):
             places = [file.parent / path] if path else [inner / f"{name}.rs", inner / name / "mod.rs"]
             ahead += [place.resolve() for place in places if place.exists() and place.resolve() not in found]
+        tests = next((parent for parent in file.parents if parent.name == "tests"), None)
+        shared = [place for name in SHARED.findall(file.read_text()) if tests for place in (tests / f"{name}.rs", tests / name / "mod.rs")]
+        ahead += [place for place in shared if place.exists() and place not in found]
     return found
 
 
@@ -125,7 +130,7 @@ class OfServers(unittest.TestCase):
         table = servers.read()
         self.assertEqual(table.affected([]), [])
         self.assertEqual(table.affected(["docs/hints.md", "crates/store/src/s3/name.rs"]), [])
-        self.assertEqual(table.affected(["crates/store/src/gridfs/wire.rs", "python/pyproject.toml"]), ["gridfs", "slurm"])
+        self.assertEqual(table.affected(["crates/store/src/gridfs/wire.rs", "python/tests/conftest.py"]), ["gridfs", "slurm"])
         self.assertEqual(table.affected(["crates/surgetank/tests/hdfs.rs"]), ["hdfs"])
         for path in ("crates/core/src/drain.rs", "Cargo.lock", "scripts/suite", "a-new-file"):
             self.assertEqual(table.affected(["docs/hints.md", path]), table.names)
@@ -142,7 +147,8 @@ class OfServers(unittest.TestCase):
             sources = modules(sorted(checkout.glob(f"crates/*/tests/{name}.rs")))
             self.assertTrue(sources, name)
             servers_of = [file for source in sources for file in re.findall(r"surgetank_testkit::servers::(\w+)", source.read_text())]
-            sources |= {checkout / f"crates/testkit/src/servers/{server}.rs" for server in servers_of}
+            sources |= {file for server in servers_of for file in checkout.glob(f"crates/testkit/src/servers/{server}*") if file.is_file()}
+            sources |= {file for server in servers_of for file in checkout.glob(f"crates/testkit/src/servers/{server}/*")}
             for source in sources:
                 self.assertIn(name, table.affected([str(source.relative_to(checkout))]))
 
