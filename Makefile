@@ -6,7 +6,7 @@ SHELL := bash
 # Runs the words with the tools of scripts/setup on the path.
 ENV := . scripts/env &&
 
-demo: ## a real workflow twice on a slow store: straight, then under surgetank
+demo: ## a real workflow on slow stores: straight, then under surgetank
 	demo/run
 
 test: ## the tests, without those that need servers of others
@@ -46,8 +46,7 @@ bench: ## the figures of docs/performance.md, on this machine; two hours, `bench
 docs: ## the documentation as a site (target/docs/site), man pages, and the code's own (target/doc)
 	scripts/setup docs
 	$(ENV) mdbook build
-	cargo build --quiet --locked -p surgetank --bin surgetank
-	target/debug/surgetank help --man target/docs/man
+	cargo run --quiet --locked -p surgetank --bin surgetank -- help --man target/docs/man
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
 	@echo 'target/docs/site/index.html'
 
@@ -63,7 +62,7 @@ lint: ## format, clippy, and the house's own rules
 
 clean: ## what building, testing and the demonstration left in this checkout
 	cargo clean
-	rm -rf .cache hillshade.png
+	rm -rf .cache mosaic.png
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18

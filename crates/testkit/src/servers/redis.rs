@@ -6,10 +6,12 @@
 pub mod cluster;
 
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 /// What it acknowledges is on its disk.
@@ -107,9 +109,14 @@ impl RedisServer {
 
     /// As if the machine lost its power, but for what the kernel keeps.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
+        let Some(mut child) = self.child.take() else { return };
+        // With the process that rewrites its log in the background, which would go on writing into the directory.
+        let group = Pid::from_child(&child);
+        rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+        child.wait().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while rustix::process::test_kill_process_group(group).is_ok() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -142,6 +149,7 @@ impl RedisServer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
             .unwrap();
         let until = Instant::now() + Duration::from_secs(60);
