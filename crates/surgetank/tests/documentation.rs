@@ -9,6 +9,8 @@ use std::process::Command;
 /// With this variable set the page is written instead of compared.
 const WRITE: &str = "SURGETANK_WRITE_DOCS";
 
+type NamesVerb = fn(&str) -> String;
+
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
@@ -74,7 +76,7 @@ fn site_has_every_page() {
 #[test]
 fn completions_and_man_pages_are_of_every_verb() {
     // As each shell's script names a verb.
-    let named: [(&str, fn(&str) -> String); 3] = [
+    let named: [(&str, NamesVerb); 3] = [
         ("bash", |verb| format!("surgetank__subcmd__{}", verb.replace('-', "__subcmd__"))),
         ("zsh", |verb| format!("\n'{verb}:")),
         ("fish", |verb| format!("__fish_surgetank_needs_command\" -f -a \"{verb}\"")),
