@@ -47,7 +47,7 @@ docs: ## the documentation as a site (target/docs/site), man pages, and the code
 	scripts/setup docs
 	$(ENV) mdbook build
 	cargo run --quiet --locked -p surgetank --bin surgetank -- help --man target/docs/man
-	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --quiet --locked --workspace --no-deps
 	@echo 'target/docs/site/index.html'
 
 lint: ## format, clippy, and the house's own rules

@@ -3,7 +3,7 @@
 //! It knows the kernel's protocol and nothing of tiers or names: what a file is, is said by whoever implements
 //! [`Filesystem`]. Reading order:
 //!
-//! * [`attach`] makes the mount and yields the descriptor; [`namespaces`] makes a private place for it.
+//! * [`attach()`] makes the mount and yields the descriptor; [`namespaces`] makes a private place for it.
 //! * [`Session`] shakes hands with the kernel on that descriptor, and its crew of threads serves it.
 //! * [`request`] takes requests apart (every length checked, fuzzed), [`reply`] puts answers together, `dispatch` joins the
 //!   two through the trait; [`abi`] has the numbers of the protocol.

@@ -1,4 +1,4 @@
-//! The reference model of the file system: operations ([`operation`]), what each must answer ([`reference`]), and a directory
+//! The reference model of the file system: operations ([`operation`]), what each must answer ([`mod@reference`]), and a directory
 //! compared with it ([`disk`]).
 
 pub mod disk;

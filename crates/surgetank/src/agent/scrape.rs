@@ -7,7 +7,7 @@
 //! over from another waits in the same queue. The token stays as it was then, too.
 //!
 //! The dangers it avoids: one who asks nothing, sends without end or never reads keeps others out (whatever is not done
-//! in [`PATIENCE`] is closed, and where there are too many, one of them by chance: with any order among them, who floods the port
+//! in `PATIENCE` is closed, and where there are too many, one of them by chance: with any order among them, who floods the port
 //! would choose who goes); a stranger of the same machine learns what a user's
 //! run does (without the token nothing is told, not even which path exists, and nothing is computed).
 

@@ -2,7 +2,7 @@
 //!
 //! It exists for two purposes: to try the adapter against the real thing (every operation has a native twin to compare with),
 //! and to stand in for a busy parallel file system in the testbed, by sleeping before each metadata operation, and for one in
-//! trouble, by doing wrong what it is told to ([`faults`]).
+//! trouble, by doing wrong what it is told to (`faults`).
 //!
 //! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already taken the caller's off);
 //! [`serve_mirror`] sees to that. Files that it makes for others are given to them.

@@ -1,7 +1,7 @@
 //! A session: the conversation with the kernel over one FUSE descriptor, from the handshake to the unmount.
 //!
 //! States: handshake (in [`Session::start`]) → serving → over (unmounted, or stopped). Whoever made the mount
-//! ([`super::attach`], later a supervisor) hands the descriptor over; the session doesn't unmount.
+//! ([`super::attach()`], later a supervisor) hands the descriptor over; the session doesn't unmount.
 //!
 //! Locks (flock, POSIX) come here only with [`Options::locks`]; otherwise the kernel keeps them itself. The write-back cache is never asked for.
 

@@ -1,6 +1,6 @@
 //! A record as one page for a browser: charts drawn here as SVG, tables, no network, nothing from elsewhere.
 //!
-//! Everything but the charts' coordinates that comes from the run goes through [`markup::shown`]: names of files and programs are
+//! Everything but the charts' coordinates that comes from the run goes through `markup::shown`: names of files and programs are
 //! whatever somebody called them. What else could run or load something is forbidden to the page by its own policy, but for
 //! the one script that carries the page's nonce. The danger it avoids: a file's name that becomes a program in the reader's browser.
 
