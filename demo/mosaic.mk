@@ -3,7 +3,7 @@
 #   make -f /path/to/mosaic.mk -j2          in a directory that `frames` filled
 #
 # The shape of an ordinary imaging workflow: many small files, most of which are read again. A projected frame is read once for
-# each neighbour, and once more at the end. It runs in any directory, uses Montage's own programs as they are, and knows nothing of
+# each neighbour, and again at the end. It runs in any directory, uses Montage's own programs as they are, and knows nothing of
 # where its files really are. The same frames give the same bytes every time.
 
 FRAMES     := $(notdir $(wildcard raw/*.fits))

@@ -42,8 +42,8 @@ fn declared_by(file: &Path) -> Vec<PathBuf> {
         else {
             continue;
         };
-        let told = n.checked_sub(1).and_then(|before| lines[before].strip_prefix("#[path = \"")?.strip_suffix("\"]"));
-        match told {
+        let given = n.checked_sub(1).and_then(|before| lines[before].strip_prefix("#[path = \"")?.strip_suffix("\"]"));
+        match given {
             Some(path) => declared.extend(dir.join(path).canonicalize()),
             None => declared.extend([inner.join(format!("{name}.rs")), inner.join(name).join("mod.rs")]),
         }
