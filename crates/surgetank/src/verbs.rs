@@ -105,7 +105,7 @@ enum Verb {
     Hint(hint::Args),
     /// See what others changed in the store from now on, however long it is believed
     Refresh(tend::RefreshArgs),
-    /// Give up uploads that were begun on a server and that nobody goes on with
+    /// Cancel uploads to a server that were begun and never finished
     Gc(gc::GcArgs),
     /// Copy files and trees from a store to this node, or from store to store; asked for again it goes on where it was
     StageIn(stage::StageArgs),

@@ -37,7 +37,7 @@ pub struct FsckArgs {
     /// Read every byte whose checksum is known, and compare it
     #[arg(long)]
     scrub: bool,
-    /// Mend what can be mended: take up what an agent left, drain it, replace rotten copies by good ones
+    /// Repair what can be repaired: take up what an agent left, drain it, replace rotten copies by good ones
     #[arg(long)]
     repair: bool,
     /// As JSON

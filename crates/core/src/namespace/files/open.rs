@@ -199,7 +199,7 @@ impl Namespace {
     }
 
     /// The store's file, or the temporary in the store that has the content, may be renamed by the drain between our look at its
-    /// path and our use of it: once more then.
+    /// path and our use of it: then it is tried again.
     fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
             let before = self.tree().path_in_store(id);
