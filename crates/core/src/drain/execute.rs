@@ -8,7 +8,6 @@ use surgetank_types::sync::PoisonError;
 
 use crate::namespace::content::Lies;
 use crate::namespace::held::BUSY_PATIENCE;
-use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
@@ -334,9 +333,8 @@ impl Drain {
             return;
         }
         op.prepared = Some(now);
-        let mut txn = Txn::default();
-        txn.op(seq);
-        self.namespace.commit(&tree, txn);
+        tree.txn.op(seq);
+        self.namespace.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");

@@ -6,7 +6,6 @@
 
 use std::io;
 
-use crate::namespace::journal::Txn;
 use surgetank_store::{Cred, Expect, StorePath};
 use surgetank_types::model::{FileId, StoreIdentity};
 
@@ -51,8 +50,7 @@ impl Drain {
         if let Some(before) = before.filter(|before| before.ino == identity.ino) {
             **before = identity;
         }
-        let mut txn = Txn::default();
-        txn.file(file);
-        self.namespace.commit(&tree, txn);
+        tree.txn.file(file);
+        self.namespace.commit(&mut tree);
     }
 }

@@ -8,7 +8,6 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
-use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
 use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
@@ -301,7 +300,6 @@ impl Drain {
     /// be renamed; from where they start stays in the books until they are over.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
         let mut tree = self.namespace.tree();
-        let mut txn = Txn::default();
         let mut committed = Vec::with_capacity(batch.len());
         for seq in batch {
             let needs_staging = tree.ops.get(seq).is_some_and(|op| Self::needs_staging(&tree, &op.kind));
@@ -326,8 +324,8 @@ impl Drain {
                 Progress::Staging | Progress::Committing => break,
             }
             op.certain = true;
-            txn.op(*seq);
             let kind = op.kind.clone();
+            tree.txn.op(*seq);
             tree.hold_books(&kind);
             // Programs' next operations on these names have to build on what the store will have.
             match &kind {
@@ -338,22 +336,22 @@ impl Drain {
                     let name = crate::namespace::tree::Name::from(&**name);
                     if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
-                        txn.entry(*dir, &name);
+                        tree.txn.entry(*dir, &name);
                     }
-                    self.plan_links(&mut tree, &mut txn, *file);
+                    self.plan_links(&mut tree, *file);
                 }
                 OpKind::Link { file, dir, name } => {
                     let name = crate::namespace::tree::Name::from(&**name);
                     if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
-                        txn.entry(*dir, &name);
+                        tree.txn.entry(*dir, &name);
                     }
                 }
                 _ => {}
             }
             committed.push(*seq);
         }
-        self.namespace.commit(&tree, txn);
+        self.namespace.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
@@ -362,13 +360,13 @@ impl Drain {
     }
 
     /// With a file's publication its further names are certain too.
-    fn plan_links(&self, tree: &mut Tree, txn: &mut Txn, file: FileId) {
+    fn plan_links(&self, tree: &mut Tree, file: FileId) {
         let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
         for (dir, name) in more.unwrap_or_default() {
             let links = |op: &Op| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
             if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(links) {
                 tree.bind(dir, &name, |entry| entry.set_planned(Some(file)));
-                txn.entry(dir, &name);
+                tree.txn.entry(dir, &name);
             }
         }
     }
@@ -376,7 +374,6 @@ impl Drain {
     /// What was not carried out goes on as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
         let mut tree = self.namespace.tree();
-        let mut txn = Txn::default();
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         let mut released = Vec::new();
         for seq in seqs {
@@ -395,20 +392,19 @@ impl Drain {
                 released.extend(crate::namespace::tree::files_of(&kind));
             }
             for id in crate::namespace::tree::files_of(&kind) {
-                txn.file(id);
+                tree.txn.file(id);
             }
-            txn.op(*seq);
+            tree.txn.op(*seq);
         }
         drop(staged);
         // Perhaps nobody has wanted them since.
-        released.into_iter().for_each(|id| self.namespace.reap(&mut tree, &mut txn, id));
-        self.namespace.commit(&tree, txn);
+        released.into_iter().for_each(|id| self.namespace.reap(&mut tree, id));
+        self.namespace.commit(&mut tree);
     }
 
     /// Durable: the operations leave the queue.
     fn finalise(&self, done: Vec<(Seq, Done)>) {
         let mut tree = self.namespace.tree();
-        let mut txn = Txn::default();
         let mut leaving = Vec::new();
         for (seq, outcome) in done {
             let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
@@ -428,7 +424,7 @@ impl Drain {
                     self.namespace.happened.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
                 }
             }
-            self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
+            self.namespace.retire(&mut tree, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
@@ -439,7 +435,7 @@ impl Drain {
                 leaving.push((id, THE_END));
             }
         }
-        self.namespace.commit(&tree, txn);
+        self.namespace.commit(&mut tree);
         crash_point!("drain.done");
         drop(tree);
         for (id, reason) in leaving {

@@ -5,7 +5,6 @@ use std::io;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::namespace::content::{Content, Lies, Open};
-use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, file_of};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
@@ -75,12 +74,11 @@ impl Drain {
             })?;
             {
                 let mut tree = self.namespace.tree();
-                let mut txn = Txn::default();
                 if let Some(inode) = tree.get_mut(*id) {
                     inode.extra_mut().spill = Some((*to, name.clone()));
-                    txn.file(*id);
+                    tree.txn.file(*id);
                 }
-                self.namespace.commit(&tree, txn);
+                self.namespace.commit(&mut tree);
             }
             self.namespace.sync_catalog()?;
             self.as_owner(*owner, |who| store.unlink(who, &from))?;

@@ -23,7 +23,6 @@ use surgetank_types::sync::atomic::Ordering;
 use super::Namespace;
 use super::content::{Content, Lies, Open};
 use super::files::{Given, Placed, Wish, hidden_name, reopen_read_only};
-use super::journal::Txn;
 use super::tree::Tree;
 
 pub(super) use waiting::Waiting;
@@ -190,8 +189,7 @@ impl Namespace {
             }
             return Err(fault);
         }
-        let mut txn = Txn::default();
-        self.own(tree, &mut txn, id);
+        self.own(tree, id);
         let device = self.tiers.device(device);
         let written_bytes = data_bytes(copied.size_bytes, copied.charged_bytes / 512);
         device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
@@ -207,7 +205,7 @@ impl Namespace {
         }
         crash_point!("prefetch.adopted");
         // (Which shows it to the shim.)
-        self.commit(tree, txn);
+        self.commit(tree);
         Ok(())
     }
 

@@ -14,7 +14,6 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Tim
 use super::Namespace;
 use super::content::{Content, Lies, Open};
 use super::held::BUSY_PATIENCE;
-use super::journal::Txn;
 use super::tree::{Inode, Tree};
 
 /// What a program wants changed; `None` leaves a field as it is.
@@ -158,10 +157,9 @@ impl Namespace {
         }
         inode.attr.perm = perm;
         inode.attr.ctime = clock::now();
-        let mut txn = Txn::default();
-        txn.file(id);
-        self.queue_meta(&mut tree, &mut txn, id, RunId(0), false);
-        self.commit(&tree, txn);
+        tree.txn.file(id);
+        self.queue_meta(&mut tree, id, RunId(0), false);
+        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         // The answer to a write or an open has no attributes.
@@ -249,8 +247,7 @@ impl Namespace {
     fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
         let mut tree = self.tree();
         self.unlend(&mut tree, Some(id));
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         let open = self.opens().get(&id).cloned();
         let now = clock::now();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
@@ -297,8 +294,8 @@ impl Namespace {
             self.watch_set_ids(&tree, open);
         }
         let gives_away = change.uid.is_some() || change.gid.is_some();
-        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), gives_away);
-        self.commit(&tree, txn);
+        self.queue_meta(&mut tree, id, self.run(caller), gives_away);
+        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         Ok(())
@@ -364,13 +361,13 @@ impl Namespace {
 
     /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
     /// (Not an owner who is to change: a new version of another's file leaves him in place, as a write would.)
-    pub(super) fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool) {
+    pub(super) fn queue_meta(&self, tree: &mut Tree, id: FileId, run: RunId, gives_away: bool) {
         let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
         let last = tree.get(id).is_some_and(last);
-        self.queue_meta_behind(tree, txn, id, run, gives_away, last);
+        self.queue_meta_behind(tree, id, run, gives_away, last);
     }
 
-    fn queue_meta_behind(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool, last: bool) {
+    fn queue_meta_behind(&self, tree: &mut Tree, id: FileId, run: RunId, gives_away: bool, last: bool) {
         let Some(inode) = tree.get(id) else { return };
         let waiting = inode
             .publish
@@ -388,9 +385,9 @@ impl Namespace {
         if let Some(seq) = inode.set_meta
             && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         {
-            self.cancel(tree, txn, seq);
+            self.cancel(tree, seq);
         }
-        let seq = self.queue(tree, txn, OpKind::SetMeta { file: id }, run, last, 0);
+        let seq = self.queue(tree, OpKind::SetMeta { file: id }, run, last, 0);
         if let Some(inode) = tree.get_mut(id) {
             inode.set_meta = Some(seq);
         }
@@ -398,12 +395,12 @@ impl Namespace {
 
     /// A new version of a file in it does not change a directory's time, yet what the drain does for it in the store does.
     /// Where a program gave it a time (and may do that) it gets that again afterwards.
-    pub(super) fn queue_times(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, run: RunId, last: bool) {
+    pub(super) fn queue_times(&self, tree: &mut Tree, dir: FileId, run: RunId, last: bool) {
         let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_given);
         if !self.store.features().directories || !tree.get(dir).is_some_and(given) {
             return;
         }
-        self.queue_meta_behind(tree, txn, dir, run, false, last);
+        self.queue_meta_behind(tree, dir, run, false, last);
     }
 
     /// The copy for an operation lies in a directory above the one that the file goes to, whose time changes when it leaves.
@@ -414,9 +411,7 @@ impl Namespace {
             *later > seq && tree.ops.get(later).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         };
         if tree.get(dir).is_some_and(|dir| dir.set_meta.as_ref().is_none_or(|later| !waits_behind(later))) {
-            let mut txn = Txn::default();
-            self.queue_times(tree, &mut txn, dir, run, last);
-            self.commit(tree, txn);
+            self.commit_apart(tree, |tree| self.queue_times(tree, dir, run, last));
         }
     }
 
@@ -505,11 +500,10 @@ impl Namespace {
             };
             let (attr, owner, run) = (inode.attr, inode.cred(), inode.run);
             let Some(path) = tree.applied_path(id) else { return false };
-            let mut txn = Txn::default();
-            self.own(&mut tree, &mut txn, id);
+            self.own(&mut tree, id);
             // Written down first: whatever happens now, it gets its own mode again, last.
-            self.queue_meta(&mut tree, &mut txn, id, run, false);
-            self.commit(&tree, txn);
+            self.queue_meta(&mut tree, id, run, false);
+            self.commit(&mut tree);
             let times = Some((attr.atime, attr.mtime));
             (path, owner, Meta { perm: attr.perm | 0o700, uid: attr.uid, gid: attr.gid, times, xattrs: None })
         };

@@ -11,7 +11,6 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{FileId, Kind, OpKind};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::tree::{Name, Progress};
 
 /// Where the store has something.
@@ -97,13 +96,12 @@ impl Namespace {
                 return Err(Errno::AGAIN.into());
             }
             let path = parent.join(&at.1);
-            let mut txn = Txn::default();
             if let Some(op) = tree.ops.get_mut(&seq) {
                 op.progress = Progress::Committing;
                 op.certain = true;
             }
-            txn.op(seq);
-            self.commit(&tree, txn);
+            tree.txn.op(seq);
+            self.commit(&mut tree);
             (seq, at, path, owner, meta)
         };
         let who = self.own_cred(owner);
@@ -122,7 +120,6 @@ impl Namespace {
         if !made {
             self.unlend(&mut tree, Some(id));
         }
-        let mut txn = Txn::default();
         if let Some(inode) = tree.get_mut(id) {
             inode.identity = Some(Box::new(identity));
             inode.applied = Some(at);
@@ -132,8 +129,8 @@ impl Namespace {
                 d.complete = false;
             }
         }
-        txn.file(id);
-        self.commit(&tree, txn);
+        tree.txn.file(id);
+        self.commit(&mut tree);
         Ok(())
     }
 
@@ -142,9 +139,8 @@ impl Namespace {
         {
             let mut tree = self.tree();
             let last = tree.ops.keys().next_back().copied();
-            let mut txn = Txn::default();
-            self.hurry(&mut tree, &mut txn, last);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, last);
+            self.commit(&mut tree);
         }
         self.wake();
     }
@@ -162,11 +158,10 @@ impl Namespace {
         } else if inode.sealed && inode.dirty() && publish.is_none() {
             return Err(Errno::ACCESS.into());
         }
-        let mut txn = Txn::default();
         for seq in [publish, meta] {
-            self.hurry(&mut tree, &mut txn, seq);
+            self.hurry(&mut tree, seq);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         Err(Errno::AGAIN.into())
     }
 }

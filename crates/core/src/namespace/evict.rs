@@ -14,7 +14,6 @@ use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::Namespace;
 use super::content::Lies;
-use super::journal::Txn;
 use super::tree::{Place, PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
@@ -142,7 +141,6 @@ impl Namespace {
         if !even_pinned && self.somebody_reads(&tree, id, device, path.as_deref()) {
             return 0;
         }
-        let mut txn = Txn::default();
         let place = self.tiers.device(device).tier_name();
         // (That everything goes in the end is no event.)
         if reason != THE_END {
@@ -152,8 +150,8 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(id) {
             inode.placed = Some(reason);
         }
-        txn.file(id);
-        let remains = self.drop_copy(&mut tree, txn, id, replica, path);
+        tree.txn.file(id);
+        let remains = self.drop_copy(&mut tree, id, replica, path);
         drop(tree);
         remains.bytes()
     }
@@ -180,14 +178,13 @@ impl Namespace {
             inode.applied = None;
         }
         tree.bind(dir, &name, |entry| *entry = super::tree::Entry::default());
-        let mut txn = Txn::default();
-        txn.dropped(id);
-        txn.entry(dir, &name);
-        if let Some(replica) = replica {
-            drop(self.drop_copy(tree, txn, id, replica, path));
-        } else {
-            self.commit(tree, txn);
-        }
+        self.commit_apart(tree, |tree| {
+            tree.txn.dropped(id);
+            tree.txn.entry(dir, &name);
+            if let Some(replica) = replica {
+                drop(self.drop_copy(tree, id, replica, path));
+            }
+        });
         self.show(tree, id);
         if tree.get(id).is_some_and(|inode| inode.lookups == 0) {
             tree.forget_mirror(id);
@@ -199,16 +196,15 @@ impl Namespace {
     fn drop_copy(
         &self,
         tree: &mut Tree,
-        mut txn: Txn,
         id: FileId,
         replica: PlainId,
         path: Option<Vec<u8>>,
     ) -> Remains<'_> {
-        txn.gone(Some(replica));
+        tree.txn.gone(Some(replica));
         let shown_perm = self.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         crash_point!("evict.begun");
-        self.commit(tree, txn);
+        self.commit(tree);
         crash_point!("evict.written_down");
         let device = self.tiers.device(replica.device);
         let remains = device.hold(path.as_deref(), charged);
@@ -433,19 +429,18 @@ impl Namespace {
         if !droppable || !inode.dirty() || wanted || (several && !ends) || self.opens().contains_key(&id) {
             return None;
         }
-        let at = inode.logical.clone();
-        let mut txn = Txn::default();
-        txn.gone(inode.replica);
+        let (at, replica) = (inode.logical.clone(), inode.replica);
+        tree.txn.gone(replica);
         let dropped = tree.drop_replica(id);
-        txn.file(id);
+        tree.txn.file(id);
         if let Some((dir, name)) = &at {
             tree.bind(*dir, name, |entry| entry.set_logical(None));
-            txn.entry(*dir, name);
+            tree.txn.entry(*dir, name);
         }
         if let Some(inode) = tree.get_mut(id) {
             inode.logical = None;
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         let remains = dropped.map(|(device, charged)| {
             let device = self.tiers.device(device);
             let remains = device.hold(Some(&path), charged);

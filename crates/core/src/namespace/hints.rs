@@ -18,7 +18,6 @@ use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::tree::{Inode, OWN_INODE_BASE, Tree};
 use super::xattrs::{CREATE, REPLACE};
 
@@ -292,20 +291,19 @@ impl Namespace {
         let mut tree = self.tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
         self.unlend_within(&mut tree, id);
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         tree.say(id, &change);
-        txn.hints(Hinted::File(id));
+        tree.txn.hints(Hinted::File(id));
         if let Some(path) = tree.logical_path(id)
             && let Some(given) = tree.hints.names.get_mut(path.as_slice())
         {
             change(Arc::make_mut(given));
-            txn.hints(Hinted::Path(path.into()));
+            tree.txn.hints(Hinted::Path(path.into()));
         }
         let mut then = Then::default();
-        self.hints_changed(&mut tree, &mut txn, id, &mut then);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        self.hints_changed(&mut tree, id, &mut then);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         drop(tree);
         self.do_then(then);
         Ok(())
@@ -346,16 +344,16 @@ impl Namespace {
     pub fn hint(&self, given: &[Given<'_>]) -> Vec<(usize, String)> {
         let mut refused = Vec::new();
         for (step, some) in given.chunks(NAMES_AT_ONCE).enumerate() {
-            let (mut txn, mut then) = (Txn::default(), Then::default());
+            let mut then = Then::default();
             let mut tree = self.tree();
             for (at, (path, texts)) in some.iter().enumerate() {
                 let texts = texts.iter().map(|(name, value)| (name.as_str(), value.as_str()));
                 match plain(path).and_then(|path| Ok((path, self.understood_all(texts)?))) {
-                    Ok((path, hints)) => self.hint_name(&mut tree, &mut txn, path, &hints, &mut then),
+                    Ok((path, hints)) => self.hint_name(&mut tree, path, &hints, &mut then),
                     Err(why) => refused.push((step * NAMES_AT_ONCE + at, why)),
                 }
             }
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
             drop(tree);
             self.do_then(then);
         }
@@ -366,7 +364,7 @@ impl Namespace {
         refused
     }
 
-    fn hint_name(&self, tree: &mut Tree, txn: &mut Txn, path: Vec<u8>, hints: &Hints, then: &mut Then) {
+    fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) {
         // What is made under it from here on has it.
         if let Some(dir) = tree.file_at(parent(&path)) {
             self.unlend(tree, Some(dir));
@@ -375,12 +373,12 @@ impl Namespace {
         known.into_iter().for_each(|id| self.unlend_within(tree, id));
         let of = Hinted::Path(path.clone().into());
         Arc::make_mut(tree.hints.of_name(&path)).update(hints);
-        txn.hints(of);
+        tree.txn.hints(of);
         match known {
             Some(id) => {
                 tree.say(id, |said| said.update(hints));
-                txn.hints(Hinted::File(id));
-                self.hints_changed(tree, txn, id, then);
+                tree.txn.hints(Hinted::File(id));
+                self.hints_changed(tree, id, then);
             }
             None if hints.advice().prefetch == Some(true) => then.wanted.push(path),
             None => {}
@@ -388,19 +386,19 @@ impl Namespace {
     }
 
     /// A file or directory got this name: what was said of the name is said of it.
-    pub(super) fn named(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: &[u8]) {
+    pub(super) fn named(&self, tree: &mut Tree, id: FileId, path: &[u8]) {
         if tree.hints.names.is_empty() {
             return;
         }
         let Some(given) = tree.hints.names.get(path).cloned() else { return };
         tree.say(id, |said| said.update(&given));
-        txn.hints(Hinted::File(id));
+        tree.txn.hints(Hinted::File(id));
     }
 
     // ---- what follows
 
     /// What can be done about it at once is.
-    fn hints_changed(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, then: &mut Then) {
+    fn hints_changed(&self, tree: &mut Tree, id: FileId, then: &mut Then) {
         let Some((inode, path)) = tree.get(id).zip(tree.logical_path(id)) else { return };
         let wants = inode.said().and_then(Said::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
         if wants {
@@ -410,15 +408,15 @@ impl Namespace {
             return;
         }
         if inode.is_dir() || inode.dirty() {
-            self.rules_changed(tree, txn, id);
-            self.retime(tree, txn, id, &path);
+            self.rules_changed(tree, id);
+            self.retime(tree, id, &path);
         } else if inode.replica.is_some() && self.decided(tree, id, &path).mode == Mode::Move {
             then.leaves.push(id);
         }
     }
 
     /// What waits for the store is due sooner or later than it was.
-    fn retime(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: &[u8]) {
+    fn retime(&self, tree: &mut Tree, id: FileId, path: &[u8]) {
         let Some(inode) = tree.get(id) else { return };
         let (publish, set_meta) = (inode.publish, inode.set_meta);
         let last = self.is_last(&self.decided(tree, id, path));
@@ -431,16 +429,16 @@ impl Namespace {
                 let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last) else { continue };
                 op.last = false;
                 let places = super::tree::places(&op.kind);
-                txn.op(seq);
-                places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, txn, dir, false));
+                tree.txn.op(seq);
+                places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, dir, false));
             }
         } else if let Some(seq) = publish
             && tree.ops.get(&seq).is_some_and(|op| !op.last)
             && !tree.in_store(id)
-            && self.take_back(tree, txn, id, seq)
+            && self.take_back(tree, id, seq)
         {
             // At the end of the queue, where nothing builds on it.
-            self.queue_publish(tree, txn, id);
+            self.queue_publish(tree, id);
         }
     }
 
@@ -487,17 +485,16 @@ impl Namespace {
         }
         self.unlend(&mut tree, None);
         tree.hints.dirs.clear();
-        let mut txn = Txn::default();
         for path in std::mem::take(&mut tree.hints.names).into_keys() {
-            txn.hints(Hinted::Path(path));
+            tree.txn.hints(Hinted::Path(path));
         }
         let hinted = tree.iter().filter(|(_, inode)| inode.is_dir() && inode.said().is_some());
         let dirs: Vec<FileId> = hinted.map(|(id, _)| id).collect();
         for dir in dirs {
             tree.say(dir, |hints| *hints = Hints::default());
-            txn.hints(Hinted::File(dir));
+            tree.txn.hints(Hinted::File(dir));
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 }
 

@@ -9,8 +9,8 @@ use surgetank_types::model::{Change, FileId, Hinted, LostRecord, OpKind, Prepare
 use super::Namespace;
 use super::tree::{Inode, Name, Place, PlainId, Progress, Tree};
 
-#[derive(Default)]
-pub(crate) struct Txn {
+#[derive(Debug, Default)]
+pub struct Txn {
     files: Vec<FileId>,
     entries: Vec<Place>,
     ops: Vec<Seq>,
@@ -63,28 +63,28 @@ impl Txn {
 
 impl Namespace {
     /// Makes a file ours: it and its ancestors are in the catalog from now on.
-    pub(crate) fn own(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
-        txn.file(id);
+    pub(crate) fn own(&self, tree: &mut Tree, id: FileId) {
+        tree.txn.file(id);
         let mut at = id;
         while let Some(inode) = tree.get_mut(at) {
             if at != id && inode.owned {
                 break;
             }
-            let already = inode.owned;
-            inode.owned = true;
-            txn.file(at);
-            let Some((parent, name)) = inode.logical.clone() else {
+            let already = std::mem::replace(&mut inode.owned, true);
+            let (place, is_hinted) = (inode.logical.clone(), inode.said().is_some());
+            let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
+            tree.txn.file(at);
+            let Some((parent, name)) = place else {
                 break;
             };
             if !already {
-                if inode.said().is_some() {
-                    txn.hints(Hinted::File(at));
+                if is_hinted {
+                    tree.txn.hints(Hinted::File(at));
                 }
-                txn.entry(parent, &name);
-                let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
+                tree.txn.entry(parent, &name);
                 for (dir, name) in more {
-                    txn.entry(dir, &name);
-                    self.own(tree, txn, dir);
+                    tree.txn.entry(dir, &name);
+                    self.own(tree, dir);
                 }
             }
             at = parent;
@@ -94,7 +94,6 @@ impl Namespace {
     pub(crate) fn queue(
         &self,
         tree: &mut Tree,
-        txn: &mut Txn,
         kind: OpKind,
         run: RunId,
         last: bool,
@@ -104,12 +103,12 @@ impl Namespace {
         let ending = self.is_ending(run) || self.end.is_hurried();
         let last = last && !ending;
         if !last {
-            self.undefer(tree, txn, &kind);
+            self.undefer(tree, &kind);
         }
         let due =
             surgetank_types::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
         let seq = tree.queue(kind, run, due, last);
-        txn.op(seq);
+        tree.txn.op(seq);
         seq
     }
 
@@ -119,7 +118,7 @@ impl Namespace {
     }
 
     /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.
-    fn undefer(&self, tree: &mut Tree, txn: &mut Txn, kind: &OpKind) {
+    fn undefer(&self, tree: &mut Tree, kind: &OpKind) {
         let file = super::tree::file_of(kind);
         let places = super::tree::places(kind);
         // A directory that goes takes with it what is in it: all that is queued below comes before.
@@ -156,7 +155,7 @@ impl Namespace {
                     continue;
                 };
                 op.last = false;
-                txn.op(*seq);
+                tree.txn.op(*seq);
                 let (file, above) = (op.file(), super::tree::places(&op.kind));
                 // A link builds on its file's publication.
                 if !files.contains(&file) {
@@ -166,7 +165,7 @@ impl Namespace {
                     dirs.push(file);
                 }
                 for (dir, _) in above {
-                    self.hasten_dirs(tree, txn, dir, false);
+                    self.hasten_dirs(tree, dir, false);
                 }
             }
             if needed.is_empty() {
@@ -176,7 +175,7 @@ impl Namespace {
     }
 
     /// Takes an operation back, with its staged copy; `false` if it is being carried out.
-    pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) -> bool {
+    pub(crate) fn cancel(&self, tree: &mut Tree, seq: Seq) -> bool {
         if tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
             return false;
         }
@@ -184,9 +183,9 @@ impl Namespace {
             return true;
         };
         Self::discard_staged(tree, op.file(), op.progress);
-        txn.op(seq);
+        tree.txn.op(seq);
         for (dir, name) in places {
-            txn.entry(dir, &name);
+            tree.txn.entry(dir, &name);
         }
         // Carried out, though not for good: from here on the books say what the store has, or the next agent would take it
         // for somebody else's.
@@ -199,7 +198,7 @@ impl Namespace {
             };
             for id in super::tree::files_of(&op.kind).filter(|id| !in_doubt(tree, *id)).collect::<Vec<_>>() {
                 tree.before.remove(&id);
-                txn.file(id);
+                tree.txn.file(id);
             }
         }
         true
@@ -226,28 +225,28 @@ impl Namespace {
     }
 
     /// Forgets a file that nothing refers to any more.
-    pub(crate) fn reap(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+    pub(crate) fn reap(&self, tree: &mut Tree, id: FileId) {
         // (What programs have of an earlier agent is not counted yet.)
         if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.is_yet_to_restore() {
             let owned = tree.remove(id).is_some_and(|inode| inode.owned);
             if owned {
-                txn.dropped(id);
+                tree.txn.dropped(id);
             }
         }
     }
 
     /// An operation has been carried out for good: it leaves the queue. `copied` is what a file's publication brought.
-    pub(crate) fn retire(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
+    pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
         let Some((op, places)) = tree.dequeue(seq) else {
             return;
         };
         tree.release_books(&op.kind);
-        txn.op(seq);
+        tree.txn.op(seq);
         for (dir, name) in &places {
-            txn.entry(*dir, name);
+            tree.txn.entry(*dir, name);
         }
         for id in super::tree::files_of(&op.kind) {
-            txn.file(id);
+            tree.txn.file(id);
         }
         let id = op.file();
         if let Some(inode) = tree.get_mut(id) {
@@ -273,19 +272,30 @@ impl Namespace {
         tree.recount(id);
         let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
         if again {
-            self.queue_publish(tree, txn, id);
+            self.queue_publish(tree, id);
         }
         tree.links_changed += u64::from(gone.iter().any(|gone| tree.is_hard_linked(*gone)));
-        self.reap(tree, txn, id);
+        self.reap(tree, id);
         for gone in gone {
-            txn.file(*gone);
-            self.reap(tree, txn, *gone);
+            tree.txn.file(*gone);
+            self.reap(tree, *gone);
         }
+    }
+
+    /// Commits what `act` changes as a batch of its own: what the holder of the tree changed before stays for its own commit.
+    pub(crate) fn commit_apart<T>(&self, tree: &mut Tree, act: impl FnOnce(&mut Tree) -> T) -> T {
+        let outer = std::mem::take(&mut tree.txn);
+        let done = act(tree);
+        self.commit(tree);
+        tree.txn = outer;
+        done
     }
 
     /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
     /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
-    pub(crate) fn commit(&self, tree: &Tree, txn: Txn) {
+    pub(crate) fn commit(&self, tree: &mut Tree) {
+        let txn = std::mem::take(&mut tree.txn);
+        let tree = &*tree;
         let mut changes = Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
         for id in &txn.files {
             if txn.dropped.contains(id) {

@@ -19,7 +19,6 @@ use surgetank_types::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timest
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
-use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 
 /// A program that makes one file asks for one file.
@@ -112,27 +111,7 @@ impl Namespace {
         while shim.claims_wait() {
             let claims = shim.take_claims();
             crash_point!("lent.settling");
-            let mut txn = Txn::default();
-            let mut dirs: Vec<FileId> = Vec::new();
-            for claim in &claims {
-                match self.take_claimed(tree, &mut txn, claim) {
-                    Ok(()) if !dirs.contains(&claim.dir) => dirs.push(claim.dir),
-                    Ok(()) => {}
-                    Err(why) => self.note(
-                        RunId(0),
-                        String::from_utf8_lossy(
-                            &tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone()),
-                        )
-                        .into_owned(),
-                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
-                        true,
-                    ),
-                }
-            }
-            for dir in dirs {
-                Self::touch_dir(tree, dir, 0);
-            }
-            self.commit(tree, txn);
+            self.commit_apart(tree, |tree| self.take_all_claimed(tree, &claims));
             crash_point!("lent.settled");
             self.limit_by_handed();
             shim.give_back(&mut || tree.new_id().0);
@@ -143,7 +122,29 @@ impl Namespace {
         }
     }
 
-    fn take_claimed(&self, tree: &mut Tree, txn: &mut Txn, claim: &Claimed) -> Result<(), String> {
+    fn take_all_claimed(&self, tree: &mut Tree, claims: &[Claimed]) {
+        let mut dirs: Vec<FileId> = Vec::new();
+        for claim in claims {
+            match self.take_claimed(tree, claim) {
+                Ok(()) if !dirs.contains(&claim.dir) => dirs.push(claim.dir),
+                Ok(()) => {}
+                Err(why) => {
+                    let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                    self.note(
+                        RunId(0),
+                        String::from_utf8_lossy(&path).into_owned(),
+                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
+                        true,
+                    );
+                }
+            }
+        }
+        for dir in dirs {
+            Self::touch_dir(tree, dir, 0);
+        }
+    }
+
+    fn take_claimed(&self, tree: &mut Tree, claim: &Claimed) -> Result<(), String> {
         let lend = tree.lends.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
         lend.used = clock::tick();
         let (device, watch, reserve_bytes, reason) = (lend.device, lend.watch, lend.reserve_bytes, lend.reason.clone());
@@ -160,8 +161,8 @@ impl Namespace {
         inode.placed = reason;
         tree.insert(id, inode);
         tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(tree, txn, id);
-        txn.entry(claim.dir, &name);
+        self.own(tree, id);
+        tree.txn.entry(claim.dir, &name);
         let content = Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false };
         let open = Arc::new(Open::new(id, content, true, None, 0));
         if self.tiers.device(device).try_reserve(reserve_bytes) {
@@ -469,7 +470,6 @@ impl Namespace {
     /// Files that an earlier agent did not come to write down: as if it had. Their plain files are found like all others'.
     pub(super) fn take_in_claimed(&self, tree: &mut Tree) {
         let claims = std::mem::take(&mut *self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut txn = Txn::default();
         let mut inos: HashSet<u64> = HashSet::default();
         if !claims.is_empty() {
             inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
@@ -510,10 +510,10 @@ impl Namespace {
             let id = tree.new_id();
             tree.insert(id, inode);
             tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
-            self.own(tree, &mut txn, id);
-            txn.entry(claim.dir, &name);
+            self.own(tree, id);
+            tree.txn.entry(claim.dir, &name);
         }
-        self.commit(tree, txn);
+        self.commit(tree);
         crash_point!("recover.claimed");
     }
 

@@ -10,7 +10,7 @@ use surgetank_types::model::LostRecord;
 use surgetank_types::sync::PoisonError;
 
 use super::Namespace;
-use super::journal::Txn;
+use super::tree::Tree;
 
 /// Why a version that was on this device is lost.
 pub(crate) fn gone_from(device: &Device, store_has_one: bool) -> String {
@@ -34,10 +34,10 @@ pub(crate) fn lost_from(place: &str, store_has_one: bool) -> String {
 
 impl Namespace {
     /// To be committed with what gives the version up.
-    pub(super) fn record_loss(&self, txn: &mut Txn, path: &[u8], at: Vec<u8>, why: String) {
+    pub(super) fn record_loss(&self, tree: &mut Tree, path: &[u8], at: Vec<u8>, why: String) {
         tracing::warn!(path = %String::from_utf8_lossy(path), why, "lost");
         let record = LostRecord { at: at.into(), why };
-        txn.lost(path, Some(record.clone()));
+        tree.txn.lost(path, Some(record.clone()));
         self.losses.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), record);
     }
 
@@ -49,11 +49,10 @@ impl Namespace {
 
     /// The user knows of them.
     pub fn forget_losses(&self) -> Listing<Lost> {
-        let tree = self.tree();
+        let mut tree = self.tree();
         let forgotten = std::mem::take(&mut *self.losses.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut txn = Txn::default();
-        forgotten.keys().for_each(|path| txn.lost(path, None));
-        self.commit(&tree, txn);
+        forgotten.keys().for_each(|path| tree.txn.lost(path, None));
+        self.commit(&mut tree);
         forgotten.iter().map(|(path, record)| in_report(path, record)).collect()
     }
 

@@ -13,7 +13,6 @@ use std::collections::HashSet;
 use surgetank_types::model::{FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::resolve::is_absent;
 use super::tree::{Entry, Inode, Place, Tree};
 
@@ -56,11 +55,10 @@ impl Namespace {
         // Files first, then directories from below.
         owned.sort_unstable_by(|one, other| one.0.cmp(&other.0).then_with(|| other.1.cmp(&one.1)));
         for some in owned.chunks(FORGOTTEN_AT_ONCE_MAX) {
-            let mut txn = Txn::default();
             for (_, _, id) in some {
-                forget(&mut tree, &mut txn, *id);
+                forget(&mut tree, *id);
             }
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
         }
     }
 
@@ -90,7 +88,6 @@ impl Namespace {
     /// The store has nothing of `top` and of what is below: all that is ours there is as if it were new.
     fn make_again(&self, top: FileId) {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         let mut below: Vec<(Vec<u8>, FileId)> = tree
             .iter()
             .filter(|(id, _)| tree.is_within(*id, top))
@@ -107,7 +104,7 @@ impl Namespace {
                 own.complete = true;
                 let last = self.is_last(&self.decided(&tree, id, &path));
                 let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: None };
-                let seq = self.queue(&mut tree, &mut txn, kind, RunId(0), last, 0);
+                let seq = self.queue(&mut tree, kind, RunId(0), last, 0);
                 if let Some(inode) = tree.get_mut(id) {
                     inode.publish = Some(seq);
                 }
@@ -124,20 +121,20 @@ impl Namespace {
                 if gone {
                     for (dir, name) in &names {
                         tree.bind(*dir, name, |entry| *entry = Entry::default());
-                        txn.entry(*dir, name);
+                        tree.txn.entry(*dir, name);
                     }
                     tree.remove(id);
-                    txn.dropped(id);
+                    tree.txn.dropped(id);
                 } else {
                     tree.recount(id);
-                    self.queue_publish(&mut tree, &mut txn, id);
+                    self.queue_publish(&mut tree, id);
                     self.to_be_synced(&tree, id);
                 }
             }
-            txn.file(id);
-            txn.entry(dir, &name);
+            tree.txn.file(id);
+            tree.txn.entry(dir, &name);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 }
 
@@ -163,7 +160,7 @@ fn add_ways(tree: &Tree, id: FileId, ways: &mut HashSet<FileId>) {
     }
 }
 
-fn forget(tree: &mut Tree, txn: &mut Txn, id: FileId) {
+fn forget(tree: &mut Tree, id: FileId) {
     let Some(inode) = tree.get(id).filter(|inode| only_in_store(inode)) else {
         return;
     };
@@ -178,8 +175,8 @@ fn forget(tree: &mut Tree, txn: &mut Txn, id: FileId) {
         inode.owned = false;
     }
     if tree.forget_mirror(id) {
-        txn.dropped(id);
-        names.iter().for_each(|(dir, name)| txn.entry(*dir, name));
+        tree.txn.dropped(id);
+        names.iter().for_each(|(dir, name)| tree.txn.entry(*dir, name));
     } else if let Some(inode) = tree.get_mut(id) {
         inode.owned = true;
     }

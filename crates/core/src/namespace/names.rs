@@ -12,7 +12,6 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::tree::{Inode, Name, Tree};
 
 /// Somebody who gives a name to other files more often than this, while one operation on it lasts, is not met.
@@ -85,7 +84,7 @@ impl Namespace {
     }
 
     /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
-    pub(super) fn vacate(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, run: RunId) {
+    pub(super) fn vacate(&self, tree: &mut Tree, dir: FileId, name: &Name, run: RunId) {
         let Some(occupant) = tree.planned(dir, name) else {
             return;
         };
@@ -97,11 +96,11 @@ impl Namespace {
         } else {
             OpKind::Unlink { file: occupant, dir, name: name_bytes }
         };
-        self.own(tree, txn, dir);
-        self.own(tree, txn, occupant);
+        self.own(tree, dir);
+        self.own(tree, occupant);
         let last = self.belongs_last(tree, dir);
-        self.queue(tree, txn, kind, run, last, 0);
-        txn.entry(dir, name);
+        self.queue(tree, kind, run, last, 0);
+        tree.txn.entry(dir, name);
     }
 
     /// Does a change of names in this directory belong to the final drain?
@@ -145,7 +144,6 @@ impl Namespace {
     fn detach(
         &self,
         tree: &mut Tree,
-        txn: &mut Txn,
         (dir, name): (FileId, &Name),
         id: FileId,
         replaced: bool,
@@ -154,9 +152,9 @@ impl Namespace {
         // Its plain file goes elsewhere, or loses its name.
         self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
-        self.own(tree, txn, id);
-        self.own(tree, txn, dir);
-        txn.entry(dir, name);
+        self.own(tree, id);
+        self.own(tree, dir);
+        tree.txn.entry(dir, name);
         let was_primary =
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
@@ -174,10 +172,10 @@ impl Namespace {
         if let Some(seq) = pending
             && (last || !was_in_store)
         {
-            let taken = self.take_back(tree, txn, id, seq);
+            let taken = self.take_back(tree, id, seq);
             // This name may have been the last but one: then it no longer looks like a file with links.
             if taken && had_links && !was_in_store {
-                self.take_back_links(tree, txn, id, seq);
+                self.take_back_links(tree, id, seq);
             }
             requeue = taken && !last;
         }
@@ -185,25 +183,25 @@ impl Namespace {
         if last
             && !tree.get(id).is_some_and(Inode::has_unknown_names)
             && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
-            && self.cancel(tree, txn, seq)
+            && self.cancel(tree, seq)
             && let Some(inode) = tree.get_mut(id)
         {
             inode.set_meta = None;
         }
         if !replaced {
-            self.vacate(tree, txn, dir, name, run);
+            self.vacate(tree, dir, name, run);
         }
         if requeue {
-            self.queue_publish(tree, txn, id);
+            self.queue_publish(tree, id);
         }
         let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
         if last {
-            txn.gone(replica);
+            tree.txn.gone(replica);
         }
         let mut charged_bytes = 0;
         if last && !self.opens().contains_key(&id) {
             charged_bytes = tree.get(id).filter(|inode| inode.replica.is_some()).map_or(0, |inode| inode.charged_bytes);
-            self.drop_content(tree, txn, id, 0);
+            self.drop_content(tree, id, 0);
         }
         let open = self.opens().get(&id).cloned();
         if let Some(open) = open.as_ref().filter(|_| last) {
@@ -288,13 +286,12 @@ impl Namespace {
             return Err(Errno::ISDIR.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
-        let mut txn = Txn::default();
         crash_point!("unlink.begun");
-        let detached = self.detach(&mut tree, &mut txn, (dir, &name), id, false, run);
+        let detached = self.detach(&mut tree, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, 0);
-        self.reap(&mut tree, &mut txn, id);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        self.reap(&mut tree, id);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         crash_point!("unlink.written_down");
         let remains = self.detach_on_tier(&detached);
         crash_point!("unlink.tier_done");
@@ -318,12 +315,11 @@ impl Namespace {
         self.permit_sticky(&tree, caller, dir, id)?;
         Self::still_empty(&tree, id)?;
         let path = tree.child_path(dir, &name);
-        let mut txn = Txn::default();
-        self.remove_dir_entry(&mut tree, &mut txn, (dir, &name), id, false, run);
+        self.remove_dir_entry(&mut tree, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, -1);
-        self.reap(&mut tree, &mut txn, id);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        self.reap(&mut tree, id);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         crash_point!("rmdir.written_down");
         if let Some(path) = path {
             self.remove_on_tiers(&path);
@@ -345,7 +341,6 @@ impl Namespace {
     fn remove_dir_entry(
         &self,
         tree: &mut Tree,
-        txn: &mut Txn,
         (dir, name): (FileId, &Name),
         id: FileId,
         replaced: bool,
@@ -354,9 +349,9 @@ impl Namespace {
         // Its plain file goes elsewhere, or loses its name.
         self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
-        self.own(tree, txn, id);
-        self.own(tree, txn, dir);
-        txn.entry(dir, name);
+        self.own(tree, id);
+        self.own(tree, dir);
+        tree.txn.entry(dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let mut never = false;
         if let Some(inode) = tree.get_mut(id) {
@@ -367,7 +362,7 @@ impl Namespace {
             never = inode.applied.is_none() && quiet;
         }
         if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
-            && self.cancel(tree, txn, seq)
+            && self.cancel(tree, seq)
             && let Some(inode) = tree.get_mut(id)
         {
             inode.set_meta = None;
@@ -377,14 +372,14 @@ impl Namespace {
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
             && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting && !op.certain)
         {
-            self.cancel(tree, txn, seq);
+            self.cancel(tree, seq);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = None;
             }
             tree.bind(dir, name, |entry| entry.set_planned(None));
         }
         if !replaced {
-            self.vacate(tree, txn, dir, name, run);
+            self.vacate(tree, dir, name, run);
         }
     }
 

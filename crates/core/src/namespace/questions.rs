@@ -326,7 +326,6 @@ impl Namespace {
     /// Queues what was forgotten.
     fn remember_forgotten(&self, run: Option<RunId>) {
         let mut tree = self.tree();
-        let mut txn = super::journal::Txn::default();
         for (id, path) in self.forgotten(&tree, run) {
             tracing::error!(path = %String::from_utf8_lossy(&path), "was neither in the store nor queued");
             if let Some(inode) = tree.get_mut(id)
@@ -334,10 +333,10 @@ impl Namespace {
             {
                 inode.version += 1;
             }
-            txn.file(id);
-            self.queue_publish(&mut tree, &mut txn, id);
+            tree.txn.file(id);
+            self.queue_publish(&mut tree, id);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 
     /// Paths of what is open for writing: by one run, or by all. `None`: it has no name any more.
@@ -464,7 +463,6 @@ impl Namespace {
     pub fn drain_kept(&self, run: Option<RunId>) {
         let kept = self.kept(run, Mode::Keep);
         let mut tree = self.tree();
-        let mut txn = super::journal::Txn::default();
         for (id, ..) in kept {
             let Some(inode) = tree.get(id) else { continue };
             let Some((dir, name)) = inode.logical.clone() else {
@@ -473,24 +471,23 @@ impl Namespace {
             let run = inode.run;
             let over = tree.planned(dir, &name);
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
-            let seq = self.queue(&mut tree, &mut txn, kind, run, false, 0);
+            let seq = self.queue(&mut tree, kind, run, false, 0);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         self.wake();
     }
 
     pub fn pin(&self, id: FileId, on: bool) {
         let mut tree = self.tree();
-        let mut txn = super::journal::Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         if let Some(inode) = tree.get_mut(id) {
             inode.pinned = on;
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 
     /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,

@@ -17,7 +17,6 @@ use surgetank_types::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind
 
 use super::Namespace;
 use super::content::{Content, Lies};
-use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub(crate) use damaged::is_damage;
 use lost::Held;
@@ -270,7 +269,6 @@ impl Namespace {
             }
         }
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         let replicas: Vec<(FileId, PlainId)> =
             tree.iter().filter_map(|(id, inode)| Some((id, inode.replica?))).collect();
         // Whatever is in another's place is moved aside first, so that swapped names come right too.
@@ -288,7 +286,7 @@ impl Namespace {
                     *files += 1;
                     continue;
                 }
-                self.replica_missing(&mut tree, &mut txn, id, &Held::Tier(device));
+                self.replica_missing(&mut tree, id, &Held::Tier(device));
                 continue;
             };
             let Some(mut want) = want else {
@@ -296,7 +294,7 @@ impl Namespace {
                 if damaged && !self.left_open(id) {
                     // It may have got a name since.
                     tree.drop_replica(id);
-                    txn.file(id);
+                    tree.txn.file(id);
                     found.insert(place, on_tier);
                 } else if !self.left_open(id) {
                     drop(self.tiers.device(device).unlink(&on_tier.path));
@@ -312,7 +310,7 @@ impl Namespace {
             // (Before a machine that went down makes it a spare one.)
             if damaged && tree.get(id).is_some_and(written_since) {
                 tree.drop_replica(id);
-                txn.file(id);
+                tree.txn.file(id);
                 found.insert(place, on_tier);
                 continue;
             }
@@ -322,7 +320,7 @@ impl Namespace {
                 Doubt::of_length(tree.get(id), &on_tier.plain)
             };
             if let Some(doubt) = doubt {
-                match self.judge(&mut tree, &mut txn, id, &on_tier, doubt) {
+                match self.judge(&mut tree, id, &on_tier, doubt) {
                     Some(kept) => id = kept,
                     None => {
                         drop(self.tiers.device(device).unlink(&on_tier.path));
@@ -343,7 +341,7 @@ impl Namespace {
                 aside.push((id, device.id(), want));
             }
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         self.set_orphans_aside(found, strange, gone, damaged);
         for (device, files) in unread {
@@ -375,13 +373,13 @@ impl Namespace {
     }
 
     /// Whose content the plain file is now; `None`: it is not wanted.
-    fn judge(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier, doubt: Doubt) -> Option<FileId> {
+    fn judge(&self, tree: &mut Tree, id: FileId, on_tier: &OnTier, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         let plain = tree.get(id)?.replica?;
         match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised if doubt == Doubt::MachineWentDown => {
-                Self::is_as_long(tree, txn, id, &on_tier.plain);
+                Self::is_as_long(tree, id, &on_tier.plain);
                 self.tell_promised(&path);
                 Some(id)
             }
@@ -390,23 +388,23 @@ impl Namespace {
                 if doubt != Doubt::MachineWentDown && self.is_left_to_writer(id, plain.device, &on_tier.path) =>
             {
                 tree.get_mut(id)?.sealed = false;
-                txn.file(id);
+                tree.txn.file(id);
                 Some(id)
             }
             // (An empty one was made for somebody who opened it to write it anew, and was killed, or is served again in a moment.)
             Worth::Spare if doubt == Doubt::MachineWentDown || on_tier.plain.size_bytes == 0 => {
                 tree.drop_replica(id);
-                txn.file(id);
+                tree.txn.file(id);
                 None
             }
             // Of no use without the run that made it.
             Worth::Promised | Worth::Doubtful if self.mode_for(tree, id, &path) == Mode::Remove => {
-                self.lose(tree, txn, id);
+                self.lose(tree, id);
                 None
             }
             // A spare copy that is not as long as it was is none: it was written since.
             Worth::Promised | Worth::Doubtful | Worth::Spare => {
-                let kept = self.set_apart(tree, txn, id, &on_tier.plain, doubt)?;
+                let kept = self.set_apart(tree, id, &on_tier.plain, doubt)?;
                 self.sync_apart(tree, kept, plain, &on_tier.path);
                 Some(kept)
             }
@@ -475,11 +473,10 @@ impl Namespace {
         };
         let dirty = in_order(dirty);
         let mut tree = self.tree();
-        let mut txn = super::journal::Txn::default();
         for id in dirty {
-            self.queue_publish(&mut tree, &mut txn, id);
+            self.queue_publish(&mut tree, id);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
         files.into_iter().for_each(|id| self.to_be_synced(&tree, id));
         self.await_makers(&mut tree);
@@ -489,10 +486,9 @@ impl Namespace {
     /// What is queued of it would be half of what is being written. Who waits in an fsync asks again; else the close queues it.
     fn leave_to_writer(&self, id: FileId) {
         let mut tree = self.tree();
-        let mut txn = super::journal::Txn::default();
         if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-            self.take_back(&mut tree, &mut txn, id, seq);
-            self.commit(&tree, txn);
+            self.take_back(&mut tree, id, seq);
+            self.commit(&mut tree);
         }
     }
 

@@ -19,7 +19,6 @@ use surgetank_types::model::{DeviceId, FileId, Seq};
 use super::Namespace;
 use super::content::Lies;
 use super::files::{Given, SpilledBy, Wish, copy_with_attributes};
-use super::journal::Txn;
 use super::tree::{Inode, PlainId, Progress, Tree};
 
 /// A file to be moved as it was found.
@@ -256,19 +255,18 @@ impl Namespace {
             self.undo_placed(&mut tree, &placed);
             return Err(why.into());
         }
-        let mut txn = Txn::default();
         let charged = tree.get(id).map_or(0, |inode| inode.charged_bytes);
-        let now_charged = self.change_place(&mut tree, &mut txn, id, &placed, have_bytes)?;
+        let now_charged = self.change_place(&mut tree, id, &placed, have_bytes)?;
         if placed.spill.is_some() {
             // What shall be drained from there is found by its place in the queue.
-            self.queue_publish(&mut tree, &mut txn, id);
+            self.queue_publish(&mut tree, id);
         }
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = now_charged;
         }
         tree.recount(id);
-        txn.file(id);
-        self.commit(&tree, txn);
+        tree.txn.file(id);
+        self.commit(&mut tree);
         crash_point!("relief.written_down");
         if let Err(why) = from.unlink(&found.path) {
             // Written down as gone: recovery sweeps it.

@@ -89,9 +89,8 @@ impl Namespace {
         if inode.lookups == 0 {
             let owned = inode.owned;
             if owned {
-                let mut txn = super::journal::Txn::default();
-                self.reap(&mut tree, &mut txn, id);
-                self.commit(&tree, txn);
+                self.reap(&mut tree, id);
+                self.commit(&mut tree);
             } else if tree.forget_mirror(id) {
                 self.bequeath(&Record::Forgotten { id });
             }
@@ -266,11 +265,11 @@ impl Namespace {
             });
             tree.is_found_at(id, &(dir, name.clone()));
             if owned {
-                let mut txn = super::journal::Txn::default();
-                self.own(tree, &mut txn, dir);
-                txn.file(id);
-                txn.entry(dir, name);
-                self.commit(tree, txn);
+                self.commit_apart(tree, |tree| {
+                    self.own(tree, dir);
+                    tree.txn.file(id);
+                    tree.txn.entry(dir, name);
+                });
             }
             return id;
         }
@@ -292,7 +291,7 @@ impl Namespace {
             && let Some(path) = tree.child_path(dir, name)
         {
             // (It is not in the catalog, and said again of whoever comes by that name.)
-            self.named(tree, &mut super::journal::Txn::default(), id, &path);
+            self.named(tree, id, &path);
         }
         id
     }

@@ -6,7 +6,6 @@ use surgetank_store::{Source, StorePath};
 use surgetank_types::model::{DeviceId, FileId};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::tree::PlainId;
 
 /// A file of which there are two copies.
@@ -125,15 +124,14 @@ impl Namespace {
     /// The store's copy is not what it was: the tier's is a new version.
     fn publish_again(&self, id: FileId) -> bool {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         let Some(inode) = tree.get_mut(id) else { return false };
         inode.version += 1;
         tree.recount(id);
-        txn.file(id);
-        self.queue_publish(&mut tree, &mut txn, id);
+        tree.txn.file(id);
+        self.queue_publish(&mut tree, id);
         self.to_be_synced(&tree, id);
         let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         self.wake();
         queued

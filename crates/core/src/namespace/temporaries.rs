@@ -12,7 +12,6 @@ use foldhash::HashSet;
 use surgetank_types::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
-use super::journal::Txn;
 use super::resolve::is_absent;
 use super::tree::{Inode, Name, Tree};
 use surgetank_store::{Cred, StorePath};
@@ -60,10 +59,9 @@ impl Namespace {
         if tree.temporaries.dirs.contains(&dir) {
             return;
         }
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, dir);
-        txn.counter(format!("{COUNTER}{}", dir.0), 1);
-        self.commit(&tree, txn);
+        self.own(&mut tree, dir);
+        tree.txn.counter(format!("{COUNTER}{}", dir.0), 1);
+        self.commit(&mut tree);
         drop(tree);
         // The store goes on when the machine does not.
         if let Err(why) = self.sync_catalog() {
@@ -90,11 +88,10 @@ impl Namespace {
         if !self.is_nothing_under_way(&tree) {
             return;
         }
-        let mut txn = Txn::default();
         for dir in std::mem::take(&mut tree.temporaries.dirs) {
-            txn.counter(format!("{COUNTER}{}", dir.0), 0);
+            tree.txn.counter(format!("{COUNTER}{}", dir.0), 0);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 
     fn is_nothing_under_way(&self, tree: &Tree) -> bool {

@@ -285,6 +285,8 @@ pub struct Tree {
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
     pub doubts: HashMap<FileId, surgetank_types::model::Prepared>,
     pub hints: super::hints::Known,
+    /// What was changed since the last commit.
+    pub txn: super::journal::Txn,
 }
 
 impl Tree {
@@ -313,6 +315,7 @@ impl Tree {
             before: HashMap::default(),
             doubts: HashMap::default(),
             hints: super::hints::Known::default(),
+            txn: super::journal::Txn::default(),
         }
     }
 

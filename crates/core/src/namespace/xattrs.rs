@@ -8,8 +8,6 @@ use surgetank_policy::hint::ATTRIBUTE_PREFIX;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, Xattrs};
-
-use super::journal::Txn;
 use super::tree::Inode;
 use super::{Namespace, STORE_TO_BE_ASKED};
 
@@ -193,14 +191,13 @@ impl Namespace {
         let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
         change(&mut xattrs)?;
         self.unlend(&mut tree, Some(id));
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.extra_mut().xattrs = Some(xattrs);
         inode.attr.ctime = clock::now();
-        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), false);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        self.queue_meta(&mut tree, id, self.run(caller), false);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         Ok(())

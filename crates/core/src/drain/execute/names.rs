@@ -2,7 +2,6 @@
 
 use std::io;
 
-use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use surgetank_store::{Cred, Expect, StorePath};
 use surgetank_types::model::FileId;
@@ -95,9 +94,8 @@ impl Drain {
         let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
         if is_dir {
             let mut tree = self.namespace.tree();
-            let mut txn = Txn::default();
-            self.namespace.copied_with(&mut tree, &mut txn, file);
-            self.namespace.commit(&tree, txn);
+            self.namespace.copied_with(&mut tree, file);
+            self.namespace.commit(&mut tree);
         }
         drop(moving);
         self.reidentify(file, &target, owner);

@@ -21,7 +21,6 @@ use surgetank_types::model::{FileId, Kind, Mode, RunId, StoreIdentity, data_byte
 use super::super::Namespace;
 use super::super::arrive::{Arrival, WINDOW_BYTES};
 use super::super::content::{Content, Lies, Open};
-use super::super::journal::Txn;
 use super::super::resolve::is_absent;
 use super::super::tree::Tree;
 use super::{Given, Placed, Via};
@@ -181,8 +180,7 @@ impl Namespace {
         // Its times are those that programs see.
         Given::known(&inode.attr).give(file)?;
         let charged_bytes = u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0) * 512;
-        let mut txn = Txn::default();
-        self.own(tree, &mut txn, id);
+        self.own(tree, id);
         self.adopt(tree, id, placed)?;
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged_bytes;
@@ -190,7 +188,7 @@ impl Namespace {
         self.tiers.device(device).add_used(i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         tree.recount(id);
         crash_point!("fetch.adopted");
-        self.commit(tree, txn);
+        self.commit(tree);
         Ok(charged_bytes)
     }
 

@@ -9,7 +9,6 @@ use surgetank_types::model::{DeviceId, FileId, Mode, RunId};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
-use super::super::journal::Txn;
 use super::{Given, Placed, Via, Wish};
 
 /// How it is to be opened.
@@ -95,8 +94,7 @@ impl Namespace {
         }
         crash_point!("copy_up.copied");
         let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
             self.undo_placed(&mut tree, &placed);
             return Err(fault);
@@ -113,7 +111,7 @@ impl Namespace {
             self.tiers.device(device).add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
         }
         crash_point!("copy_up.adopted");
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         let open = self.bound(id, &placed, size_bytes, access)?;
         open.written.store(source.is_none(), Ordering::Relaxed);

@@ -5,7 +5,6 @@ use surgetank_types::model::FileId;
 use surgetank_types::sync::atomic::Ordering;
 
 use super::super::Namespace;
-use super::super::journal::Txn;
 use super::open::GONE;
 
 impl Namespace {
@@ -70,9 +69,8 @@ impl Namespace {
         inode.attr = surgetank_types::model::Attr { ino, ..stat.attr };
         inode.identity = Some(Box::new(stat.identity));
         if inode.owned {
-            let mut txn = Txn::default();
-            txn.file(id);
-            self.commit(&tree, txn);
+            tree.txn.file(id);
+            self.commit(&mut tree);
         }
         Ok(true)
     }

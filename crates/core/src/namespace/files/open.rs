@@ -13,7 +13,6 @@ use surgetank_types::model::{Caller, DeviceId, FileId, Kind, RunId};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
-use super::super::journal::Txn;
 use super::super::resolve::is_absent;
 use super::super::tree::{PlainId, Progress, Tree};
 use super::engage::Wanted;
@@ -446,7 +445,6 @@ impl Namespace {
     /// after a power loss is taken back on the disk first, or what is left of what is written now would pass for it.
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         let id = open.id;
         if open.content().lies == Lies::StoreTemporary && Self::is_published_as_it_is(&tree, id) {
             return Err(PUBLISHED_AS_IT_IS.into());
@@ -454,7 +452,7 @@ impl Namespace {
         if open.direct {
             self.directly_written(open);
         }
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         let Some(inode) = tree.get_mut(id) else {
             return Ok(());
         };
@@ -473,11 +471,11 @@ impl Namespace {
             && !inode.is_dir()
         {
             inode.reopened = inode.reopened.saturating_add(1);
-            self.take_back(&mut tree, &mut txn, id, seq);
+            self.take_back(&mut tree, id, seq);
         }
         // (Of a file that is not sealed an fsync may have queued something.)
         if was_sealed || publish.is_some() {
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
         }
         drop(tree);
         if vouched { Ok(self.sync_catalog()?) } else { Ok(()) }

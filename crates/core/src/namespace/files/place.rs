@@ -13,7 +13,6 @@ use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::super::content::{Content, Lies};
-use super::super::journal::Txn;
 use super::super::tree::{Name, PlainId, Tree};
 use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
@@ -69,9 +68,7 @@ impl Namespace {
                     Some(path) if path != placed.at => {
                         // Under its name before the catalog knows it: an agent that dies in between leaves a copy that is
                         // not wanted, and the next one has to know that.
-                        let mut txn = super::super::journal::Txn::default();
-                        txn.gone(Some(plain));
-                        self.commit(tree, txn);
+                        self.commit_apart(tree, |tree| tree.txn.gone(Some(plain)));
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
                         // It may have come along with its directory.
@@ -107,7 +104,6 @@ impl Namespace {
     pub(crate) fn change_place(
         &self,
         tree: &mut Tree,
-        txn: &mut Txn,
         id: FileId,
         placed: &Placed,
         bytes: u64,
@@ -122,8 +118,8 @@ impl Namespace {
             self.undo_placed(tree, placed);
             return Err(fault);
         }
-        txn.gone(replica);
-        txn.file(id);
+        tree.txn.gone(replica);
+        tree.txn.file(id);
         let Lies::Tier(to) = placed.content.lies else { return Ok(0) };
         let to = self.tiers.device(to);
         to.counters().spills_in.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,6 @@ use surgetank_types::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
-use super::super::journal::Txn;
 use super::super::tree::Inode;
 use super::{Shortage, Wish};
 
@@ -121,7 +120,6 @@ impl Namespace {
                 self.undo_placed(&mut tree, &placed);
                 return Ok(());
             }
-            let mut txn = Txn::default();
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
             // What was set by name since. From the adoption on nothing may fail: the writer would go on with the old file.
@@ -131,9 +129,9 @@ impl Namespace {
                 return Err(why.into());
             }
             let left = tree.get(id).and_then(|inode| inode.replica);
-            let now_charged = self.change_place(&mut tree, &mut txn, id, &placed, have_bytes)?;
+            let now_charged = self.change_place(&mut tree, id, &placed, have_bytes)?;
             crash_point!("spill.adopted");
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
             crash_point!("spill.written_down");
             old_place = left.filter(|_| placed.content.lies != before.lies).map(|left| (old, left.ino));
             if !promised {

@@ -12,7 +12,6 @@ use surgetank_types::model::{FileId, Mode, OpKind, Seq, Timestamp};
 use super::super::Namespace;
 use super::super::attributes::{SET_IDS, as_written};
 use super::super::content::{Content, Lies, Open};
-use super::super::journal::Txn;
 use super::super::tree::Tree;
 
 impl Namespace {
@@ -63,7 +62,6 @@ impl Namespace {
             open.written.fetch_or(written, Ordering::Relaxed);
             return self.finish_seal(id, Some(open), &now);
         }
-        let mut txn = Txn::default();
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -104,12 +102,12 @@ impl Namespace {
             tree.discards.push((dir, name, cred));
         }
         tree.recount(id);
-        txn.file(id);
-        self.queue_publish(&mut tree, &mut txn, id);
+        tree.txn.file(id);
+        self.queue_publish(&mut tree, id);
         if lost_set_ids {
-            self.queue_meta(&mut tree, &mut txn, id, surgetank_types::model::RunId(0), false);
+            self.queue_meta(&mut tree, id, surgetank_types::model::RunId(0), false);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         self.to_be_synced(&tree, id);
         let queued = lost_set_ids || tree.get(id).is_some_and(|inode| inode.publish.is_some());
         crash_point!("seal.written_down");
@@ -176,15 +174,14 @@ impl Namespace {
         }
         // Programs that the shim serves may have it open without our knowing.
         let shown_perm = self.perm_to_leave(&tree, open.id);
-        let mut txn = Txn::default();
-        self.drop_content(&mut tree, &mut txn, open.id, open.charged_bytes.load(Ordering::Relaxed));
+        self.drop_content(&mut tree, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
         if let Lies::Tier(device) = open.content().lies {
             // A file that never had a name, or lost it while it was open.
             drop(self.tiers.device(device).unlink_with(&super::hidden_name(open.id), shown_perm));
         }
-        self.reap(&mut tree, &mut txn, open.id);
-        self.commit(&tree, txn);
+        self.reap(&mut tree, open.id);
+        self.commit(&mut tree);
         self.give_up_content(open.id);
     }
 
@@ -195,12 +192,12 @@ impl Namespace {
     }
 
     /// Discharges the content of an unlinked inode. Its plain file has no name any more.
-    pub(crate) fn drop_content(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, charged_bytes: u64) {
+    pub(crate) fn drop_content(&self, tree: &mut Tree, id: FileId, charged_bytes: u64) {
         if let Some((device, _)) = tree.drop_replica(id) {
             self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
         let publish = tree.get(id).and_then(|inode| inode.publish);
-        let goes = publish.is_none_or(|seq| self.take_back(tree, txn, id, seq));
+        let goes = publish.is_none_or(|seq| self.take_back(tree, id, seq));
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -212,15 +209,15 @@ impl Namespace {
         {
             tree.discards.push((dir, name, cred));
         }
-        txn.file(id);
+        tree.txn.file(id);
     }
 
     /// Takes back a publication (and the links that belong to it), unless it was begun.
-    pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
+    pub(crate) fn take_back(&self, tree: &mut Tree, id: FileId, seq: Seq) -> bool {
         // Of a file that the store has, later operations build on that, not on its next version.
         let needed =
             tree.ops.get(&seq).is_some_and(|op| op.certain) && tree.get(id).is_none_or(|inode| inode.applied.is_none());
-        if needed || !self.cancel(tree, txn, seq) {
+        if needed || !self.cancel(tree, seq) {
             return false;
         }
         let mut never_applied = false;
@@ -231,14 +228,14 @@ impl Namespace {
             many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
         }
         if never_applied && many {
-            self.take_back_links(tree, txn, id, seq);
+            self.take_back_links(tree, id, seq);
         }
-        txn.file(id);
+        tree.txn.file(id);
         true
     }
 
     /// Without the publication at `seq` there is nothing that its links could lead to.
-    pub(crate) fn take_back_links(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) {
+    pub(crate) fn take_back_links(&self, tree: &mut Tree, id: FileId, seq: Seq) {
         let links: Vec<Seq> = tree
             .ops
             .range(seq..)
@@ -246,12 +243,12 @@ impl Namespace {
             .map(|(seq, _)| *seq)
             .collect();
         for link in links {
-            self.cancel(tree, txn, link);
+            self.cancel(tree, link);
         }
     }
 
     /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.
-    pub(crate) fn queue_publish(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+    pub(crate) fn queue_publish(&self, tree: &mut Tree, id: FileId) {
         let Some(path) = tree.logical_path(id) else {
             return;
         };
@@ -268,38 +265,38 @@ impl Namespace {
         let last = self.is_last(&decision);
         if let Some((dir, name)) = inode.applied.clone() {
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: Some(id) };
-            let seq = self.queue(tree, txn, kind, run, last, delay);
+            let seq = self.queue(tree, kind, run, last, delay);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
-            self.queue_times(tree, txn, dir, run, last);
+            self.queue_times(tree, dir, run, last);
             return;
         }
         let Some((dir, name)) = inode.logical.clone() else {
             return;
         };
         let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
-        self.hasten_dirs(tree, txn, dir, last);
+        self.hasten_dirs(tree, dir, last);
         let over = tree.planned(dir, &name);
         let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
-        let seq = self.queue(tree, txn, kind, run, last, delay);
+        let seq = self.queue(tree, kind, run, last, delay);
         if let Some(inode) = tree.get_mut(id) {
             inode.publish = Some(seq);
         }
         for (dir, name) in more {
-            self.hasten_dirs(tree, txn, dir, last);
+            self.hasten_dirs(tree, dir, last);
             // A link replaces nobody: whom the name was taken from goes first.
             if tree.planned(dir, &name).is_some_and(|holder| holder != id) {
-                self.vacate(tree, txn, dir, &name, run);
+                self.vacate(tree, dir, &name, run);
             }
-            self.queue(tree, txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
-            self.queue_times(tree, txn, dir, run, last);
+            self.queue(tree, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
+            self.queue_times(tree, dir, run, last);
         }
-        self.queue_times(tree, txn, dir, run, last);
+        self.queue_times(tree, dir, run, last);
     }
 
     /// Something that is drained soon must not wait for a directory that belongs to the final drain.
-    pub(crate) fn hasten_dirs(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, last: bool) {
+    pub(crate) fn hasten_dirs(&self, tree: &mut Tree, dir: FileId, last: bool) {
         let mut at = dir;
         while !last && at != FileId::ROOT {
             let Some(inode) = tree.get(at) else { return };
@@ -312,7 +309,7 @@ impl Namespace {
                 && op.last
             {
                 op.last = false;
-                txn.op(seq);
+                tree.txn.op(seq);
             }
             match parent {
                 Some(parent) => at = parent,

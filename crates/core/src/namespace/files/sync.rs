@@ -14,7 +14,6 @@ use surgetank_types::clock;
 use surgetank_types::model::{FileId, Kind, Mode};
 
 use super::super::Namespace;
-use super::super::journal::Txn;
 use super::super::resolve::is_absent;
 use super::super::tree::{Inode, PlainId, Tree};
 
@@ -133,11 +132,10 @@ impl Namespace {
         }
         let files = synced.len();
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         for (id, version) in synced {
-            self.is_synced(&mut tree, &mut txn, id, version);
+            self.is_synced(&mut tree, id, version);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         crash_point!("sync.written_down");
         match self.sync_catalog() {
@@ -187,13 +185,13 @@ impl Namespace {
     }
 
     /// Nobody can have changed the version meanwhile: whoever opens the file for writing makes another one.
-    fn is_synced(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, version: u32) {
+    fn is_synced(&self, tree: &mut Tree, id: FileId, version: u32) {
         if let Some(inode) = tree.get_mut(id)
             && inode.sealed
             && inode.version == version
         {
             inode.synced = version;
-            txn.file(id);
+            tree.txn.file(id);
         }
     }
 
@@ -201,23 +199,21 @@ impl Namespace {
     fn sync_version(&self, id: FileId, version: u32, file: &File) -> std::io::Result<()> {
         file.sync_all()?;
         let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.is_synced(&mut tree, &mut txn, id, version);
-        self.commit(&tree, txn);
+        self.is_synced(&mut tree, id, version);
+        self.commit(&mut tree);
         Ok(())
     }
 
     /// A program has been promised the bytes that its open file has now.
     pub(super) fn promise_bytes(&self, id: FileId) {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         if let Some(inode) = tree.get_mut(id)
             && inode.promised < inode.present_version()
             && inode.owned
         {
             inode.promised = inode.present_version();
-            txn.file(id);
+            tree.txn.file(id);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 }

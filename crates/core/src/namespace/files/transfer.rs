@@ -14,7 +14,6 @@ use surgetank_types::model::{FileId, FsyncTarget, OpKind, RunId};
 use super::super::Namespace;
 use super::super::attributes::as_written;
 use super::super::content::{Lies, Open, reopen_writable};
-use super::super::journal::Txn;
 use super::Shortage;
 
 /// At most this is copied for one copy_file_range call; programs call again.
@@ -221,9 +220,8 @@ impl Namespace {
             let Some(path) = tree.logical_path(id) else {
                 return Ok(());
             };
-            let mut txn = Txn::default();
-            self.hurry(&mut tree, &mut txn, publish);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, publish);
+            self.commit(&mut tree);
             (replica.map(|plain| (path, Lies::Tier(plain.device))), version)
         };
         match path {
@@ -253,9 +251,8 @@ impl Namespace {
                 return Ok(());
             }
             let (publish, version) = (inode.publish, inode.version);
-            let mut txn = Txn::default();
-            self.hurry(&mut tree, &mut txn, publish);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, publish);
+            self.commit(&mut tree);
             (self.open_of(id).filter(|open| open.writers() > 0), publish, version)
         };
         match open {
@@ -305,7 +302,6 @@ impl Namespace {
             let _inode = self.lock_inode(id);
             let dirty = open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
             let (mut tree, stat) = self.look_and_lock(id, &open.content().file)?;
-            let mut txn = Txn::default();
             let Some(inode) = tree.get_mut(id) else {
                 return Ok(());
             };
@@ -313,14 +309,14 @@ impl Namespace {
                 inode.attr = as_written(inode, &stat, Some(open));
                 inode.version += 1;
                 if let Some(seq) = inode.publish {
-                    self.take_back(&mut tree, &mut txn, id, seq);
+                    self.take_back(&mut tree, id, seq);
                 }
             }
             let version = tree.get(id).map_or(0, |inode| inode.version);
-            self.queue_publish(&mut tree, &mut txn, id);
+            self.queue_publish(&mut tree, id);
             let publish = tree.get(id).and_then(|inode| inode.publish);
-            self.hurry(&mut tree, &mut txn, publish);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, publish);
+            self.commit(&mut tree);
             version
         };
         self.wake();
@@ -331,7 +327,6 @@ impl Namespace {
     pub(crate) fn hurry(
         &self,
         tree: &mut super::super::tree::Tree,
-        txn: &mut Txn,
         upto: Option<surgetank_types::model::Seq>,
     ) {
         let Some(upto) = upto else { return };
@@ -348,13 +343,13 @@ impl Namespace {
         }
         // What it lies in must be there first.
         for dir in dirs {
-            self.hasten_dirs(tree, txn, dir, false);
+            self.hasten_dirs(tree, dir, false);
         }
         for (_, op) in tree.ops.range_mut(..=upto) {
             op.due = op.due.min(now);
         }
         for seq in hastened {
-            txn.op(seq);
+            tree.txn.op(seq);
         }
     }
 
@@ -370,11 +365,10 @@ impl Namespace {
             }
             let Some(seq) = inode.publish else {
                 // What was being carried out when we asked was an older version: once more.
-                let mut txn = Txn::default();
-                self.queue_publish(&mut tree, &mut txn, id);
+                self.queue_publish(&mut tree, id);
                 let again = tree.get(id).and_then(|inode| inode.publish);
-                self.hurry(&mut tree, &mut txn, again);
-                self.commit(&tree, txn);
+                self.hurry(&mut tree, again);
+                self.commit(&mut tree);
                 if again.is_none() {
                     return Ok(());
                 }
@@ -422,9 +416,8 @@ impl Namespace {
                         || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
                 })
                 .map(|(seq, _)| *seq);
-            let mut txn = Txn::default();
-            self.hurry(&mut tree, &mut txn, last);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, last);
+            self.commit(&mut tree);
             last
         };
         let Some(last) = last else { return Ok(()) };

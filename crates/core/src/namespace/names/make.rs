@@ -10,7 +10,6 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Ti
 
 use super::super::content::{Content, Lies, Open};
 use super::super::files::{Opened, Placed, Via, Wish};
-use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 use super::super::{Found, Namespace};
 
@@ -190,7 +189,6 @@ impl Namespace {
         inode.handles = 1;
         inode.lookups = u32::from(via.is_mount());
         tree.insert(id, inode);
-        let mut txn = Txn::default();
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
             tree.remove(id);
             self.undo_placed(&mut tree, &placed);
@@ -198,17 +196,17 @@ impl Namespace {
         }
         crash_point!("make.adopted");
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(&mut tree, &mut txn, id);
-        self.named(&mut tree, &mut txn, id, &path);
-        txn.entry(dir, &name);
+        self.own(&mut tree, id);
+        self.named(&mut tree, id, &path);
+        tree.txn.entry(dir, &name);
         Self::touch_dir(&mut tree, dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
             Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
             Via::Mount | Via::Synced => None,
         };
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
         crash_point!("make.written_down");
         drop(tree);
@@ -252,9 +250,8 @@ impl Namespace {
         tree.insert(id, inode);
         self.adopt(&mut tree, id, &placed)?;
         // Programs that have it open go on when the agent is killed.
-        let mut txn = Txn::default();
-        txn.file(id);
-        self.commit(&tree, txn);
+        tree.txn.file(id);
+        self.commit(&mut tree);
         drop(tree);
         // Mediated, so that it can be linked under a name on whichever device it is by then.
         let content = Content { file: Arc::new(placed.writable()?), lies: placed.content.lies, writable: true };
@@ -341,27 +338,26 @@ impl Namespace {
         inode.tell();
         tree.insert(id, inode);
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, id);
         if kind == Kind::Directory {
-            self.named(&mut tree, &mut txn, id, &path);
+            self.named(&mut tree, id, &path);
         }
-        txn.entry(dir, &name);
+        tree.txn.entry(dir, &name);
         // A socket means nothing in another place: it lives as long as its mount.
         if kind == Kind::Directory {
-            self.hasten_dirs(&mut tree, &mut txn, dir, last);
+            self.hasten_dirs(&mut tree, dir, last);
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: tree.planned(dir, &name) };
-            let seq = self.queue(&mut tree, &mut txn, kind, run, last, 0);
+            let seq = self.queue(&mut tree, kind, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
         } else if kind != Kind::Socket {
-            self.queue_publish(&mut tree, &mut txn, id);
+            self.queue_publish(&mut tree, id);
         }
         Self::touch_dir(&mut tree, dir, i32::from(kind == Kind::Directory));
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         crash_point!("node.written_down");
         drop(tree);
         self.nudge();
@@ -403,30 +399,29 @@ impl Namespace {
             inode.extra_mut().more_names.push((dir, name.clone()));
         }
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        self.own(&mut tree, &mut txn, dir);
-        self.named(&mut tree, &mut txn, id, &path);
-        txn.entry(dir, &name);
+        self.own(&mut tree, id);
+        self.own(&mut tree, dir);
+        self.named(&mut tree, id, &path);
+        tree.txn.entry(dir, &name);
         if unnamed {
             // Its writer still has it: it is published when that one closes. Without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {
-                self.queue_publish(&mut tree, &mut txn, id);
+                self.queue_publish(&mut tree, id);
             }
         } else if tree.in_store(id) {
             let last = false;
-            self.hasten_dirs(&mut tree, &mut txn, dir, last);
-            self.queue(&mut tree, &mut txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, 0);
+            self.hasten_dirs(&mut tree, dir, last);
+            self.queue(&mut tree, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
         } else if let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && self.take_back(&mut tree, &mut txn, id, seq)
+            && self.take_back(&mut tree, id, seq)
         {
-            self.queue_publish(&mut tree, &mut txn, id);
+            self.queue_publish(&mut tree, id);
         }
         Self::touch_dir(&mut tree, dir, 0);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
+        tree.txn.carried_out(id);
+        self.commit(&mut tree);
         crash_point!("link.written_down");
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;

@@ -7,7 +7,6 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
 use super::super::Namespace;
-use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, PlainId, Tree};
 use super::Detached;
 
@@ -152,9 +151,8 @@ impl Namespace {
         target: Option<FileId>,
         run: RunId,
     ) -> FsResult<(Option<Detached>, Option<Remains<'_>>)> {
-        let mut txn = Txn::default();
-        self.own(tree, &mut txn, id);
-        self.own(tree, &mut txn, to_dir);
+        self.own(tree, id);
+        self.own(tree, to_dir);
         let is_dir = tree.get(id).is_some_and(Inode::is_dir);
         let old_path = tree.child_path(from_dir, &from).ok_or(Errno::NOENT)?;
         let was_primary =
@@ -163,14 +161,14 @@ impl Namespace {
         let detached = match target {
             Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
                 let path = tree.logical_path(target);
-                self.remove_dir_entry(tree, &mut txn, (to_dir, &to), target, true, run);
+                self.remove_dir_entry(tree, (to_dir, &to), target, true, run);
                 Self::touch_dir(tree, to_dir, -1);
                 if let Some(path) = path {
                     self.remove_on_tiers(&path);
                 }
                 None
             }
-            Some(target) => Some(self.detach(tree, &mut txn, (to_dir, &to), target, true, run)),
+            Some(target) => Some(self.detach(tree, (to_dir, &to), target, true, run)),
             None => None,
         };
         // Then the file gets its new name.
@@ -188,17 +186,17 @@ impl Namespace {
         }
         tree.bind(from_dir, &from, |entry| entry.set_logical(None));
         tree.bind(to_dir, &to, |entry| entry.set_logical(Some(id)));
-        txn.entry(from_dir, &from);
-        txn.entry(to_dir, &to);
+        tree.txn.entry(from_dir, &from);
+        tree.txn.entry(to_dir, &to);
         if let Some(path) = tree.child_path(to_dir, &to) {
-            self.named(tree, &mut txn, id, &path);
+            self.named(tree, id, &path);
         }
         // The store's side.
         if tree.in_store(id) {
             let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
-            self.hasten_for_rename(tree, &mut txn, id, to_dir, last);
+            self.hasten_for_rename(tree, id, to_dir, last);
             let kind = Self::rename_op(tree, id, (from_dir, &from), (to_dir, &to));
-            self.queue(tree, &mut txn, kind, run, last, 0);
+            self.queue(tree, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
             tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
             if let Some(d) = tree.dir_mut(id) {
@@ -206,26 +204,26 @@ impl Namespace {
             }
             // One that is still being written is published when it closes; until then it would hold up all others.
             if !is_dir && tree.get(id).is_some_and(|inode| inode.sealed) {
-                self.queue_publish(tree, &mut txn, id);
+                self.queue_publish(tree, id);
             }
         } else {
             if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-                self.take_back(tree, &mut txn, id, seq);
+                self.take_back(tree, id, seq);
             }
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {
-                self.queue_publish(tree, &mut txn, id);
+                self.queue_publish(tree, id);
             }
-            self.vacate(tree, &mut txn, from_dir, &from, run);
+            self.vacate(tree, from_dir, &from, run);
         }
         if let Some(target) = target {
-            self.reap(tree, &mut txn, target);
+            self.reap(tree, target);
         }
         let subdir = i32::from(is_dir);
         Self::touch_dir(tree, from_dir, if from_dir == to_dir { 0 } else { -subdir });
         Self::touch_dir(tree, to_dir, if from_dir == to_dir { 0 } else { subdir });
-        txn.carried_out(id);
-        self.commit(tree, txn);
+        tree.txn.carried_out(id);
+        self.commit(tree);
         crash_point!("rename.written_down");
         // The tiers' side.
         let remains = detached.as_ref().and_then(|detached| self.detach_on_tier(detached));
@@ -277,9 +275,9 @@ impl Namespace {
     }
 
     /// A directory or file that only now has to be in the store must not wait for the final drain.
-    fn hasten_for_rename(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, to_dir: FileId, last: bool) {
-        self.hasten_dirs(tree, txn, to_dir, last);
-        self.hasten_dirs(tree, txn, id, last);
+    fn hasten_for_rename(&self, tree: &mut Tree, id: FileId, to_dir: FileId, last: bool) {
+        self.hasten_dirs(tree, to_dir, last);
+        self.hasten_dirs(tree, id, last);
     }
 
     /// Files that moved along with their directory may have other rules now, and names that something was said of.
@@ -299,18 +297,17 @@ impl Namespace {
                 }
             }
         }
-        let mut txn = Txn::default();
         for id in below {
             if hinted && let Some(path) = tree.logical_path(id) {
-                self.named(tree, &mut txn, id, &path);
+                self.named(tree, id, &path);
             }
-            self.rules_changed(tree, &mut txn, id);
+            self.rules_changed(tree, id);
         }
-        self.commit(tree, txn);
+        self.commit(tree);
     }
 
     /// A file of which the store does not have all may have to be drained now, or not any more. What was begun goes on.
-    pub(crate) fn rules_changed(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+    pub(crate) fn rules_changed(&self, tree: &mut Tree, id: FileId) {
         if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
             return;
         }
@@ -318,9 +315,9 @@ impl Namespace {
         let drained = Self::drained(self.mode_for(tree, id, &path));
         let pending = tree.get(id).and_then(|inode| inode.publish);
         match pending {
-            None => self.queue_publish(tree, txn, id),
+            None => self.queue_publish(tree, id),
             Some(seq) if !drained && !tree.in_store(id) => {
-                self.take_back(tree, txn, id, seq);
+                self.take_back(tree, id, seq);
             }
             Some(_) => {}
         }
@@ -351,9 +348,8 @@ impl Namespace {
         if (a_is_dir && tree.is_within(b_dir, a)) || (b_is_dir && tree.is_within(a_dir, b)) {
             return Err(Errno::INVAL.into());
         }
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, a);
-        self.own(&mut tree, &mut txn, b);
+        self.own(&mut tree, a);
+        self.own(&mut tree, b);
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
         // The plain file lies under the primary name, whichever name is exchanged.
@@ -380,14 +376,14 @@ impl Namespace {
         }
         tree.bind(a_dir, a_name, |entry| entry.set_logical(Some(b)));
         tree.bind(b_dir, b_name, |entry| entry.set_logical(Some(a)));
-        txn.entry(a_dir, a_name);
-        txn.entry(b_dir, b_name);
-        self.named(&mut tree, &mut txn, a, &b_path);
-        self.named(&mut tree, &mut txn, b, &a_path);
+        tree.txn.entry(a_dir, a_name);
+        tree.txn.entry(b_dir, b_name);
+        self.named(&mut tree, a, &b_path);
+        self.named(&mut tree, b, &a_path);
         if both_in_store {
             let kind =
                 OpKind::Exchange { a, a_dir, a_name: Box::from(&**a_name), b, b_dir, b_name: Box::from(&**b_name) };
-            self.queue(&mut tree, &mut txn, kind, run, false, 0);
+            self.queue(&mut tree, kind, run, false, 0);
             tree.bind(a_dir, a_name, |entry| entry.set_planned(Some(b)));
             tree.bind(b_dir, b_name, |entry| entry.set_planned(Some(a)));
         } else {
@@ -397,10 +393,10 @@ impl Namespace {
                     let is_dir = |id: FileId| tree.get(id).is_some_and(Inode::is_dir);
                     // A directory is not renamed over a file that is still there under a name of a file that is not yet.
                     if tree.planned(to.0, to.1).is_some_and(|over| is_dir(over) != is_dir(id)) {
-                        self.vacate(&mut tree, &mut txn, to.0, to.1, run);
+                        self.vacate(&mut tree, to.0, to.1, run);
                     }
                     let kind = Self::rename_op(&tree, id, from, to);
-                    self.queue(&mut tree, &mut txn, kind, run, false, 0);
+                    self.queue(&mut tree, kind, run, false, 0);
                     tree.bind(from.0, from.1, |entry| entry.set_planned(None));
                     tree.bind(to.0, to.1, |entry| entry.set_planned(Some(id)));
                 }
@@ -408,17 +404,17 @@ impl Namespace {
             for id in [a, b] {
                 if !tree.in_store(id) && tree.get(id).is_some_and(|inode| inode.sealed) {
                     if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-                        self.take_back(&mut tree, &mut txn, id, seq);
+                        self.take_back(&mut tree, id, seq);
                     }
-                    self.queue_publish(&mut tree, &mut txn, id);
+                    self.queue_publish(&mut tree, id);
                 }
             }
         }
         let shift = i32::from(b_is_dir) - i32::from(a_is_dir);
         Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
         Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
-        txn.carried_out(a);
-        self.commit(&tree, txn);
+        tree.txn.carried_out(a);
+        self.commit(&mut tree);
         crash_point!("exchange.written_down");
         self.exchange_on_tiers(&tree, (a, moves_a, &a_path), (b, moves_b, &b_path));
         drop(tree);
@@ -442,9 +438,8 @@ impl Namespace {
                 return Ok(());
             }
             let seq = tree.get(id).and_then(|inode| inode.publish);
-            let mut txn = Txn::default();
-            self.hurry(&mut tree, &mut txn, seq);
-            self.commit(&tree, txn);
+            self.hurry(&mut tree, seq);
+            self.commit(&mut tree);
             seq
         };
         if pending.is_none() {
@@ -458,7 +453,7 @@ impl Namespace {
 
     /// The store has the directory under its new name. Where that was a copy of everything below, each file is another object
     /// now, and ours as before.
-    pub(crate) fn copied_with(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId) {
+    pub(crate) fn copied_with(&self, tree: &mut Tree, dir: FileId) {
         let features = self.store.features();
         if features.atomic_renames || features.plain_files || !tree.get(dir).is_some_and(Inode::is_dir) {
             return;
@@ -468,7 +463,7 @@ impl Namespace {
             if let Some(known) = inode.identity.as_deref().filter(|known| !known.is_touched()) {
                 inode.identity = Some(Box::new(known.touched()));
                 if inode.owned {
-                    txn.file(id);
+                    tree.txn.file(id);
                 }
             }
         }

@@ -15,7 +15,6 @@ use surgetank_types::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFI
 
 use super::super::Namespace;
 use super::super::files::SPILL;
-use super::super::journal::Txn;
 use super::super::resolve::{is_absent, passes};
 use super::super::tree::Inode;
 use super::spilled::patiently;
@@ -68,13 +67,13 @@ impl Namespace {
 
     /// Also after the catalog started over.
     pub(in super::super) fn write_down_doubt(&self) {
-        let tree = self.tree();
-        if tree.doubtful_below == 0 {
+        let mut tree = self.tree();
+        let below = tree.doubtful_below;
+        if below == 0 {
             return;
         }
-        let mut txn = Txn::default();
-        txn.counter(DOUBTFUL_BELOW.to_owned(), tree.doubtful_below);
-        self.commit(&tree, txn);
+        tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
+        self.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced");
@@ -132,16 +131,16 @@ impl Namespace {
             })
             .map(|(seq, _)| *seq)
             .collect();
-        let mut txn = Txn::default();
-        txn.counter(DOUBTFUL_BELOW.to_owned(), tree.doubtful_below);
+        let below = tree.doubtful_below;
+        tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
         for seq in blind {
             tracing::warn!(
                 seq = seq.0,
                 "an operation of a damaged catalog that cannot tell whose name it takes is left out"
             );
-            self.cancel(&mut tree, &mut txn, seq);
+            self.cancel(&mut tree, seq);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 
     /// Is a copy on a tier still what the store has of a clean file? It may have been written since.

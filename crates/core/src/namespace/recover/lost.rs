@@ -13,7 +13,6 @@ use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
 
 use super::super::Namespace;
-use super::super::journal::Txn;
 use super::super::losses::{gone_from, lost_from};
 use super::super::tree::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
@@ -147,16 +146,16 @@ pub(super) enum Held<'a> {
 
 impl Namespace {
     /// What had the newest version does not have it.
-    pub(super) fn replica_missing(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, held: &Held<'_>) {
+    pub(super) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
         let (Some(path), true) = (tree.logical_path(id), dirty) else {
             tree.drop_replica(id);
-            txn.file(id);
+            tree.txn.file(id);
             return;
         };
         let is_temporary = self.mode_for(tree, id, &path) == Mode::Remove;
         let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
-        self.lose(tree, txn, id);
+        self.lose(tree, id);
         // Of no use without the run that made it.
         if is_temporary {
             return;
@@ -171,13 +170,12 @@ impl Namespace {
                 (at.into_bytes(), lost_from("the temporary in the store that held it", store_has_one))
             }
         };
-        self.record_loss(txn, &path, at, why);
+        self.record_loss(tree, &path, at, why);
     }
 
     /// The user says that the tiers that are not there do not come back. When no program is served.
     pub fn give_up_absent(&self) {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         let only_there: Vec<(FileId, DeviceId)> = tree
             .iter()
             .filter(|(_, inode)| inode.logical.is_some() && (inode.dirty() || !inode.sealed))
@@ -185,9 +183,9 @@ impl Namespace {
             .filter(|(_, device)| !self.tiers.device(*device).is_there())
             .collect();
         for (id, device) in only_there {
-            self.replica_missing(&mut tree, &mut txn, id, &Held::Tier(device));
+            self.replica_missing(&mut tree, id, &Held::Tier(device));
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
         drop(tree);
         self.look_at_reverted();
     }
@@ -196,44 +194,44 @@ impl Namespace {
     /// there is looked at when it is back.
     pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
         let Some(boot) = boot() else { return };
-        let tree = self.tree();
-        let mut txn = Txn::default();
-        for (device, number) in &tree.device_numbers {
-            let name = boot_with(*number);
+        let mut tree = self.tree();
+        for (device, number) in tree.device_numbers.clone() {
+            let name = boot_with(number);
             match image.counters.get(BOOT) {
-                _ if walked.contains(device) => txn.counter(name, boot),
-                Some(before) if !image.counters.contains_key(&name) => txn.counter(name, *before),
+                _ if walked.contains(&device) => tree.txn.counter(name, boot),
+                Some(before) if !image.counters.contains_key(&name) => tree.txn.counter(name, *before),
                 _ => {}
             }
         }
-        txn.counter(BOOT.to_owned(), boot);
-        self.commit(&tree, txn);
+        tree.txn.counter(BOOT.to_owned(), boot);
+        self.commit(&mut tree);
     }
 
     /// The newest version is not to be had. What the store has of the file is the file; if that is nothing, the file that
     /// it was about to replace is back.
-    pub(super) fn lose(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+    pub(super) fn lose(&self, tree: &mut Tree, id: FileId) {
         tree.drop_replica(id);
         let mut replaced: Vec<(Place, FileId)> = Vec::new();
         if let Some(seq) = tree.get_mut(id).and_then(|inode| inode.publish.take()) {
             replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
-            self.cancel(tree, txn, seq);
+            self.cancel(tree, seq);
         }
         let Some(inode) = tree.get_mut(id) else { return };
         revert(inode);
-        txn.file(id);
         if inode.applied.is_some() {
+            tree.txn.file(id);
             tree.reverted.push(id);
             return;
         }
         let mut names: Vec<Place> = inode.logical.take().into_iter().collect();
         names.extend(inode.extra.iter_mut().flat_map(|extra| std::mem::take(&mut extra.more_names)));
+        tree.txn.file(id);
         // Nothing that was to be done with it can be done.
         let of_it = |op: &Op| op.file() == id && !matches!(op.kind, OpKind::Exchange { .. });
         let ops: Vec<Seq> = tree.ops.iter().filter(|(_, op)| of_it(op)).map(|(seq, _)| *seq).collect();
         for seq in ops {
             replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
-            self.cancel(tree, txn, seq);
+            self.cancel(tree, seq);
         }
         for (dir, name) in names {
             let planned = tree.planned(dir, &name).filter(|planned| *planned != id);
@@ -251,11 +249,11 @@ impl Namespace {
                 entry.set_planned(before.or(planned.filter(|_| useless.is_none())));
             });
             if let Some(useless) = useless {
-                self.lose(tree, txn, useless);
+                self.lose(tree, useless);
             }
-            txn.entry(dir, &name);
+            tree.txn.entry(dir, &name);
             if let Some(before) = before {
-                self.as_the_store_has_it(tree, txn, before);
+                self.as_the_store_has_it(tree, before);
             }
             if let Some(before) = before
                 && let Some(inode) = tree.get_mut(before)
@@ -265,20 +263,20 @@ impl Namespace {
                     None => inode.logical = Some((dir, name)),
                     Some(_) => inode.extra_mut().more_names.push((dir, name)),
                 }
-                txn.file(before);
+                tree.txn.file(before);
             }
         }
     }
 
     /// It was replaced, and what had been written of it went with that: no newer version of it is to be had.
-    fn as_the_store_has_it(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+    fn as_the_store_has_it(&self, tree: &mut Tree, id: FileId) {
         let Some(inode) = tree.get_mut(id) else { return };
         if inode.replica.is_some() || inode.spill().is_some() || inode.attr.kind != Kind::File {
             return;
         }
         revert(inode);
         if let Some(seq) = inode.publish.take() {
-            self.cancel(tree, txn, seq);
+            self.cancel(tree, seq);
         }
         tree.reverted.push(id);
     }
@@ -288,7 +286,6 @@ impl Namespace {
     pub(super) fn set_apart(
         &self,
         tree: &mut Tree,
-        txn: &mut Txn,
         id: FileId,
         plain: &Plain,
         doubt: Doubt,
@@ -300,7 +297,7 @@ impl Namespace {
             (inode.logical.clone()?, inode.replica.take(), inode.extra.as_mut().and_then(|extra| extra.spill.take()));
         let (run, charged_bytes, mut attr) = (inode.run, inode.charged_bytes, inode.attr);
         let before = if inode.applied.is_some() { "; the store keeps the version before" } else { "" };
-        self.lose(tree, txn, id);
+        self.lose(tree, id);
         if plain.size_bytes == 0 {
             let why = match doubt {
                 Doubt::MachineWentDown => {
@@ -309,7 +306,7 @@ impl Namespace {
                 Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
             };
             let at = replica.map(|plain| self.tiers.device(plain.device).shown(&path)).unwrap_or_default();
-            self.record_loss(txn, &path, at, why);
+            self.record_loss(tree, &path, at, why);
             return None;
         }
         let aside = self.name_beside(tree, dir, &name);
@@ -329,8 +326,8 @@ impl Namespace {
         }
         tree.insert(new, inode);
         tree.bind(dir, &aside, |entry| entry.set_logical(Some(new)));
-        self.own(tree, txn, new);
-        txn.entry(dir, &aside);
+        self.own(tree, new);
+        tree.txn.entry(dir, &aside);
         self.note(
             RunId(0),
             shown,

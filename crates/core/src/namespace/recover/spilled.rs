@@ -12,7 +12,6 @@ use surgetank_types::sync::Arc;
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
-use super::super::journal::Txn;
 use super::super::resolve::{is_absent, passes};
 use super::super::tree::{Inode, Tree};
 use super::{Doubt, Held, Worth, worth};
@@ -50,17 +49,16 @@ impl Namespace {
                 .map(|(id, _)| id)
                 .filter(|id| !self.left_open(*id))
                 .collect();
-            let mut txn = Txn::default();
             for id in nameless {
                 if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {
                     // It may have got a name since: kept, as what no record names.
                     extra.spill = None;
-                    txn.file(id);
+                    tree.txn.file(id);
                 }
-                self.drop_content(&mut tree, &mut txn, id, 0);
-                self.reap(&mut tree, &mut txn, id);
+                self.drop_content(&mut tree, id, 0);
+                self.reap(&mut tree, id);
             }
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
         }
         let spills: Vec<(FileId, StorePath, Cred)> = {
             let tree = self.tree();
@@ -74,13 +72,12 @@ impl Namespace {
         for (id, path, who) in spills {
             let there = self.ask_of_spill(&path, who)?;
             let mut tree = self.tree();
-            let mut txn = Txn::default();
             match there {
                 None => {
                     if let Some(inode) = tree.get_mut(id) {
                         inode.extra_mut().spill = None;
                     }
-                    self.replica_missing(&mut tree, &mut txn, id, &Held::Store(&path));
+                    self.replica_missing(&mut tree, id, &Held::Store(&path));
                 }
                 Some(there) if went_down => {
                     let plain = Plain {
@@ -92,15 +89,15 @@ impl Namespace {
                     };
                     match tree.get(id).map(|inode| worth(&inode.into(), plain.size_bytes)) {
                         Some(Worth::Doubtful) => {
-                            self.set_apart(&mut tree, &mut txn, id, &plain, Doubt::MachineWentDown);
+                            self.set_apart(&mut tree, id, &plain, Doubt::MachineWentDown);
                         }
-                        Some(Worth::Promised) => Self::is_as_long(&mut tree, &mut txn, id, &plain),
+                        Some(Worth::Promised) => Self::is_as_long(&mut tree, id, &plain),
                         _ => {}
                     }
                 }
                 Some(_) => {}
             }
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
         }
         Ok(())
     }
@@ -215,7 +212,6 @@ impl Namespace {
                 }
             };
             let mut tree = self.tree();
-            let mut txn = Txn::default();
             if let Some(inode) = tree.get_mut(id).filter(|inode| as_in_store(inode)) {
                 let Attr { ino, links, .. } = inode.attr;
                 inode.attr = match inode.set_meta {
@@ -224,18 +220,18 @@ impl Namespace {
                     Some(_) => Attr { size_bytes: stat.attr.size_bytes, blocks: stat.attr.blocks, ..inode.attr },
                 };
                 inode.identity = Some(Box::new(stat.identity));
-                txn.file(id);
+                tree.txn.file(id);
             }
-            self.commit(&tree, txn);
+            self.commit(&mut tree);
         }
     }
 
     /// A program was promised this much, and wrote more since.
-    pub(super) fn is_as_long(tree: &mut Tree, txn: &mut Txn, id: FileId, plain: &Plain) {
+    pub(super) fn is_as_long(tree: &mut Tree, id: FileId, plain: &Plain) {
         if let Some(inode) = tree.get_mut(id).filter(|inode| inode.sealed) {
             inode.attr.size_bytes = plain.size_bytes;
             inode.attr.mtime = plain.mtime;
-            txn.file(id);
+            tree.txn.file(id);
         }
     }
 }

@@ -13,7 +13,6 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use crate::namespace::Namespace;
-use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, files_of};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::error::Result;
@@ -252,9 +251,8 @@ impl Namespace {
                 && let Some(inode) = tree.get_mut(file)
             {
                 inode.extra_mut().spill = Some((*dir, name));
-                let mut txn = Txn::default();
-                txn.file(file);
-                self.commit(&tree, txn);
+                tree.txn.file(file);
+                self.commit(&mut tree);
             } else {
                 tracing::warn!(
                     seq = seq.0,
@@ -450,7 +448,6 @@ impl Namespace {
     /// These are done: their files are where they brought them, and known as they are there now.
     fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
@@ -462,28 +459,27 @@ impl Namespace {
                 forget_spill(&mut tree, *file, looked);
             }
             if let OpKind::Rename { file, .. } = &one.kind {
-                self.copied_with(&mut tree, &mut txn, *file);
+                self.copied_with(&mut tree, *file);
             }
-            self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), gone);
+            self.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 
     /// These are not done. One of them may have been cut off between changing attributes and writing that down.
     fn begin_anew(&self, rest: &[Started], looked: &Looked) {
         let mut tree = self.tree();
-        let mut txn = Txn::default();
         for one in rest {
             for id in files_of(&one.kind) {
                 recognise(&mut tree, id, None, touches_meta(rest, id), looked);
-                txn.file(id);
+                tree.txn.file(id);
             }
             if let Some(op) = tree.ops.get_mut(&one.seq) {
                 op.doubtful = false;
-                txn.op(one.seq);
+                tree.txn.op(one.seq);
             }
         }
-        self.commit(&tree, txn);
+        self.commit(&mut tree);
     }
 }
 
