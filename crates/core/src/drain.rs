@@ -162,7 +162,7 @@ impl Drain {
         self.take_back_jobs();
         self.discard();
         self.namespace.discard_late_at_the_end();
-        if self.namespace.tree().ops.is_empty()
+        if self.namespace.read_tree().ops.is_empty()
             && let Err(why) = self.namespace.store.collect()
         {
             tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
@@ -273,7 +273,7 @@ impl Drain {
     /// Removes staged copies whose operation was taken back.
     fn discard(&self) {
         let discards: Vec<_> = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let place =
                 |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir).map(|dir| dir.join(name)), *cred);
             tree.discards.iter().map(place).collect()
@@ -286,7 +286,7 @@ impl Drain {
             }
         }
         if !discards.is_empty() {
-            self.namespace.tree().discards.drain(..discards.len());
+            self.namespace.write_tree().discards.drain(..discards.len());
         }
     }
 
@@ -300,7 +300,7 @@ impl Drain {
         let ordered = self.namespace.config.ordered;
         let plain_files = self.namespace.store.features().plain_files;
         let mut held_bytes = 0;
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         // What is under way tells whether the store is back.
         let busy = |op: &crate::namespace::tree::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
         if may == May::One && tree.ops.values().take(WINDOW_OPS).any(busy) {
@@ -452,7 +452,7 @@ impl Drain {
     /// What was handed out but not begun waits for its turn again.
     fn take_back_jobs(&self) {
         let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         for seq in left {
             if let Some(op) = tree.ops.get_mut(&seq)
                 && op.progress == Progress::Staging
@@ -523,7 +523,7 @@ impl Drain {
         if away && self.namespace.ending_for(run) >= retry {
             return true;
         }
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         let mut blocked = false;
         for op in tree.ops.values() {
             let mine = run.is_none_or(|run| op.run == run || op.run == surgetank_types::model::RunId(0));

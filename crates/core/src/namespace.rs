@@ -8,6 +8,7 @@
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
 //! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
 
+mod access;
 mod ahead;
 mod arrive;
 mod attributes;
@@ -355,14 +356,6 @@ impl Namespace {
         self.killed.get().is_some_and(|killed| killed())
     }
 
-    /// What programs told of, too, that made files themselves until now: nobody sees the tree without them.
-    pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
-        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.lends.load(Ordering::SeqCst) > 0 {
-            self.settle_in(&mut tree);
-        }
-        tree
-    }
     pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
         self.inode_locks.lock(id)
     }
@@ -396,14 +389,14 @@ impl Namespace {
     pub(crate) fn wake(&self) {
         self.woken.store(true, Ordering::Relaxed);
         // Whoever is about to wait holds the lock from its last look on: the call must not fall in between.
-        drop(self.tree());
+        drop(self.read_tree());
         self.changed.notify_all();
     }
     /// The drain's wait: until somebody calls, at most so long.
     pub(crate) fn wait_woken(&self, at_most: Duration) {
-        let tree = self.tree();
+        let tree = self.read_tree();
         if !self.woken.swap(false, Ordering::Relaxed) {
-            drop(self.changed.wait_timeout(tree, at_most));
+            drop(self.wait_changed(tree, at_most));
             self.woken.store(false, Ordering::Relaxed);
         }
     }
@@ -481,7 +474,7 @@ impl Namespace {
     /// agent asks the store for what is in it. Neither of them can take back all that the kernel was told.
     pub fn absent_ttl(&self, dir: FileId, name: &[u8]) -> Duration {
         crash_point!("lookup.missed");
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
         let absent = tree.entry(dir, name).and_then(tree::Entry::logical).is_none();
         match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_lent) {
@@ -496,7 +489,7 @@ impl Namespace {
 
     /// Inode number as programs see it.
     pub fn ino(&self, id: FileId) -> u64 {
-        self.tree().get(id).map_or(0, |inode| inode.attr.ino)
+        self.read_tree().get(id).map_or(0, |inode| inode.attr.ino)
     }
 
     /// May the caller do this (1 execute or search, 2 write, 4 read)? Only asked where the kernel does not check.

@@ -13,18 +13,18 @@ use super::{Copied, Drain};
 impl Drain {
     /// Of files whose publication was taken back in doubt: has the store that, or what it had before?
     pub(super) fn settle_doubts(&self, kind: &OpKind) -> io::Result<()> {
-        if self.namespace.tree().doubts.is_empty() {
+        if self.namespace.read_tree().doubts.is_empty() {
             return Ok(());
         }
         for id in files_of(kind) {
             let known = {
-                let tree = self.namespace.tree();
+                let tree = self.namespace.read_tree();
                 let doubt = tree.doubts.get(&id).copied();
                 doubt.zip(tree.applied_path(id)).zip(tree.get(id).map(Inode::cred))
             };
             let Some(((prepared, path), owner)) = known else { continue };
             let there = self.there(&path, owner)?.map(|there| there.identity);
-            let mut tree = self.namespace.tree();
+            let mut tree = self.namespace.write_tree();
             tree.doubts.remove(&id);
             let ours = there.filter(|there| prepared.is(there) && prepared.identity.ino == there.ino);
             if let (Some(ours), Some(inode)) = (ours, tree.get_mut(id)) {
@@ -41,7 +41,7 @@ impl Drain {
         owner: Cred,
         path: &StorePath,
     ) -> io::Result<Option<(StoreStat, u32)>> {
-        let prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared);
+        let prepared = self.namespace.read_tree().ops.get(&seq).and_then(|op| op.prepared);
         let Some(prepared) = prepared else { return Ok(None) };
         let is_it = |there: &StoreStat| prepared.is(&there.identity) && prepared.identity.ino == there.identity.ino;
         Ok(self.there(path, owner)?.filter(is_it).map(|there| (there, prepared.version)))

@@ -62,12 +62,12 @@ impl Drain {
 
     /// Has the store there what we know? A program that writes in place may change both while we look.
     fn is_as_known(&self, owner: Cred, path: &StorePath, expect: impl Fn(&Tree) -> Expect) -> io::Result<bool> {
-        let mut known = expect(&self.namespace.tree());
+        let mut known = expect(&self.namespace.read_tree());
         loop {
             if self.as_owner(owner, |who| self.namespace.store.check(who, path, &known))? {
                 return Ok(true);
             }
-            let now = expect(&self.namespace.tree());
+            let now = expect(&self.namespace.read_tree());
             if now == known {
                 return Ok(false);
             }
@@ -93,7 +93,7 @@ impl Drain {
     /// `turn`: it is under way together with others, and is to show behind them.
     pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let Some(op) = tree.ops.get(&seq) else {
                 return Ok(Done::default());
             };
@@ -104,7 +104,7 @@ impl Drain {
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
-                let what = self.namespace.tree().get(*file).map(|inode| inode.attr.kind);
+                let what = self.namespace.read_tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
                     Some(Kind::File) => self.publish_file(&one, *file, *over, turn),
                     Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
@@ -134,7 +134,7 @@ impl Drain {
         };
         let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) else { return Ok(()) };
         self.namespace.let_arrive(id, &|| self.stopping()).or_else(|why| {
-            let tried = self.namespace.tree().ops.get(&seq).and_then(|op| op.first_failure);
+            let tried = self.namespace.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
             // It does not keep what comes after it for ever.
             if tried.is_some_and(|first| first.elapsed() >= self.namespace.config.retry) {
                 return Ok(());
@@ -146,11 +146,11 @@ impl Drain {
 
     /// May an earlier agent have carried it out?
     fn is_doubtful(&self, seq: Seq) -> bool {
-        self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful)
+        self.namespace.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful)
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
-        let dir = self.namespace.tree().applied_path(at.0).ok_or_else(no_place)?;
+        let dir = self.namespace.read_tree().applied_path(at.0).ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
     }
@@ -197,7 +197,7 @@ impl Drain {
     /// Where the file is and what it is there change in one step: look-ups compare the two.
     fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
         let gone = {
-            let mut tree = self.namespace.tree();
+            let mut tree = self.namespace.write_tree();
             let gone = tree.carried_out(kind, at);
             if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
                 inode.identity = Some(Box::new(identity));
@@ -213,7 +213,7 @@ impl Drain {
     /// One of a file's names went in the store; if it has others, its ctime changed there, and that was us.
     fn lost_a_link(&self, file: FileId) {
         let rest = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             tree.applied_path(file).zip(tree.get(file).map(Inode::cred))
         };
         if let Some((path, owner)) = rest {
@@ -230,7 +230,7 @@ impl Drain {
     ) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let inode = tree.get(file).ok_or_else(|| not_yet("the file is not known"))?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
@@ -257,7 +257,7 @@ impl Drain {
         };
         let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
         let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
-        if new && expect(&self.namespace.tree()) == Expect::Absent {
+        if new && expect(&self.namespace.read_tree()) == Expect::Absent {
             match self.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
                 Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(why) => return Err(why),
@@ -274,7 +274,7 @@ impl Drain {
             if ours.is_some_and(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 if let Some((dir, name, ..)) = &staged {
-                    self.namespace.tree().discards.push((*dir, name.clone(), owner));
+                    self.namespace.write_tree().discards.push((*dir, name.clone(), owner));
                 }
                 return self.found_published(one, at, (&path, owner), &staged);
             }
@@ -324,7 +324,7 @@ impl Drain {
 
     /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
     fn write_down(&self, seq: Seq, staged: &Option<super::Copied>) {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let (Some(op), Some((_, _, staged, version))) = (tree.ops.get_mut(&seq), staged) else {
             return;
         };
@@ -334,7 +334,6 @@ impl Drain {
         }
         op.prepared = Some(now);
         tree.txn.op(seq);
-        self.namespace.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
@@ -345,7 +344,7 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, mut meta) = self.owner_and_meta(file)?;
         // A mode that it was given later comes in its turn: until then its owner puts files into it.
-        if self.namespace.tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
+        if self.namespace.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
             meta.perm |= 0o700;
         }
         let store = &self.namespace.store;
@@ -365,7 +364,7 @@ impl Drain {
                         _ => self.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
                     }
                 } else {
-                    if let Some(d) = self.namespace.tree().dir_mut(file) {
+                    if let Some(d) = self.namespace.write_tree().dir_mut(file) {
                         d.complete = false;
                     }
                     identity
@@ -402,7 +401,7 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
         let (kind, device, target) = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
             (inode.attr.kind, inode.attr.device, target)
@@ -441,23 +440,23 @@ impl Drain {
     }
 
     pub(super) fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         let inode = tree.get(file).ok_or_else(no_place)?;
         Ok((inode.cred(), meta_of(inode)))
     }
 
     fn set_meta(&self, one: &Work<'_>, file: FileId) -> io::Result<Done> {
-        let Some(path) = self.namespace.tree().applied_path(file) else {
+        let Some(path) = self.namespace.read_tree().applied_path(file) else {
             return Ok(Done::default());
         };
         // Nobody begins or ends to write it in place meanwhile, or brings newer attributes before their turn: neither these nor
         // what is known of a newer version give way to older ones. (What lies on a tier is opened there, and never waits for
         // the store.)
         let in_place = self.namespace.store.features().plain_files
-            && self.namespace.tree().get(file).is_some_and(|inode| inode.replica.is_none());
+            && self.namespace.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
         let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        let (kind, again) = self.namespace.tree().get(file).map_or((Kind::File, false), |inode| {
+        let (kind, again) = self.namespace.read_tree().get(file).map_or((Kind::File, false), |inode| {
             (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
         });
         // What it was given since then comes in its turn, after the files that its owner puts into it.
@@ -483,7 +482,7 @@ impl Drain {
         match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
                 crash_point!("drain.attributes_set");
-                if let Some(inode) = self.namespace.tree().get_mut(file)
+                if let Some(inode) = self.namespace.write_tree().get_mut(file)
                     && !inode.is_dir()
                 {
                     inode.identity = Some(Box::new(identity));
@@ -497,13 +496,13 @@ impl Drain {
     }
 
     pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.namespace.tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
+        self.namespace.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 
     /// After we changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
         let there = self.there(path, owner);
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let Some(inode) = tree.get_mut(file).filter(|inode| !inode.is_dir()) else { return };
         match there {
             Ok(Some(stat)) => {

@@ -24,7 +24,7 @@ impl Drain {
         let retry = self.namespace.config.retry;
         let opened_up = errno == libc::EACCES && self.open_up(seq);
         let unreadable = self.unreadable(seq, why);
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
         let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file())).or(unreadable);
         if absent.is_none() {
@@ -73,7 +73,7 @@ impl Drain {
     /// Is it the tier that cannot be read, where the error may be of either side?
     fn unreadable(&self, seq: Seq, why: &std::io::Error) -> Option<Absence> {
         let code = why.raw_os_error()?;
-        let file = match &self.namespace.tree().ops.get(&seq)?.kind {
+        let file = match &self.namespace.read_tree().ops.get(&seq)?.kind {
             OpKind::Publish { file, .. } => *file,
             _ => return None,
         };
@@ -84,7 +84,7 @@ impl Drain {
     /// Opens the directories of an operation that their owner has closed to himself by now.
     fn open_up(&self, seq: Seq) -> bool {
         let places = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             tree.ops.get(&seq).map(|op| crate::namespace::tree::places(&op.kind)).unwrap_or_default()
         };
         // (All of them.)

@@ -41,7 +41,7 @@ impl Drain {
     }
 
     fn know(&self, file: FileId, identity: StoreIdentity) {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         if let Some(inode) = tree.get_mut(file) {
             inode.identity = Some(Box::new(identity));
         }
@@ -51,6 +51,5 @@ impl Drain {
             **before = identity;
         }
         tree.txn.file(file);
-        self.namespace.commit(&mut tree);
     }
 }

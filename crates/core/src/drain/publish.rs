@@ -83,7 +83,7 @@ impl Drain {
         }
         for (seq, why) in &others {
             if super::pause::may_be_done(surgetank_store::verdict::errno_of(why))
-                && let Some(op) = self.namespace.tree().ops.get_mut(seq)
+                && let Some(op) = self.namespace.write_tree().ops.get_mut(seq)
             {
                 op.doubtful = true;
             }
@@ -104,7 +104,7 @@ impl Drain {
         let place = staged().get(&seq).map(|(dir, name, ..)| (*dir, name.clone()));
         let Some((dir, name)) = place else { return };
         let (path, owner) = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let owner = tree.ops.get(&seq).and_then(|op| tree.get(op.file())).map(crate::namespace::tree::Inode::cred);
             (tree.applied_path(dir).map(|dir| dir.join(&name)), owner)
         };
@@ -155,7 +155,7 @@ impl Drain {
 
     /// The files at the head of these that have nothing to do with each other.
     fn alone(&self, rest: &[Seq]) -> Vec<Seq> {
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         let mut touched: HashSet<FileId> = HashSet::new();
         let mut names: HashSet<(FileId, Box<[u8]>)> = HashSet::new();
         let mut alone = Vec::new();
@@ -181,7 +181,7 @@ impl Drain {
         let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
         // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
         let dirs: Vec<StorePath> = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
@@ -199,7 +199,7 @@ impl Drain {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
             for seq in &seqs {
-                if let Some(op) = self.namespace.tree().ops.get_mut(seq) {
+                if let Some(op) = self.namespace.write_tree().ops.get_mut(seq) {
                     op.doubtful = true;
                 }
             }
@@ -215,13 +215,13 @@ impl Drain {
     }
 
     fn owner_of(&self, id: FileId) -> Cred {
-        self.namespace.tree().get(id).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
+        self.namespace.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
     }
 
     /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
     fn compare(&self, batch: &[Seq]) -> Vec<Seq> {
         let small: Vec<Small> = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             batch
                 .iter()
                 .filter_map(|seq| {
@@ -271,7 +271,7 @@ impl Drain {
                 bad = Some(compared[index].seq);
             }
         }
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let mut good = Vec::with_capacity(batch.len());
         for seq in batch {
             if Some(*seq) == bad {
@@ -290,7 +290,7 @@ impl Drain {
     /// A copy that is not what it should be is thrown away and made again.
     fn restage(&self, seq: Seq, why: &std::io::Error) {
         {
-            let mut tree = self.namespace.tree();
+            let mut tree = self.namespace.write_tree();
             self.namespace.unstage(&mut tree, seq);
         }
         self.failed(seq, why);
@@ -299,7 +299,7 @@ impl Drain {
     /// From here on the operations cannot be taken back. That they are started is written down first, and what is about to
     /// be renamed; from where they start stays in the books until they are over.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let mut committed = Vec::with_capacity(batch.len());
         for seq in batch {
             let needs_staging = tree.ops.get(seq).is_some_and(|op| Self::needs_staging(&tree, &op.kind));
@@ -351,7 +351,6 @@ impl Drain {
             }
             committed.push(*seq);
         }
-        self.namespace.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
@@ -373,7 +372,7 @@ impl Drain {
 
     /// What was not carried out goes on as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         let mut released = Vec::new();
         for seq in seqs {
@@ -399,12 +398,11 @@ impl Drain {
         drop(staged);
         // Perhaps nobody has wanted them since.
         released.into_iter().for_each(|id| self.namespace.reap(&mut tree, id));
-        self.namespace.commit(&mut tree);
     }
 
     /// Durable: the operations leave the queue.
     fn finalise(&self, done: Vec<(Seq, Done)>) {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let mut leaving = Vec::new();
         for (seq, outcome) in done {
             let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
@@ -448,7 +446,7 @@ impl Drain {
     /// What a program writes in place in the store has its times from that.
     pub(super) fn is_written_in_place(&self, id: FileId) -> bool {
         let in_place = self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
-        in_place && self.namespace.tree().get(id).is_some_and(|inode| !inode.sealed)
+        in_place && self.namespace.read_tree().get(id).is_some_and(|inode| !inode.sealed)
     }
 
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.

@@ -24,7 +24,7 @@ impl Drain {
         let file = file_of(kind);
         let done = self.applied(kind, at, identity);
         let was_spill = self.is_spill(file, staged);
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let wanted =
             tree.get(file).is_some_and(|inode| inode.logical.is_some()) || self.namespace.open_of(file).is_some();
         if let Some(inode) = tree.get_mut(file)
@@ -41,7 +41,7 @@ impl Drain {
     /// Is what is published the temporary in which the file lies? Its writer may have moved there since the copy was made:
     /// then he goes on there, and that is published in its turn.
     pub(super) fn is_spill(&self, file: FileId, staged: &Option<Copied>) -> bool {
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         let spill = tree.get(file).and_then(Inode::spill);
         staged.as_ref().zip(spill).is_some_and(|((dir, name, ..), spill)| *spill == (*dir, name.clone()))
     }
@@ -52,7 +52,7 @@ impl Drain {
     /// (Under both names, until the catalog's disk knows the new one.)
     pub(super) fn moves_spills_out(&self, gone: FileId) -> io::Result<bool> {
         let spilled: Vec<(FileId, Name, FileId, Cred)> = {
-            let tree = self.namespace.tree();
+            let tree = self.namespace.read_tree();
             let lies_there = |(id, inode): (FileId, &Inode)| {
                 let (_, name) = inode.spill().filter(|(dir, _)| *dir == gone)?;
                 let to = inode.logical.as_ref().map_or(FileId::ROOT, |(dir, _)| tree.nearest_applied(*dir));
@@ -64,7 +64,7 @@ impl Drain {
         for (id, name, to, owner) in &spilled {
             self.namespace.expect_temporaries_in(*to);
             let paths = {
-                let tree = self.namespace.tree();
+                let tree = self.namespace.read_tree();
                 tree.applied_path(gone).zip(tree.applied_path(*to))
             };
             let Some((from, target)) = paths.map(|(from, to)| (from.join(name), to.join(name))) else { continue };
@@ -73,7 +73,7 @@ impl Drain {
                 linked => linked,
             })?;
             {
-                let mut tree = self.namespace.tree();
+                let mut tree = self.namespace.write_tree();
                 if let Some(inode) = tree.get_mut(*id) {
                     inode.extra_mut().spill = Some((*to, name.clone()));
                     tree.txn.file(*id);

@@ -56,7 +56,7 @@ impl Drain {
         drop(work);
         // Complete, or given up: the queue says which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-        self.namespace.tree().staging.retain(|(other, _)| *other != seq);
+        self.namespace.write_tree().staging.retain(|(other, _)| *other != seq);
     }
 
     /// Returns how many bytes were copied, if they were.
@@ -64,7 +64,7 @@ impl Drain {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 let copied_bytes = (!job.in_place).then_some(job.size_bytes);
-                let mut tree = self.namespace.tree();
+                let mut tree = self.namespace.write_tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 match tree.ops.get_mut(&seq) {
                     Some(op) if op.progress == Progress::Staging && unchanged => {
@@ -90,7 +90,7 @@ impl Drain {
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
                 if !job.in_place {
-                    self.namespace.tree().discards.push((job.dir, job.temporary.clone(), job.owner));
+                    self.namespace.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
                 // Its directory moves, or moved before a crash, by an operation that comes before it.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
@@ -117,7 +117,7 @@ impl Drain {
             }
             stays
         });
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let lies_there = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| self.namespace.unstage(&mut tree, seq));
@@ -126,18 +126,18 @@ impl Drain {
     }
 
     fn is_head(&self, seq: Seq) -> bool {
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
     }
 
     /// Is it the tier that does not have it?
     fn is_absent(&self, id: FileId) -> bool {
-        self.namespace.absence(&self.namespace.tree(), id).is_some()
+        self.namespace.absence(&self.namespace.read_tree(), id).is_some()
     }
 
     /// Tried again a little later; nothing went wrong.
     fn put_off(&self, seq: Seq) {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         if let Some(op) = tree.ops.get_mut(&seq)
             && op.progress == Progress::Staging
         {
@@ -149,7 +149,7 @@ impl Drain {
 
     /// Gathers what is needed, under the tree's lock.
     fn job(&self, seq: Seq) -> Option<Job> {
-        let mut tree = self.namespace.tree();
+        let mut tree = self.namespace.write_tree();
         let op = tree.ops.get(&seq)?;
         let OpKind::Publish { file: id, dir: bound_dir, .. } = &op.kind else {
             return None;
@@ -188,7 +188,7 @@ impl Drain {
     }
 
     fn is_nameless(&self, id: FileId) -> bool {
-        self.namespace.tree().get(id).is_some_and(|inode| inode.logical.is_none())
+        self.namespace.read_tree().get(id).is_some_and(|inode| inode.logical.is_none())
     }
 
     pub(super) fn temporary(&self, seq: Seq) -> Name {
@@ -197,7 +197,7 @@ impl Drain {
 
     /// Is the operation still wanted, for the content that we are copying?
     fn current(&self, seq: Seq, job: &Job) -> bool {
-        let tree = self.namespace.tree();
+        let tree = self.namespace.read_tree();
         tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
             && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
     }
@@ -268,7 +268,7 @@ impl Drain {
         }
         self.as_owner(job.owner, |who| {
             store.settle(who, std::slice::from_ref(&job.path))?;
-            if job.in_place && !self.namespace.tree().get(job.id).is_some_and(|inode| inode.sealed) {
+            if job.in_place && !self.namespace.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
                 return Ok(());
             }
             store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)

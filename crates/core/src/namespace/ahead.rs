@@ -103,7 +103,7 @@ impl Namespace {
             return Ok(Outcome::Not);
         };
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
-        let copy = self.tree().new_id();
+        let copy = self.write_tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
         let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
             Err(fault) if fault.errno == Errno::NOSPC => return Ok(Outcome::Not),
@@ -144,7 +144,7 @@ impl Namespace {
             .is_ok_and(|stat| version.is_still(&stat.identity));
         let readers = self.open_of(id).filter(|open| !open.direct);
         let theirs = readers.is_none_or(|open| read_this(&open, &version));
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let outcome = match self.worth_bringing(&tree, id) {
             None => Outcome::Not,
             Some(now) if now.path != source.path || now.identity != source.identity => Outcome::Overtaken,
@@ -212,7 +212,7 @@ impl Namespace {
     /// The file, which version of it we know, and its bytes in the store, if it is worth bringing in.
     fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, surgetank_store::Source)>> {
         for _ in 0..LOOKS_MAX {
-            let Some(source) = self.worth_bringing(&self.tree(), id) else {
+            let Some(source) = self.worth_bringing(&self.read_tree(), id) else {
                 return Ok(None);
             };
             let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
@@ -230,7 +230,7 @@ impl Namespace {
             if self.look_quietly(id).is_err() {
                 return Ok(None);
             }
-            if self.tree().is_queued(id) {
+            if self.read_tree().is_queued(id) {
                 surgetank_types::sync::thread::sleep(LOOK_EVERY);
             }
         }
@@ -239,7 +239,7 @@ impl Namespace {
 
     /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
     fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mut at = id;
         while at != FileId::ROOT {
             if tree.is_queued(at) {
@@ -323,7 +323,7 @@ impl Namespace {
             Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             other => other?,
         };
-        let kind = self.tree().get(id).map(|inode| inode.attr.kind);
+        let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
         if kind == Some(Kind::File) {
             self.prefetch_ruled(path, id, done, stop);
         }
@@ -376,7 +376,7 @@ impl Namespace {
         let mut files = Vec::new();
         let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
         while let Some(id) = todo.pop() {
-            let kind = self.tree().get(id).map(|inode| inode.attr.kind);
+            let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
             match kind {
                 Some(Kind::Directory) => {
                     for listed in self.merged(&caller, id).map_err(|why| failed(&why))? {
@@ -409,7 +409,7 @@ impl Namespace {
         let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
         let mut files = Vec::new();
         for id in self.files_below(plain.join("/").as_bytes())? {
-            let path = self.tree().logical_path(id).unwrap_or_default();
+            let path = self.read_tree().logical_path(id).unwrap_or_default();
             let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
             if matcher.is_match(std::path::Path::new(path)) {
                 files.push(id);

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
+use surgetank_types::sync::{Arc, PoisonError};
 
 use surgetank_store::{Cred, Meta, Space, StorePath};
 use surgetank_types::clock;
@@ -12,6 +12,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
 
 use super::Namespace;
+use super::access::WriteTree;
 use super::content::{Content, Lies, Open};
 use super::held::BUSY_PATIENCE;
 use super::tree::{Inode, Tree};
@@ -104,12 +105,12 @@ impl Namespace {
         &self,
         id: FileId,
         file: &std::fs::File,
-    ) -> FsResult<(MutexGuard<'_, Tree>, rustix::fs::Stat)> {
+    ) -> FsResult<(WriteTree<'_>, rustix::fs::Stat)> {
         loop {
-            let before = self.tree().get(id).map(|inode| inode.attr);
+            let before = self.read_tree().get(id).map(|inode| inode.attr);
             let stat = rustix::fs::fstat(file)?;
             crash_point!("seal.looked");
-            let tree = self.tree();
+            let tree = self.write_tree();
             if tree.get(id).map(|inode| inode.attr) == before {
                 return Ok((tree, stat));
             }
@@ -118,7 +119,7 @@ impl Namespace {
 
     pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {
         self.revalidate(id)?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.tell();
         Ok(Attributes { attr: self.attr_of(id, inode), ttl: self.ttl(id, inode) })
@@ -147,7 +148,7 @@ impl Namespace {
 
     /// The content was changed by a process that may not keep set-user-id and set-group-id.
     pub fn clear_suidgid(&self, caller: &Caller, id: FileId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -159,7 +160,6 @@ impl Namespace {
         inode.attr.ctime = clock::now();
         tree.txn.file(id);
         self.queue_meta(&mut tree, id, RunId(0), false);
-        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         // The answer to a write or an open has no attributes.
@@ -181,7 +181,7 @@ impl Namespace {
 
     /// A change without anything to change: only who owns the file, or has it open for writing, takes the bits away.
     fn permit_clearing(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        let attr = self.read_tree().get(id).ok_or(Errno::STALE)?.attr;
         let loses = self.perm_without_set_ids(caller, &attr) != attr.perm;
         let writes = || self.open_of(id).is_some_and(|open| open.writers() > 0);
         if loses && caller.uid != 0 && caller.uid != attr.uid && !writes() {
@@ -194,7 +194,7 @@ impl Namespace {
         if !self.checks_permissions {
             return Ok(());
         }
-        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        let attr = self.read_tree().get(id).ok_or(Errno::STALE)?.attr;
         // Also where the new owner and group are the old ones.
         if change.uid.is_some() || change.gid.is_some() {
             self.permit_owner(caller, &attr)?;
@@ -226,7 +226,7 @@ impl Namespace {
     }
 
     fn truncate(&self, caller: &Caller, id: FileId, fh: Option<u64>, size_bytes: u64) -> FsResult<()> {
-        match self.tree().get(id).map(|inode| inode.attr.kind) {
+        match self.read_tree().get(id).map(|inode| inode.attr.kind) {
             Some(Kind::File) => {}
             Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
             Some(_) => return Err(Errno::INVAL.into()),
@@ -245,7 +245,7 @@ impl Namespace {
     }
 
     fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(id));
         self.own(&mut tree, id);
         let open = self.opens().get(&id).cloned();
@@ -295,7 +295,6 @@ impl Namespace {
         }
         let gives_away = change.uid.is_some() || change.gid.is_some();
         self.queue_meta(&mut tree, id, self.run(caller), gives_away);
-        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         Ok(())
@@ -429,7 +428,7 @@ impl Namespace {
     pub fn attributes_ahead(&self, id: FileId) -> bool {
         let (mut waiting, mut given) = (Vec::new(), false);
         {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let mut at = Some(id);
             while let Some((id, inode)) = at.and_then(|id| Some((id, tree.get(id)?))) {
                 given |= inode.owned;
@@ -450,7 +449,7 @@ impl Namespace {
             }
             let Ok(identity) = self.store.set_meta(who, &path, kind, &meta) else { continue };
             given = true;
-            if let Some(inode) = self.tree().get_mut(id).filter(|inode| !inode.is_dir()) {
+            if let Some(inode) = self.write_tree().get_mut(id).filter(|inode| !inode.is_dir()) {
                 inode.identity = Some(Box::new(identity));
             }
         }
@@ -468,7 +467,7 @@ impl Namespace {
         written_in_place: bool,
     ) -> io::Result<bool> {
         let known = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             tree.get(id).filter(|inode| !inode.is_dir()).and_then(|inode| inode.identity.as_deref().copied())
         };
         let Some(known) = known else { return Ok(true) };
@@ -482,7 +481,7 @@ impl Namespace {
     }
 
     fn attributes_waiting(&self, id: FileId) -> Option<(StorePath, Kind, Cred, Meta)> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).filter(|inode| inode.set_meta.is_some())?;
         let attr = inode.attr;
         let times = Some((attr.atime, attr.mtime));
@@ -494,7 +493,7 @@ impl Namespace {
     /// store until that is there. `false`: it is not closed, or that does not help.
     pub(crate) fn open_up(&self, id: FileId) -> bool {
         let (path, owner, meta) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let Some(inode) = tree.get(id).filter(|inode| inode.is_dir() && inode.attr.perm & 0o300 != 0o300) else {
                 return false;
             };
@@ -514,7 +513,7 @@ impl Namespace {
         self.asked_of_it(id, || {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let inode = tree.get(id).ok_or(Errno::STALE)?;
                 if inode.attr.kind != Kind::Symlink {
                     return Err(Errno::INVAL.into());

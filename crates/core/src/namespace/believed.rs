@@ -137,10 +137,10 @@ impl Namespace {
     /// The store does not have the name. Where it is often asked for such, the directory is listed.
     pub(super) fn missed(&self, caller: &Caller, dir: FileId, name: &[u8]) {
         let ttl = self.config.store_ttl;
-        let began = self.tree().dir_mut(dir).and_then(|dir| dir.believed.missed(name, ttl));
+        let began = self.write_tree().dir_mut(dir).and_then(|dir| dir.believed.missed(name, ttl));
         if let Some(began) = began {
             let names = self.names_listed(caller, dir);
-            if let Some(dir) = self.tree().dir_mut(dir) {
+            if let Some(dir) = self.write_tree().dir_mut(dir) {
                 dir.believed.told(began, names.as_deref());
             }
         }
@@ -148,7 +148,7 @@ impl Namespace {
 
     fn names_listed(&self, caller: &Caller, dir: FileId) -> Option<Vec<Box<[u8]>>> {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-        let path = self.tree().applied_path(dir)?;
+        let path = self.read_tree().applied_path(dir)?;
         self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
         let ask = |who| self.must_ask((who, &path), |store, who, path| store.names(who, path, NAMES_MAX));
         self.let_caller_in(caller, dir, ask).ok()?

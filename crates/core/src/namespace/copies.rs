@@ -72,7 +72,7 @@ impl Namespace {
     /// Reads a file on its tier, after an error that the tier may have given as well as the store.
     pub(crate) fn unreadable(&self, id: FileId) -> Option<Absence> {
         let (device, path) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             (tree.get(id)?.replica?.device, tree.logical_path(id)?)
         };
         let device = self.tiers.device(device);
@@ -86,7 +86,7 @@ impl Namespace {
     /// Looks at the newest version of a file. The store is asked only where it has the one copy, and not for long.
     pub fn newest_copy(&self, id: FileId) -> Newest {
         let (path, who) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let Some(inode) = tree.get(id) else { return Newest::Unknown };
             if let Some(plain) = inode.replica {
                 let device = self.tiers.device(plain.device);
@@ -120,7 +120,7 @@ impl Namespace {
     /// store, and tier copies of what the store has, are not at risk.
     pub fn at_risk_bytes(&self, of: impl Fn(&Device) -> bool) -> u64 {
         let devices: Vec<DeviceId> = self.tiers.devices().filter(|device| of(device)).map(Device::id).collect();
-        let tree = self.tree();
+        let tree = self.read_tree();
         let on_one = |id: &FileId| {
             let plain = tree.get(*id).and_then(|inode| inode.replica);
             plain.is_some_and(|plain| devices.contains(&plain.device))

@@ -191,7 +191,7 @@ impl Namespace {
     fn drainable_bytes(&self, deadline: &Deadline) -> u64 {
         let file_takes = self.end.pace().file_takes.unwrap_or_default();
         // (With names and attributes, of which each takes less.)
-        let files = u32::try_from(self.tree().ops.len()).unwrap_or(u32::MAX);
+        let files = u32::try_from(self.read_tree().ops.len()).unwrap_or(u32::MAX);
         let time = deadline.left().saturating_sub(deadline.lead).saturating_sub(file_takes.saturating_mul(files));
         (time.as_secs_f64() * self.bytes_per_second().0 as f64 * COUNTED_ON) as u64
     }
@@ -199,7 +199,7 @@ impl Namespace {
     /// What the end of the job would take, were it now. What the rules keep from the store does not hold up the rest.
     fn wiped_bytes(&self) -> u64 {
         let dirty: u64 = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let wiped = self.tiers.devices().filter(|device| device.survives() != Survives::Node);
             wiped.map(|device| self.dirty_bytes_on(&tree, device)).sum()
         };
@@ -227,7 +227,7 @@ impl Namespace {
     /// What waits for a better moment is due. (What is queued from now on sees for itself.)
     fn hasten(&self) {
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let now = clock::tick();
             for op in tree.ops.values_mut() {
                 op.last = false;
@@ -243,7 +243,7 @@ impl Namespace {
     fn count_kept(&self) {
         let rules = self.config.rules.iter();
         if rules.into_iter().all(|rule| !matches!(rule.mode, Some(Mode::Keep | Mode::Remove)))
-            && !self.tree().hints.any()
+            && !self.read_tree().hints.any()
         {
             return;
         }

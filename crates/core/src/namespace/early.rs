@@ -24,12 +24,12 @@ pub struct Real {
 impl Namespace {
     /// Path below the directory as programs see it.
     pub fn path_of(&self, id: FileId) -> Option<Vec<u8>> {
-        self.tree().logical_path(id)
+        self.read_tree().logical_path(id)
     }
 
     /// The same of a file, and its size as it is known.
     pub fn path_and_size(&self, id: FileId) -> Option<(Vec<u8>, u64)> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let path = tree.logical_path(id)?;
         tree.get(id).map(|inode| (path, inode.attr.size_bytes))
     }
@@ -40,7 +40,7 @@ impl Namespace {
             return Ok(real);
         }
         let parent = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let op = tree.get(id).and_then(|inode| inode.publish).and_then(|seq| tree.ops.get(&seq));
             match op.map(|op| &op.kind) {
                 Some(OpKind::Publish { dir, .. }) => *dir,
@@ -57,7 +57,7 @@ impl Namespace {
     }
 
     fn real(&self, id: FileId) -> FsResult<Option<Real>> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
         if !inode.is_dir() {
             return Err(Errno::NOTDIR.into());
@@ -79,7 +79,7 @@ impl Namespace {
     fn make_early(&self, id: FileId) -> FsResult<()> {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let (seq, at, path, owner, meta) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let Some(inode) = tree.get(id) else { return Err(Errno::NOENT.into()) };
             if inode.applied.is_some() {
                 return Ok(());
@@ -101,7 +101,6 @@ impl Namespace {
                 op.certain = true;
             }
             tree.txn.op(seq);
-            self.commit(&mut tree);
             (seq, at, path, owner, meta)
         };
         let who = self.own_cred(owner);
@@ -112,7 +111,7 @@ impl Namespace {
             Err(why) => Err(why),
         };
         let identity = made.and_then(|made| Ok((made, self.store.stat(who, &path)?.identity)));
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if let Some(op) = tree.ops.get_mut(&seq) {
             op.progress = Progress::Waiting;
         }
@@ -130,14 +129,13 @@ impl Namespace {
             }
         }
         tree.txn.file(id);
-        self.commit(&mut tree);
         Ok(())
     }
 
     /// Everything that is queued is due now.
     pub fn hurry_everything(&self) {
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let last = tree.ops.keys().next_back().copied();
             self.hurry(&mut tree, last);
             self.commit(&mut tree);
@@ -147,7 +145,7 @@ impl Namespace {
 
     /// Where the store has a file exactly as programs see it. `EAGAIN`: it will; `EACCES`: it never will.
     pub fn real_file(&self, id: FileId) -> FsResult<StorePath> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
         let (publish, meta) = (inode.publish, inode.set_meta);
         if inode.sealed && !inode.dirty() && publish.is_none() && meta.is_none() {

@@ -57,7 +57,7 @@ impl Namespace {
     /// The same, of files that nobody has open.
     pub(crate) fn evict_from(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let candidates: Vec<Candidate> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             tree.iter()
                 .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
                 .map(|(id, inode)| {
@@ -123,7 +123,7 @@ impl Namespace {
 
     /// The inode's lock is held.
     pub(crate) fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get(id) else {
             return 0;
         };
@@ -365,13 +365,13 @@ impl Namespace {
             }
             return false;
         }
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mode = tree.logical_path(id).map(|path| self.mode_for(&tree, id, &path));
         mode == Some(Mode::Remove) && self.opens().contains_key(&id)
     }
 
     fn replicas(&self) -> Vec<FileId> {
-        self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect()
+        self.read_tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect()
     }
 
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
@@ -386,7 +386,7 @@ impl Namespace {
             self.evict_locked(id, THE_END, true);
         }
         let (left, queued) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let left = tree.iter().any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
             (left, !tree.ops.is_empty())
         };
@@ -418,7 +418,7 @@ impl Namespace {
     /// first. Returns the name that is free now.
     fn drop_temporary(&self, id: FileId, ends: bool) -> Option<Place> {
         let _inode = self.lock_inode(id);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let path = tree.logical_path(id)?;
         let mode = self.mode_for(&tree, id, &path);
         let droppable =

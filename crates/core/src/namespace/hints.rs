@@ -172,7 +172,7 @@ impl Namespace {
     /// Called with each path that a hint wants brought in.
     pub fn set_prefetcher(&self, wanted: Box<dyn Fn(Vec<u8>) + Send + Sync>) {
         drop(self.prefetcher.set(wanted));
-        let tree = self.tree();
+        let tree = self.read_tree();
         let asks = tree.hints.names.iter().filter(|(_, hints)| hints.advice().prefetch == Some(true));
         let paths: Vec<Vec<u8>> = asks.map(|(path, _)| path.to_vec()).collect();
         drop(tree);
@@ -255,7 +255,7 @@ impl Namespace {
     /// The hint that the attribute `name` stands for; the outer `None`: it is no hint's.
     pub(super) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
-        let tree = self.tree();
+        let tree = self.read_tree();
         let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok());
         let value = name.zip(tree.hints_of(id)).and_then(|(name, hints)| hints.value(name));
         Some(value.map(|value| value.as_bytes().to_vec()).ok_or_else(|| Errno::NODATA.into()))
@@ -288,7 +288,7 @@ impl Namespace {
 
     /// Of a file, and of its name where that has hints: the next file of that name shall not have what this one had not.
     fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
         self.unlend_within(&mut tree, id);
         self.own(&mut tree, id);
@@ -303,14 +303,13 @@ impl Namespace {
         let mut then = Then::default();
         self.hints_changed(&mut tree, id, &mut then);
         tree.txn.carried_out(id);
-        self.commit(&mut tree);
         drop(tree);
         self.do_then(then);
         Ok(())
     }
 
     fn refuse_hint(&self, id: FileId, why: &str) -> Fault {
-        let path = self.tree().logical_path(id).unwrap_or_default();
+        let path = self.read_tree().logical_path(id).unwrap_or_default();
         let path = String::from_utf8_lossy(&path).into_owned();
         tracing::warn!(path, why, "a hint was refused");
         Fault::new(Errno::INVAL, format!("{path}: {why}"))
@@ -345,7 +344,7 @@ impl Namespace {
         let mut refused = Vec::new();
         for (step, some) in given.chunks(NAMES_AT_ONCE).enumerate() {
             let mut then = Then::default();
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             for (at, (path, texts)) in some.iter().enumerate() {
                 let texts = texts.iter().map(|(name, value)| (name.as_str(), value.as_str()));
                 match plain(path).and_then(|path| Ok((path, self.understood_all(texts)?))) {
@@ -353,7 +352,6 @@ impl Namespace {
                     Err(why) => refused.push((step * NAMES_AT_ONCE + at, why)),
                 }
             }
-            self.commit(&mut tree);
             drop(tree);
             self.do_then(then);
         }
@@ -455,7 +453,7 @@ impl Namespace {
     // ---- from one agent to the next
 
     pub(super) fn take_up_hints(&self, image: &mut Image) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (of, record) in std::mem::take(&mut image.hints) {
             tree.hints.any = true;
             let said = Said::of_record(&record);
@@ -479,7 +477,7 @@ impl Namespace {
 
     /// The last agent goes and leaves something: what it is keeps its hints, and nothing that comes later has them.
     pub(super) fn end_hints(&self) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if !tree.hints.any {
             return;
         }
@@ -494,7 +492,6 @@ impl Namespace {
             tree.say(dir, |hints| *hints = Hints::default());
             tree.txn.hints(Hinted::File(dir));
         }
-        self.commit(&mut tree);
     }
 }
 

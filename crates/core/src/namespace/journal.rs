@@ -24,6 +24,17 @@ pub struct Txn {
 }
 
 impl Txn {
+    fn is_empty(&self) -> bool {
+        self.files.is_empty()
+            && self.entries.is_empty()
+            && self.ops.is_empty()
+            && self.dropped.is_empty()
+            && self.counters.is_empty()
+            && self.lost.is_empty()
+            && self.gone.is_empty()
+            && self.hints.is_empty()
+            && self.carried_out.is_none()
+    }
     pub fn file(&mut self, id: FileId) {
         if !self.files.contains(&id) {
             self.files.push(id);
@@ -294,6 +305,9 @@ impl Namespace {
     /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
     /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
     pub(crate) fn commit(&self, tree: &mut Tree) {
+        if tree.txn.is_empty() {
+            return;
+        }
         let txn = std::mem::take(&mut tree.txn);
         let tree = &*tree;
         let mut changes = Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);

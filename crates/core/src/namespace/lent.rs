@@ -96,13 +96,13 @@ impl Lends {
 impl Namespace {
     /// Of a file that a program may make.
     pub fn number_to_lend(&self) -> u64 {
-        self.tree().new_id().0
+        self.write_tree().new_id().0
     }
 
     /// What programs told until now is in the tree.
     pub fn settle(&self) {
         if self.lends.load(Ordering::SeqCst) > 0 {
-            drop(self.tree());
+            drop(self.read_tree());
         }
     }
 
@@ -415,7 +415,7 @@ impl Namespace {
     /// Somebody comes to write through the mount.
     pub(super) fn unlend_for_writer(&self) {
         if self.lends.load(Ordering::SeqCst) > 0 {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let dirs: Vec<FileId> = tree.lends.dirs.keys().copied().collect();
             self.take_back_lent(&mut tree, &dirs);
         }
@@ -424,7 +424,7 @@ impl Namespace {
     /// Nothing is lent any more from here on.
     pub fn end_lending(&self) {
         self.lending_ended.store(true, Ordering::SeqCst);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, None);
     }
 
@@ -435,7 +435,7 @@ impl Namespace {
         }
         let devices = self.tiers.devices().map(surgetank_tier::Device::id);
         let full: Vec<DeviceId> = devices.filter(|device| !self.may_hold_more(*device)).collect();
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let ending = self.lending_ended.load(Ordering::SeqCst)
             || self.final_drains.load(Ordering::Relaxed) > 0
             || self.end.is_hurried();

@@ -45,7 +45,7 @@ impl Namespace {
     /// Returns a handle, and whether only we change the directory (the kernel may then keep its listing).
     pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<Listing> {
         let (cache, keep_cache, bare) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let inode = tree.get_mut(dir).ok_or(Errno::STALE)?;
             self.permit(caller, &inode.attr, 4)?;
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
@@ -97,7 +97,7 @@ impl Namespace {
     }
 
     pub fn parent(&self, dir: FileId) -> FileId {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.get(dir).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0)
     }
 
@@ -112,7 +112,7 @@ impl Namespace {
         {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let path = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
                 // What is removed already here may be carried out in the store while it is listed, and then no entry
                 // hides it any more: it must not come back.
@@ -135,7 +135,7 @@ impl Namespace {
         for name in hidden {
             names.remove(&name);
         }
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         // What is shown is there for those who look it up now.
         if let Some(d) = tree.dir_mut(dir).filter(|d| !d.complete) {
             for name in names.keys() {
@@ -161,7 +161,7 @@ impl Namespace {
 
     /// The listing of a directory that only we know: nothing to ask, nothing to merge.
     fn listed_complete(&self, dir: FileId) -> FsResult<Option<Vec<Listed>>> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
         if !d.complete {
             return Ok(None);

@@ -49,7 +49,7 @@ impl Namespace {
 
     /// The user knows of them.
     pub fn forget_losses(&self) -> Listing<Lost> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let forgotten = std::mem::take(&mut *self.losses.lock().unwrap_or_else(PoisonError::into_inner));
         forgotten.keys().for_each(|path| tree.txn.lost(path, None));
         self.commit(&mut tree);

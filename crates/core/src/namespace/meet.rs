@@ -22,7 +22,7 @@ const FORGOTTEN_AT_ONCE_MAX: usize = 4096;
 impl Namespace {
     pub(super) fn meet_the_store(&self) {
         let mut dirs: Vec<(Vec<u8>, FileId)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             // What moves names may have been carried out before a crash: then a place is not where we think.
             if tree.ops.values().any(|op| !matches!(op.kind, OpKind::Publish { .. } | OpKind::SetMeta { .. })) {
                 return;
@@ -45,7 +45,7 @@ impl Namespace {
 
     /// Forgets files of which the store has all, and directories in which nothing is left then. When nobody is served.
     pub(super) fn forget_what_the_store_has(&self) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let queued = queued(&tree);
         let mut owned: Vec<(bool, Vec<u8>, FileId)> = tree
             .iter()
@@ -64,7 +64,7 @@ impl Namespace {
 
     fn meet_dir(&self, dir: FileId) {
         let (path, who) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             // Not any more when one above it was missed.
             let Some((path, inode)) = tree.applied_path(dir).zip(tree.get(dir)) else {
                 return;
@@ -73,7 +73,7 @@ impl Namespace {
         };
         match self.store.stat(who, &path) {
             Ok(stat) if stat.attr.kind == Kind::Directory => {
-                let mut tree = self.tree();
+                let mut tree = self.write_tree();
                 if let Some(inode) = tree.get_mut(dir) {
                     inode.identity = Some(Box::new(stat.identity));
                 }
@@ -87,7 +87,7 @@ impl Namespace {
 
     /// The store has nothing of `top` and of what is below: all that is ours there is as if it were new.
     fn make_again(&self, top: FileId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let mut below: Vec<(Vec<u8>, FileId)> = tree
             .iter()
             .filter(|(id, _)| tree.is_within(*id, top))
@@ -134,7 +134,6 @@ impl Namespace {
             tree.txn.file(id);
             tree.txn.entry(dir, &name);
         }
-        self.commit(&mut tree);
     }
 }
 

@@ -22,7 +22,7 @@ impl Namespace {
     /// better an error now than in the drain.
     pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
         let look = || -> FsResult<Option<StorePath>> {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
             if !inode.is_dir() {
                 return Err(Errno::NOTDIR.into());
@@ -47,7 +47,7 @@ impl Namespace {
 
     /// Would `permit_change` have to ask the store?
     pub(super) fn change_would_ask(&self, caller: &Caller, dir: FileId) -> bool {
-        !self.tree().dir(dir).is_some_and(|d| d.complete) && !self.is_changeable(dir, Self::who(caller))
+        !self.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.is_changeable(dir, Self::who(caller))
     }
 
     /// Can the store ever keep a file of this name? Better an error now than in the drain.
@@ -272,7 +272,7 @@ impl Namespace {
             self.permit_change(caller, dir)?;
             self.spare_unknown_names(id)?;
             self.await_begun(id);
-            let tree = self.tree();
+            let tree = self.write_tree();
             if tree.entry(dir, &name).and_then(super::tree::Entry::logical) == Some(id) {
                 break (id, tree);
             }
@@ -307,7 +307,7 @@ impl Namespace {
         self.must_be_empty(caller, id)?;
         let run = self.run(caller);
         let name = Name::from(name);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(id));
         if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
             return Err(Errno::NOENT.into());
@@ -393,7 +393,7 @@ impl Namespace {
 
     /// `ENOTEMPTY` unless programs see nothing in the directory.
     fn must_be_empty(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let is_dir = self.tree().get(id).is_some_and(super::tree::Inode::is_dir);
+        let is_dir = self.read_tree().get(id).is_some_and(super::tree::Inode::is_dir);
         if !is_dir {
             return Err(Errno::NOTDIR.into());
         }

@@ -111,7 +111,7 @@ impl Namespace {
     }
 
     pub fn where_is(&self, id: FileId) -> Option<Where> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
         let decision = self.decided(&tree, id, &path);
@@ -201,13 +201,13 @@ impl Namespace {
 
     /// Bytes on all tiers that the store does not have.
     pub fn dirty_bytes(&self) -> u64 {
-        let tree = self.tree();
+        let tree = self.read_tree();
         self.tiers.devices().map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
     /// Those of them on tiers that do not outlive the machine.
     pub fn volatile_dirty_bytes(&self) -> u64 {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let volatile = self.tiers.devices().filter(|device| device.survives() == Survives::Agent);
         volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
@@ -216,7 +216,7 @@ impl Namespace {
     /// is locked.
     /// `copied`: bytes of an operation's file that have been copied, while it is copied.
     pub fn queued(&self, scope: &Scope, copied: &dyn Fn(Seq) -> u64) -> Queued {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mut queued = Queued::default();
         for (seq, op) in &tree.ops {
             let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
@@ -241,7 +241,7 @@ impl Namespace {
 
     /// What should be in the store and is not: of one run, or of all. Files still open count.
     pub fn undurable(&self, run: Option<RunId>) -> Vec<Undurable> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mut list = Vec::new();
         let mut behind: Option<String> = None;
         for op in tree.ops.values() {
@@ -325,7 +325,7 @@ impl Namespace {
 
     /// Queues what was forgotten.
     fn remember_forgotten(&self, run: Option<RunId>) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (id, path) in self.forgotten(&tree, run) {
             tracing::error!(path = %String::from_utf8_lossy(&path), "was neither in the store nor queued");
             if let Some(inode) = tree.get_mut(id)
@@ -336,12 +336,11 @@ impl Namespace {
             tree.txn.file(id);
             self.queue_publish(&mut tree, id);
         }
-        self.commit(&mut tree);
     }
 
     /// Paths of what is open for writing: by one run, or by all. `None`: it has no name any more.
     pub fn unsealed(&self, run: Option<RunId>) -> Vec<Option<Vec<u8>>> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.iter()
             .filter(|(_, inode)| !inode.sealed && run.is_none_or(|run| inode.run == run))
             .map(|(id, _)| tree.logical_path(id))
@@ -388,7 +387,7 @@ impl Namespace {
 
     /// The first operation that failed, if the drain stands still because of it.
     pub fn stuck(&self) -> Option<Stuck> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.ops.values().find_map(|op| {
             let trouble = op.error.as_ref()?;
             Some(Stuck {
@@ -402,7 +401,7 @@ impl Namespace {
     }
 
     pub fn waiting(&self) -> Waiting {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mut waiting = Waiting::default();
         for op in tree.ops.values() {
             if let (OpKind::Publish { file, .. }, Some(inode)) = (&op.kind, tree.get(op.file()))
@@ -424,11 +423,11 @@ impl Namespace {
 
     /// How many files lie on each device now.
     pub fn files_on_devices(&self) -> foldhash::HashMap<DeviceId, u64> {
-        self.tree().files_on_devices()
+        self.read_tree().files_on_devices()
     }
 
     pub fn dirty_bytes_of(&self, device: &surgetank_tier::Device) -> u64 {
-        self.dirty_bytes_on(&self.tree(), device)
+        self.dirty_bytes_on(&self.read_tree(), device)
     }
 
     pub fn lingering_none(&self) -> bool {
@@ -437,13 +436,13 @@ impl Namespace {
 
     /// Waits until the queue changes, at most so long.
     pub fn wait_change(&self, at_most: Duration) {
-        let tree = self.tree();
-        drop(self.changed.wait_timeout(tree, at_most));
+        let tree = self.read_tree();
+        drop(self.wait_changed(tree, at_most));
     }
 
     /// Files whose rule keeps them out of the store.
     pub fn kept(&self, run: Option<RunId>, mode: Mode) -> Vec<(FileId, Vec<u8>, u64)> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.iter()
             .filter(|(_, inode)| {
                 inode.attr.kind == Kind::File
@@ -462,7 +461,7 @@ impl Namespace {
     /// `keep` files of a run are drained after all (`--keep-at-exit=drain`).
     pub fn drain_kept(&self, run: Option<RunId>) {
         let kept = self.kept(run, Mode::Keep);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (id, ..) in kept {
             let Some(inode) = tree.get(id) else { continue };
             let Some((dir, name)) = inode.logical.clone() else {
@@ -476,18 +475,16 @@ impl Namespace {
                 inode.publish = Some(seq);
             }
         }
-        self.commit(&mut tree);
         drop(tree);
         self.wake();
     }
 
     pub fn pin(&self, id: FileId, on: bool) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.own(&mut tree, id);
         if let Some(inode) = tree.get_mut(id) {
             inode.pinned = on;
         }
-        self.commit(&mut tree);
     }
 
     /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,
@@ -499,7 +496,7 @@ impl Namespace {
         self.somebody_waits_for_all(run);
         self.remember_forgotten(run);
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let now = surgetank_types::clock::tick();
             for op in tree.ops.values_mut() {
                 if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
@@ -527,7 +524,7 @@ impl Namespace {
 
     /// Is anything queued or still to be sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
             || !tree.staging.is_empty()
             || !tree.discards.is_empty()

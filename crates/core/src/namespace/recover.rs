@@ -66,7 +66,7 @@ impl Namespace {
             }
             return Ok(());
         }
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         tree.reserve(image.files.len());
         tree.temporaries = super::temporaries::Temporaries::remembered(&image);
         let gone = super::gone::remembered(&image);
@@ -169,7 +169,7 @@ impl Namespace {
             self.damage_is_told();
         }
         crash_point!("recover.cleaned");
-        let tree = self.tree();
+        let tree = self.read_tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Namespace {
             .filter(|number| !taken.contains(number));
         let mut strange = HashSet::new();
         let mut changes = Vec::new();
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for device in self.tiers.devices() {
             let known = described.iter().find(|(_, one)| one.token() == device.token());
             let number = match ids.iter().find(|(_, id)| **id == device.id()) {
@@ -268,7 +268,7 @@ impl Namespace {
                 );
             }
         }
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let replicas: Vec<(FileId, PlainId)> =
             tree.iter().filter_map(|(id, inode)| Some((id, inode.replica?))).collect();
         // Whatever is in another's place is moved aside first, so that swapped names come right too.
@@ -341,7 +341,6 @@ impl Namespace {
                 aside.push((id, device.id(), want));
             }
         }
-        self.commit(&mut tree);
         drop(tree);
         self.set_orphans_aside(found, strange, gone, damaged);
         for (device, files) in unread {
@@ -423,7 +422,7 @@ impl Namespace {
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
     fn seal_recovered(&self) -> Result<()> {
         let open: Vec<FileId> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
                 // What cannot be read now is completed when its tier is back.
@@ -448,7 +447,7 @@ impl Namespace {
                 self.finish_seal(id, None, &content);
                 continue;
             }
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let path = tree.logical_path(id);
             let Some(inode) = tree.get_mut(id) else { continue };
             let has_content = inode.replica.is_some() || inode.spill().is_some();
@@ -466,13 +465,13 @@ impl Namespace {
             );
         }
         let dirty: Vec<FileId> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             // What a program has open is queued when it is closed.
             let is_owed = |inode: &Inode| inode.sealed && inode.dirty() && inode.publish.is_none();
             tree.iter().filter(|(_, inode)| is_owed(inode)).map(|(id, _)| id).collect()
         };
         let dirty = in_order(dirty);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for id in dirty {
             self.queue_publish(&mut tree, id);
         }
@@ -485,16 +484,15 @@ impl Namespace {
 
     /// What is queued of it would be half of what is being written. Who waits in an fsync asks again; else the close queues it.
     fn leave_to_writer(&self, id: FileId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
             self.take_back(&mut tree, id, seq);
-            self.commit(&mut tree);
         }
     }
 
     /// The plain file that holds a sealed or abandoned version.
     pub(crate) fn content_of(&self, id: FileId) -> Option<Content> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id)?;
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id)?;

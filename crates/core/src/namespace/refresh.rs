@@ -10,7 +10,7 @@ impl Namespace {
         let mut known = Vec::new();
         let mut names = Vec::new();
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let ids: Vec<_> = tree.iter().map(|(id, _)| id).collect();
             for id in ids {
                 let Some(inode) = tree.get_mut(id) else { continue };

@@ -108,7 +108,7 @@ impl Namespace {
     }
 
     fn undrained_on(&self, device: DeviceId) -> Vec<FileId> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let mut found: Vec<_> = tree
             .iter()
             .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
@@ -121,7 +121,7 @@ impl Namespace {
     }
 
     fn movable(&self, id: FileId, device: &Device) -> Option<Found> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id)?;
         let plain = inode.replica.filter(|plain| plain.device == device.id())?;
         let path = tree.logical_path(id)?;
@@ -145,18 +145,18 @@ impl Namespace {
         self.interrupt_copy(id, from.id());
         self.let_go_of(id, from.id());
         let Some(found) = self.movable(id, from) else { return Ok(()) };
-        if self.somebody_reads(&self.tree(), id, from.id(), Some(&found.path)) {
+        if self.somebody_reads(&self.read_tree(), id, from.id(), Some(&found.path)) {
             return Ok(());
         }
         let outcome = self.move_found(id, from, &found);
-        self.show(&self.tree(), id);
+        self.show(&self.read_tree(), id);
         outcome
     }
 
     /// A copy that is being made holds the memory until it is done, which a slow store decides. It is given up, once, so that
     /// the file can be moved when we look again; if nobody can take it, the next copy is left alone.
     fn interrupt_copy(&self, id: FileId, from: DeviceId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let staging = |op: &super::tree::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
         let Some(inode) = tree.get(id).filter(|inode| inode.replica.is_some_and(|plain| plain.device == from)) else {
             return;
@@ -175,7 +175,7 @@ impl Namespace {
         if self.store.features().plain_files {
             return;
         }
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let on_it = |inode: &&Inode| inode.sealed && inode.replica.is_some_and(|plain| plain.device == from);
         let Some(seq) = tree.get(id).filter(on_it).and_then(|inode| inode.publish) else { return };
         let staged = tree.ops.get(&seq).is_some_and(|op| {
@@ -225,12 +225,12 @@ impl Namespace {
         let (target, given) = match copied {
             Ok(Some(copied)) => copied,
             other => {
-                self.undo_placed(&mut self.tree(), &placed);
+                self.undo_placed(&mut self.write_tree(), &placed);
                 return other.map(drop).map_err(Into::into);
             }
         };
         crash_point!("relief.copied");
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         // Since it was found: the drain may have begun with it, a program opened it, another name been given to it.
         let same = |tree: &Tree| {
             tree.get(id).is_some_and(|inode| {

@@ -53,7 +53,7 @@ impl Namespace {
     fn resolve_known(&self, caller: &Caller, dir: FileId, name: &Name) -> Option<FileId> {
         let _moving = self.moving.try_read().ok()?;
         let (path, generation, entry, links_changed) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             self.permit(caller, &tree.get(dir)?.attr, 1).ok()?;
             match self.ask(&tree, dir, name) {
                 Ask::Known(id) => return Some(id),
@@ -62,7 +62,7 @@ impl Namespace {
             }
         };
         let stat = self.store.told(Self::who(caller), &path)?.ok()?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, name) == entry;
         let counted = tree.links_changed == links_changed || stat.attr.links == 1;
         let ours = entry.and_then(Entry::logical).is_some_and(|id| tree.get(id).is_some_and(Inode::is_copy));
@@ -71,7 +71,7 @@ impl Namespace {
 
     /// Counts one more reference that the kernel holds.
     pub(super) fn found(&self, id: FileId) -> FsResult<Found> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
         inode.tell();
@@ -81,7 +81,7 @@ impl Namespace {
     }
 
     pub fn forget(&self, id: FileId, count: u64) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -111,7 +111,7 @@ impl Namespace {
         let name: Name = Name::from(name);
         // What we know is told whatever the store, and those who wait for it, do.
         let look = || -> FsResult<(Ask, u64)> {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
             if !inode.is_dir() {
                 return Err(Errno::NOTDIR.into());
@@ -132,7 +132,7 @@ impl Namespace {
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let copy = entry.and_then(Entry::logical).filter(|id| self.tree().get(*id).is_some_and(Inode::is_copy));
+            let copy = entry.and_then(Entry::logical).filter(|id| self.read_tree().get(*id).is_some_and(Inode::is_copy));
             let result = match copy {
                 Some(id) => match self.look_at_copy(Self::who(caller), &path) {
                     Some(answer) => answer,
@@ -140,7 +140,7 @@ impl Namespace {
                 },
                 None => self.let_caller_in(caller, dir, |who| self.glance_at(who, &path)),
             };
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
             drop(moving);
@@ -368,7 +368,7 @@ impl Namespace {
     /// `false`: how many names it has changed by our own hand while we looked.
     fn look_again(&self, id: FileId) -> FsResult<bool> {
         let look = || -> Option<(StorePath, Cred, u64, bool)> {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id)?;
             let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
@@ -396,7 +396,7 @@ impl Namespace {
         } else {
             self.glance_at(who, &path)
         };
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         drop(moving);
         match result {
             Ok(stat) => {

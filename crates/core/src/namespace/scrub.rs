@@ -22,7 +22,7 @@ impl Namespace {
     pub fn scrub(&self, repair: bool) -> Audit {
         let mut audit = Audit::default();
         let ids: Vec<FileId> =
-            self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
+            self.read_tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
         for id in ids {
             audit.files += 1;
             audit.findings.extend(self.missing(id));
@@ -44,7 +44,7 @@ impl Namespace {
 
     /// The tier should have its newest version, and does not.
     fn missing(&self, id: FileId) -> Option<Finding> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).filter(|inode| inode.dirty() || !inode.sealed)?;
         let device = self.tiers.device(inode.replica?.device);
         let absent = self.absence(&tree, id)?;
@@ -55,7 +55,7 @@ impl Namespace {
     }
 
     fn pair(&self, id: FileId) -> Option<Pair> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).filter(|inode| inode.sealed && !inode.dirty())?;
         Some(Pair {
             id,
@@ -78,9 +78,9 @@ impl Namespace {
             source.sum().map(|sum| sum == pair.right)
         };
         let on_tier = device.open(&pair.path, false).and_then(|file| sum(Source::Plain(file)));
-        let who = self.own_cred(self.tree().get(pair.id)?.cred());
+        let who = self.own_cred(self.read_tree().get(pair.id)?.cred());
         // The store's copy is far away: it is read only when the tier's does not vouch for both.
-        let known = self.tree().get(pair.id)?.identity.as_deref().copied();
+        let known = self.read_tree().get(pair.id)?.identity.as_deref().copied();
         let unchanged = self
             .store
             .stat(who, &pair.in_store)
@@ -123,7 +123,7 @@ impl Namespace {
 
     /// The store's copy is not what it was: the tier's is a new version.
     fn publish_again(&self, id: FileId) -> bool {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else { return false };
         inode.version += 1;
         tree.recount(id);
@@ -131,7 +131,6 @@ impl Namespace {
         self.queue_publish(&mut tree, id);
         self.to_be_synced(&tree, id);
         let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
-        self.commit(&mut tree);
         drop(tree);
         self.wake();
         queued

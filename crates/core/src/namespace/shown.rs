@@ -79,14 +79,14 @@ pub trait Shim: Send + Sync {
 impl Namespace {
     /// The file of our own that the name is, which programs with the shim may ask about. (Of what is a copy the store is asked.)
     pub fn file_named(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let id = tree.entry(dir, &Name::from(name)).and_then(Entry::logical)?;
         tree.get(id).filter(|inode| inode.owned && !inode.is_copy() && inode.attr.kind == Kind::File).map(|_| id)
     }
 
     /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?
     pub fn lists_bare(&self, dir: FileId, has_shim: bool) -> bool {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(d) = tree.dir_mut(dir) else { return false };
         d.listed_bare = has_shim && d.complete && self.shim.get().is_some();
         d.listed_bare
@@ -94,7 +94,7 @@ impl Namespace {
 
     /// The shim's door is open from now on: everything is shown to it.
     pub fn set_shim(&self, shim: surgetank_types::sync::Arc<dyn Shim>) {
-        let tree = self.tree();
+        let tree = self.read_tree();
         if self.shim.set(shim).is_err() {
             return;
         }

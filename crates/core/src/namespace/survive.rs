@@ -250,7 +250,7 @@ impl Namespace {
     /// A number that the kernel has from an earlier agent gets its meaning back, if it has none yet and the store still has
     /// the file. To be called before anything else is asked of the number; store I/O, so with no lock held.
     pub fn recall(&self, id: FileId) {
-        if !self.survival.mirrors.load(Ordering::Relaxed) || self.tree().get(id).is_some() {
+        if !self.survival.mirrors.load(Ordering::Relaxed) || self.read_tree().get(id).is_some() {
             return;
         }
         let Some(mirror) = self.survival.left().mirrors.get(&id).cloned() else { return };
@@ -258,13 +258,13 @@ impl Namespace {
             self.recall(mirror.dir);
         }
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(path) = self.tree().applied_path(mirror.dir).map(|dir| dir.join(&mirror.name)) else { return };
+        let Some(path) = self.read_tree().applied_path(mirror.dir).map(|dir| dir.join(&mirror.name)) else { return };
         let who = surgetank_store::Cred {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         };
         let Ok(stat) = self.store.stat(who, &path) else { return };
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if mirror.is(&stat) && tree.get(id).is_none() {
             self.recalled(&mut tree, id, mirror, &stat);
         }

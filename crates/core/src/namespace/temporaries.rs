@@ -55,25 +55,24 @@ impl Tree {
 impl Namespace {
     /// A temporary is about to be made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if tree.temporaries.dirs.contains(&dir) {
             return;
         }
         self.own(&mut tree, dir);
         tree.txn.counter(format!("{COUNTER}{}", dir.0), 1);
-        self.commit(&mut tree);
         drop(tree);
         // The store goes on when the machine does not.
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
         }
-        self.tree().temporaries.dirs.insert(dir);
+        self.write_tree().temporaries.dirs.insert(dir);
     }
 
     /// When nothing is under way, there are none.
     pub(crate) fn forget_temporaries(&self) {
         let inherited = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             if tree.temporaries.dirs.is_empty() || !self.is_nothing_under_way(&tree) {
                 return;
             }
@@ -84,14 +83,13 @@ impl Namespace {
             Some(_) if !self.discard_late() => return,
             _ => {}
         }
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if !self.is_nothing_under_way(&tree) {
             return;
         }
         for dir in std::mem::take(&mut tree.temporaries.dirs) {
             tree.txn.counter(format!("{COUNTER}{}", dir.0), 0);
         }
-        self.commit(&mut tree);
     }
 
     fn is_nothing_under_way(&self, tree: &Tree) -> bool {
@@ -101,7 +99,7 @@ impl Namespace {
     /// The drain has stopped. With operations left, the next agent looks.
     pub(crate) fn discard_late_at_the_end(&self) {
         let since = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let done = tree.ops.is_empty() && tree.staging.is_empty();
             tree.temporaries.inherited.filter(|_| done && !tree.temporaries.dirs.is_empty())
         };
@@ -115,13 +113,13 @@ impl Namespace {
     /// tried again, by us after a while or by the next one.
     fn discard_late(&self) -> bool {
         let gone = self.discard_in_all(true);
-        self.tree().temporaries.inherited = if gone { None } else { Some(clock::tick() + AGAIN) };
+        self.write_tree().temporaries.inherited = if gone { None } else { Some(clock::tick() + AGAIN) };
         gone
     }
 
     /// What files are spilled to now.
     pub(super) fn spill_names(&self) -> HashSet<Name> {
-        self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect()
+        self.read_tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect()
     }
 
     /// Nothing is put into the directory any more: copies in it are those of an agent that was killed, and had not yet been
@@ -143,14 +141,14 @@ impl Namespace {
         self.discard_in_all(false);
         // (In a directory files are spilled to, too, and nothing is late.)
         if !self.store.features().plain_files {
-            self.tree().temporaries.inherited = Some(clock::tick());
+            self.write_tree().temporaries.inherited = Some(clock::tick());
         }
     }
 
     /// `late`: operations may have begun, whose temporaries stay. `false`: some may be there yet, or the store does not tell.
     fn discard_in_all(&self, late: bool) -> bool {
         let (dirs, who) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(surgetank_store::Cred { uid: 0, gid: 0 });
             (tree.dirs_of_temporaries(), self.own_cred(who))
         };
@@ -171,7 +169,7 @@ impl Namespace {
                 Ok(left) => left,
             };
             // What was begun meanwhile: an operation is there before its temporary is.
-            let wanted: HashSet<Name> = self.tree().ops.keys().map(|seq| self.staged_name(*seq)).collect();
+            let wanted: HashSet<Name> = self.read_tree().ops.keys().map(|seq| self.staged_name(*seq)).collect();
             for entry in left {
                 if self.is_left_over(&entry.name, &spills)
                     && (!late || !wanted.contains(&*entry.name))

@@ -23,13 +23,13 @@ pub(super) const REPLACE: i32 = 2;
 impl Namespace {
     /// The attributes as they are, from the store where we have none of our own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
-        if let Some(known) = self.tree().get(id).and_then(Self::known_xattrs) {
+        if let Some(known) = self.read_tree().get(id).and_then(Self::known_xattrs) {
             return Ok(known);
         }
         let asked = self.asked_of_it(id, || {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let inode = tree.get(id).ok_or(Errno::STALE)?;
                 if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
                     return Ok(xattrs.clone());
@@ -76,7 +76,7 @@ impl Namespace {
     /// Without the store. `None`: it has to be asked, or there is no such file.
     pub fn attribute_known(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.own_attribute(id, name).or_else(|| {
-            let known = self.tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
+            let known = self.read_tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
             Some(known.get(name).map(|value| value.to_vec()).ok_or_else(|| Errno::NODATA.into()))
         })
     }
@@ -129,7 +129,7 @@ impl Namespace {
     pub fn set_attribute_known(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8]) -> Option<FsResult<()>> {
         if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
             let stays = |inode: &Inode| !inode.sealed || inode.dirty() || inode.replica.is_none();
-            let stays = self.tree().get(id).is_some_and(stays);
+            let stays = self.read_tree().get(id).is_some_and(stays);
             return stays.then(|| self.setxattr(caller, id, name, value, 0));
         }
         let set = || {
@@ -157,7 +157,7 @@ impl Namespace {
     }
 
     fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
-        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        let attr = self.read_tree().get(id).ok_or(Errno::STALE)?.attr;
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -186,7 +186,7 @@ impl Namespace {
         asked: Option<Xattrs>,
         change: impl FnOnce(&mut Xattrs) -> FsResult<()>,
     ) -> FsResult<()> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let inode = tree.get(id).ok_or(Errno::STALE)?;
         let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
         change(&mut xattrs)?;
@@ -197,7 +197,6 @@ impl Namespace {
         inode.attr.ctime = clock::now();
         self.queue_meta(&mut tree, id, self.run(caller), false);
         tree.txn.carried_out(id);
-        self.commit(&mut tree);
         drop(tree);
         self.nudge();
         Ok(())

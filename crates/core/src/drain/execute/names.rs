@@ -12,7 +12,7 @@ use super::{Done, Drain, Work, gone_already};
 impl Drain {
     pub(super) fn link(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
-        let Some(from) = self.namespace.tree().applied_path(file) else {
+        let Some(from) = self.namespace.read_tree().applied_path(file) else {
             return Ok(Done::default());
         };
         let (owner, _) = self.owner_and_meta(file)?;
@@ -46,7 +46,7 @@ impl Drain {
         let (to_dir, to_path) = self.place(to)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let store = &self.namespace.store;
-        let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
+        let is_dir = self.namespace.read_tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
         let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
@@ -93,7 +93,7 @@ impl Drain {
         crash_point!("drain.renamed");
         let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
         if is_dir {
-            let mut tree = self.namespace.tree();
+            let mut tree = self.namespace.write_tree();
             self.namespace.copied_with(&mut tree, file);
             self.namespace.commit(&mut tree);
         }

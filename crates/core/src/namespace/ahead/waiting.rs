@@ -41,7 +41,7 @@ impl Namespace {
         let Some(device) = copied.device() else { return };
         let bytes = i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX);
         self.tiers.device(device).add_used(bytes);
-        self.tree().arriving(device, bytes);
+        self.write_tree().arriving(device, bytes);
         self.waiting_copies().insert(id, copied);
     }
 
@@ -54,11 +54,11 @@ impl Namespace {
             let known = inode.identity.as_deref().copied().filter(|known| *known == copied.version)?;
             Some((tree.applied_path(id)?, inode.cred(), known))
         };
-        let found = at(&self.tree());
+        let found = at(&self.read_tree());
         let unchanged = found.as_ref().is_some_and(|(path, owner, known)| {
             self.store.stat(self.own_cred(*owner), path).is_ok_and(|stat| known.is_still(&stat.identity))
         });
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if let Some(device) = copied.device().filter(|_| unchanged && at(&tree) == found) {
             match self.adopt_copy(&mut tree, id, &copied, None) {
                 Ok(()) => return tree.arriving(device, -i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX)),
@@ -80,7 +80,7 @@ impl Namespace {
         // What stays is swept by recovery.
         drop(self.tiers.device(device).unlink_if(&copied.placed.at, copied.placed.plain.ino));
         self.tiers.device(device).add_used(-bytes);
-        self.tree().arriving(device, -bytes);
+        self.write_tree().arriving(device, -bytes);
     }
 
     /// Somebody writes the file.

@@ -105,7 +105,7 @@ impl Namespace {
         let Some(id) = arrival.device() else { return false };
         let device = self.tiers.device(id);
         let mut granted = device.try_reserve(bytes);
-        if !granted && self.tree().has_clean(id) {
+        if !granted && self.read_tree().has_clean(id) {
             self.evict_from(id, bytes.max(device.view().cap_bytes / EVICT_SHARE));
             granted = device.try_reserve(bytes);
         }
@@ -122,7 +122,7 @@ impl Namespace {
     /// What is arriving is in the store, and counts as such.
     fn charge_arriving(&self, device: DeviceId, bytes: i64) {
         self.tiers.device(device).add_used(bytes);
-        self.tree().arriving(device, bytes);
+        self.write_tree().arriving(device, bytes);
     }
 
     /// A writer needs room on the device: what arrives there gives up what was read.
@@ -148,7 +148,7 @@ impl Namespace {
                 return true;
             }
             let (queued, ours) = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let Some(inode) = tree.get(id) else { return false };
                 // Nobody but the drain changes these while somebody has the file open.
                 let known = inode.identity.as_deref().copied();
@@ -173,12 +173,12 @@ impl Namespace {
     /// What the store has, if that is what we brought it to.
     fn there_as_known(&self, id: FileId, size_bytes: u64) -> Option<There> {
         let (path, owner) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             (tree.applied_path(id)?, tree.get(id)?.cred())
         };
         let source = self.must_ask((self.own_cred(owner), &path), |store, who, path| store.source(who, path));
         let Ok(Source::Remote(remote)) = source else { return None };
-        let known = self.tree().get(id)?.identity.as_deref().copied();
+        let known = self.read_tree().get(id)?.identity.as_deref().copied();
         let is = remote.identity();
         let same = known.is_some_and(|known| known.is_still(&is)) && is.size_bytes == size_bytes;
         same.then_some(There { remote, path })
@@ -198,7 +198,7 @@ impl Namespace {
         let Some(arrival) = open.arrival().filter(|arrival| arrival.is_complete()) else { return false };
         let (Some(placed), Some(device)) = (&arrival.placed, arrival.device()) else { return false };
         let at = || {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(open.id).filter(|inode| inode.logical.is_some())?;
             Some((tree.applied_path(open.id)?, inode.cred(), inode.identity.as_deref().copied()?))
         };
@@ -211,7 +211,7 @@ impl Namespace {
         }
         // (Ours for writing would stand in the way of our own leases.)
         let Ok(file) = super::place::reopen_read_only(arrival.file()) else { return false };
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Ok(charged_bytes) = self.take_in(&mut tree, open.id, placed, arrival.file()) else { return false };
         open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
         open.replace(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
@@ -236,7 +236,7 @@ impl Namespace {
         let Some(arrival) = open.take_arrival() else { return };
         let charged_bytes = arrival.end();
         if let (Some(placed), Some(device)) = (&arrival.placed, arrival.device()) {
-            self.undo_placed(&mut self.tree(), placed);
+            self.undo_placed(&mut self.write_tree(), placed);
             self.charge_arriving(device, -i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
     }
@@ -268,7 +268,7 @@ impl Namespace {
         let id = open.id;
         self.with_room((Some(id), b"", RunId(0)), || self.bring_in_instead(id, &arrival))?;
         let content = self.content_of(id).ok_or(Errno::STALE)?;
-        let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);
+        let charged_bytes = self.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
         open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
         open.replace(content);
         self.drop_arrival(open);

@@ -72,7 +72,7 @@ impl Namespace {
     pub(super) fn there(&self, id: FileId) -> FsResult<(There, u64)> {
         for _ in 0..LOOKS_MAX {
             let (path, owner) = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let inode = tree.get(id).ok_or(Errno::STALE)?;
                 (tree.applied_path(id).ok_or(Errno::STALE)?, inode.cred())
             };
@@ -94,7 +94,7 @@ impl Namespace {
 
     /// Is it the version whose attributes we show?
     fn version(&self, id: FileId, path: &StorePath, is: StoreIdentity) -> FsResult<Version> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let moved = tree.applied_path(id).as_ref() != Some(path);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         let known = inode.identity.as_deref().copied();
@@ -118,7 +118,7 @@ impl Namespace {
     /// Fetches all of it into a tier. The inode's lock is held.
     pub(super) fn bring_in(&self, id: FileId, there: &There, kind: AskKind) -> FsResult<()> {
         let size_bytes = there.remote.identity().size_bytes;
-        if self.tree().logical_path(id).is_none() {
+        if self.read_tree().logical_path(id).is_none() {
             return Err(Errno::STALE.into());
         }
         let Some((placed, target)) = self.place_hidden(id, kind)? else { return Err(Errno::NOSPC.into()) };
@@ -126,7 +126,7 @@ impl Namespace {
         let gate = |_| if self.is_killed() { Err(Errno::INTR.into()) } else { Ok(()) };
         let copied = source.copy_to(&target, size_bytes, &gate);
         crash_point!("fetch.copied");
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let adopted =
             copied.map_err(super::arriving::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
         if adopted.is_err() {
@@ -143,7 +143,7 @@ impl Namespace {
     /// A hidden plain file for what is fetched, under an id of its own: the file itself may have a hidden one already.
     fn place_hidden(&self, id: FileId, kind: AskKind) -> FsResult<Option<(Placed, File)>> {
         let (path, wish, perm, copy) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             // (What lost its name while somebody reads it is fetched for him alone.)
             let path = tree.logical_path(id).unwrap_or_default();
             let copy = tree.new_id();
@@ -157,13 +157,13 @@ impl Namespace {
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
         if !matches!(placed.content.lies, Lies::Tier(_)) {
-            self.undo_placed(&mut self.tree(), &placed);
+            self.undo_placed(&mut self.write_tree(), &placed);
             return Ok(None);
         }
         match placed.writable() {
             Ok(target) => Ok(Some((placed, target))),
             Err(why) => {
-                self.undo_placed(&mut self.tree(), &placed);
+                self.undo_placed(&mut self.write_tree(), &placed);
                 Err(why.into())
             }
         }
@@ -208,7 +208,7 @@ impl Namespace {
     /// What a program reads since an earlier agent, which died before it had come. `None`: it is elsewhere, or gone.
     pub(crate) fn arrives_again(&self, id: FileId) -> Option<Open> {
         let elsewhere = |tree: &Tree| tree.get(id).is_none_or(|inode| inode.replica.is_some() || inode.dirty());
-        if self.store.features().plain_files || elsewhere(&self.tree()) {
+        if self.store.features().plain_files || elsewhere(&self.read_tree()) {
             return None;
         }
         let opened = self.there(id).and_then(|(there, size_bytes)| self.open_arriving(id, there, size_bytes));
@@ -228,7 +228,7 @@ impl Namespace {
                         self.tiers.device(device).unreserve(std::mem::take(&mut placed.reserved_bytes));
                     }
                     if let Err(why) = file.set_len(size_bytes) {
-                        self.undo_placed(&mut self.tree(), &placed);
+                        self.undo_placed(&mut self.write_tree(), &placed);
                         return Err(why.into());
                     }
                     return Ok(Some((placed, file)));

@@ -59,7 +59,7 @@ impl Namespace {
         via: Via,
     ) -> FsResult<Open> {
         let (path, wish, attr) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id).ok_or(Errno::STALE)?;
             let path = tree.logical_path(id).ok_or(Errno::STALE)?;
             let wish = self.wish(&tree, id, &path);
@@ -88,12 +88,12 @@ impl Namespace {
             if let Err(why) = surgetank_types::ladder::copy_file(source, target, size_bytes, &|_| Ok(()))
                 .and_then(|_| given.give(target))
             {
-                self.undo_placed(&mut self.tree(), &placed);
+                self.undo_placed(&mut self.write_tree(), &placed);
                 return Err(why.into());
             }
         }
         crash_point!("copy_up.copied");
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.own(&mut tree, id);
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
             self.undo_placed(&mut tree, &placed);
@@ -111,7 +111,6 @@ impl Namespace {
             self.tiers.device(device).add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
         }
         crash_point!("copy_up.adopted");
-        self.commit(&mut tree);
         drop(tree);
         let open = self.bound(id, &placed, size_bytes, access)?;
         open.written.store(source.is_none(), Ordering::Relaxed);

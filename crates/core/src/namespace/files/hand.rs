@@ -58,7 +58,7 @@ impl Namespace {
         }
         let once = || {
             let known = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 let inode = tree.get(dir).ok_or(LEFT_TO_THE_MOUNT)?;
                 if !inode.is_dir() || (inode.logical.is_none() && dir != FileId::ROOT) {
                     return Err(LEFT_TO_THE_MOUNT.into());
@@ -111,7 +111,7 @@ impl Namespace {
     ) -> FsResult<File> {
         let handed = self.hand_out_existing(caller, id, flags & !libc::O_TRUNC, true);
         if handed.as_ref().is_err_and(|fault| fault.errno == LEFT_TO_THE_MOUNT) {
-            let known = self.known(&self.tree(), dir, &Name::from(name));
+            let known = self.known(&self.read_tree(), dir, &Name::from(name));
             if known == Some(Some(id)) {
                 self.unlink(caller, dir, name)?;
                 if let Some(door) = self.door.get() {
@@ -125,7 +125,7 @@ impl Namespace {
     fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32, may_ask: bool) -> FsResult<File> {
         let want = if flags & libc::O_ACCMODE == libc::O_WRONLY { 2 } else { 6 };
         {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id).ok_or(Errno::STALE)?;
             if inode.attr.kind != Kind::File {
                 return Err(LEFT_TO_THE_MOUNT.into());
@@ -153,7 +153,7 @@ impl Namespace {
         self.handed.fetch_add(1, Ordering::Relaxed);
         let lies = made.open.content().lies;
         let roomy = matches!(lies, Lies::Tier(device) if self.may_lend_at_all(caller) && self.may_hold_more(device));
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let mut more = self.consider_lending(&mut tree, caller, dir, &made.open, roomy);
         // Whoever looks whether a name is free before he makes it has the kernel told of each: hence again at once.
         for again in [true, false] {
@@ -172,7 +172,7 @@ impl Namespace {
             if more.is_none() || !again {
                 break;
             }
-            tree = self.tree();
+            tree = self.write_tree();
             more = self.lend(&mut tree, caller, dir, &made.open);
         }
         self.hand(caller, &made.open, made.plain, flags)
@@ -186,7 +186,7 @@ impl Namespace {
         } else {
             self.handed.fetch_add(1, Ordering::Relaxed);
         }
-        self.show(&self.tree(), open.id);
+        self.show(&self.read_tree(), open.id);
     }
 
     /// Gives up what was opened when the descriptor cannot be given.
@@ -226,7 +226,7 @@ impl Namespace {
     /// By its directory where that is sure: plain files are taken elsewhere under the tree's lock.
     fn watch_made(&self, open: &Open, content: &Content) -> std::io::Result<()> {
         if let (Some(shim), Lies::Tier(device)) = (self.shim.get(), content.lies) {
-            let tree = self.tree();
+            let tree = self.read_tree();
             if let Some(path) = tree.logical_path(open.id)
                 && let Some((dir, name)) = self.tiers.device(device).place_of(&path)
                 && shim.watch_in(&dir, name, open.id).is_ok()
@@ -319,7 +319,7 @@ impl Namespace {
 
     /// The kernel asks again for the file's attributes and content, if it ever did.
     pub fn forget_attributes(&self, id: FileId) {
-        let known = self.tree().get(id).is_some_and(|inode| inode.lookups > 0);
+        let known = self.read_tree().get(id).is_some_and(|inode| inode.lookups > 0);
         if let Some(door) = self.door.get().filter(|_| known) {
             door.invalidate(id, true);
         }
@@ -329,7 +329,7 @@ impl Namespace {
     /// with the attributes of before. Not with a lock held.
     pub fn forget_attributes_for_sure(&self, id: FileId) {
         for turn in 0..TOLD_TRIES {
-            let lookups = self.tree().get(id).map_or(0, |inode| inode.lookups);
+            let lookups = self.read_tree().get(id).map_or(0, |inode| inode.lookups);
             match self.door.get().filter(|_| lookups > 0) {
                 // (Of an earlier agent's file it is not known whether the kernel ever heard of it.)
                 Some(door) if !door.invalidate(id, true) && lookups < MANY / 2 => {

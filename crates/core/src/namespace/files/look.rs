@@ -10,7 +10,7 @@ use super::open::GONE;
 impl Namespace {
     /// It lies only in the store, and we have not looked for a while.
     pub(super) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).ok_or(GONE)?;
         let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
         Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
@@ -38,7 +38,7 @@ impl Namespace {
     /// may wait for the inode's lock. Returns whether it is another version.
     pub(crate) fn look_quietly(&self, id: FileId) -> FsResult<bool> {
         let (path, who, identity) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let Some(inode) = tree.get(id) else {
                 return Err(GONE.into());
             };
@@ -52,7 +52,7 @@ impl Namespace {
             self.must_ask((self.own_cred(who), &path), |store, who, path| store.stat(who, path)).map_err(|why| {
                 if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
             })?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else {
             return Ok(false);
         };
@@ -70,7 +70,6 @@ impl Namespace {
         inode.identity = Some(Box::new(stat.identity));
         if inode.owned {
             tree.txn.file(id);
-            self.commit(&mut tree);
         }
         Ok(true)
     }

@@ -34,7 +34,7 @@ impl Namespace {
             _ => 6,
         };
         {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(Errno::NOENT)?;
             self.permit(caller, &inode.attr, want)?;
         }
@@ -77,7 +77,7 @@ impl Namespace {
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
         self.count_handed(&open);
         let file = self.hand(caller, &open, None, given)?;
-        self.watch_set_ids(&self.tree(), &open);
+        self.watch_set_ids(&self.read_tree(), &open);
         Ok(file)
     }
 
@@ -100,7 +100,7 @@ impl Namespace {
         let file = self
             .hand(caller, &made.open, made.plain, flags)
             .map_err(|fault| if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault })?;
-        self.watch_set_ids(&self.tree(), &made.open);
+        self.watch_set_ids(&self.read_tree(), &made.open);
         Ok((made.id, file))
     }
 }

@@ -41,7 +41,7 @@ impl Namespace {
             _ => (true, 6),
         };
         {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id).ok_or(GONE)?;
             match inode.attr.kind {
                 Kind::File => {}
@@ -58,7 +58,7 @@ impl Namespace {
             return Err(Errno::TXTBSY.into());
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let fsync = || self.tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
+        let fsync = || self.read_tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
         let open = self.open_inode(id, writes, truncates, run, Via::of_flags(flags, fsync));
         if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
             self.sent_back(caller.pid);
@@ -173,10 +173,10 @@ impl Namespace {
     /// Whoever took the last name away before it counted as open has discharged its content already.
     fn still_has_content(&self, open: &Open) -> FsResult<()> {
         let on_tier = matches!(open.content().lies, Lies::Tier(_));
-        if on_tier && self.tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
+        if on_tier && self.read_tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
             self.opens().remove(&open.id);
             // (Nobody has it any more: its place in the shim's index is free.)
-            self.show(&self.tree(), open.id);
+            self.show(&self.read_tree(), open.id);
             self.tiers_unreserve(open);
             self.unback(open);
             return Err(GONE.into());
@@ -192,7 +192,7 @@ impl Namespace {
             users.readers += 1;
         }
         drop(users);
-        if let Some(inode) = self.tree().get_mut(open.id) {
+        if let Some(inode) = self.write_tree().get_mut(open.id) {
             inode.handles += 1;
         }
     }
@@ -201,7 +201,7 @@ impl Namespace {
     /// path and our use of it: then it is tried again.
     fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
-            let before = self.tree().path_in_store(id);
+            let before = self.read_tree().path_in_store(id);
             match act() {
                 Err(fault)
                     if matches!(
@@ -220,9 +220,9 @@ impl Namespace {
     /// The same for a question: what was found at the path may have been another file's by then.
     pub(crate) fn asked_of_it<T>(&self, id: FileId, ask: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
-            let before = self.tree().applied_path(id);
+            let before = self.read_tree().applied_path(id);
             let answer = self.while_it_moves(id, &ask)?;
-            if self.tree().applied_path(id) == before {
+            if self.read_tree().applied_path(id) == before {
                 return Ok(answer);
             }
         }
@@ -231,14 +231,14 @@ impl Namespace {
 
     /// Is the file elsewhere in the store than before, or about to be?
     pub(super) fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
-        let tree = self.tree();
+        let tree = self.read_tree();
         tree.get(id).is_some() && (tree.moves_in_store(id) || tree.path_in_store(id).as_ref() != before)
     }
 
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.only_in_place(id);
-        if matches!(via, Via::Shim(_)) && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none()))
+        if matches!(via, Via::Shim(_)) && (in_place || self.read_tree().get(id).is_none_or(|inode| inode.replica.is_none()))
         {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
@@ -249,7 +249,7 @@ impl Namespace {
                 true,
             );
         }
-        let tree = self.tree();
+        let tree = self.read_tree();
         let inode = tree.get(id).ok_or(GONE)?;
         let owner = inode.cred();
         let size_bytes = inode.attr.size_bytes;
@@ -279,7 +279,7 @@ impl Namespace {
             let direct = !writes || via.is_only();
             let file = match self.store.open(self.own_cred(owner), &path, !direct) {
                 // It has its final name already; the books follow.
-                Err(why) if is_absent(&why) && Self::is_published_as_it_is(&self.tree(), id) => {
+                Err(why) if is_absent(&why) && Self::is_published_as_it_is(&self.read_tree(), id) => {
                     return Err(PUBLISHED_AS_IT_IS.into());
                 }
                 opened => opened?,
@@ -296,7 +296,7 @@ impl Namespace {
         if !self.store.features().plain_files {
             return match self.open_distant(id, writes, via)? {
                 Some(open) => Ok(open),
-                None if self.tree().get(id).is_some_and(|inode| inode.replica.is_some()) => {
+                None if self.read_tree().get(id).is_some_and(|inode| inode.replica.is_some()) => {
                     self.open_content(id, writes, truncates, via)
                 }
                 None => Err(GONE.into()),
@@ -333,7 +333,7 @@ impl Namespace {
     /// doing, that one's file is what the name means now.)
     fn is_it(&self, id: FileId, path: &StorePath, file: std::fs::File) -> std::io::Result<std::fs::File> {
         let ino = rustix::fs::fstat(&file)?.st_ino;
-        let tree = self.tree();
+        let tree = self.read_tree();
         let known = tree.get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino));
         let same = known.is_none_or(|known| known == ino);
         let moves = tree.is_queued(id) || tree.is_moving_in_store(id) || tree.applied_path(id).as_ref() != Some(path);
@@ -345,7 +345,7 @@ impl Namespace {
 
     /// Times that were set and wait for their turn: from now on the file's own count.
     fn times_in_place(&self, id: FileId, file: &std::fs::File) -> FsResult<()> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id).filter(|inode| inode.set_meta.is_some()) else {
             return Ok(());
         };
@@ -382,7 +382,7 @@ impl Namespace {
             // Its bytes were all waited for.
             Lies::Arriving => return Err(Errno::STALE.into()),
             Lies::Store => {
-                let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
+                let size_bytes = self.read_tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
                 if size_bytes <= self.config.copy_up_bytes_max && !self.only_in_place(id) {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes, Via::Mount)?;
                     let fresh = placed.content();
@@ -397,7 +397,7 @@ impl Namespace {
                 } else {
                     let file = self.while_it_moves(id, || {
                         let (path, owner) = {
-                            let tree = self.tree();
+                            let tree = self.read_tree();
                             let inode = tree.get(id).ok_or(Errno::NOENT)?;
                             (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
                         };
@@ -431,20 +431,20 @@ impl Namespace {
     /// Waits, not for ever, while it is so.
     fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
         let until = clock::tick() + BEGUN_PATIENCE;
-        let mut tree = self.tree();
+        let mut tree = self.read_tree();
         loop {
             let left = until.saturating_duration_since(clock::tick());
             if left.is_zero() || !is_so(&tree, id) {
                 return;
             }
-            tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
+            tree = self.wait_changed(tree, left.min(LOOK_EVERY));
         }
     }
 
     /// From now on the content may change: what was on its way to the store is void. A version that the catalog vouches for
     /// after a power loss is taken back on the disk first, or what is left of what is written now would pass for it.
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let id = open.id;
         if open.content().lies == Lies::StoreTemporary && Self::is_published_as_it_is(&tree, id) {
             return Err(PUBLISHED_AS_IT_IS.into());
@@ -452,11 +452,14 @@ impl Namespace {
         if open.direct {
             self.directly_written(open);
         }
-        self.own(&mut tree, id);
+        // (Of a file that is not sealed an fsync may have queued something.)
+        if tree.get(id).is_some_and(|inode| inode.sealed || inode.publish.is_some() || !inode.owned) {
+            self.own(&mut tree, id);
+        }
         let Some(inode) = tree.get_mut(id) else {
             return Ok(());
         };
-        let (was_sealed, vouched) = (inode.sealed, inode.is_synced() && inode.dirty());
+        let vouched = inode.is_synced() && inode.dirty();
         inode.sealed = false;
         inode.epoch = inode.epoch.wrapping_add(1);
         if run != RunId(0) || inode.run == RunId(0) {
@@ -472,10 +475,6 @@ impl Namespace {
         {
             inode.reopened = inode.reopened.saturating_add(1);
             self.take_back(&mut tree, id, seq);
-        }
-        // (Of a file that is not sealed an fsync may have queued something.)
-        if was_sealed || publish.is_some() {
-            self.commit(&mut tree);
         }
         drop(tree);
         if vouched { Ok(self.sync_catalog()?) } else { Ok(()) }
@@ -504,7 +503,7 @@ impl Namespace {
         *count = count.saturating_sub(1);
         let left = *users;
         drop(users);
-        if let Some(inode) = self.tree().get_mut(open.id) {
+        if let Some(inode) = self.write_tree().get_mut(open.id) {
             inode.handles = inode.handles.saturating_sub(1);
         }
         left

@@ -35,7 +35,7 @@ impl Namespace {
         let look = || Ok(self.is_to_be_looked_at(open.id)? && self.look_quietly(open.id)?);
         let looked: FsResult<bool> = if may_change { look() } else { Ok(false) };
         if looked.is_err()
-            && let Some(inode) = self.tree().get_mut(open.id)
+            && let Some(inode) = self.write_tree().get_mut(open.id)
         {
             inode.pages = None;
             inode.checked = None;
@@ -45,7 +45,7 @@ impl Namespace {
     /// Are the pages that the kernel may have of it those of what is open now? Remembers of what it gets some from now on.
     pub(super) fn may_keep_pages(&self, open: &Open) -> bool {
         let lies = open.content().lies;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(open.id) else { return false };
         let now = of_what(inode, open, lies);
         let keep = now.is_some() && inode.pages.as_deref() == now.as_ref();

@@ -253,7 +253,7 @@ impl Namespace {
             ));
         }
         let place = || {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
             let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
             let dir = tree.nearest_applied(dir);
@@ -338,7 +338,7 @@ impl Namespace {
 
     /// Another one each time: one that the file had before may still be on the list of what is to be removed.
     fn spill_name(&self) -> Name {
-        let number = self.tree().new_id();
+        let number = self.write_tree().new_id();
         let mut name = surgetank_types::model::STORE_TEMPORARY_PREFIX.to_vec();
         name.extend_from_slice(self.key().as_bytes());
         name.extend_from_slice(SPILL);

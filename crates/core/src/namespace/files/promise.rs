@@ -45,7 +45,7 @@ impl Namespace {
         if self.promises.count.load(Ordering::Relaxed) == 0 || !comes_again() {
             return true;
         }
-        if self.tree().get(id).is_none_or(|inode| inode.attr.kind != Kind::File) {
+        if self.read_tree().get(id).is_none_or(|inode| inode.attr.kind != Kind::File) {
             return true;
         }
         let open = match self.open_inode(id, false, false, RunId(0), Via::Mount) {

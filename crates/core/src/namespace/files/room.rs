@@ -63,7 +63,7 @@ impl Namespace {
     }
 
     fn is_to_be_drained(&self, id: FileId) -> bool {
-        let tree = self.tree();
+        let tree = self.read_tree();
         let path = tree.logical_path(id);
         path.is_none_or(|path| self.drained_sometime(self.mode_for(&tree, id, &path)))
     }
@@ -82,7 +82,7 @@ impl Namespace {
         let id = open.id;
         let have_bytes = before.file.metadata()?.len();
         let (path, wish, perm) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             match tree.logical_path(id) {
                 Some(path) => (path.clone(), self.wish(&tree, id, &path), inode.attr.perm),
@@ -97,20 +97,20 @@ impl Namespace {
         }) {
             Ok(made) => made,
             Err(why) => {
-                self.undo_placed(&mut self.tree(), &placed);
+                self.undo_placed(&mut self.write_tree(), &placed);
                 return Err(why.into());
             }
         };
-        let promised = self.tree().get(id).is_some_and(Inode::is_promised);
+        let promised = self.read_tree().get(id).is_some_and(Inode::is_promised);
         if promised && let Err(why) = target.sync_data() {
-            self.undo_placed(&mut self.tree(), &placed);
+            self.undo_placed(&mut self.write_tree(), &placed);
             return Err(why.into());
         }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
         let mut old_place;
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             // Closed: the drain has what it shall publish, and may be at it.
             let closed = || {
                 tree.get(id).is_none_or(|inode| inode.sealed)
@@ -232,14 +232,14 @@ impl Namespace {
         why: &std::io::Error,
     ) -> surgetank_types::error::Fault {
         let fault = self.refusal(id, why);
-        let path = self.tree().logical_path(id).unwrap_or_default();
+        let path = self.read_tree().logical_path(id).unwrap_or_default();
         self.note(RunId(0), String::from_utf8_lossy(&path).into_owned(), fault.note.clone(), false);
         fault
     }
 
     fn refusal(&self, id: surgetank_types::model::FileId, why: &std::io::Error) -> surgetank_types::error::Fault {
         let errno = Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO));
-        let path = self.tree().logical_path(id).unwrap_or_default();
+        let path = self.read_tree().logical_path(id).unwrap_or_default();
         let path = String::from_utf8_lossy(&path);
         surgetank_types::error::Fault::new(
             errno,

@@ -41,8 +41,8 @@ impl Namespace {
         let in_place = content.lies == Lies::Store;
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
-            let path = self.tree().logical_path(id).unwrap_or_default();
-            let run = self.tree().get(id).map_or(surgetank_types::model::RunId(0), |inode| inode.run);
+            let path = self.read_tree().logical_path(id).unwrap_or_default();
+            let run = self.read_tree().get(id).map_or(surgetank_types::model::RunId(0), |inode| inode.run);
             self.note(
                 run,
                 String::from_utf8_lossy(&path).into_owned(),
@@ -163,7 +163,7 @@ impl Namespace {
 
     /// Nobody has the file open any more. Content without a name goes now.
     pub(super) fn last_close(&self, open: &Open) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         // In one step: whoever takes its last name away drops the content if it is not open, and we if it was.
         self.opens().remove(&open.id);
         let Some(inode) = tree.get(open.id) else {

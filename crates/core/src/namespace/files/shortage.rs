@@ -66,8 +66,8 @@ impl Namespace {
             self.no_longer_short(shortage.number, false);
             return Err(Errno::INTR.into());
         }
-        let tree = self.tree();
-        drop(self.changed.wait_timeout(tree, left.min(LOOK_EVERY)));
+        let tree = self.read_tree();
+        drop(self.wait_changed(tree, left.min(LOOK_EVERY)));
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Namespace {
         let (path, run) = match id {
             None => (path.to_vec(), run),
             Some(id) => {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 (tree.logical_path(id).unwrap_or_default(), tree.get(id).map_or(run, |inode| inode.run))
             }
         };

@@ -102,7 +102,7 @@ impl Namespace {
 
     fn sync_these(&self, due: &[(FileId, u32)]) {
         let needed: Vec<(FileId, u32, At)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let needs = |(id, version): &(FileId, u32)| {
                 tree.get(*id).filter(|inode| needs_sync(inode) && inode.version == *version)?;
                 // Nobody wants a temporary file back.
@@ -118,7 +118,7 @@ impl Namespace {
             {
                 Ok(true) => synced.push((id, version)),
                 // Renamed, moved, evicted or deleted meanwhile: if it is still somewhere, another time.
-                Ok(false) => self.to_be_synced_after(&self.tree(), id, self.config.sync_after.max(AGAIN)),
+                Ok(false) => self.to_be_synced_after(&self.read_tree(), id, self.config.sync_after.max(AGAIN)),
                 Err(why) => {
                     if let At::Tier(plain, _) = &at {
                         self.device_failed(plain.device, &why);
@@ -131,11 +131,10 @@ impl Namespace {
             return;
         }
         let files = synced.len();
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (id, version) in synced {
             self.is_synced(&mut tree, id, version);
         }
-        self.commit(&mut tree);
         drop(tree);
         crash_point!("sync.written_down");
         match self.sync_catalog() {
@@ -171,14 +170,14 @@ impl Namespace {
     /// Makes what was closed survive, whoever has opened it since; `false`: it was in other hands just now.
     pub(super) fn sync_closed_file(&self, id: FileId, version: u32) -> std::io::Result<bool> {
         let at = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             self.lies_at(&tree, id)
         };
         // (What is nowhere any more the store has, or nobody.)
         let Some(at) = at else { return Ok(true) };
         let Some(file) = self.open_to_sync(&at)? else { return Ok(false) };
         self.sync_version(id, version, &file)?;
-        if self.tree().get(id).is_some_and(|inode| !inode.sealed) {
+        if self.read_tree().get(id).is_some_and(|inode| !inode.sealed) {
             self.promise_bytes(id);
         }
         Ok(true)
@@ -198,15 +197,14 @@ impl Namespace {
     /// `fsync` of a sealed file.
     fn sync_version(&self, id: FileId, version: u32, file: &File) -> std::io::Result<()> {
         file.sync_all()?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.is_synced(&mut tree, id, version);
-        self.commit(&mut tree);
         Ok(())
     }
 
     /// A program has been promised the bytes that its open file has now.
     pub(super) fn promise_bytes(&self, id: FileId) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if let Some(inode) = tree.get_mut(id)
             && inode.promised < inode.present_version()
             && inode.owned
@@ -214,6 +212,5 @@ impl Namespace {
             inode.promised = inode.present_version();
             tree.txn.file(id);
         }
-        self.commit(&mut tree);
     }
 }

@@ -167,7 +167,7 @@ impl Namespace {
     /// What fsync promises for the file: its tier or the store.
     pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], lies: Lies) -> FsyncTarget {
         let decision = self.decide(path);
-        if !Self::drained(self.mode_for(&self.tree(), id, path)) {
+        if !Self::drained(self.mode_for(&self.read_tree(), id, path)) {
             return FsyncTarget::Tier;
         }
         let wanted = decision.fsync.or(self.config.fsync);
@@ -189,7 +189,7 @@ impl Namespace {
 
     pub(super) fn fsync_open(&self, open: &Arc<Open>, data_only: bool) -> FsResult<()> {
         let content = open.content();
-        let path = self.tree().logical_path(open.id);
+        let path = self.read_tree().logical_path(open.id);
         let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.lies));
         match target {
             FsyncTarget::Tier => {
@@ -212,7 +212,7 @@ impl Namespace {
     /// fsync of a file that is sealed by now.
     pub(super) fn fsync_closed(&self, id: FileId) -> FsResult<()> {
         let (path, version) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let Some(inode) = tree.get(id).filter(|inode| inode.dirty()) else {
                 return Ok(());
             };
@@ -221,7 +221,6 @@ impl Namespace {
                 return Ok(());
             };
             self.hurry(&mut tree, publish);
-            self.commit(&mut tree);
             (replica.map(|plain| (path, Lies::Tier(plain.device))), version)
         };
         match path {
@@ -245,7 +244,7 @@ impl Namespace {
     /// when the writer came.)
     pub(crate) fn spare_unknown_names(&self, id: FileId) -> FsResult<()> {
         let (open, publish, version) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let Some(inode) = tree.get(id) else { return Ok(()) };
             if !inode.has_unknown_names() || (inode.sealed && !inode.dirty()) {
                 return Ok(());
@@ -266,7 +265,7 @@ impl Namespace {
     }
 
     pub(super) fn has_unknown_names(&self, id: FileId) -> bool {
-        self.tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
+        self.read_tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
     }
 
     /// Its content must be written in the store itself: it has further names there that nobody has looked up, or the
@@ -281,7 +280,7 @@ impl Namespace {
             return linked;
         }
         let (dir, path, who) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let Some(inode) = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none()) else {
                 return false;
             };
@@ -316,7 +315,6 @@ impl Namespace {
             self.queue_publish(&mut tree, id);
             let publish = tree.get(id).and_then(|inode| inode.publish);
             self.hurry(&mut tree, publish);
-            self.commit(&mut tree);
             version
         };
         self.wake();
@@ -355,7 +353,7 @@ impl Namespace {
 
     pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
         let began = surgetank_types::clock::tick();
-        let mut tree = self.tree();
+        let mut tree = self.read_tree();
         loop {
             let Some(inode) = tree.get(id) else {
                 return Ok(());
@@ -364,17 +362,12 @@ impl Namespace {
                 return Ok(());
             }
             let Some(seq) = inode.publish else {
-                // What was being carried out when we asked was an older version: once more.
-                self.queue_publish(&mut tree, id);
-                let again = tree.get(id).and_then(|inode| inode.publish);
-                self.hurry(&mut tree, again);
-                self.commit(&mut tree);
-                if again.is_none() {
+                drop(tree);
+                if !self.publish_newest(id) {
                     return Ok(());
                 }
-                drop(tree);
                 self.wake();
-                tree = self.tree();
+                tree = self.read_tree();
                 continue;
             };
             if let Some(trouble) =
@@ -386,15 +379,27 @@ impl Namespace {
             if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
-            tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            tree = self.wait_changed(tree, LOOK_EVERY);
         }
+    }
+
+    /// The publication that the drain has just carried out was of an older version: queues the newest one. `false`: the file is not
+    /// published.
+    fn publish_newest(&self, id: FileId) -> bool {
+        let mut tree = self.write_tree();
+        if tree.get(id).is_some_and(|inode| inode.publish.is_none()) {
+            self.queue_publish(&mut tree, id);
+        }
+        let newest = tree.get(id).and_then(|inode| inode.publish);
+        self.hurry(&mut tree, newest);
+        newest.is_some()
     }
 
     /// Names in a directory: durable on the tier's terms when the catalog is synced, in the store when
     /// the operations on them are carried out.
     pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
         self.sync_catalog()?;
-        let path = self.tree().logical_path(dir).unwrap_or_default();
+        let path = self.read_tree().logical_path(dir).unwrap_or_default();
         let volatile = self.tiers.devices().next().is_some_and(|device| device.survives() == Survives::Agent);
         let decision = self.decide(&path);
         let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile {
@@ -406,7 +411,7 @@ impl Namespace {
             return Ok(());
         }
         let last = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let last = tree
                 .ops
                 .iter()
@@ -417,13 +422,12 @@ impl Namespace {
                 })
                 .map(|(seq, _)| *seq);
             self.hurry(&mut tree, last);
-            self.commit(&mut tree);
             last
         };
         let Some(last) = last else { return Ok(()) };
         self.wake();
         let began = surgetank_types::clock::tick();
-        let mut tree = self.tree();
+        let mut tree = self.read_tree();
         while let Some(op) = tree.ops.get(&last) {
             self.store_must_answer(began)?;
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
@@ -432,7 +436,7 @@ impl Namespace {
             if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
-            tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            tree = self.wait_changed(tree, LOOK_EVERY);
         }
         Ok(())
     }

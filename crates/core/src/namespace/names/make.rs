@@ -115,7 +115,7 @@ impl Namespace {
     ) -> FsResult<(Found, Opened)> {
         let run = self.run(caller);
         let fsync = || {
-            let path = self.tree().child_path(dir, name)?;
+            let path = self.read_tree().child_path(dir, name)?;
             self.decide(&path).fsync.or(self.config.fsync)
         };
         let via = Via::of_flags(flags, fsync);
@@ -139,7 +139,7 @@ impl Namespace {
     ) -> FsResult<Made> {
         let name = Name::from(name);
         let (id, path, decision) = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
             self.may_be_called(&tree, dir, &name)?;
             let decision = self.decided_new(&tree, dir, &path);
@@ -155,7 +155,7 @@ impl Namespace {
         let plain_stat = placed.as_ref().ok().and_then(Placed::stat_on_tier);
         // Another door that finds it waits until it is open.
         let _inode = self.lock_inode(id);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         // Under its name on the same device it keeps programs from making another one; anywhere else it does not.
         if let (Some(device), Ok(placed)) = (tree.lends.device(dir), &placed)
             && !(placed.content.lies == Lies::Tier(device) && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
@@ -233,11 +233,11 @@ impl Namespace {
     pub fn create_unnamed(&self, caller: &Caller, dir: FileId, perm: u32, flags: i32) -> FsResult<(Found, Opened)> {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
-        let id = self.tree().new_id();
+        let id = self.write_tree().new_id();
         let kind = AskKind::Create { expected: surgetank_policy::placement::Expected::Unknown };
         let wish = Wish::only(Mode::Remove);
         let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, &wish, perm, Via::Mount))?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
         attr.links = 0;
@@ -251,7 +251,6 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed)?;
         // Programs that have it open go on when the agent is killed.
         tree.txn.file(id);
-        self.commit(&mut tree);
         drop(tree);
         // Mediated, so that it can be linked under a name on whichever device it is by then.
         let content = Content { file: Arc::new(placed.writable()?), lies: placed.content.lies, writable: true };
@@ -298,7 +297,7 @@ impl Namespace {
     ) -> FsResult<Found> {
         // What is in a directory that we make is ours alone: that nobody else has made it is not believed of a listing.
         if kind == Kind::Directory
-            && let Some(d) = self.tree().dir_mut(dir)
+            && let Some(d) = self.write_tree().dir_mut(dir)
         {
             d.believed.may_be_there(name);
         }
@@ -306,7 +305,7 @@ impl Namespace {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
         let name = Name::from(name);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
         crash_point!("name.decided");
@@ -369,7 +368,7 @@ impl Namespace {
         self.permit_change(caller, dir)?;
         let name = Name::from(name);
         let run = self.run(caller);
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
         crash_point!("name.decided");

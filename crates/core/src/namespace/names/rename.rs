@@ -44,12 +44,12 @@ impl Namespace {
 
     /// A directory that comes elsewhere gets another `..`, which is a change of the directory itself.
     fn permit_other_parent(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let moved = self.tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
+        let moved = self.read_tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
         moved.map_or(Ok(()), |attr| self.permit(caller, &attr, 2))
     }
 
     fn ask_for_directory(&self, id: FileId, to_dir: FileId, to: &[u8]) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         if tree.get(id).is_some_and(Inode::is_dir)
             && let Some(d) = tree.dir_mut(to_dir)
         {
@@ -87,7 +87,7 @@ impl Namespace {
         let run = self.run(caller);
         let (from, to) = (Name::from(from), Name::from(to));
         if target.is_none() {
-            self.may_be_called(&self.tree(), to_dir, &to)?;
+            self.may_be_called(&self.read_tree(), to_dir, &to)?;
         }
         if flags & EXCHANGE != 0 {
             let other = target.ok_or(Errno::NOENT)?;
@@ -96,9 +96,9 @@ impl Namespace {
         if target == Some(id) {
             return Ok(());
         }
-        let is_dir = self.tree().get(id).is_some_and(Inode::is_dir);
+        let is_dir = self.read_tree().get(id).is_some_and(Inode::is_dir);
         if let Some(target) = target {
-            let target_is_dir = self.tree().get(target).is_some_and(Inode::is_dir);
+            let target_is_dir = self.read_tree().get(target).is_some_and(Inode::is_dir);
             match (is_dir, target_is_dir) {
                 (true, false) => return Err(Errno::NOTDIR.into()),
                 (false, true) => return Err(Errno::ISDIR.into()),
@@ -110,7 +110,7 @@ impl Namespace {
             }
         }
         crash_point!("rename.looked");
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, (!is_dir).then_some(to_dir));
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
@@ -337,7 +337,7 @@ impl Namespace {
         // Both sides must be in the store's future for certain, or one exchange there could not do it.
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         self.unlend(&mut tree, None);
         let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)
             && tree.entry(b_dir, b_name).and_then(Entry::logical) == Some(b);
@@ -433,13 +433,12 @@ impl Namespace {
     /// An exchange of files that the store never had waits until it has them.
     fn flush_for_exchange(&self, id: FileId) -> FsResult<()> {
         let pending = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             if tree.in_store(id) {
                 return Ok(());
             }
             let seq = tree.get(id).and_then(|inode| inode.publish);
             self.hurry(&mut tree, seq);
-            self.commit(&mut tree);
             seq
         };
         if pending.is_none() {
@@ -447,7 +446,7 @@ impl Namespace {
             return Ok(());
         }
         self.wake();
-        let version = self.tree().get(id).map_or(0, |inode| inode.version);
+        let version = self.read_tree().get(id).map_or(0, |inode| inode.version);
         self.wait_durable(id, version)
     }
 

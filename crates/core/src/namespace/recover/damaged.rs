@@ -56,7 +56,7 @@ impl Namespace {
         let unsaid = || image.counters.is_empty() && self.catalog.recovery().damaged_once;
         let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             tree.doubtful_below = below;
             tree.next_id = tree.next_id.max(below);
         }
@@ -67,13 +67,12 @@ impl Namespace {
 
     /// Also after the catalog started over.
     pub(in super::super) fn write_down_doubt(&self) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let below = tree.doubtful_below;
         if below == 0 {
             return;
         }
         tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
-        self.commit(&mut tree);
         drop(tree);
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced");
@@ -112,7 +111,7 @@ impl Namespace {
 
     /// Operations that do not know what the store should have under the name they take away: it may be another file's by now.
     pub(super) fn leave_out_blind_operations(&self) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         tree.next_id += NUMBERS_LEFT_OUT;
         tree.next_seq += NUMBERS_LEFT_OUT;
         tree.doubtful_below = tree.next_id;
@@ -140,7 +139,6 @@ impl Namespace {
             );
             self.cancel(&mut tree, seq);
         }
-        self.commit(&mut tree);
     }
 
     /// Is a copy on a tier still what the store has of a clean file? It may have been written since.
@@ -159,7 +157,7 @@ impl Namespace {
     /// error: some of it is not.
     pub(super) fn keep_spills(&self) -> Result<()> {
         let (dirs, who) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let mut dirs: Vec<StorePath> =
                 tree.iter().filter(|(_, inode)| inode.is_dir()).filter_map(|(id, _)| tree.applied_path(id)).collect();
             dirs.sort_unstable_by(|one, other| one.0.cmp(&other.0));
@@ -199,7 +197,7 @@ impl Namespace {
         let prefix = [STORE_TEMPORARY_PREFIX, self.key().as_bytes(), SPILL].concat();
         name.strip_prefix(&*prefix).is_some_and(|number| {
             let number = std::str::from_utf8(number).ok().and_then(|number| u64::from_str_radix(number, 16).ok());
-            number.is_none_or(|number| number < self.tree().doubtful_below)
+            number.is_none_or(|number| number < self.read_tree().doubtful_below)
         })
     }
 

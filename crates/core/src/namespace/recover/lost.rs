@@ -175,7 +175,7 @@ impl Namespace {
 
     /// The user says that the tiers that are not there do not come back. When no program is served.
     pub fn give_up_absent(&self) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let only_there: Vec<(FileId, DeviceId)> = tree
             .iter()
             .filter(|(_, inode)| inode.logical.is_some() && (inode.dirty() || !inode.sealed))
@@ -185,7 +185,6 @@ impl Namespace {
         for (id, device) in only_there {
             self.replica_missing(&mut tree, id, &Held::Tier(device));
         }
-        self.commit(&mut tree);
         drop(tree);
         self.look_at_reverted();
     }
@@ -194,7 +193,7 @@ impl Namespace {
     /// there is looked at when it is back.
     pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
         let Some(boot) = boot() else { return };
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (device, number) in tree.device_numbers.clone() {
             let name = boot_with(number);
             match image.counters.get(BOOT) {
@@ -204,7 +203,6 @@ impl Namespace {
             }
         }
         tree.txn.counter(BOOT.to_owned(), boot);
-        self.commit(&mut tree);
     }
 
     /// The newest version is not to be had. What the store has of the file is the file; if that is nothing, the file that

@@ -42,7 +42,7 @@ impl Namespace {
     pub(super) fn match_spills(&self, went_down: bool, damaged: bool) -> Result<()> {
         {
             // Deleted while somebody had it open: nobody has any more, unless programs go on.
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             let nameless: Vec<FileId> = tree
                 .iter()
                 .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
@@ -58,10 +58,9 @@ impl Namespace {
                 self.drop_content(&mut tree, id, 0);
                 self.reap(&mut tree, id);
             }
-            self.commit(&mut tree);
         }
         let spills: Vec<(FileId, StorePath, Cred)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             tree.iter()
                 .filter_map(|(id, inode)| {
                     let (dir, name) = inode.spill()?;
@@ -71,7 +70,7 @@ impl Namespace {
         };
         for (id, path, who) in spills {
             let there = self.ask_of_spill(&path, who)?;
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             match there {
                 None => {
                     if let Some(inode) = tree.get_mut(id) {
@@ -97,7 +96,6 @@ impl Namespace {
                 }
                 Some(_) => {}
             }
-            self.commit(&mut tree);
         }
         Ok(())
     }
@@ -139,7 +137,7 @@ impl Namespace {
 
     pub(super) fn content_in_store(&self, id: FileId) -> io::Result<Option<Content>> {
         let found = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             tree.get(id).and_then(|inode| {
                 let (path, lies) = match inode.spill() {
                     Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
@@ -160,14 +158,14 @@ impl Namespace {
     /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
     /// was spilled there, and the store does not answer. `None`, of one that has a plain file or a spill: it cannot be opened.
     pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
-        if self.tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
+        if self.read_tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
             return Ok(self.content_of(id));
         }
         loop {
             match self.content_in_store(id) {
                 Err(why) if passes(&why) && clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
                 Err(why) if passes(&why) && self.is_spilled(id) => {
-                    let path = self.tree().logical_path(id).map(StorePath).unwrap_or_default();
+                    let path = self.read_tree().logical_path(id).map(StorePath).unwrap_or_default();
                     return Err(self.does_not_tell(&path, why));
                 }
                 told => return Ok(told.unwrap_or(None)),
@@ -176,7 +174,7 @@ impl Namespace {
     }
 
     fn is_spilled(&self, id: FileId) -> bool {
-        self.tree().get(id).is_some_and(|inode| inode.spill().is_some())
+        self.read_tree().get(id).is_some_and(|inode| inode.spill().is_some())
     }
 
     pub(super) fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
@@ -188,10 +186,10 @@ impl Namespace {
 
     /// What was lost, the store's version stands for, and what it replaced, is as the store has it.
     pub(super) fn look_at_reverted(&self) {
-        let reverted = std::mem::take(&mut self.tree().reverted);
+        let reverted = std::mem::take(&mut self.write_tree().reverted);
         for id in reverted {
             let at = {
-                let tree = self.tree();
+                let tree = self.read_tree();
                 tree.get(id)
                     .filter(|inode| as_in_store(inode))
                     .and_then(|inode| Some((tree.applied_path(id)?, inode.cred())))
@@ -203,7 +201,7 @@ impl Namespace {
                 Err(why) => {
                     tracing::warn!(%why, %path, "the store could not be asked for what it has of a file that was lost");
                     // Who opens it looks again.
-                    let mut tree = self.tree();
+                    let mut tree = self.write_tree();
                     let inode = tree.get_mut(id).filter(|inode| as_in_store(inode));
                     if let Some(known) = inode.and_then(|inode| inode.identity.as_mut()) {
                         **known = known.bare();
@@ -211,7 +209,7 @@ impl Namespace {
                     continue;
                 }
             };
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             if let Some(inode) = tree.get_mut(id).filter(|inode| as_in_store(inode)) {
                 let Attr { ino, links, .. } = inode.attr;
                 inode.attr = match inode.set_meta {
@@ -222,7 +220,6 @@ impl Namespace {
                 inode.identity = Some(Box::new(stat.identity));
                 tree.txn.file(id);
             }
-            self.commit(&mut tree);
         }
     }
 

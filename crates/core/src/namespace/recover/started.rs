@@ -82,12 +82,12 @@ impl Namespace {
         }
         let kinds: Vec<OpKind> = started.iter().map(|one| one.kind.clone()).collect();
         let before: Vec<(FileId, Vec<Place>)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let files = kinds.iter().flat_map(files_of);
             files.filter_map(|id| Some((id, tree.get(id)?.names_in_store()))).collect()
         };
         {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             for one in &mut started {
                 one.names = names_of(&tree, &one.kind);
                 tree.carried_out(&one.kind, None);
@@ -112,15 +112,15 @@ impl Namespace {
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
         // Attributes do not show in names: those are set again.
         let mut gone: Vec<Vec<FileId>> = {
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             started[..done].iter().filter(|one| !one.is_meta()).map(|one| tree.carried_out(&one.kind, None)).collect()
         };
         let next = (done..started.len()).find(|index| !started[*index].is_meta());
-        let mut moving = next.and_then(|next| self.moving(&self.tree(), started.get(next)));
+        let mut moving = next.and_then(|next| self.moving(&self.read_tree(), started.get(next)));
         if let (Some(next), Some(begun)) = (next, &moving)
             && self.finish_moving(begun)
         {
-            gone.push(self.tree().carried_out(&started[next].kind, None));
+            gone.push(self.write_tree().carried_out(&started[next].kind, None));
             (done, moving) = (next + 1, None);
             looked.clear();
         }
@@ -148,7 +148,7 @@ impl Namespace {
         let found = (0..=started.len()).rev().find_map(|count| {
             self.put_back(before);
             {
-                let mut tree = self.tree();
+                let mut tree = self.write_tree();
                 for one in &started[..count] {
                     tree.carried_out(&one.kind, None);
                 }
@@ -183,7 +183,7 @@ impl Namespace {
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
         let (who, dirs) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let places = done.iter().flat_map(|one| one.names.iter().map(|(place, ..)| place.0));
             let dirs: std::collections::BTreeSet<FileId> = places.collect();
             let owner = tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
@@ -204,7 +204,7 @@ impl Namespace {
         looked: &mut Looked,
     ) -> std::io::Result<()> {
         let paths: Vec<(StorePath, Cred)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let files = started.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
         };
@@ -223,7 +223,7 @@ impl Namespace {
     /// is all that is left of them, and it is published. (An empty file in its place would be seen until its turn to go.)
     pub(super) fn take_over_copies(&self) {
         let wanted: Vec<(FileId, Seq, Prepared, Cred)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let begun = tree.ops.iter().filter(|(_, op)| op.certain && matches!(op.kind, OpKind::Publish { .. }));
             begun
                 .filter_map(|(seq, op)| {
@@ -236,7 +236,7 @@ impl Namespace {
         if wanted.is_empty() {
             return;
         }
-        let dirs = self.tree().dirs_of_temporaries();
+        let dirs = self.read_tree().dirs_of_temporaries();
         for (file, seq, prepared, who) in wanted {
             let name = self.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
@@ -246,7 +246,7 @@ impl Namespace {
                 });
                 there.is_some_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
             });
-            let mut tree = self.tree();
+            let mut tree = self.write_tree();
             if let Some((dir, _)) = found
                 && let Some(inode) = tree.get_mut(file)
             {
@@ -271,7 +271,7 @@ impl Namespace {
     }
 
     fn started(&self) -> Vec<Started> {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let mut started = Vec::new();
         let mut fresh = Vec::new();
         for (seq, op) in &tree.ops {
@@ -298,7 +298,7 @@ impl Namespace {
     }
 
     fn put_back(&self, before: &[(FileId, Vec<Place>)]) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for (id, names) in before {
             if let Some(inode) = tree.get_mut(*id) {
                 inode.set_names_in_store(names.clone());
@@ -309,7 +309,7 @@ impl Namespace {
     /// Is the store as after the first `count` of the operations? The tree says so already.
     fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
         let expected = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let moving = self.moving(&tree, started.get(count));
             let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
             let mut unknown: Vec<&Place> = Vec::new();
@@ -394,7 +394,7 @@ impl Namespace {
                 self.store.features().plain_files
                     && holder.ino == Some(stat.identity.ino)
                     && prepared.is(&stat.identity)
-                    && !self.is_left(&self.tree().dirs_of_temporaries(), names, (prepared, one.who), looked)?
+                    && !self.is_left(&self.read_tree().dirs_of_temporaries(), names, (prepared, one.who), looked)?
             }
         })
     }
@@ -431,7 +431,7 @@ impl Namespace {
     /// What the files of these publications were spilled to. It may be the only place where a version lies.
     fn look_at_spills(&self, done: &[Started], looked: &mut Looked) -> Result<()> {
         let spills: Vec<(StorePath, Cred)> = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             let published = done.iter().filter(|one| matches!(one.kind, OpKind::Publish { .. }));
             let files = published.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((spilled_to(&tree, id)?, tree.get(id)?.cred()))).collect()
@@ -447,7 +447,7 @@ impl Namespace {
 
     /// These are done: their files are where they brought them, and known as they are there now.
     fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
@@ -463,12 +463,11 @@ impl Namespace {
             }
             self.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
         }
-        self.commit(&mut tree);
     }
 
     /// These are not done. One of them may have been cut off between changing attributes and writing that down.
     fn begin_anew(&self, rest: &[Started], looked: &Looked) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         for one in rest {
             for id in files_of(&one.kind) {
                 recognise(&mut tree, id, None, touches_meta(rest, id), looked);
@@ -479,7 +478,6 @@ impl Namespace {
                 tree.txn.op(one.seq);
             }
         }
-        self.commit(&mut tree);
     }
 }
 

@@ -46,7 +46,7 @@ impl Namespace {
         if !self.is_handed_still(content) {
             return false;
         }
-        let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);
+        let charged_bytes = self.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
         let open = Arc::new(Open::new(id, content.clone(), true, self.backing_left(id), charged_bytes));
         open.handed.store(true, Ordering::Relaxed);
         open.handed_to(rustix::process::geteuid().as_raw());
@@ -101,7 +101,7 @@ impl Namespace {
     }
 
     fn restore_tree(&self, left: &Left) {
-        let mut tree = self.tree();
+        let mut tree = self.write_tree();
         let highest = left.mirrors.keys().map(|id| id.0).max().unwrap_or(0);
         // Numbers that were given and taken back since are not in the catalog; the kernel must not meet one of them again.
         tree.next_id = tree.next_id.max(highest + 1) + NUMBERS_LEFT_OUT;
@@ -141,7 +141,7 @@ impl Namespace {
                     Some(open) => Arc::new(open),
                     None => {
                         let content = self.content_left(handle.id, until)?;
-                        let charged_bytes = self.tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
+                        let charged_bytes = self.read_tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
                         let backing = self.backing_left(handle.id);
                         Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes))
                     }
@@ -175,7 +175,7 @@ impl Namespace {
             return Some(Content { file: Arc::new(file), lies: Lies::Store, writable });
         }
         let (plain, nameless) = {
-            let tree = self.tree();
+            let tree = self.read_tree();
             (tree.get(id)?.replica, tree.logical_path(id).is_none())
         };
         let content = match plain {
@@ -190,7 +190,7 @@ impl Namespace {
             // Somebody else may have put another file there.
             let ino = rustix::fs::fstat(&*content.file).ok()?.st_ino;
             let same =
-                self.tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
+                self.read_tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
             return same.then_some(content);
         }
         Some(content)
