@@ -18,6 +18,7 @@ FUNCTION_LINES_MAX = 100
 
 FUNCTION = re.compile(r"^( *)(?:pub(?:\([a-z: ]+\))? )?(?:const )?(?:async )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)")
 IMPL = re.compile(r"^( *)(?:unsafe )?impl(?:<.*?>)? (?!.* for )(?:\w+::)*(\w+)")
+DEFINITION = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?(?:struct|enum|union|type) (\w+)")
 TESTS = re.compile(r"^ *#\[cfg\((?:test|all\(test)")
 CHILD = re.compile(r"(?<![:\w])(\w+)::")
 PATH = re.compile(r"\b(crate|super|self)((?:::\w+)+)")
@@ -46,17 +47,36 @@ def shape(checkout: Path) -> Shape:
     for sources in sorted(checkout.glob("crates/*/src")):
         crate = sources.parent.name
         files = [file for file in sorted(sources.rglob("*.rs")) if not is_of_tests(file)]
+        defined = definitions(files)
         for file in files:
             lines = without_tests(file.read_text().splitlines())
             for name, length in function_lengths(lines):
                 key = f"{file.relative_to(checkout)} {name}"
                 functions[key] = max(length, functions.get(key, 0))
             for name, methods in inherent_methods(lines):
-                top = file.relative_to(sources).with_suffix("").parts[0]
+                top = module_that_defines(name, file, defined).relative_to(sources).with_suffix("").parts[0]
                 types[f"{crate}::{top}::{name}"].methods += methods
                 types[f"{crate}::{top}::{name}"].files.add(file)
         circles[crate] = folder_circles(sources, files)
     return Shape(types, functions, circles)
+
+
+def definitions(files: list[Path]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = defaultdict(list)
+    for file in files:
+        for line in without_tests(file.read_text().splitlines()):
+            if match := DEFINITION.match(line):
+                found[match[1]].append(file)
+    return found
+
+
+def module_that_defines(name: str, file: Path, defined: dict[str, list[Path]]) -> Path:
+    """Of several types of that name, the one whose path shares most with the file that implements its methods."""
+    def shared(other: Path) -> int:
+        pairs = zip(other.with_suffix("").parts, file.with_suffix("").parts)
+        return next((n for n, (one, another) in enumerate(pairs) if one != another), len(file.parts))
+
+    return max(defined.get(name, []), key=shared, default=file)
 
 
 def complaints(found: Shape, allowed: dict[str, dict[str, dict[str, object]]]) -> list[str]:

@@ -24,11 +24,11 @@ use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use surgetank_types::sync::thread::JoinHandle;
 use surgetank_types::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 
-use crate::namespace::tree::{Name, Progress, Tree, Trouble};
 use crate::namespace::{Namespace, Queued};
 use crate::report::Scope;
 pub use meter::Meter;
 use pause::{May, Pause};
+use surgetank_state::{Name, Progress, Tree, Trouble};
 use surgetank_store::Staged;
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, OpKind, Seq};
@@ -302,7 +302,7 @@ impl Drain {
         let mut held_bytes = 0;
         let mut tree = self.namespace.write_tree();
         // What is under way tells whether the store is back.
-        let busy = |op: &crate::namespace::tree::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
+        let busy = |op: &surgetank_state::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
         if may == May::One && tree.ops.values().take(WINDOW_OPS).any(busy) {
             return Next::Wait(POLL_PERIOD);
         }
@@ -377,7 +377,7 @@ impl Drain {
             }
         }
         for seq in gives_way {
-            self.namespace.unstage(&mut tree, seq);
+            tree.unstage(seq);
         }
         let more = !to_stage.is_empty();
         for seq in &to_stage {
@@ -412,7 +412,7 @@ impl Drain {
         let mut first = HashMap::new();
         if ops().any(|(_, op)| matches!(op.kind, OpKind::SetMeta { .. })) {
             for (seq, op) in ops() {
-                for (dir, _) in crate::namespace::tree::places(&op.kind) {
+                for (dir, _) in surgetank_state::places(&op.kind) {
                     first.entry(dir).or_insert(seq);
                 }
                 // Its copy leaves this one.
@@ -446,7 +446,7 @@ impl Drain {
             _ => None,
         };
         over.is_some_and(|over| stuck.contains(&over))
-            || crate::namespace::tree::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
+            || surgetank_state::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
     }
 
     /// What was handed out but not begun waits for its turn again.

@@ -8,7 +8,6 @@
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
 //! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
 
-mod access;
 mod ahead;
 mod arrive;
 mod attributes;
@@ -24,7 +23,6 @@ mod groups;
 mod happened;
 pub(crate) mod held;
 mod hints;
-pub(crate) mod journal;
 mod lent;
 mod listing;
 mod locks;
@@ -41,7 +39,7 @@ mod scrub;
 mod shown;
 mod survive;
 mod temporaries;
-pub mod tree;
+mod transactions;
 mod xattrs;
 
 use crate::report::run::EventKind;
@@ -74,14 +72,14 @@ pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
 pub use hints::Given;
-pub use lent::{Claimed, Stray};
+pub use lent::Claimed;
 pub use listing::Listed;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{is_spent, keep_copy, unproven_name};
 pub use shown::{Shim, Shown};
+use surgetank_state::{Inode, Tree};
 pub use survive::{Keeper, Request, Survival};
-use tree::{Inode, Tree};
 
 /// What the kernel's side can do for us.
 pub trait Door: Send + Sync {
@@ -476,7 +474,7 @@ impl Namespace {
         crash_point!("lookup.missed");
         let mut tree = self.write_tree();
         // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
-        let absent = tree.entry(dir, name).and_then(tree::Entry::logical).is_none();
+        let absent = tree.entry(dir, name).and_then(surgetank_state::Entry::logical).is_none();
         match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_lent) {
             // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
             Some(d) => {

@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown, Stray};
+use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown};
+use surgetank_state::Stray;
 use surgetank_types::model::FileId;
 
 use closings::{Closed, Closings};

@@ -3,7 +3,7 @@
 use std::io;
 use surgetank_types::sync::PoisonError;
 
-use crate::namespace::tree::{Inode, files_of};
+use surgetank_state::{Inode, files_of};
 use surgetank_store::{Cred, Staged, StorePath, StoreStat};
 use surgetank_types::model::{Kind, OpKind, Seq};
 

@@ -8,7 +8,7 @@ use surgetank_types::sync::PoisonError;
 
 use crate::namespace::content::Lies;
 use crate::namespace::held::BUSY_PATIENCE;
-use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
+use surgetank_state::{Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::Drain;
 use super::pause::May;
 use crate::namespace::Absence;
-use crate::namespace::tree::{Progress, Trouble};
+use surgetank_state::{Progress, Trouble};
 use surgetank_store::verdict::{self, Verdict};
 use surgetank_types::clock;
 use surgetank_types::model::{OpKind, Seq};
@@ -85,7 +85,7 @@ impl Drain {
     fn open_up(&self, seq: Seq) -> bool {
         let places = {
             let tree = self.namespace.read_tree();
-            tree.ops.get(&seq).map(|op| crate::namespace::tree::places(&op.kind)).unwrap_or_default()
+            tree.ops.get(&seq).map(|op| surgetank_state::places(&op.kind)).unwrap_or_default()
         };
         // (All of them.)
         places.iter().filter(|(dir, _)| self.namespace.open_up(*dir)).count() > 0

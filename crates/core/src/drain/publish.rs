@@ -8,7 +8,7 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
-use crate::namespace::tree::{Op, Progress, Tree};
+use surgetank_state::{Op, Progress, Tree};
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
 use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
 
@@ -105,7 +105,7 @@ impl Drain {
         let Some((dir, name)) = place else { return };
         let (path, owner) = {
             let tree = self.namespace.read_tree();
-            let owner = tree.ops.get(&seq).and_then(|op| tree.get(op.file())).map(crate::namespace::tree::Inode::cred);
+            let owner = tree.ops.get(&seq).and_then(|op| tree.get(op.file())).map(surgetank_state::Inode::cred);
             (tree.applied_path(dir).map(|dir| dir.join(&name)), owner)
         };
         let Some((path, owner)) = path.zip(owner) else { return };
@@ -215,7 +215,7 @@ impl Drain {
     }
 
     fn owner_of(&self, id: FileId) -> Cred {
-        self.namespace.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
+        self.namespace.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, surgetank_state::Inode::cred)
     }
 
     /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
@@ -291,7 +291,7 @@ impl Drain {
     fn restage(&self, seq: Seq, why: &std::io::Error) {
         {
             let mut tree = self.namespace.write_tree();
-            self.namespace.unstage(&mut tree, seq);
+            tree.unstage(seq);
         }
         self.failed(seq, why);
     }
@@ -333,16 +333,16 @@ impl Drain {
                 OpKind::Publish { file, dir, name, .. }
                     if tree.get(*file).is_some_and(|inode| inode.applied.is_none() && !inode.is_dir()) =>
                 {
-                    let name = crate::namespace::tree::Name::from(&**name);
-                    if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
+                    let name = surgetank_state::Name::from(&**name);
+                    if tree.entry(*dir, &name).and_then(surgetank_state::Entry::logical) == Some(*file) {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                         tree.txn.entry(*dir, &name);
                     }
                     self.plan_links(&mut tree, *file);
                 }
                 OpKind::Link { file, dir, name } => {
-                    let name = crate::namespace::tree::Name::from(&**name);
-                    if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
+                    let name = surgetank_state::Name::from(&**name);
+                    if tree.entry(*dir, &name).and_then(surgetank_state::Entry::logical) == Some(*file) {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                         tree.txn.entry(*dir, &name);
                     }
@@ -388,9 +388,9 @@ impl Drain {
             let (kind, done) = (op.kind.clone(), op.doubtful);
             if !done {
                 tree.release_books(&kind);
-                released.extend(crate::namespace::tree::files_of(&kind));
+                released.extend(surgetank_state::files_of(&kind));
             }
-            for id in crate::namespace::tree::files_of(&kind) {
+            for id in surgetank_state::files_of(&kind) {
                 tree.txn.file(id);
             }
             tree.txn.op(*seq);
@@ -405,7 +405,7 @@ impl Drain {
         let mut tree = self.namespace.write_tree();
         let mut leaving = Vec::new();
         for (seq, outcome) in done {
-            let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
+            let Some(id) = tree.ops.get(&seq).map(surgetank_state::Op::file) else {
                 continue;
             };
             let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);

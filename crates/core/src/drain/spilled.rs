@@ -5,7 +5,7 @@ use std::io;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::namespace::content::{Content, Lies, Open};
-use crate::namespace::tree::{Inode, Name, file_of};
+use surgetank_state::{Inode, Name, file_of};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 

@@ -5,7 +5,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::namespace::content::Lies;
-use crate::namespace::tree::{Inode, Name, Op, Progress};
+use surgetank_state::{Inode, Name, Op, Progress};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
 
@@ -120,7 +120,7 @@ impl Drain {
         let mut tree = self.namespace.write_tree();
         let lies_there = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
-        given_up.into_iter().for_each(|seq| self.namespace.unstage(&mut tree, seq));
+        given_up.into_iter().for_each(|seq| tree.unstage(seq));
         drop(tree);
         self.as_owner(owner, |who| self.namespace.discard_left_in(who, path))
     }

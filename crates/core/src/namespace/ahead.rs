@@ -23,7 +23,7 @@ use surgetank_types::sync::atomic::Ordering;
 use super::Namespace;
 use super::content::{Content, Lies, Open};
 use super::files::{Given, Placed, Wish, hidden_name, reopen_read_only};
-use super::tree::Tree;
+use surgetank_state::Tree;
 
 pub(super) use waiting::Waiting;
 
@@ -189,7 +189,7 @@ impl Namespace {
             }
             return Err(fault);
         }
-        self.own(tree, id);
+        tree.own(id);
         let device = self.tiers.device(device);
         let written_bytes = data_bytes(copied.size_bytes, copied.charged_bytes / 512);
         device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);

@@ -12,10 +12,10 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
 
 use super::Namespace;
-use super::access::WriteTree;
 use super::content::{Content, Lies, Open};
 use super::held::BUSY_PATIENCE;
-use super::tree::{Inode, Tree};
+use super::transactions::WriteTree;
+use surgetank_state::{Inode, Tree};
 
 /// What a program wants changed; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -247,7 +247,7 @@ impl Namespace {
     fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
         let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(id));
-        self.own(&mut tree, id);
+        tree.own(id);
         let open = self.opens().get(&id).cloned();
         let now = clock::now();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
@@ -371,7 +371,7 @@ impl Namespace {
         let waiting = inode
             .publish
             .and_then(|seq| tree.ops.get(&seq))
-            .is_some_and(|op| op.progress == super::tree::Progress::Waiting);
+            .is_some_and(|op| op.progress == surgetank_state::Progress::Waiting);
         let needed = inode.is_dir() || tree.in_store(id) && (!waiting || gives_away);
         let staged = inode.publish.is_some() && !waiting;
         if id == FileId::ROOT && inode.applied.is_some() {
@@ -382,9 +382,9 @@ impl Namespace {
         }
         // At most one waits; it moves to the end, after whatever would disturb it.
         if let Some(seq) = inode.set_meta
-            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree.ops.get(&seq).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting)
         {
-            self.cancel(tree, seq);
+            tree.cancel(seq);
         }
         let seq = self.queue(tree, OpKind::SetMeta { file: id }, run, last, 0);
         if let Some(inode) = tree.get_mut(id) {
@@ -407,7 +407,7 @@ impl Namespace {
         let Some(op) = tree.ops.get(&seq) else { return };
         let (run, last) = (op.run, op.last);
         let waits_behind = |later: &Seq| {
-            *later > seq && tree.ops.get(later).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            *later > seq && tree.ops.get(later).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting)
         };
         if tree.get(dir).is_some_and(|dir| dir.set_meta.as_ref().is_none_or(|later| !waits_behind(later))) {
             self.commit_apart(tree, |tree| self.queue_times(tree, dir, run, last));
@@ -499,7 +499,7 @@ impl Namespace {
             };
             let (attr, owner, run) = (inode.attr, inode.cred(), inode.run);
             let Some(path) = tree.applied_path(id) else { return false };
-            self.own(&mut tree, id);
+            tree.own(id);
             // Written down first: whatever happens now, it gets its own mode again, last.
             self.queue_meta(&mut tree, id, run, false);
             self.commit(&mut tree);

@@ -10,7 +10,7 @@ use surgetank_tier::Device;
 use surgetank_types::model::{DeviceId, FileId, Kind};
 
 use super::Namespace;
-use super::tree::{PlainId, Tree};
+use surgetank_state::{PlainId, Tree};
 
 /// The newest version of a file that is not durable.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{FileId, Kind, OpKind};
 
 use super::Namespace;
-use super::tree::{Name, Progress};
+use surgetank_state::{Name, Progress};
 
 /// Where the store has something.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl Namespace {
         {
             let mut tree = self.write_tree();
             let last = tree.ops.keys().next_back().copied();
-            self.hurry(&mut tree, last);
+            tree.hurry(last);
             self.commit(&mut tree);
         }
         self.wake();
@@ -157,7 +157,7 @@ impl Namespace {
             return Err(Errno::ACCESS.into());
         }
         for seq in [publish, meta] {
-            self.hurry(&mut tree, seq);
+            tree.hurry(seq);
         }
         self.commit(&mut tree);
         Err(Errno::AGAIN.into())

@@ -14,7 +14,7 @@ use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::Namespace;
 use super::content::Lies;
-use super::tree::{Place, PlainId, Tree};
+use surgetank_state::{Place, PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
@@ -177,7 +177,7 @@ impl Namespace {
             inode.logical = None;
             inode.applied = None;
         }
-        tree.bind(dir, &name, |entry| *entry = super::tree::Entry::default());
+        tree.bind(dir, &name, |entry| *entry = surgetank_state::Entry::default());
         self.commit_apart(tree, |tree| {
             tree.txn.dropped(id);
             tree.txn.entry(dir, &name);
@@ -193,13 +193,7 @@ impl Namespace {
     }
 
     /// The plain file goes when it is written down that it does.
-    fn drop_copy(
-        &self,
-        tree: &mut Tree,
-        id: FileId,
-        replica: PlainId,
-        path: Option<Vec<u8>>,
-    ) -> Remains<'_> {
+    fn drop_copy(&self, tree: &mut Tree, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> Remains<'_> {
         tree.txn.gone(Some(replica));
         let shown_perm = self.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);

@@ -18,7 +18,6 @@ mod sync;
 mod transfer;
 
 pub(crate) use linger::Lingering;
-pub use pages::Pages;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, SPILL, Wish, hidden_name, reopen_read_only};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::{Given, SpilledBy, copy_with_attributes};

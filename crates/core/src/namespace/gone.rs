@@ -12,7 +12,7 @@ use foldhash::HashSet;
 use surgetank_types::model::{Change, DeviceId, Image};
 
 use super::Namespace;
-use super::tree::{PlainId, Tree};
+use surgetank_state::{PlainId, Tree};
 
 /// More than so many are never between the two steps: each has a thread of its own.
 const REMEMBERED: u32 = 256;

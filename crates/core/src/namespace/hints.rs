@@ -10,153 +10,17 @@
 use std::collections::BTreeMap;
 use surgetank_types::sync::Arc;
 
-use foldhash::{HashMap, HashSet};
-
 use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
 use surgetank_policy::rule::Decision;
 use surgetank_types::error::{Errno, Fault, FsResult};
-use surgetank_types::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
+use surgetank_types::model::{FileId, Hinted, Image, Mode, Seq};
 
 use super::Namespace;
-use super::tree::{Inode, OWN_INODE_BASE, Tree};
 use super::xattrs::{CREATE, REPLACE};
+use surgetank_state::{HintHistory, Tree, parent};
 
-/// So many changes of a directory's hints are remembered. What was made before that counts as made before there were any.
-const CHANGES_MAX: usize = 64;
 /// Names of one request are taken in such steps, so that programs have their turn between them.
 const NAMES_AT_ONCE: usize = 256;
-
-/// What was said of one file or directory, oldest first: from which file on.
-#[derive(Debug, Default)]
-pub struct Said(Vec<(FileId, Arc<Hints>)>);
-
-impl Said {
-    /// What holds now, of a file, or of what is made next in a directory.
-    fn now(&self) -> Option<&Arc<Hints>> {
-        self.0.last().map(|(_, hints)| hints)
-    }
-
-    /// What a directory has for a file with this number.
-    fn for_file(&self, id: FileId) -> Option<&Arc<Hints>> {
-        self.0.iter().rev().find(|(since, _)| *since <= id).map(|(_, hints)| hints)
-    }
-
-    fn put(&mut self, since: FileId, hints: Arc<Hints>) {
-        if let Some(last) = self.0.last_mut().filter(|last| last.0 == since) {
-            last.1 = hints;
-            return;
-        }
-        if self.0.len() == CHANGES_MAX {
-            self.0.remove(0);
-        }
-        self.0.push((since, hints));
-    }
-
-    fn record(&self) -> HintRecord {
-        let texts = |hints: &Hints| hints.texts().map(|(name, value)| (name.into(), value.into())).collect();
-        self.0.iter().map(|(since, hints)| (*since, texts(hints))).collect()
-    }
-
-    fn of_record(record: &HintRecord) -> Self {
-        let hints = |texts: &BTreeMap<Box<str>, Box<str>>| {
-            Arc::new(Hints::of_texts(texts.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))))
-        };
-        Self(record.iter().map(|(since, texts)| (*since, hints(texts))).collect())
-    }
-}
-
-/// Of the whole tree.
-#[derive(Debug, Default)]
-pub struct Known {
-    /// Any were ever given: without, nobody looks for them.
-    any: bool,
-    names: HashMap<Box<[u8]>, Arc<Hints>>,
-    /// In which one of them is.
-    dirs: HashSet<Box<[u8]>>,
-}
-
-impl Known {
-    pub fn any(&self) -> bool {
-        self.any
-    }
-
-    fn of_name(&mut self, path: &[u8]) -> &mut Arc<Hints> {
-        self.any = true;
-        self.dirs.insert(parent(path).into());
-        self.names.entry(path.into()).or_default()
-    }
-}
-
-impl Tree {
-    /// What the catalog keeps; `None`: nothing.
-    pub fn hint_record(&self, of: &Hinted) -> Option<HintRecord> {
-        match of {
-            Hinted::File(id) => self.get(*id).filter(|inode| inode.owned)?.said().map(Said::record),
-            Hinted::Path(path) => {
-                let hints = self.hints.names.get(path)?.clone();
-                Some(Said(vec![(FileId(0), hints)]).record())
-            }
-        }
-    }
-
-    /// As far as it is known without asking the store.
-    fn file_at(&self, path: &[u8]) -> Option<FileId> {
-        let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
-        names.try_fold(FileId::ROOT, |dir, name| self.entry(dir, name)?.logical())
-    }
-
-    /// Changes what holds for the file, or in a directory from now on.
-    fn say(&mut self, id: FileId, change: impl FnOnce(&mut Hints)) {
-        let next = FileId(self.next_id);
-        self.hints.any = true;
-        let Some(inode) = self.get_mut(id) else { return };
-        let since = if inode.is_dir() { next } else { FileId(0) };
-        let said = &mut inode.extra_mut().hints;
-        let mut hints = said.as_ref().and_then(|said| said.now()).map(|hints| Hints::clone(hints)).unwrap_or_default();
-        change(&mut hints);
-        said.get_or_insert_default().put(since, Arc::new(hints));
-    }
-
-    /// Would anything that is made in the directory have a hint from its first moment?
-    pub(super) fn is_hinted(&self, dir: FileId) -> bool {
-        if !self.hints.any {
-            return false;
-        }
-        let mut any = self.logical_path(dir).is_none_or(|path| self.hints.dirs.contains(path.as_slice()));
-        self.inherited(dir, FileId(u64::MAX), |_, hints| any |= !hints.is_empty());
-        any
-    }
-
-    fn hints_of(&self, id: FileId) -> Option<&Arc<Hints>> {
-        self.get(id).and_then(Inode::said).and_then(Said::now)
-    }
-
-    /// What directories from `dir` upwards have for the file, the nearest first.
-    fn inherited(&self, dir: FileId, id: FileId, mut heard: impl FnMut(FileId, &Hints)) {
-        let mut at = dir;
-        while let Some(inode) = self.get(at) {
-            if let Some(hints) = inode.said().and_then(|said| said.for_file(id)) {
-                heard(at, hints);
-            }
-            match inode.logical.as_ref() {
-                Some((parent, _)) if at != FileId::ROOT => at = *parent,
-                _ => return,
-            }
-        }
-    }
-
-    /// Every hint that the file has, the nearest first, with the directory that it is of.
-    fn each_hint(&self, id: FileId, mut heard: impl FnMut(Option<FileId>, &Hints)) {
-        let Some(inode) = self.get(id).filter(|_| self.hints.any) else { return };
-        if let Some(own) = self.hints_of(id) {
-            heard(None, own);
-        }
-        // What the store had was not made below any.
-        if let Some((dir, _)) = inode.logical.as_ref().filter(|_| inode.attr.ino >= OWN_INODE_BASE) {
-            self.inherited(*dir, id, |dir, hints| heard(Some(dir), hints));
-        }
-    }
-}
 
 /// What is still to be done for a file whose hints changed, with nothing locked.
 #[derive(Default)]
@@ -291,7 +155,7 @@ impl Namespace {
         let mut tree = self.write_tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
         self.unlend_within(&mut tree, id);
-        self.own(&mut tree, id);
+        tree.own(id);
         tree.say(id, &change);
         tree.txn.hints(Hinted::File(id));
         if let Some(path) = tree.logical_path(id)
@@ -383,22 +247,12 @@ impl Namespace {
         }
     }
 
-    /// A file or directory got this name: what was said of the name is said of it.
-    pub(super) fn named(&self, tree: &mut Tree, id: FileId, path: &[u8]) {
-        if tree.hints.names.is_empty() {
-            return;
-        }
-        let Some(given) = tree.hints.names.get(path).cloned() else { return };
-        tree.say(id, |said| said.update(&given));
-        tree.txn.hints(Hinted::File(id));
-    }
-
     // ---- what follows
 
     /// What can be done about it at once is.
     fn hints_changed(&self, tree: &mut Tree, id: FileId, then: &mut Then) {
         let Some((inode, path)) = tree.get(id).zip(tree.logical_path(id)) else { return };
-        let wants = inode.said().and_then(Said::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
+        let wants = inode.said().and_then(HintHistory::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
         if wants {
             then.wanted.push(path.clone());
         }
@@ -426,14 +280,14 @@ impl Namespace {
             for seq in own {
                 let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last) else { continue };
                 op.last = false;
-                let places = super::tree::places(&op.kind);
+                let places = surgetank_state::places(&op.kind);
                 tree.txn.op(seq);
-                places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, dir, false));
+                places.into_iter().for_each(|(dir, _)| tree.hasten_dirs(dir, false));
             }
         } else if let Some(seq) = publish
             && tree.ops.get(&seq).is_some_and(|op| !op.last)
             && !tree.in_store(id)
-            && self.take_back(tree, id, seq)
+            && tree.take_back(id, seq)
         {
             // At the end of the queue, where nothing builds on it.
             self.queue_publish(tree, id);
@@ -456,7 +310,7 @@ impl Namespace {
         let mut tree = self.write_tree();
         for (of, record) in std::mem::take(&mut image.hints) {
             tree.hints.any = true;
-            let said = Said::of_record(&record);
+            let said = HintHistory::of_record(&record);
             match of {
                 Hinted::Path(path) => {
                     if let Some(hints) = said.now() {
@@ -465,7 +319,7 @@ impl Namespace {
                 }
                 Hinted::File(id) => {
                     // A number that was given out and never written down is not given to a file that comes later.
-                    let since = said.0.last().map_or(0, |(since, _)| since.0);
+                    let since = said.since().map_or(0, |since| since.0);
                     tree.next_id = tree.next_id.max(since);
                     if let Some(inode) = tree.get_mut(id) {
                         inode.extra_mut().hints = Some(Box::new(said));
@@ -499,10 +353,6 @@ type Change = Box<dyn Fn(&mut Hints)>;
 
 fn has(hints: &Hints, name: &str) -> bool {
     Name::parse(name).is_ok_and(|name| hints.value(name).is_some())
-}
-
-fn parent(path: &[u8]) -> &[u8] {
-    path.iter().rposition(|byte| *byte == b'/').map_or(b"", |at| &path[..at])
 }
 
 /// Without what means nothing in a path.

@@ -7,11 +7,11 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashSet;
 
 use surgetank_tier::Plain;
 use surgetank_types::clock;
@@ -19,7 +19,7 @@ use surgetank_types::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timest
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
-use super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
+use surgetank_state::{Delegation, Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 
 /// A program that makes one file asks for one file.
 const MADE_MIN: u16 = 2;
@@ -51,46 +51,6 @@ pub struct Claimed {
     pub run: RunId,
     pub dev: u64,
     pub ino: u64,
-}
-
-/// Directory and name of a plain file that a program made, or is about to make, and that counts for nothing.
-pub type Stray = (FileId, Vec<u8>);
-
-/// A directory that is lent.
-#[derive(Debug)]
-pub struct Lend {
-    device: DeviceId,
-    watch: i32,
-    reserve_bytes: u64,
-    /// Set aside for files of which we do not know yet.
-    ahead_bytes: u64,
-    reason: Option<Arc<str>>,
-    /// It is not shown any more; what was made in it is still to be taken in.
-    ended: bool,
-    number: u64,
-    /// When it was lent, or a file was made in it, by whomever.
-    used: Instant,
-}
-
-#[derive(Debug, Default)]
-pub struct Lends {
-    dirs: HashMap<FileId, Lend>,
-    next: u64,
-    strays: Vec<Stray>,
-}
-
-/// How often files were made in a directory since it was taken back, and after how many it is lent.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Wish {
-    made: u16,
-    after: u16,
-}
-
-impl Lends {
-    /// The device on which programs may make files of the directory.
-    pub fn device(&self, dir: FileId) -> Option<DeviceId> {
-        self.dirs.get(&dir).filter(|lend| !lend.ended).map(|lend| lend.device)
-    }
 }
 
 impl Namespace {
@@ -140,12 +100,12 @@ impl Namespace {
             }
         }
         for dir in dirs {
-            Self::touch_dir(tree, dir, 0);
+            tree.touch_dir(dir, 0);
         }
     }
 
     fn take_claimed(&self, tree: &mut Tree, claim: &Claimed) -> Result<(), String> {
-        let lend = tree.lends.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
+        let lend = tree.delegations.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
         lend.used = clock::tick();
         let (device, watch, reserve_bytes, reason) = (lend.device, lend.watch, lend.reserve_bytes, lend.reason.clone());
         let (file, stat, path) = self.claimed_file(tree, claim, device)?;
@@ -161,7 +121,7 @@ impl Namespace {
         inode.placed = reason;
         tree.insert(id, inode);
         tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(tree, id);
+        tree.own(id);
         tree.txn.entry(claim.dir, &name);
         let content = Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false };
         let open = Arc::new(Open::new(id, content, true, None, 0));
@@ -217,7 +177,7 @@ impl Namespace {
         open: &Open,
         may_be_dirty: bool,
     ) -> Option<Vec<Name>> {
-        if let Some(lend) = tree.lends.dirs.get_mut(&dir) {
+        if let Some(lend) = tree.delegations.dirs.get_mut(&dir) {
             lend.used = clock::tick();
         }
         if !may_be_dirty || !self.may_lend_at_all(caller) {
@@ -234,7 +194,7 @@ impl Namespace {
     /// What the kernel was told of the directory it has to be told otherwise before that can be, and of these names; `None`: it
     /// was told nothing that is in the way.
     pub(super) fn lend(&self, tree: &mut Tree, caller: &Caller, dir: FileId, open: &Open) -> Option<Vec<Name>> {
-        let shim = self.shim.get().filter(|_| !tree.lends.dirs.contains_key(&dir))?;
+        let shim = self.shim.get().filter(|_| !tree.delegations.dirs.contains_key(&dir))?;
         let Lies::Tier(device) = open.content().lies else { return None };
         if !self.may_be_lent(tree, dir) {
             return None;
@@ -255,8 +215,8 @@ impl Namespace {
         if !on.leases() || !on.healthy() || on.free_bytes() < Self::bytes_to_lend(on, ahead_bytes) {
             return None;
         }
-        while tree.lends.dirs.len() >= LENDS_MAX
-            && let Some(oldest) = tree.lends.dirs.iter().min_by_key(|(_, lend)| lend.number).map(|(dir, _)| *dir)
+        while tree.delegations.dirs.len() >= LENDS_MAX
+            && let Some(oldest) = tree.delegations.dirs.iter().min_by_key(|(_, lend)| lend.number).map(|(dir, _)| *dir)
         {
             self.take_back_lent(tree, &[oldest]);
         }
@@ -266,15 +226,15 @@ impl Namespace {
             return None;
         }
         let reason = tree.get(open.id).and_then(|inode| inode.placed.clone());
-        tree.lends.next += 1;
-        let number = tree.lends.next;
+        tree.delegations.next += 1;
+        let number = tree.delegations.next;
         let used = clock::tick();
-        let lend = Lend { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number, used };
-        tree.lends.dirs.insert(dir, lend);
+        let lend = Delegation { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number, used };
+        tree.delegations.dirs.insert(dir, lend);
         if let Some(d) = tree.dir_mut(dir) {
             d.is_lent = true;
         }
-        self.lends.store(tree.lends.dirs.len(), Ordering::SeqCst);
+        self.lends.store(tree.delegations.dirs.len(), Ordering::SeqCst);
         // Whoever came to write through the mount meanwhile has not seen that anything is lent.
         if self.may_lend_at_all(caller) {
             self.limit_claims(tree);
@@ -299,10 +259,10 @@ impl Namespace {
 
     /// What is made before we know of it is not to take more than a part of what is free.
     fn limit_claims(&self, tree: &Tree) {
-        let of = |lend: &Lend| {
+        let of = |lend: &Delegation| {
             self.tiers.device(lend.device).free_bytes() / FREE_SHARE / lend.reserve_bytes.max(FILE_BYTES_MIN)
         };
-        self.claims_max.store(tree.lends.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
+        self.claims_max.store(tree.delegations.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
         self.limit_by_handed();
     }
 
@@ -349,7 +309,7 @@ impl Namespace {
     }
 
     fn unlend_those(&self, tree: &mut Tree, which: impl Fn(&Tree, FileId) -> bool) {
-        let dirs: Vec<FileId> = tree.lends.dirs.keys().filter(|one| which(tree, **one)).copied().collect();
+        let dirs: Vec<FileId> = tree.delegations.dirs.keys().filter(|one| which(tree, **one)).copied().collect();
         if dirs.is_empty() {
             return;
         }
@@ -364,7 +324,7 @@ impl Namespace {
     fn take_back_lent(&self, tree: &mut Tree, dirs: &[FileId]) {
         let Some(shim) = self.shim.get() else { return };
         for dir in dirs {
-            if let Some(lend) = tree.lends.dirs.get_mut(dir) {
+            if let Some(lend) = tree.delegations.dirs.get_mut(dir) {
                 lend.ended = true;
             }
             self.show(tree, *dir);
@@ -373,7 +333,7 @@ impl Namespace {
         crash_point!("lent.stopped");
         self.settle_in(tree);
         for dir in dirs {
-            if let Some(lend) = tree.lends.dirs.remove(dir) {
+            if let Some(lend) = tree.delegations.dirs.remove(dir) {
                 self.tiers.device(lend.device).unreserve(lend.ahead_bytes);
                 shim.lent_no_more(lend.watch);
             }
@@ -384,18 +344,18 @@ impl Namespace {
                 d.told = false;
             }
         }
-        self.lends.store(tree.lends.dirs.len(), Ordering::SeqCst);
-        tree.lends.strays.extend(shim.take_strays());
+        self.lends.store(tree.delegations.dirs.len(), Ordering::SeqCst);
+        tree.delegations.strays.extend(shim.take_strays());
         self.remove_strays(tree);
     }
 
     /// What was made by those who died, or stood, before they told of it. Where a directory is not lent nobody else is about it.
     /// (Recovery removes what is empty and nobody's by itself.)
     fn remove_strays(&self, tree: &mut Tree) {
-        for (dir, name) in std::mem::take(&mut tree.lends.strays) {
+        for (dir, name) in std::mem::take(&mut tree.delegations.strays) {
             let place = (dir, Name::from(name.as_slice()));
-            if tree.lends.dirs.contains_key(&dir) || tree.making.contains_key(&place) {
-                tree.lends.strays.push((dir, name));
+            if tree.delegations.dirs.contains_key(&dir) || tree.making.contains_key(&place) {
+                tree.delegations.strays.push((dir, name));
                 continue;
             }
             let Some(path) = tree.child_path(dir, &name).filter(|_| is_name(&name)) else { continue };
@@ -416,7 +376,7 @@ impl Namespace {
     pub(super) fn unlend_for_writer(&self) {
         if self.lends.load(Ordering::SeqCst) > 0 {
             let mut tree = self.write_tree();
-            let dirs: Vec<FileId> = tree.lends.dirs.keys().copied().collect();
+            let dirs: Vec<FileId> = tree.delegations.dirs.keys().copied().collect();
             self.take_back_lent(&mut tree, &dirs);
         }
     }
@@ -440,7 +400,7 @@ impl Namespace {
             || self.final_drains.load(Ordering::Relaxed) > 0
             || self.end.is_hurried();
         let dirs: Vec<FileId> = tree
-            .lends
+            .delegations
             .dirs
             .iter()
             .filter(|(dir, lend)| {
@@ -510,7 +470,7 @@ impl Namespace {
             let id = tree.new_id();
             tree.insert(id, inode);
             tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
-            self.own(tree, id);
+            tree.own(id);
             tree.txn.entry(claim.dir, &name);
         }
         self.commit(tree);

@@ -10,7 +10,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::Namespace;
-use super::tree::{Inode, Name};
+use surgetank_state::{Inode, Name};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
@@ -140,7 +140,7 @@ impl Namespace {
         if let Some(d) = tree.dir_mut(dir).filter(|d| !d.complete) {
             for name in names.keys() {
                 d.absent.remove(name);
-                d.believed.may_be_there(name);
+                d.negative_cache.may_be_there(name);
             }
         }
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;

@@ -10,7 +10,7 @@ use surgetank_types::model::LostRecord;
 use surgetank_types::sync::PoisonError;
 
 use super::Namespace;
-use super::tree::Tree;
+use surgetank_state::Tree;
 
 /// Why a version that was on this device is lost.
 pub(crate) fn gone_from(device: &Device, store_has_one: bool) -> String {

@@ -14,7 +14,7 @@ use surgetank_types::model::{FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
 use super::resolve::is_absent;
-use super::tree::{Entry, Inode, Place, Tree};
+use surgetank_state::{Entry, Inode, Place, Tree};
 
 /// Changes of the catalog come in batches of this size.
 const FORGOTTEN_AT_ONCE_MAX: usize = 4096;
@@ -141,7 +141,7 @@ impl Namespace {
 fn queued(tree: &Tree) -> HashSet<FileId> {
     let mut queued = HashSet::new();
     for op in tree.ops.values() {
-        let dirs = super::tree::places(&op.kind).into_iter().map(|(dir, _)| dir);
+        let dirs = surgetank_state::places(&op.kind).into_iter().map(|(dir, _)| dir);
         dirs.chain([op.file()]).for_each(|id| add_ways(tree, id, &mut queued));
     }
     queued

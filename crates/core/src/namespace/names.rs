@@ -12,7 +12,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, OpKind, RunId};
 
 use super::Namespace;
-use super::tree::{Inode, Name, Tree};
+use surgetank_state::{Inode, Name, Tree};
 
 /// Somebody who gives a name to other files more often than this, while one operation on it lasts, is not met.
 const LOOKS_MAX: usize = 1000;
@@ -70,73 +70,24 @@ impl Namespace {
         Ok(())
     }
 
-    /// A directory's times follow what happens to its names.
-    pub(super) fn touch_dir(tree: &mut Tree, dir: FileId, subdirs: i32) {
-        let now = clock::now();
-        if let Some(inode) = tree.get_mut(dir) {
-            inode.attr.mtime = now;
-            inode.attr.ctime = now;
-            if let Some(dir) = inode.dir.as_mut() {
-                dir.times_given = false;
-            }
-            inode.attr.links = inode.attr.links.saturating_add_signed(subdirs);
-        }
-    }
-
     /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
     pub(super) fn vacate(&self, tree: &mut Tree, dir: FileId, name: &Name, run: RunId) {
         let Some(occupant) = tree.planned(dir, name) else {
             return;
         };
         tree.bind(dir, name, |entry| entry.set_planned(None));
-        let is_dir = tree.get(occupant).is_some_and(super::tree::Inode::is_dir);
+        let is_dir = tree.get(occupant).is_some_and(surgetank_state::Inode::is_dir);
         let name_bytes = Box::from(&**name);
         let kind = if is_dir {
             OpKind::RemoveDir { file: occupant, dir, name: name_bytes }
         } else {
             OpKind::Unlink { file: occupant, dir, name: name_bytes }
         };
-        self.own(tree, dir);
-        self.own(tree, occupant);
-        let last = self.belongs_last(tree, dir);
+        tree.own(dir);
+        tree.own(occupant);
+        let last = tree.belongs_last(dir);
         self.queue(tree, kind, run, last, 0);
         tree.txn.entry(dir, name);
-    }
-
-    /// Does a change of names in this directory belong to the final drain?
-    fn belongs_last(&self, tree: &Tree, dir: FileId) -> bool {
-        // Only what was never in the store can wait without disturbing the order of anything else.
-        let mut at = dir;
-        while let Some(inode) = tree.get(at) {
-            if inode.applied.is_some() || at == FileId::ROOT {
-                return false;
-            }
-            if inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last) {
-                return true;
-            }
-            match &inode.logical {
-                Some((parent, _)) => at = *parent,
-                None => return false,
-            }
-        }
-        false
-    }
-
-    /// Takes one logical name from a file. Returns whether it was its last one.
-    fn unname(tree: &mut Tree, id: FileId, dir: FileId, name: &Name) -> bool {
-        let Some(inode) = tree.get_mut(id) else {
-            return true;
-        };
-        inode.attr.ctime = clock::now();
-        if !inode.is_dir() {
-            inode.attr.links = inode.attr.links.saturating_sub(1);
-        }
-        if inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
-            inode.logical = inode.extra.as_mut().and_then(|extra| extra.more_names.pop());
-        } else if let Some(extra) = inode.extra.as_mut() {
-            extra.more_names.retain(|(d, n)| !(*d == dir && n == name));
-        }
-        inode.logical.is_none()
     }
 
     /// What unlinking a name means for file, tier and store; shared by unlink and rename-over.
@@ -152,8 +103,8 @@ impl Namespace {
         // Its plain file goes elsewhere, or loses its name.
         self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
-        self.own(tree, id);
-        self.own(tree, dir);
+        tree.own(id);
+        tree.own(dir);
         tree.txn.entry(dir, name);
         let was_primary =
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
@@ -164,7 +115,7 @@ impl Namespace {
         let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.is_promised());
         let vouched = replaced && outlasts && tree.get(id).is_some_and(vouched);
         let had_links = tree.get(id).is_some_and(|inode| inode.attr.links > 1);
-        let last = Self::unname(tree, id, dir, name);
+        let last = tree.unname(id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let was_in_store = tree.in_store(id);
         let pending = tree.get(id).and_then(|inode| inode.publish);
@@ -172,10 +123,10 @@ impl Namespace {
         if let Some(seq) = pending
             && (last || !was_in_store)
         {
-            let taken = self.take_back(tree, id, seq);
+            let taken = tree.take_back(id, seq);
             // This name may have been the last but one: then it no longer looks like a file with links.
             if taken && had_links && !was_in_store {
-                self.take_back_links(tree, id, seq);
+                tree.take_back_links(id, seq);
             }
             requeue = taken && !last;
         }
@@ -183,7 +134,7 @@ impl Namespace {
         if last
             && !tree.get(id).is_some_and(Inode::has_unknown_names)
             && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
-            && self.cancel(tree, seq)
+            && tree.cancel(seq)
             && let Some(inode) = tree.get_mut(id)
         {
             inode.set_meta = None;
@@ -273,7 +224,7 @@ impl Namespace {
             self.spare_unknown_names(id)?;
             self.await_begun(id);
             let tree = self.write_tree();
-            if tree.entry(dir, &name).and_then(super::tree::Entry::logical) == Some(id) {
+            if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) == Some(id) {
                 break (id, tree);
             }
             // Another door has put another file there meanwhile.
@@ -282,13 +233,13 @@ impl Namespace {
                 return Err(Errno::NOENT.into());
             }
         };
-        if tree.get(id).is_some_and(super::tree::Inode::is_dir) {
+        if tree.get(id).is_some_and(surgetank_state::Inode::is_dir) {
             return Err(Errno::ISDIR.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
         crash_point!("unlink.begun");
         let detached = self.detach(&mut tree, (dir, &name), id, false, run);
-        Self::touch_dir(&mut tree, dir, 0);
+        tree.touch_dir(dir, 0);
         self.reap(&mut tree, id);
         tree.txn.carried_out(id);
         self.commit(&mut tree);
@@ -309,14 +260,14 @@ impl Namespace {
         let name = Name::from(name);
         let mut tree = self.write_tree();
         self.unlend(&mut tree, Some(id));
-        if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
+        if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) != Some(id) {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
         Self::still_empty(&tree, id)?;
         let path = tree.child_path(dir, &name);
         self.remove_dir_entry(&mut tree, (dir, &name), id, false, run);
-        Self::touch_dir(&mut tree, dir, -1);
+        tree.touch_dir(dir, -1);
         self.reap(&mut tree, id);
         tree.txn.carried_out(id);
         self.commit(&mut tree);
@@ -338,19 +289,12 @@ impl Namespace {
     }
 
     /// The logical side of removing an (empty) directory and what the store has to do about it.
-    fn remove_dir_entry(
-        &self,
-        tree: &mut Tree,
-        (dir, name): (FileId, &Name),
-        id: FileId,
-        replaced: bool,
-        run: RunId,
-    ) {
+    fn remove_dir_entry(&self, tree: &mut Tree, (dir, name): (FileId, &Name), id: FileId, replaced: bool, run: RunId) {
         // Its plain file goes elsewhere, or loses its name.
         self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
-        self.own(tree, id);
-        self.own(tree, dir);
+        tree.own(id);
+        tree.own(dir);
         tree.txn.entry(dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let mut never = false;
@@ -362,7 +306,7 @@ impl Namespace {
             never = inode.applied.is_none() && quiet;
         }
         if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
-            && self.cancel(tree, seq)
+            && tree.cancel(seq)
             && let Some(inode) = tree.get_mut(id)
         {
             inode.set_meta = None;
@@ -370,9 +314,9 @@ impl Namespace {
         // A directory that the store never saw and that no operation needs is simply forgotten.
         if never
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting && !op.certain)
+            && tree.ops.get(&seq).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting && !op.certain)
         {
-            self.cancel(tree, seq);
+            tree.cancel(seq);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = None;
             }
@@ -393,7 +337,7 @@ impl Namespace {
 
     /// `ENOTEMPTY` unless programs see nothing in the directory.
     fn must_be_empty(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let is_dir = self.read_tree().get(id).is_some_and(super::tree::Inode::is_dir);
+        let is_dir = self.read_tree().get(id).is_some_and(surgetank_state::Inode::is_dir);
         if !is_dir {
             return Err(Errno::NOTDIR.into());
         }

@@ -7,7 +7,7 @@ use surgetank_policy::config::Survives;
 use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 
 use super::Namespace;
-use super::tree::{Inode, Op, PlainId, Progress, State, Tree};
+use surgetank_state::{Inode, Op, PlainId, Progress, State, Tree};
 
 /// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,35 +81,7 @@ pub struct Queued {
     pub operations: u64,
 }
 
-impl std::fmt::Display for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Open => "open",
-            Self::Sealed => "sealed",
-            Self::Draining => "draining",
-            Self::Durable => "durable",
-            Self::Evicted => "evicted",
-            Self::Kept => "kept",
-        })
-    }
-}
-
 impl Namespace {
-    pub fn state_of(&self, tree: &Tree, id: FileId) -> Option<State> {
-        let inode = tree.get(id)?;
-        if !inode.sealed {
-            return Some(State::Open);
-        }
-        let op = inode.publish.and_then(|seq| tree.ops.get(&seq));
-        Some(match op {
-            Some(op) if op.progress == Progress::Waiting => State::Sealed,
-            Some(_) => State::Draining,
-            None if inode.dirty() => State::Kept,
-            None if inode.replica.is_some() => State::Durable,
-            None => State::Evicted,
-        })
-    }
-
     pub fn where_is(&self, id: FileId) -> Option<Where> {
         let tree = self.read_tree();
         let inode = tree.get(id)?;
@@ -158,7 +130,7 @@ impl Namespace {
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.attr_of(id, inode).size_bytes,
-            state: self.state_of(&tree, id)?,
+            state: tree.state_of(id)?,
             location: places.join(" "),
             tier,
             mode,
@@ -481,7 +453,7 @@ impl Namespace {
 
     pub fn pin(&self, id: FileId, on: bool) {
         let mut tree = self.write_tree();
-        self.own(&mut tree, id);
+        tree.own(id);
         if let Some(inode) = tree.get_mut(id) {
             inode.pinned = on;
         }

@@ -17,13 +17,13 @@ use surgetank_types::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind
 
 use super::Namespace;
 use super::content::{Content, Lies};
-use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub(crate) use damaged::is_damage;
 use lost::Held;
 pub use lost::unproven_name;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
 pub use orphans::keep_copy;
 pub(crate) use spilled::STORE_PATIENCE;
+use surgetank_state::{Entry, Inode, Name, Op, PlainId, Tree};
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -33,7 +33,7 @@ const ORPHANS_TOLD_MAX: usize = 20;
 /// The catalog names nothing that lies on a tier, is owed to the store, or may be under way there.
 pub fn is_spent(image: &Image) -> bool {
     let empty = image.files.is_empty() && image.entries.is_empty() && image.ops.is_empty();
-    empty && image.lost.is_empty() && !super::temporaries::are_expected(image) && !damaged::is_doubtful(image)
+    empty && image.lost.is_empty() && !surgetank_state::temporaries_are_expected(image) && !damaged::is_doubtful(image)
 }
 
 struct OnTier {
@@ -68,7 +68,7 @@ impl Namespace {
         }
         let mut tree = self.write_tree();
         tree.reserve(image.files.len());
-        tree.temporaries = super::temporaries::Temporaries::remembered(&image);
+        tree.temporaries = surgetank_state::Temporaries::remembered(&image);
         let gone = super::gone::remembered(&image);
         let files = std::mem::take(&mut image.files);
         for (id, record) in files {
@@ -486,7 +486,7 @@ impl Namespace {
     fn leave_to_writer(&self, id: FileId) {
         let mut tree = self.write_tree();
         if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-            self.take_back(&mut tree, id, seq);
+            tree.take_back(id, seq);
         }
     }
 

@@ -16,7 +16,7 @@ impl Namespace {
                 let Some(inode) = tree.get_mut(id) else { continue };
                 if let Some(dir) = inode.dir.as_mut() {
                     dir.absent.clear();
-                    dir.believed = super::believed::Believed::default();
+                    dir.negative_cache = surgetank_state::NegativeCache::default();
                 }
                 // (Of a directory of ours others may have changed the mode.)
                 if inode.owned && !inode.is_copy() && !inode.is_dir() {

@@ -19,7 +19,7 @@ use surgetank_types::model::{DeviceId, FileId, Seq};
 use super::Namespace;
 use super::content::Lies;
 use super::files::{Given, SpilledBy, Wish, copy_with_attributes};
-use super::tree::{Inode, PlainId, Progress, Tree};
+use surgetank_state::{Inode, PlainId, Progress, Tree};
 
 /// A file to be moved as it was found.
 struct Found {
@@ -157,7 +157,7 @@ impl Namespace {
     /// the file can be moved when we look again; if nobody can take it, the next copy is left alone.
     fn interrupt_copy(&self, id: FileId, from: DeviceId) {
         let mut tree = self.write_tree();
-        let staging = |op: &super::tree::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
+        let staging = |op: &surgetank_state::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
         let Some(inode) = tree.get(id).filter(|inode| inode.replica.is_some_and(|plain| plain.device == from)) else {
             return;
         };
@@ -189,7 +189,7 @@ impl Namespace {
             Some(Progress::Staged { dir, temporary, .. }) => tree.applied_path(*dir).map(|dir| dir.join(temporary)),
             _ => None,
         };
-        self.unstage(&mut tree, seq);
+        tree.unstage(seq);
         // (What the server has of it is thrown away by the drain, who may be sending something for long.)
         if let Some(temporary) = staged {
             self.store.let_go(&temporary);

@@ -12,8 +12,8 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
 
-use super::tree::{Entry, Inode, Name, Tree};
 use super::{Found, Namespace};
+use surgetank_state::{Entry, Inode, Name, Tree};
 
 /// A look-up in the store that kept overlapping changes is given up after this many tries.
 const TRIES_MAX: usize = 100;
@@ -132,7 +132,8 @@ impl Namespace {
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let copy = entry.and_then(Entry::logical).filter(|id| self.read_tree().get(*id).is_some_and(Inode::is_copy));
+            let copy =
+                entry.and_then(Entry::logical).filter(|id| self.read_tree().get(*id).is_some_and(Inode::is_copy));
             let result = match copy {
                 Some(id) => match self.look_at_copy(Self::who(caller), &path) {
                     Some(answer) => answer,
@@ -214,7 +215,7 @@ impl Namespace {
             }
         } else if d.complete
             || d.absent.get(name).is_some_and(|at| at.elapsed() < self.config.store_ttl)
-            || d.believed.is_absent(name, self.config.store_ttl)
+            || d.negative_cache.is_absent(name, self.config.store_ttl)
         {
             return Ask::Absent;
         }
@@ -266,7 +267,7 @@ impl Namespace {
             tree.is_found_at(id, &(dir, name.clone()));
             if owned {
                 self.commit_apart(tree, |tree| {
-                    self.own(tree, dir);
+                    tree.own(dir);
                     tree.txn.file(id);
                     tree.txn.entry(dir, name);
                 });
@@ -291,7 +292,7 @@ impl Namespace {
             && let Some(path) = tree.child_path(dir, name)
         {
             // (It is not in the catalog, and said again of whoever comes by that name.)
-            self.named(tree, id, &path);
+            tree.named(id, &path);
         }
         id
     }

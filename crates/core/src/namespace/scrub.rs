@@ -6,7 +6,7 @@ use surgetank_store::{Source, StorePath};
 use surgetank_types::model::{DeviceId, FileId};
 
 use super::Namespace;
-use super::tree::PlainId;
+use surgetank_state::PlainId;
 
 /// A file of which there are two copies.
 struct Pair {

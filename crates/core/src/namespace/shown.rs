@@ -9,8 +9,9 @@ use surgetank_types::sync::atomic::Ordering;
 
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 
-use super::tree::{Entry, Inode, Name, Tree};
-use super::{Claimed, Namespace, Stray};
+use super::{Claimed, Namespace};
+use surgetank_state::Stray;
+use surgetank_state::{Entry, Inode, Name, Tree};
 
 /// One file as it may be believed.
 #[derive(Debug, Clone, Copy)]
@@ -126,7 +127,7 @@ impl Namespace {
                     Some((parent, name)) if inode.is_dir() => (*parent, name),
                     _ => (FileId::ROOT, b""),
                 };
-                let lent = tree.lends.device(id);
+                let lent = tree.delegations.device(id);
                 shim.show(&Shown { lent, ..self.shown(id, inode, parent) }, name);
             }
             _ => shim.hide(id),
@@ -140,7 +141,7 @@ impl Namespace {
     }
 
     /// What a transaction changed is shown. New names come before old ones go: a file that is renamed is never gone.
-    pub(super) fn show_all(&self, tree: &Tree, files: &[FileId], entries: &[(FileId, super::tree::Name)]) {
+    pub(super) fn show_all(&self, tree: &Tree, files: &[FileId], entries: &[(FileId, surgetank_state::Name)]) {
         let Some(shim) = self.shim.get() else { return };
         for id in files {
             self.show(tree, *id);
@@ -148,7 +149,7 @@ impl Namespace {
         let mut dirs: Vec<FileId> = Vec::new();
         for bound in [true, false] {
             for (dir, name) in entries {
-                let id = tree.entry(*dir, name).and_then(super::tree::Entry::logical);
+                let id = tree.entry(*dir, name).and_then(surgetank_state::Entry::logical);
                 if id.is_some() == bound {
                     shim.name(*dir, name, id);
                 }

@@ -19,9 +19,9 @@ use surgetank_types::sync::atomic::{AtomicBool, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::content::{Content, Lies, Open};
-use super::tree::{Inode, Name, Place, Tree};
 use super::{Found, Grant, Namespace, Noted, Opened};
 use crate::bequest::{Bequest, Left, LeftMirror, Record};
+use surgetank_state::{Inode, Name, Place, Tree};
 use surgetank_store::StoreStat;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, Change, FileId, Image, Kind, RunId};

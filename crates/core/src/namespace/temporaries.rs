@@ -5,62 +5,39 @@
 //! more when nothing is under way.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use foldhash::HashSet;
 
-use surgetank_types::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
+use surgetank_types::model::{FileId, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
 use super::resolve::is_absent;
-use super::tree::{Inode, Name, Tree};
+use surgetank_state::{Inode, Name, Temporaries, Tree};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::clock;
 
-const COUNTER: &str = "temporaries-in-";
 /// A server is done by then with what a killed agent asked it for; the second is for who ends now.
 const LATE: Duration = Duration::from_secs(5);
 const LATE_AT_THE_END: Duration = Duration::from_millis(700);
 /// Until a store that could not be asked is asked again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Temporaries of the agent that left this may be in the store.
-pub(super) fn are_expected(image: &Image) -> bool {
-    image.counters.iter().any(|(name, there)| *there > 0 && name.starts_with(COUNTER))
-}
-
-/// Directories of the store in which there may be temporaries of ours.
-#[derive(Debug, Default)]
-pub struct Temporaries {
-    dirs: HashSet<FileId>,
-    /// Since when we have gone on where another agent was killed: in `dirs` a server may make some for it yet.
-    inherited: Option<Instant>,
-}
-
-impl Temporaries {
-    pub fn remembered(image: &Image) -> Self {
-        let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
-        let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));
-        Self { dirs: dirs.collect(), inherited: None }
-    }
-}
-
-impl Tree {
-    /// Where they may lie, as the store is now.
-    pub fn dirs_of_temporaries(&self) -> Vec<(FileId, StorePath)> {
-        self.temporaries.dirs.iter().filter_map(|dir| Some((*dir, self.applied_path(*dir)?))).collect()
-    }
-}
-
 impl Namespace {
+    /// The directories in which temporaries may be, and where the store has them now.
+    pub(super) fn dirs_of_temporaries(&self) -> Vec<(FileId, StorePath)> {
+        let tree = self.read_tree();
+        tree.temporaries.paths(&tree)
+    }
+
     /// A temporary is about to be made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
         let mut tree = self.write_tree();
         if tree.temporaries.dirs.contains(&dir) {
             return;
         }
-        self.own(&mut tree, dir);
-        tree.txn.counter(format!("{COUNTER}{}", dir.0), 1);
+        tree.own(dir);
+        Temporaries::expect_in(dir, &mut tree.txn);
         drop(tree);
         // The store goes on when the machine does not.
         if let Err(why) = self.sync_catalog() {
@@ -87,9 +64,8 @@ impl Namespace {
         if !self.is_nothing_under_way(&tree) {
             return;
         }
-        for dir in std::mem::take(&mut tree.temporaries.dirs) {
-            tree.txn.counter(format!("{COUNTER}{}", dir.0), 0);
-        }
+        let Tree { temporaries, txn, .. } = &mut *tree;
+        temporaries.forget_all(txn);
     }
 
     fn is_nothing_under_way(&self, tree: &Tree) -> bool {
@@ -150,7 +126,7 @@ impl Namespace {
         let (dirs, who) = {
             let tree = self.read_tree();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(surgetank_store::Cred { uid: 0, gid: 0 });
-            (tree.dirs_of_temporaries(), self.own_cred(who))
+            (tree.temporaries.paths(&tree), self.own_cred(who))
         };
         let spills = self.spill_names();
         let (mut gone, begun) = (true, clock::tick());

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use surgetank_types::sync::PoisonError;
 
+use super::{Namespace, STORE_TO_BE_ASKED};
 use surgetank_policy::hint::ATTRIBUTE_PREFIX;
+use surgetank_state::Inode;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, Xattrs};
-use super::tree::Inode;
-use super::{Namespace, STORE_TO_BE_ASKED};
 
 /// They tell where a file is.
 const VIRTUAL: [&[u8]; 4] =
@@ -191,7 +191,7 @@ impl Namespace {
         let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
         change(&mut xattrs)?;
         self.unlend(&mut tree, Some(id));
-        self.own(&mut tree, id);
+        tree.own(id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.extra_mut().xattrs = Some(xattrs);
         inode.attr.ctime = clock::now();

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use surgetank_core::drain::Drain;
-use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Newest, Queued, Undurable};
 use surgetank_core::report::{
     Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
@@ -15,6 +14,7 @@ use surgetank_core::report::{
     Verdict, Why,
 };
 use surgetank_policy::config::Survives;
+use surgetank_state::State;
 use surgetank_store::StorePath;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Mode, RunId};

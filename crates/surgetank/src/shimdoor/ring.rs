@@ -15,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use surgetank_core::namespace::{Claimed, Stray};
+use surgetank_core::namespace::Claimed;
+use surgetank_state::Stray;
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, RunId};
 

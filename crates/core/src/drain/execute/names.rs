@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::namespace::tree::{Inode, Name, Tree};
+use surgetank_state::{Inode, Name, Tree};
 use surgetank_store::{Cred, Expect, StorePath};
 use surgetank_types::model::FileId;
 use surgetank_types::sync::PoisonError;

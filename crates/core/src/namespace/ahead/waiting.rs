@@ -11,8 +11,8 @@ use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::Namespace;
 use super::super::content::{Lies, Open};
-use super::super::tree::Tree;
 use super::Copied;
+use surgetank_state::Tree;
 
 /// A leaf lock.
 #[derive(Default)]

@@ -22,8 +22,8 @@ use super::super::Namespace;
 use super::super::arrive::{Arrival, WINDOW_BYTES};
 use super::super::content::{Content, Lies, Open};
 use super::super::resolve::is_absent;
-use super::super::tree::Tree;
 use super::{Given, Placed, Via};
+use surgetank_state::Tree;
 
 /// Files up to this size are fetched whole: one range, and programs have the plain file itself.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
@@ -180,7 +180,7 @@ impl Namespace {
         // Its times are those that programs see.
         Given::known(&inode.attr).give(file)?;
         let charged_bytes = u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0) * 512;
-        self.own(tree, id);
+        tree.own(id);
         self.adopt(tree, id, placed)?;
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged_bytes;

@@ -94,7 +94,7 @@ impl Namespace {
         }
         crash_point!("copy_up.copied");
         let mut tree = self.write_tree();
-        self.own(&mut tree, id);
+        tree.own(id);
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
             self.undo_placed(&mut tree, &placed);
             return Err(fault);

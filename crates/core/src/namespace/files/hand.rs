@@ -18,9 +18,9 @@ use super::super::Namespace;
 use super::super::attributes::SET_IDS;
 use super::super::content::{Content, Lies, Open};
 use super::super::survive::MANY;
-use super::super::tree::{Inode, Name, Tree};
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
+use surgetank_state::{Inode, Name, Tree};
 
 /// Somebody who takes the name away and brings it back more often than this, while one open lasts, is not met.
 const LOOKS_MAX: usize = 1000;

@@ -14,9 +14,9 @@ use surgetank_types::model::{Caller, DeviceId, FileId, Kind, RunId};
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
 use super::super::resolve::is_absent;
-use super::super::tree::{PlainId, Progress, Tree};
 use super::engage::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
+use surgetank_state::{PlainId, Progress, Tree};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
@@ -58,7 +58,8 @@ impl Namespace {
             return Err(Errno::TXTBSY.into());
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let fsync = || self.read_tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
+        let fsync =
+            || self.read_tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
         let open = self.open_inode(id, writes, truncates, run, Via::of_flags(flags, fsync));
         if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
             self.sent_back(caller.pid);
@@ -117,7 +118,7 @@ impl Namespace {
     ) -> FsResult<Arc<Open>> {
         for _ in 0..PUBLISHED_TRIES_MAX {
             match self.open_once(id, writes, truncates, run, via) {
-                Err(fault) if fault.errno == PUBLISHED_AS_IT_IS => self.await_progress(Self::is_published_as_it_is, id),
+                Err(fault) if fault.errno == PUBLISHED_AS_IT_IS => self.await_progress(Tree::is_published_as_it_is, id),
                 opened => return opened,
             }
         }
@@ -238,7 +239,8 @@ impl Namespace {
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.only_in_place(id);
-        if matches!(via, Via::Shim(_)) && (in_place || self.read_tree().get(id).is_none_or(|inode| inode.replica.is_none()))
+        if matches!(via, Via::Shim(_))
+            && (in_place || self.read_tree().get(id).is_none_or(|inode| inode.replica.is_none()))
         {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
@@ -279,7 +281,7 @@ impl Namespace {
             let direct = !writes || via.is_only();
             let file = match self.store.open(self.own_cred(owner), &path, !direct) {
                 // It has its final name already; the books follow.
-                Err(why) if is_absent(&why) && Self::is_published_as_it_is(&self.read_tree(), id) => {
+                Err(why) if is_absent(&why) && self.read_tree().is_published_as_it_is(id) => {
                     return Err(PUBLISHED_AS_IT_IS.into());
                 }
                 opened => opened?,
@@ -423,11 +425,6 @@ impl Namespace {
         self.await_progress(is_begun, id);
     }
 
-    fn is_published_as_it_is(tree: &Tree, id: FileId) -> bool {
-        let op = tree.get(id).filter(|inode| inode.spill().is_some()).and_then(|inode| inode.publish);
-        op.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)
-    }
-
     /// Waits, not for ever, while it is so.
     fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
         let until = clock::tick() + BEGUN_PATIENCE;
@@ -446,7 +443,7 @@ impl Namespace {
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
         let mut tree = self.write_tree();
         let id = open.id;
-        if open.content().lies == Lies::StoreTemporary && Self::is_published_as_it_is(&tree, id) {
+        if open.content().lies == Lies::StoreTemporary && tree.is_published_as_it_is(id) {
             return Err(PUBLISHED_AS_IT_IS.into());
         }
         if open.direct {
@@ -454,7 +451,7 @@ impl Namespace {
         }
         // (Of a file that is not sealed an fsync may have queued something.)
         if tree.get(id).is_some_and(|inode| inode.sealed || inode.publish.is_some() || !inode.owned) {
-            self.own(&mut tree, id);
+            tree.own(id);
         }
         let Some(inode) = tree.get_mut(id) else {
             return Ok(());
@@ -474,7 +471,7 @@ impl Namespace {
             && !inode.is_dir()
         {
             inode.reopened = inode.reopened.saturating_add(1);
-            self.take_back(&mut tree, id, seq);
+            tree.take_back(id, seq);
         }
         drop(tree);
         if vouched { Ok(self.sync_catalog()?) } else { Ok(()) }

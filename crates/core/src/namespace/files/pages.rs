@@ -13,19 +13,10 @@ use surgetank_types::model::StoreIdentity;
 
 use super::super::Namespace;
 use super::super::content::{Lies, Open};
-use super::super::tree::Inode;
+use surgetank_state::{Inode, Pages};
 
 /// A version that is younger than this may be written again without another time: file systems' clocks are that coarse.
 const YOUNG_NANOS: i64 = 2_000_000_000;
-
-/// Of what the kernel may have pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
-    /// Of the store's file, when it was this version.
-    Store(StoreIdentity),
-    /// Of ours, in this epoch.
-    Ours(u32),
-}
 
 impl Namespace {
     /// Somebody opens it for reading who is not the first: was the store's file changed since it was opened? Where that

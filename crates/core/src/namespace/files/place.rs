@@ -13,9 +13,9 @@ use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::super::content::{Content, Lies};
-use super::super::tree::{Name, PlainId, Tree};
 use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
+use surgetank_state::{Name, PlainId, Tree};
 
 /// A new version's plain file, before it is bound to an inode.
 pub(crate) struct Placed {
@@ -101,13 +101,7 @@ impl Namespace {
     /// Content that was copied: the file lies there from now on, and no longer where it was; how many bytes it is charged
     /// there. From here on nothing may fail, or its writer would go on in the old file while the books name the new one;
     /// when this fails, all is as before.
-    pub(crate) fn change_place(
-        &self,
-        tree: &mut Tree,
-        id: FileId,
-        placed: &Placed,
-        bytes: u64,
-    ) -> FsResult<u64> {
+    pub(crate) fn change_place(&self, tree: &mut Tree, id: FileId, placed: &Placed, bytes: u64) -> FsResult<u64> {
         let replica = tree.get(id).and_then(|inode| inode.replica);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         if let Err(fault) = self.adopt(tree, id, placed) {
@@ -255,7 +249,7 @@ impl Namespace {
         let place = || {
             let tree = self.read_tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
-            let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
+            let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, surgetank_state::Inode::cred);
             let dir = tree.nearest_applied(dir);
             (dir, tree.applied_path(dir).unwrap_or_else(StorePath::root), owner)
         };

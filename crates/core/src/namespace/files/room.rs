@@ -13,8 +13,8 @@ use surgetank_types::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
-use super::super::tree::Inode;
 use super::{Shortage, Wish};
+use surgetank_state::Inode;
 
 /// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
 const STEP_BYTES_MAX: u64 = 4 << 20;

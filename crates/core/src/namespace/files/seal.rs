@@ -7,12 +7,12 @@ use surgetank_types::sync::PoisonError;
 use surgetank_types::sync::atomic::Ordering;
 
 use surgetank_policy::config::KeepAtExit;
-use surgetank_types::model::{FileId, Mode, OpKind, Seq, Timestamp};
+use surgetank_types::model::{FileId, Mode, OpKind, Timestamp};
 
 use super::super::Namespace;
 use super::super::attributes::{SET_IDS, as_written};
 use super::super::content::{Content, Lies, Open};
-use super::super::tree::Tree;
+use surgetank_state::Tree;
 
 impl Namespace {
     /// The last writer closed. The inode's lock is held. `false`: something can still write (a duplicate, a child, a
@@ -148,7 +148,7 @@ impl Namespace {
         &self,
         device: surgetank_types::model::DeviceId,
         open: Option<&Open>,
-        inode: &mut super::super::tree::Inode,
+        inode: &mut surgetank_state::Inode,
         blocks: i64,
     ) {
         let exact = u64::try_from(blocks).unwrap_or(0) * 512;
@@ -197,7 +197,7 @@ impl Namespace {
             self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
         let publish = tree.get(id).and_then(|inode| inode.publish);
-        let goes = publish.is_none_or(|seq| self.take_back(tree, id, seq));
+        let goes = publish.is_none_or(|seq| tree.take_back(id, seq));
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -210,41 +210,6 @@ impl Namespace {
             tree.discards.push((dir, name, cred));
         }
         tree.txn.file(id);
-    }
-
-    /// Takes back a publication (and the links that belong to it), unless it was begun.
-    pub(crate) fn take_back(&self, tree: &mut Tree, id: FileId, seq: Seq) -> bool {
-        // Of a file that the store has, later operations build on that, not on its next version.
-        let needed =
-            tree.ops.get(&seq).is_some_and(|op| op.certain) && tree.get(id).is_none_or(|inode| inode.applied.is_none());
-        if needed || !self.cancel(tree, seq) {
-            return false;
-        }
-        let mut never_applied = false;
-        let mut many = false;
-        if let Some(inode) = tree.get_mut(id) {
-            inode.publish = None;
-            never_applied = inode.applied.is_none();
-            many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
-        }
-        if never_applied && many {
-            self.take_back_links(tree, id, seq);
-        }
-        tree.txn.file(id);
-        true
-    }
-
-    /// Without the publication at `seq` there is nothing that its links could lead to.
-    pub(crate) fn take_back_links(&self, tree: &mut Tree, id: FileId, seq: Seq) {
-        let links: Vec<Seq> = tree
-            .ops
-            .range(seq..)
-            .filter(|(_, op)| matches!(&op.kind, OpKind::Link { file, .. } if *file == id))
-            .map(|(seq, _)| *seq)
-            .collect();
-        for link in links {
-            self.cancel(tree, link);
-        }
     }
 
     /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.
@@ -276,7 +241,7 @@ impl Namespace {
             return;
         };
         let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
-        self.hasten_dirs(tree, dir, last);
+        tree.hasten_dirs(dir, last);
         let over = tree.planned(dir, &name);
         let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
         let seq = self.queue(tree, kind, run, last, delay);
@@ -284,7 +249,7 @@ impl Namespace {
             inode.publish = Some(seq);
         }
         for (dir, name) in more {
-            self.hasten_dirs(tree, dir, last);
+            tree.hasten_dirs(dir, last);
             // A link replaces nobody: whom the name was taken from goes first.
             if tree.planned(dir, &name).is_some_and(|holder| holder != id) {
                 self.vacate(tree, dir, &name, run);
@@ -293,29 +258,6 @@ impl Namespace {
             self.queue_times(tree, dir, run, last);
         }
         self.queue_times(tree, dir, run, last);
-    }
-
-    /// Something that is drained soon must not wait for a directory that belongs to the final drain.
-    pub(crate) fn hasten_dirs(&self, tree: &mut Tree, dir: FileId, last: bool) {
-        let mut at = dir;
-        while !last && at != FileId::ROOT {
-            let Some(inode) = tree.get(at) else { return };
-            if inode.applied.is_some() {
-                return;
-            }
-            let parent = inode.logical.as_ref().map(|place| place.0);
-            if let Some(seq) = inode.publish
-                && let Some(op) = tree.ops.get_mut(&seq)
-                && op.last
-            {
-                op.last = false;
-                tree.txn.op(seq);
-            }
-            match parent {
-                Some(parent) => at = parent,
-                None => return,
-            }
-        }
     }
 }
 

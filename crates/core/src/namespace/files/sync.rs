@@ -15,7 +15,7 @@ use surgetank_types::model::{FileId, Kind, Mode};
 
 use super::super::Namespace;
 use super::super::resolve::is_absent;
-use super::super::tree::{Inode, PlainId, Tree};
+use surgetank_state::{Inode, PlainId, Tree};
 
 /// So many are synced before the catalog is told.
 const BATCH: usize = 256;

@@ -220,7 +220,7 @@ impl Namespace {
             let Some(path) = tree.logical_path(id) else {
                 return Ok(());
             };
-            self.hurry(&mut tree, publish);
+            tree.hurry(publish);
             (replica.map(|plain| (path, Lies::Tier(plain.device))), version)
         };
         match path {
@@ -250,7 +250,7 @@ impl Namespace {
                 return Ok(());
             }
             let (publish, version) = (inode.publish, inode.version);
-            self.hurry(&mut tree, publish);
+            tree.hurry(publish);
             self.commit(&mut tree);
             (self.open_of(id).filter(|open| open.writers() > 0), publish, version)
         };
@@ -265,7 +265,7 @@ impl Namespace {
     }
 
     pub(super) fn has_unknown_names(&self, id: FileId) -> bool {
-        self.read_tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
+        self.read_tree().get(id).is_some_and(surgetank_state::Inode::has_unknown_names)
     }
 
     /// Its content must be written in the store itself: it has further names there that nobody has looked up, or the
@@ -308,47 +308,17 @@ impl Namespace {
                 inode.attr = as_written(inode, &stat, Some(open));
                 inode.version += 1;
                 if let Some(seq) = inode.publish {
-                    self.take_back(&mut tree, id, seq);
+                    tree.take_back(id, seq);
                 }
             }
             let version = tree.get(id).map_or(0, |inode| inode.version);
             self.queue_publish(&mut tree, id);
             let publish = tree.get(id).and_then(|inode| inode.publish);
-            self.hurry(&mut tree, publish);
+            tree.hurry(publish);
             version
         };
         self.wake();
         self.wait_durable(id, version)
-    }
-
-    /// The operation and all before it are taken at once, whatever their quiet period.
-    pub(crate) fn hurry(
-        &self,
-        tree: &mut super::super::tree::Tree,
-        upto: Option<surgetank_types::model::Seq>,
-    ) {
-        let Some(upto) = upto else { return };
-        let now = surgetank_types::clock::tick();
-        let mut hastened = Vec::new();
-        let mut dirs = Vec::new();
-        if let Some(op) = tree.ops.get_mut(&upto) {
-            op.eager = true;
-            if op.last {
-                op.last = false;
-                hastened.push(upto);
-            }
-            dirs.extend(super::super::tree::places(&op.kind).into_iter().map(|place| place.0));
-        }
-        // What it lies in must be there first.
-        for dir in dirs {
-            self.hasten_dirs(tree, dir, false);
-        }
-        for (_, op) in tree.ops.range_mut(..=upto) {
-            op.due = op.due.min(now);
-        }
-        for seq in hastened {
-            tree.txn.op(seq);
-        }
     }
 
     pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
@@ -391,7 +361,7 @@ impl Namespace {
             self.queue_publish(&mut tree, id);
         }
         let newest = tree.get(id).and_then(|inode| inode.publish);
-        self.hurry(&mut tree, newest);
+        tree.hurry(newest);
         newest.is_some()
     }
 
@@ -417,11 +387,11 @@ impl Namespace {
                 .iter()
                 .rev()
                 .find(|(_, op)| {
-                    super::super::tree::places(&op.kind).iter().any(|place| place.0 == dir)
+                    surgetank_state::places(&op.kind).iter().any(|place| place.0 == dir)
                         || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
                 })
                 .map(|(seq, _)| *seq);
-            self.hurry(&mut tree, last);
+            tree.hurry(last);
             last
         };
         let Some(last) = last else { return Ok(()) };

@@ -10,8 +10,8 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Ti
 
 use super::super::content::{Content, Lies, Open};
 use super::super::files::{Opened, Placed, Via, Wish};
-use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 use super::super::{Found, Namespace};
+use surgetank_state::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 
 /// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
 const DIR_BYTES: u64 = 4096;
@@ -157,7 +157,7 @@ impl Namespace {
         let _inode = self.lock_inode(id);
         let mut tree = self.write_tree();
         // Under its name on the same device it keeps programs from making another one; anywhere else it does not.
-        if let (Some(device), Ok(placed)) = (tree.lends.device(dir), &placed)
+        if let (Some(device), Ok(placed)) = (tree.delegations.device(dir), &placed)
             && !(placed.content.lies == Lies::Tier(device) && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
         {
             self.unlend(&mut tree, Some(dir));
@@ -196,10 +196,10 @@ impl Namespace {
         }
         crash_point!("make.adopted");
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(&mut tree, id);
-        self.named(&mut tree, id, &path);
+        tree.own(id);
+        tree.named(id, &path);
         tree.txn.entry(dir, &name);
-        Self::touch_dir(&mut tree, dir, 0);
+        tree.touch_dir(dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
             Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
@@ -299,7 +299,7 @@ impl Namespace {
         if kind == Kind::Directory
             && let Some(d) = self.write_tree().dir_mut(dir)
         {
-            d.believed.may_be_there(name);
+            d.negative_cache.may_be_there(name);
         }
         self.must_be_absent(caller, dir, name)?;
         self.permit_change(caller, dir)?;
@@ -337,14 +337,14 @@ impl Namespace {
         inode.tell();
         tree.insert(id, inode);
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(&mut tree, id);
+        tree.own(id);
         if kind == Kind::Directory {
-            self.named(&mut tree, id, &path);
+            tree.named(id, &path);
         }
         tree.txn.entry(dir, &name);
         // A socket means nothing in another place: it lives as long as its mount.
         if kind == Kind::Directory {
-            self.hasten_dirs(&mut tree, dir, last);
+            tree.hasten_dirs(dir, last);
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: tree.planned(dir, &name) };
             let seq = self.queue(&mut tree, kind, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
@@ -354,7 +354,7 @@ impl Namespace {
         } else if kind != Kind::Socket {
             self.queue_publish(&mut tree, id);
         }
-        Self::touch_dir(&mut tree, dir, i32::from(kind == Kind::Directory));
+        tree.touch_dir(dir, i32::from(kind == Kind::Directory));
         tree.txn.carried_out(id);
         self.commit(&mut tree);
         crash_point!("node.written_down");
@@ -398,9 +398,9 @@ impl Namespace {
             inode.extra_mut().more_names.push((dir, name.clone()));
         }
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
-        self.own(&mut tree, id);
-        self.own(&mut tree, dir);
-        self.named(&mut tree, id, &path);
+        tree.own(id);
+        tree.own(dir);
+        tree.named(id, &path);
         tree.txn.entry(dir, &name);
         if unnamed {
             // Its writer still has it: it is published when that one closes. Without a writer, now.
@@ -410,15 +410,15 @@ impl Namespace {
             }
         } else if tree.in_store(id) {
             let last = false;
-            self.hasten_dirs(&mut tree, dir, last);
+            tree.hasten_dirs(dir, last);
             self.queue(&mut tree, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
         } else if let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && self.take_back(&mut tree, id, seq)
+            && tree.take_back(id, seq)
         {
             self.queue_publish(&mut tree, id);
         }
-        Self::touch_dir(&mut tree, dir, 0);
+        tree.touch_dir(dir, 0);
         tree.txn.carried_out(id);
         self.commit(&mut tree);
         crash_point!("link.written_down");

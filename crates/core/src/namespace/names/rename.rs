@@ -7,8 +7,8 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
 use super::super::Namespace;
-use super::super::tree::{Entry, Inode, Name, PlainId, Tree};
 use super::Detached;
+use surgetank_state::{Entry, Inode, Name, PlainId, Tree};
 
 pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
@@ -53,7 +53,7 @@ impl Namespace {
         if tree.get(id).is_some_and(Inode::is_dir)
             && let Some(d) = tree.dir_mut(to_dir)
         {
-            d.believed.may_be_there(to);
+            d.negative_cache.may_be_there(to);
         }
     }
 
@@ -151,8 +151,8 @@ impl Namespace {
         target: Option<FileId>,
         run: RunId,
     ) -> FsResult<(Option<Detached>, Option<Remains<'_>>)> {
-        self.own(tree, id);
-        self.own(tree, to_dir);
+        tree.own(id);
+        tree.own(to_dir);
         let is_dir = tree.get(id).is_some_and(Inode::is_dir);
         let old_path = tree.child_path(from_dir, &from).ok_or(Errno::NOENT)?;
         let was_primary =
@@ -162,7 +162,7 @@ impl Namespace {
             Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
                 let path = tree.logical_path(target);
                 self.remove_dir_entry(tree, (to_dir, &to), target, true, run);
-                Self::touch_dir(tree, to_dir, -1);
+                tree.touch_dir(to_dir, -1);
                 if let Some(path) = path {
                     self.remove_on_tiers(&path);
                 }
@@ -189,13 +189,13 @@ impl Namespace {
         tree.txn.entry(from_dir, &from);
         tree.txn.entry(to_dir, &to);
         if let Some(path) = tree.child_path(to_dir, &to) {
-            self.named(tree, id, &path);
+            tree.named(id, &path);
         }
         // The store's side.
         if tree.in_store(id) {
-            let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
-            self.hasten_for_rename(tree, id, to_dir, last);
-            let kind = Self::rename_op(tree, id, (from_dir, &from), (to_dir, &to));
+            let last = tree.belongs_last(from_dir) && tree.belongs_last(to_dir);
+            tree.hasten_for_rename(id, to_dir, last);
+            let kind = tree.rename_op(id, (from_dir, &from), (to_dir, &to));
             self.queue(tree, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
             tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
@@ -208,7 +208,7 @@ impl Namespace {
             }
         } else {
             if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-                self.take_back(tree, id, seq);
+                tree.take_back(id, seq);
             }
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {
@@ -220,8 +220,8 @@ impl Namespace {
             self.reap(tree, target);
         }
         let subdir = i32::from(is_dir);
-        Self::touch_dir(tree, from_dir, if from_dir == to_dir { 0 } else { -subdir });
-        Self::touch_dir(tree, to_dir, if from_dir == to_dir { 0 } else { subdir });
+        tree.touch_dir(from_dir, if from_dir == to_dir { 0 } else { -subdir });
+        tree.touch_dir(to_dir, if from_dir == to_dir { 0 } else { subdir });
         tree.txn.carried_out(id);
         self.commit(tree);
         crash_point!("rename.written_down");
@@ -235,18 +235,6 @@ impl Namespace {
             self.rules_changed_below(tree, id);
         }
         Ok((detached, remains))
-    }
-
-    /// What renames a file in the store there, in its turn.
-    fn rename_op(tree: &Tree, id: FileId, from: (FileId, &Name), to: (FileId, &Name)) -> OpKind {
-        let over = tree.planned(to.0, to.1);
-        let ((from_dir, from), (to_dir, to)) = ((from.0, Box::from(&**from.1)), (to.0, Box::from(&**to.1)));
-        if over == Some(id) {
-            // The name is still that of an older link to this very file, and rename(2) would leave both.
-            OpKind::Unlink { file: id, dir: from_dir, name: from }
-        } else {
-            OpKind::Rename { file: id, from_dir, from, to_dir, to, over }
-        }
     }
 
     fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
@@ -274,12 +262,6 @@ impl Namespace {
         }
     }
 
-    /// A directory or file that only now has to be in the store must not wait for the final drain.
-    fn hasten_for_rename(&self, tree: &mut Tree, id: FileId, to_dir: FileId, last: bool) {
-        self.hasten_dirs(tree, to_dir, last);
-        self.hasten_dirs(tree, id, last);
-    }
-
     /// Files that moved along with their directory may have other rules now, and names that something was said of.
     fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
         let hinted = tree.hints.any();
@@ -299,7 +281,7 @@ impl Namespace {
         }
         for id in below {
             if hinted && let Some(path) = tree.logical_path(id) {
-                self.named(tree, id, &path);
+                tree.named(id, &path);
             }
             self.rules_changed(tree, id);
         }
@@ -317,7 +299,7 @@ impl Namespace {
         match pending {
             None => self.queue_publish(tree, id),
             Some(seq) if !drained && !tree.in_store(id) => {
-                self.take_back(tree, id, seq);
+                tree.take_back(id, seq);
             }
             Some(_) => {}
         }
@@ -348,8 +330,8 @@ impl Namespace {
         if (a_is_dir && tree.is_within(b_dir, a)) || (b_is_dir && tree.is_within(a_dir, b)) {
             return Err(Errno::INVAL.into());
         }
-        self.own(&mut tree, a);
-        self.own(&mut tree, b);
+        tree.own(a);
+        tree.own(b);
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
         // The plain file lies under the primary name, whichever name is exchanged.
@@ -378,8 +360,8 @@ impl Namespace {
         tree.bind(b_dir, b_name, |entry| entry.set_logical(Some(a)));
         tree.txn.entry(a_dir, a_name);
         tree.txn.entry(b_dir, b_name);
-        self.named(&mut tree, a, &b_path);
-        self.named(&mut tree, b, &a_path);
+        tree.named(a, &b_path);
+        tree.named(b, &a_path);
         if both_in_store {
             let kind =
                 OpKind::Exchange { a, a_dir, a_name: Box::from(&**a_name), b, b_dir, b_name: Box::from(&**b_name) };
@@ -395,7 +377,7 @@ impl Namespace {
                     if tree.planned(to.0, to.1).is_some_and(|over| is_dir(over) != is_dir(id)) {
                         self.vacate(&mut tree, to.0, to.1, run);
                     }
-                    let kind = Self::rename_op(&tree, id, from, to);
+                    let kind = tree.rename_op(id, from, to);
                     self.queue(&mut tree, kind, run, false, 0);
                     tree.bind(from.0, from.1, |entry| entry.set_planned(None));
                     tree.bind(to.0, to.1, |entry| entry.set_planned(Some(id)));
@@ -404,15 +386,15 @@ impl Namespace {
             for id in [a, b] {
                 if !tree.in_store(id) && tree.get(id).is_some_and(|inode| inode.sealed) {
                     if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
-                        self.take_back(&mut tree, id, seq);
+                        tree.take_back(id, seq);
                     }
                     self.queue_publish(&mut tree, id);
                 }
             }
         }
         let shift = i32::from(b_is_dir) - i32::from(a_is_dir);
-        Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
-        Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
+        tree.touch_dir(a_dir, if a_dir == b_dir { 0 } else { shift });
+        tree.touch_dir(b_dir, if a_dir == b_dir { 0 } else { -shift });
         tree.txn.carried_out(a);
         self.commit(&mut tree);
         crash_point!("exchange.written_down");
@@ -438,7 +420,7 @@ impl Namespace {
                 return Ok(());
             }
             let seq = tree.get(id).and_then(|inode| inode.publish);
-            self.hurry(&mut tree, seq);
+            tree.hurry(seq);
             seq
         };
         if pending.is_none() {

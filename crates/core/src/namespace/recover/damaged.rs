@@ -16,9 +16,9 @@ use surgetank_types::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFI
 use super::super::Namespace;
 use super::super::files::SPILL;
 use super::super::resolve::{is_absent, passes};
-use super::super::tree::Inode;
 use super::spilled::patiently;
 use super::{ORPHANS, OnTier, STORE_PATIENCE, went_down};
+use surgetank_state::Inode;
 
 /// Numbers that were given out since what the catalog says: kernel and store may still know them.
 const NUMBERS_LEFT_OUT: u64 = 1 << 32;
@@ -137,7 +137,7 @@ impl Namespace {
                 seq = seq.0,
                 "an operation of a damaged catalog that cannot tell whose name it takes is left out"
             );
-            self.cancel(&mut tree, seq);
+            tree.cancel(seq);
         }
     }
 

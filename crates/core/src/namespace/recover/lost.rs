@@ -14,7 +14,7 @@ use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, Op
 
 use super::super::Namespace;
 use super::super::losses::{gone_from, lost_from};
-use super::super::tree::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
+use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
 /// Which boot of the machine the catalog was last written in, as a digest; with a device's number behind it, which boot
 /// that device was last looked through in.
@@ -212,7 +212,7 @@ impl Namespace {
         let mut replaced: Vec<(Place, FileId)> = Vec::new();
         if let Some(seq) = tree.get_mut(id).and_then(|inode| inode.publish.take()) {
             replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
-            self.cancel(tree, seq);
+            tree.cancel(seq);
         }
         let Some(inode) = tree.get_mut(id) else { return };
         revert(inode);
@@ -229,7 +229,7 @@ impl Namespace {
         let ops: Vec<Seq> = tree.ops.iter().filter(|(_, op)| of_it(op)).map(|(seq, _)| *seq).collect();
         for seq in ops {
             replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
-            self.cancel(tree, seq);
+            tree.cancel(seq);
         }
         for (dir, name) in names {
             let planned = tree.planned(dir, &name).filter(|planned| *planned != id);
@@ -274,20 +274,14 @@ impl Namespace {
         }
         revert(inode);
         if let Some(seq) = inode.publish.take() {
-            self.cancel(tree, seq);
+            tree.cancel(seq);
         }
         tree.reverted.push(id);
     }
 
     /// Takes a doubtful version out of its name, and gives what is left of it one beside it. Returns that file, if
     /// anything is left.
-    pub(super) fn set_apart(
-        &self,
-        tree: &mut Tree,
-        id: FileId,
-        plain: &Plain,
-        doubt: Doubt,
-    ) -> Option<FileId> {
+    pub(super) fn set_apart(&self, tree: &mut Tree, id: FileId, plain: &Plain, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         let shown = String::from_utf8_lossy(&path).into_owned();
         let inode = tree.get_mut(id)?;
@@ -324,7 +318,7 @@ impl Namespace {
         }
         tree.insert(new, inode);
         tree.bind(dir, &aside, |entry| entry.set_logical(Some(new)));
-        self.own(tree, new);
+        tree.own(new);
         tree.txn.entry(dir, &aside);
         self.note(
             RunId(0),

@@ -13,8 +13,8 @@ use surgetank_types::model::{DeviceId, RunId};
 
 use super::super::Namespace;
 use super::super::files::HIDDEN_PREFIX;
-use super::super::tree::PlainId;
 use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
+use surgetank_state::PlainId;
 
 /// Puts a copy of a plain file where those lie that no record names; all that lie there already keep their names. `files`:
 /// where the device has its plain files; `path`: of this one, below it; `name`: what programs called it.
@@ -62,7 +62,8 @@ impl Namespace {
             }
             // The agent died while it made it, and nothing is in it; or while it removed it. (Of a damaged catalog the name of
             // an empty file may be all there is of it, and what was to go may have found its place or its name since.)
-            let is_gone = || super::super::gone::saying(&self.read_tree(), plain).is_some_and(|file| gone.contains(&file));
+            let is_gone =
+                || super::super::gone::saying(&self.read_tree(), plain).is_some_and(|file| gone.contains(&file));
             let unwanted = !damaged && (orphan.plain.size_bytes == 0 || is_gone());
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)

@@ -13,8 +13,8 @@ use surgetank_types::sync::Arc;
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
 use super::super::resolve::{is_absent, passes};
-use super::super::tree::{Inode, Tree};
 use super::{Doubt, Held, Worth, worth};
+use surgetank_state::{Inode, Tree};
 
 /// How long the store may keep recovery waiting.
 pub const STORE_PATIENCE: Duration = Duration::from_secs(30);

@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use crate::namespace::Namespace;
-use crate::namespace::tree::{Inode, Name, Place, Tree, files_of};
+use surgetank_state::{Inode, Name, Place, Tree, files_of};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::error::Result;
 use surgetank_types::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
@@ -236,7 +236,7 @@ impl Namespace {
         if wanted.is_empty() {
             return;
         }
-        let dirs = self.read_tree().dirs_of_temporaries();
+        let dirs = self.dirs_of_temporaries();
         for (file, seq, prepared, who) in wanted {
             let name = self.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
@@ -394,7 +394,7 @@ impl Namespace {
                 self.store.features().plain_files
                     && holder.ino == Some(stat.identity.ino)
                     && prepared.is(&stat.identity)
-                    && !self.is_left(&self.read_tree().dirs_of_temporaries(), names, (prepared, one.who), looked)?
+                    && !self.is_left(&self.dirs_of_temporaries(), names, (prepared, one.who), looked)?
             }
         })
     }

@@ -11,10 +11,10 @@ use surgetank_types::sync::{Arc, PoisonError};
 use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
 use super::super::files::{hidden_name, nobody_writes};
 use super::super::recover::STORE_PATIENCE;
-use super::super::tree::{PlainId, files_of};
 use super::super::{Namespace, Noted};
 use super::{MANY, kept_as};
 use crate::bequest::{Left, LeftHandle};
+use surgetank_state::{PlainId, files_of};
 use surgetank_types::model::{FileId, OpKind, Timestamp};
 
 const NUMBERS_LEFT_OUT: u64 = 1 << 20;

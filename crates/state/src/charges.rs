@@ -1,6 +1,8 @@
 //! What replicas are charged on their devices, and how much of that the store has too.
 
-use super::{PlainId, Tree};
+use foldhash::HashMap;
+
+use crate::{PlainId, Tree};
 use surgetank_types::model::{DeviceId, FileId};
 
 impl Tree {
@@ -25,8 +27,8 @@ impl Tree {
     }
 
     /// How many files have their plain file on each device.
-    pub fn files_on_devices(&self) -> super::HashMap<DeviceId, u64> {
-        let mut files = super::HashMap::default();
+    pub fn files_on_devices(&self) -> HashMap<DeviceId, u64> {
+        let mut files = HashMap::default();
         for PlainId { device, .. } in self.inodes.values().filter_map(|inode| inode.replica) {
             *files.entry(device).or_insert(0) += 1;
         }
@@ -41,7 +43,7 @@ impl Tree {
 
     /// What the device has that the store has too.
     pub fn spare_bytes(&self, device: DeviceId) -> u64 {
-        let of = |counts: &super::HashMap<DeviceId, u64>| counts.get(&device).copied().unwrap_or(0);
+        let of = |counts: &HashMap<DeviceId, u64>| counts.get(&device).copied().unwrap_or(0);
         of(&self.clean_bytes) + of(&self.arriving_bytes)
     }
 

@@ -1,19 +1,4 @@
-//! The live state in memory: files, names, and the queue of operations on their way to the store.
-//!
-//! Every name has two bindings. *Logical* is what programs see; *planned* is what the store will have
-//! once all queued operations are carried out (less the publication of files that it never had: those
-//! can still be taken back). A name without an entry is "as in the store". Where a file is in the store
-//! *now* stands in its inode (`applied`). Nothing here does I/O; the one lock around it is held briefly.
-//!
-//! Invariants: a file that is `owned` is in the catalog, and so are all its ancestors; a file is kept
-//! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
-//! while an operation that names it is queued (`pins`), or else the store would show through too early.
-
-mod applied;
-mod charged;
-mod op;
-mod told;
-mod version;
+//! The tree: every file and name that is known, and what is common to all of them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -22,18 +7,16 @@ use surgetank_types::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use surgetank_store::{Cred, StorePath};
-use surgetank_types::clock::Moment;
-use surgetank_types::model::{
-    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity, Xattrs,
-};
+use surgetank_types::clock;
+use surgetank_types::model::{DeviceId, FileId, OpKind, Prepared, RunId, Seq};
 
-pub use applied::Before;
-pub use op::{Op, Progress, Trouble, file_of, files_of, places};
-pub use told::ToldAbsent;
-
-pub type Name = Arc<[u8]>;
-/// A name in a directory.
-pub type Place = (FileId, Name);
+use crate::bindings::Before;
+use crate::delegation::Delegations;
+use crate::hints::KnownHints;
+use crate::operation::{Op, places};
+use crate::temporaries::Temporaries;
+use crate::txn::Txn;
+use crate::{Dir, Entry, Inode, Name, Place, Progress, State};
 
 /// So many different reasons are remembered before those that no file has any more are dropped.
 const REASONS_MAX: usize = 1024;
@@ -41,216 +24,9 @@ const REASONS_MAX: usize = 1024;
 /// Inode numbers that we give out lie above this; those of store files are the store's own.
 pub const OWN_INODE_BASE: u64 = 1 << 56;
 
-/// One name. 0 stands for nobody: a million of these should be small.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Entry {
-    logical: u64,
-    planned: u64,
-    /// Queued operations that name it.
-    pub pins: u32,
-}
-
-fn some(raw: u64) -> Option<FileId> {
-    (raw != 0).then_some(FileId(raw))
-}
-
-fn raw(id: Option<FileId>) -> u64 {
-    id.map_or(0, |id| id.0)
-}
-
-impl Entry {
-    pub fn new(logical: Option<FileId>, planned: Option<FileId>) -> Self {
-        Self { logical: raw(logical), planned: raw(planned), pins: 0 }
-    }
-    pub fn logical(self) -> Option<FileId> {
-        some(self.logical)
-    }
-    pub fn planned(self) -> Option<FileId> {
-        some(self.planned)
-    }
-    pub fn set_logical(&mut self, id: Option<FileId>) {
-        self.logical = raw(id);
-    }
-    pub fn set_planned(&mut self, id: Option<FileId>) {
-        self.planned = raw(id);
-    }
-}
-
-#[derive(Debug, Default)]
-pub struct Dir {
-    pub children: BTreeMap<Name, Entry>,
-    /// We made it: a name without an entry does not exist, the store need not be asked.
-    pub complete: bool,
-    /// Grows when an entry is dropped, so that a look-up in the store that overlapped it is repeated.
-    pub generation: u32,
-    /// Names that the store did not have when we looked.
-    pub absent: HashMap<Name, Instant>,
-    pub believed: super::believed::Believed,
-    /// Queued operations that put something into this directory or take it away.
-    pub queued: u32,
-    /// The kernel was told of it, or of its listing, what a new name makes untrue.
-    pub told: bool,
-    /// The listing that the kernel may have kept came without its files' attributes.
-    pub listed_bare: bool,
-    /// Names of which the kernel was told that they do not exist, to be believed for long.
-    pub told_absent: ToldAbsent,
-    /// A rename of the directory itself is queued, so its making can no longer be taken back.
-    pub moved: bool,
-    /// A program gave it a time of its own, and has changed no name in it since.
-    pub times_given: bool,
-    /// Programs make files in it themselves: the kernel must not believe for long what it was told of it.
-    pub is_lent: bool,
-    pub lend: super::lent::Wish,
-}
-
-/// Rarely needed parts of a file.
-#[derive(Debug, Default)]
-pub struct Extra {
-    /// Logical names beyond the primary one.
-    pub more_names: Vec<Place>,
-    /// Names that the store has for it now, beyond `applied`.
-    pub more_applied: Vec<Place>,
-    pub target: Option<Box<[u8]>>,
-    pub xattrs: Option<Xattrs>,
-    /// The content lies in a temporary in the store: this name in this directory.
-    pub spill: Option<Place>,
-    pub hints: Option<Box<super::hints::Said>>,
-}
-
-/// What the file's life is at (DESIGN.md, "The life of a file").
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Some program may write it.
-    Open,
-    /// Complete, not yet in the store.
-    Sealed,
-    /// On its way.
-    Draining,
-    /// Verified in the store, and still on a tier.
-    Durable,
-    /// Verified in the store only.
-    Evicted,
-    /// Its rule says that it is not drained.
-    Kept,
-}
-
-/// A plain file on a tier; see [`surgetank_tier::Plain`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PlainId {
-    pub device: DeviceId,
-    pub born: u32,
-    pub ino: u64,
-}
-
-impl PlainId {
-    pub fn new(device: DeviceId, plain: &surgetank_tier::Plain) -> Self {
-        Self { device, born: plain.born, ino: plain.ino }
-    }
-}
-
-#[derive(Debug)]
-pub struct Inode {
-    pub attr: Attr,
-    pub version: u32,
-    pub durable: u32,
-    pub replica: Option<PlainId>,
-    /// The highest version of which the tier was made to keep every byte.
-    pub synced: u32,
-    /// Of which version, at least, a program was promised bytes while it was still open (fsync).
-    pub promised: u32,
-    /// Bytes charged to the replica's device.
-    pub charged_bytes: u64,
-    pub identity: Option<Box<StoreIdentity>>,
-    /// Of what the kernel may have pages, that are good as long as it is that.
-    pub pages: Option<Box<super::files::Pages>>,
-    pub logical: Option<Place>,
-    pub applied: Option<Place>,
-    /// Queued publication of the content.
-    pub publish: Option<Seq>,
-    /// Queued change of attributes.
-    pub set_meta: Option<Seq>,
-    pub lookups: u32,
-    pub handles: u32,
-    pub run: RunId,
-    /// Times it was opened for writing again before it was drained: doubles the quiet period.
-    pub reopened: u8,
-    pub sealed: bool,
-    pub owned: bool,
-    pub pinned: bool,
-    /// Grows whenever content may change; a copy that overlapped a change is void.
-    pub epoch: u32,
-    /// When the store was last asked about it.
-    pub checked: Option<Moment>,
-    pub checksum: Option<u64>,
-    /// What it counts for among the evictable bytes of its device.
-    clean_bytes: u64,
-    /// Opens for reading since it is on its tier, and the last of them.
-    pub reads: u32,
-    pub used: Option<Moment>,
-    pub prefetched: bool,
-    /// Why the content lies where it lies (`why`): see [`Tree::reason`].
-    pub placed: Option<Arc<str>>,
-    pub dir: Option<Box<Dir>>,
-    pub extra: Option<Box<Extra>>,
-}
-
-impl Inode {
-    pub fn new(attr: Attr) -> Self {
-        let dir = (attr.kind == Kind::Directory).then(Box::default);
-        Self {
-            attr,
-            version: 0,
-            durable: 0,
-            replica: None,
-            synced: 0,
-            promised: 0,
-            charged_bytes: 0,
-            identity: None,
-            pages: None,
-            logical: None,
-            applied: None,
-            publish: None,
-            set_meta: None,
-            lookups: 0,
-            handles: 0,
-            run: RunId(0),
-            reopened: 0,
-            sealed: true,
-            owned: false,
-            pinned: false,
-            epoch: 0,
-            checked: None,
-            checksum: None,
-            clean_bytes: 0,
-            reads: 0,
-            used: None,
-            prefetched: false,
-            placed: None,
-            dir,
-            extra: None,
-        }
-    }
-
-    pub fn is_dir(&self) -> bool {
-        self.attr.kind == Kind::Directory
-    }
-    pub fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
-    }
-    pub fn spill(&self) -> Option<&Place> {
-        self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
-    }
-    pub fn said(&self) -> Option<&super::hints::Said> {
-        self.extra.as_ref().and_then(|extra| extra.hints.as_deref())
-    }
-    pub fn cred(&self) -> Cred {
-        Cred { uid: self.attr.uid, gid: self.attr.gid }
-    }
-}
-
 #[derive(Debug)]
 pub struct Tree {
-    inodes: HashMap<FileId, Box<Inode>>,
+    pub(crate) inodes: HashMap<FileId, Box<Inode>>,
     pub ops: BTreeMap<Seq, Op>,
     pub next_id: u64,
     /// Spilled content with a lower number may be a file's of which a damaged catalog has no record.
@@ -265,28 +41,28 @@ pub struct Tree {
     reasons_max: usize,
     /// Copies that are being made, and where.
     pub staging: Vec<(Seq, FileId)>,
-    pub temporaries: super::temporaries::Temporaries,
+    pub temporaries: Temporaries,
     /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
     pub clean_bytes: HashMap<DeviceId, u64>,
     /// Charged on each device for files that are still coming from the store.
-    arriving_bytes: HashMap<DeviceId, u64>,
+    pub(crate) arriving_bytes: HashMap<DeviceId, u64>,
     /// How the catalog calls each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
     /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
     /// what lies under its path then is not the plain file that was made.
     pub making: HashMap<Place, FileId>,
-    pub lends: super::lent::Lends,
+    pub delegations: Delegations,
     /// Of files that a batch is about: what the catalog is told until the batch is over.
     pub before: HashMap<FileId, Before>,
     /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
     pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
-    pub doubts: HashMap<FileId, surgetank_types::model::Prepared>,
-    pub hints: super::hints::Known,
+    pub doubts: HashMap<FileId, Prepared>,
+    pub hints: KnownHints,
     /// What was changed since the last commit.
-    pub txn: super::journal::Txn,
+    pub txn: Txn,
 }
 
 impl Tree {
@@ -302,20 +78,20 @@ impl Tree {
             discards: Vec::new(),
             reverted: Vec::new(),
             making: HashMap::default(),
-            lends: super::lent::Lends::default(),
+            delegations: Delegations::default(),
             links_changed: 0,
             reasons: HashSet::default(),
             reasons_max: REASONS_MAX,
             staging: Vec::new(),
-            temporaries: super::temporaries::Temporaries::default(),
+            temporaries: Temporaries::default(),
             hard_links: HashMap::default(),
             clean_bytes: HashMap::default(),
             arriving_bytes: HashMap::default(),
             device_numbers: HashMap::default(),
             before: HashMap::default(),
             doubts: HashMap::default(),
-            hints: super::hints::Known::default(),
-            txn: super::journal::Txn::default(),
+            hints: KnownHints::default(),
+            txn: Txn::default(),
         }
     }
 
@@ -373,8 +149,53 @@ impl Tree {
             d.generation = d.generation.wrapping_add(1);
         }
         d.absent.remove(name);
-        d.believed.may_be_there(name);
+        d.negative_cache.may_be_there(name);
         entry
+    }
+
+    /// A directory's times follow what happens to its names.
+    pub fn touch_dir(&mut self, dir: FileId, subdirs: i32) {
+        let now = clock::now();
+        if let Some(inode) = self.get_mut(dir) {
+            inode.attr.mtime = now;
+            inode.attr.ctime = now;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.times_given = false;
+            }
+            inode.attr.links = inode.attr.links.saturating_add_signed(subdirs);
+        }
+    }
+
+    /// Takes one logical name from a file. Returns whether it was its last one.
+    pub fn unname(&mut self, id: FileId, dir: FileId, name: &Name) -> bool {
+        let Some(inode) = self.get_mut(id) else {
+            return true;
+        };
+        inode.attr.ctime = clock::now();
+        if !inode.is_dir() {
+            inode.attr.links = inode.attr.links.saturating_sub(1);
+        }
+        if inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
+            inode.logical = inode.extra.as_mut().and_then(|extra| extra.more_names.pop());
+        } else if let Some(extra) = inode.extra.as_mut() {
+            extra.more_names.retain(|(d, n)| !(*d == dir && n == name));
+        }
+        inode.logical.is_none()
+    }
+
+    pub fn state_of(&self, id: FileId) -> Option<State> {
+        let inode = self.get(id)?;
+        if !inode.sealed {
+            return Some(State::Open);
+        }
+        let op = inode.publish.and_then(|seq| self.ops.get(&seq));
+        Some(match op {
+            Some(op) if op.progress == Progress::Waiting => State::Sealed,
+            Some(_) => State::Draining,
+            None if inode.dirty() => State::Kept,
+            None if inode.replica.is_some() => State::Durable,
+            None => State::Evicted,
+        })
     }
 
     pub fn planned(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
@@ -557,45 +378,5 @@ impl Tree {
             self.hard_links.remove(&inode.attr.ino);
         }
         true
-    }
-
-    pub fn record(&self, id: FileId) -> Option<FileRecord> {
-        let inode = self.get(id)?;
-        let place = |place: &Place| (place.0, Box::from(&*place.1));
-        let now;
-        let (applied, identity) = match self.before.get(&id) {
-            Some(before) => (&before.names, &before.identity),
-            None => {
-                now = inode.names_in_store();
-                (&now, &inode.identity)
-            }
-        };
-        Some(FileRecord {
-            attr: inode.attr,
-            version: u64::from(inode.version),
-            durable_version: u64::from(inode.durable),
-            sealed: inode.sealed,
-            synced_version: u64::from(inode.synced),
-            promised_version: u64::from(inode.promised),
-            replica: inode.replica.map(|plain| Replica {
-                node: NodeId(0),
-                device: self.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),
-                backing_ino: plain.ino,
-                born: plain.born,
-            }),
-            spill: inode.spill().map(place),
-            identity: identity.as_deref().copied(),
-            logical: inode.logical.as_ref().map(place),
-            applied: applied.iter().map(place).collect(),
-            target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
-            xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
-            pinned: inode.pinned,
-            checksum: inode.checksum,
-            run: inode.run,
-        })
-    }
-
-    pub fn entry_record(&self, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
-        self.entry(dir, name).map(|entry| EntryRecord { logical: entry.logical(), planned: entry.planned() })
     }
 }

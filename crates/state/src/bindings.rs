@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use surgetank_store::StorePath;
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
-use super::{Inode, Name, Place, Tree, files_of};
+use crate::{Inode, Name, Place, Tree, files_of};
 
 /// What the catalog knows of a file that the present batch is about.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ impl Tree {
         for (dir, name) in at.iter().chain(&link) {
             if let Some(d) = self.dir_mut(*dir) {
                 d.absent.remove(name);
-                d.believed.may_be_there(name);
+                d.negative_cache.may_be_there(name);
             }
         }
         let mut gone = Vec::new();

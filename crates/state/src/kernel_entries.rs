@@ -3,16 +3,16 @@
 
 use foldhash::HashSet;
 
-use super::{Inode, Name};
+use crate::Name;
 
 /// Names of a directory; too many are all names, for one more than it was told of costs only a message.
 #[derive(Debug, Default)]
-pub struct ToldAbsent {
+pub struct KernelNegativeEntries {
     names: HashSet<Name>,
     all: bool,
 }
 
-impl ToldAbsent {
+impl KernelNegativeEntries {
     const NAMES_MAX: usize = 256;
 
     pub fn all(&mut self) {
@@ -40,28 +40,19 @@ impl ToldAbsent {
     }
 }
 
-impl Inode {
-    /// The kernel learns of the directory.
-    pub fn tell(&mut self) {
-        if let Some(dir) = self.dir.as_mut() {
-            dir.told = true;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::ToldAbsent;
+    use super::KernelNegativeEntries;
 
     #[test]
     fn each_name_once_and_too_many_always() {
-        let mut told = ToldAbsent::default();
+        let mut told = KernelNegativeEntries::default();
         assert!(!told.take(b"a"));
         told.add(b"a");
         assert!(!told.take(b"b"));
         assert!(told.take(b"a"));
         assert!(!told.take(b"a"));
-        for number in 0..=ToldAbsent::NAMES_MAX {
+        for number in 0..=KernelNegativeEntries::NAMES_MAX {
             told.add(number.to_string().as_bytes());
         }
         assert!(told.take(b"never told") && told.take(b"1") && told.take(b"1"));

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use surgetank_types::model::{FileId, OpKind, OpRecord, Prepared, RunId};
 
-use super::{Inode, Name, Place, Tree};
+use crate::{Inode, Name, Place};
 
 /// How far an operation is.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,13 +106,6 @@ impl Op {
     /// The file that it is about.
     pub fn file(&self) -> FileId {
         file_of(&self.kind)
-    }
-}
-
-impl Tree {
-    /// Is an operation queued that is about the file? A walk over the queue.
-    pub fn is_queued(&self, id: FileId) -> bool {
-        self.ops.values().any(|op| files_of(&op.kind).any(|file| file == id))
     }
 }
 

@@ -1,0 +1,217 @@
+//! The lock around the tree: [`Namespace::read_tree`] to look, [`Namespace::write_tree`] to change.
+//!
+//! Both first take in the files that processes made in delegated directories, so that every holder of the tree sees them. A
+//! [`WriteTree`] commits to the catalog, before it unlocks, every change that the tree has noted ([`Txn`](surgetank_state::Txn)):
+//! the catalog's order is the tree's order, and no path out of a function can leave a change uncommitted.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use surgetank_state::Tree;
+use surgetank_types::model::{FileId, OpKind, Prepared, RunId, Seq};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{MutexGuard, PoisonError};
+
+use super::Namespace;
+
+/// The locked tree, for looking only.
+pub(crate) struct ReadTree<'a>(MutexGuard<'a, Tree>);
+
+impl Deref for ReadTree<'_> {
+    type Target = Tree;
+    fn deref(&self) -> &Tree {
+        &self.0
+    }
+}
+
+/// The locked tree, for changes; commits them when it is dropped.
+pub(crate) struct WriteTree<'a> {
+    tree: MutexGuard<'a, Tree>,
+    namespace: &'a Namespace,
+}
+
+impl Deref for WriteTree<'_> {
+    type Target = Tree;
+    fn deref(&self) -> &Tree {
+        &self.tree
+    }
+}
+
+impl DerefMut for WriteTree<'_> {
+    fn deref_mut(&mut self) -> &mut Tree {
+        &mut self.tree
+    }
+}
+
+impl Drop for WriteTree<'_> {
+    fn drop(&mut self) {
+        // (A thread that panics leaves the tree as the catalog does not know it: recovery starts from the last commit.)
+        if !std::thread::panicking() {
+            self.namespace.commit(&mut self.tree);
+        }
+    }
+}
+
+impl Namespace {
+    pub(crate) fn read_tree(&self) -> ReadTree<'_> {
+        ReadTree(self.settled_tree())
+    }
+
+    pub(crate) fn write_tree(&self) -> WriteTree<'_> {
+        WriteTree { tree: self.settled_tree(), namespace: self }
+    }
+
+    fn settled_tree(&self) -> MutexGuard<'_, Tree> {
+        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lends.load(Ordering::SeqCst) > 0 {
+            self.settle_in(&mut tree);
+        }
+        tree
+    }
+
+    /// Lets the tree go until the queue or the state of a file changed, at most for so long.
+    pub(crate) fn wait_changed<'a>(&self, tree: ReadTree<'a>, at_most: Duration) -> ReadTree<'a> {
+        ReadTree(self.changed.wait_timeout(tree.0, at_most).unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    pub(crate) fn queue(&self, tree: &mut Tree, kind: OpKind, run: RunId, last: bool, delay_factor: u32) -> Seq {
+        // Sealed late, when the command had ended and its final drain had begun: nobody would take it up any more.
+        let ending = self.is_ending(run) || self.end.is_hurried();
+        let last = last && !ending;
+        if !last {
+            tree.undefer(&kind);
+        }
+        let due =
+            surgetank_types::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
+        let seq = tree.queue(kind, run, due, last);
+        tree.txn.op(seq);
+        seq
+    }
+
+    pub(crate) fn is_ending(&self, run: RunId) -> bool {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
+            || self.final_drains.load(surgetank_types::sync::atomic::Ordering::Relaxed) > 0
+    }
+
+    /// Forgets a file that nothing refers to any more.
+    pub(crate) fn reap(&self, tree: &mut Tree, id: FileId) {
+        // (What programs have of an earlier agent is not counted yet.)
+        if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.is_yet_to_restore() {
+            let owned = tree.remove(id).is_some_and(|inode| inode.owned);
+            if owned {
+                tree.txn.dropped(id);
+            }
+        }
+    }
+
+    /// An operation has been carried out for good: it leaves the queue. `copied` is what a file's publication brought.
+    pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
+        let Some((op, places)) = tree.dequeue(seq) else {
+            return;
+        };
+        tree.release_books(&op.kind);
+        tree.txn.op(seq);
+        for (dir, name) in &places {
+            tree.txn.entry(*dir, name);
+        }
+        for id in surgetank_state::files_of(&op.kind) {
+            tree.txn.file(id);
+        }
+        let id = op.file();
+        if let Some(inode) = tree.get_mut(id) {
+            match op.kind {
+                OpKind::Publish { .. } => {
+                    if inode.publish == Some(seq) {
+                        inode.publish = None;
+                    }
+                    match copied {
+                        Some(copied) => {
+                            inode.durable = inode.durable.max(copied.version);
+                            inode.checksum = Some(copied.checksum);
+                            inode.reopened = 0;
+                        }
+                        None => inode.durable = inode.version,
+                    }
+                    inode.checked = Some(surgetank_types::clock::Moment::now());
+                }
+                OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
+                _ => {}
+            }
+        }
+        tree.recount(id);
+        let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
+        if again {
+            self.queue_publish(tree, id);
+        }
+        tree.links_changed += u64::from(gone.iter().any(|gone| tree.is_hard_linked(*gone)));
+        self.reap(tree, id);
+        for gone in gone {
+            tree.txn.file(*gone);
+            self.reap(tree, *gone);
+        }
+    }
+
+    /// Commits what `act` changes as a batch of its own: what the holder of the tree changed before stays for its own commit.
+    pub(crate) fn commit_apart<T>(&self, tree: &mut Tree, act: impl FnOnce(&mut Tree) -> T) -> T {
+        let outer = std::mem::take(&mut tree.txn);
+        let done = act(tree);
+        self.commit(tree);
+        tree.txn = outer;
+        done
+    }
+
+    /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
+    /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
+    pub(crate) fn commit(&self, tree: &mut Tree) {
+        if tree.txn.is_empty() {
+            return;
+        }
+        let mut txn = std::mem::take(&mut tree.txn);
+        let tree = &*tree;
+        let mut changes = txn.changes(tree);
+        self.show_all(tree, &txn.files, &txn.entries);
+        for id in &txn.dropped {
+            self.show(tree, *id);
+        }
+        changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
+        self.bequeath_names(tree, &txn.entries, &txn.dropped);
+        if changes.is_empty() {
+            return;
+        }
+        changes.extend(txn.carried_out.and_then(|id| self.request_done(id)).into_iter().flatten());
+        let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = if unwritten.is_empty() {
+            self.catalog.commit(&changes)
+        } else {
+            unwritten.append(&mut changes);
+            self.catalog.commit(&unwritten)
+        };
+        match result {
+            Ok(_) => unwritten.clear(),
+            Err(why) => {
+                if unwritten.is_empty() {
+                    self.note(
+                        RunId(0),
+                        self.config.state.display().to_string(),
+                        format!("the catalog cannot be written: {why}; changes are held in memory and would be lost with the agent"),
+                        false,
+                    );
+                }
+                unwritten.append(&mut changes);
+            }
+        }
+    }
+
+    /// Everything committed so far survives the machine. An error, too, when something could not be committed: it would be
+    /// promised, and forgotten.
+    pub(crate) fn sync_catalog(&self) -> std::io::Result<()> {
+        {
+            let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+            if !unwritten.is_empty() {
+                self.catalog.commit(&unwritten)?;
+                unwritten.clear();
+            }
+        }
+        self.catalog.sync(self.catalog.position())
+    }
+}

@@ -1,0 +1,41 @@
+//! The live state in memory: files, names, and the queue of operations on their way to the store.
+//!
+//! Every name has two bindings. *Logical* is what programs see; *planned* is what the store will have
+//! once all queued operations are carried out (less the publication of files that it never had: those
+//! can still be taken back). A name without an entry is "as in the store". Where a file is in the store
+//! *now* stands in its inode (`applied`). Nothing here does I/O; the one lock around it is held briefly.
+//!
+//! Invariants: a file that is `owned` is in the catalog, and so are all its ancestors; a file is kept
+//! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
+//! while an operation that names it is queued (`pins`), or else the store would show through too early.
+
+mod bindings;
+mod charges;
+mod delegation;
+mod hints;
+mod inode;
+mod kernel_entries;
+mod negative_cache;
+mod operation;
+mod queue;
+mod temporaries;
+mod tree;
+mod txn;
+
+use surgetank_types::model::FileId;
+use surgetank_types::sync::Arc;
+
+pub use bindings::Before;
+pub use delegation::{Delegation, DelegationDemand, Delegations, Stray};
+pub use hints::{HintHistory, KnownHints, parent};
+pub use inode::{Dir, Entry, Extra, Inode, Pages, PlainId, State};
+pub use kernel_entries::KernelNegativeEntries;
+pub use negative_cache::{NAMES_LISTED_MAX, NegativeCache};
+pub use operation::{Op, Progress, Trouble, file_of, files_of, places};
+pub use temporaries::{Temporaries, are_expected as temporaries_are_expected};
+pub use tree::{OWN_INODE_BASE, Tree};
+pub use txn::Txn;
+
+pub type Name = Arc<[u8]>;
+/// A name in a directory.
+pub type Place = (FileId, Name);

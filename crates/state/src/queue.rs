@@ -1,0 +1,276 @@
+//! The queue of operations on their way to the store: what is put into it, taken back, and hastened.
+//!
+//! Invariants: an operation that was begun for good (`certain`) is never taken back; nothing that is to be carried out soon waits for
+//! an operation that belongs to the final drain (`last`).
+
+use surgetank_types::clock;
+use surgetank_types::model::{FileId, Hinted, OpKind, Seq};
+
+use crate::{Inode, Name, Progress, Tree, file_of, files_of, places};
+
+impl Tree {
+    /// Makes a file ours: it and its ancestors are in the catalog from now on.
+    pub fn own(&mut self, id: FileId) {
+        self.txn.file(id);
+        let mut at = id;
+        while let Some(inode) = self.get_mut(at) {
+            if at != id && inode.owned {
+                break;
+            }
+            let already = std::mem::replace(&mut inode.owned, true);
+            let (place, is_hinted) = (inode.logical.clone(), inode.said().is_some());
+            let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
+            self.txn.file(at);
+            let Some((parent, name)) = place else {
+                break;
+            };
+            if !already {
+                if is_hinted {
+                    self.txn.hints(Hinted::File(at));
+                }
+                self.txn.entry(parent, &name);
+                for (dir, name) in more {
+                    self.txn.entry(dir, &name);
+                    self.own(dir);
+                }
+            }
+            at = parent;
+        }
+    }
+
+    /// Something that is drained soon must not wait for a directory that belongs to the final drain.
+    pub fn hasten_dirs(&mut self, dir: FileId, last: bool) {
+        let mut at = dir;
+        while !last && at != FileId::ROOT {
+            let Some(inode) = self.get(at) else { return };
+            if inode.applied.is_some() {
+                return;
+            }
+            let parent = inode.logical.as_ref().map(|place| place.0);
+            if let Some(seq) = inode.publish
+                && let Some(op) = self.ops.get_mut(&seq)
+                && op.last
+            {
+                op.last = false;
+                self.txn.op(seq);
+            }
+            match parent {
+                Some(parent) => at = parent,
+                None => return,
+            }
+        }
+    }
+
+    /// A directory or file that only now has to be in the store must not wait for the final drain.
+    pub fn hasten_for_rename(&mut self, id: FileId, to_dir: FileId, last: bool) {
+        self.hasten_dirs(to_dir, last);
+        self.hasten_dirs(id, last);
+    }
+
+    /// The operation and all before it are taken at once, whatever their quiet period.
+    pub fn hurry(&mut self, upto: Option<Seq>) {
+        let Some(upto) = upto else { return };
+        let now = clock::tick();
+        let mut hastened = Vec::new();
+        let mut dirs = Vec::new();
+        if let Some(op) = self.ops.get_mut(&upto) {
+            op.eager = true;
+            if op.last {
+                op.last = false;
+                hastened.push(upto);
+            }
+            dirs.extend(places(&op.kind).into_iter().map(|place| place.0));
+        }
+        // What it lies in must be there first.
+        for dir in dirs {
+            self.hasten_dirs(dir, false);
+        }
+        for (_, op) in self.ops.range_mut(..=upto) {
+            op.due = op.due.min(now);
+        }
+        for seq in hastened {
+            self.txn.op(seq);
+        }
+    }
+
+    /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.
+    pub fn undefer(&mut self, kind: &OpKind) {
+        let file = file_of(kind);
+        let names = places(kind);
+        // A directory that goes takes with it what is in it: all that is queued below comes before.
+        let goes = match kind {
+            OpKind::RemoveDir { file, .. } => Some(*file),
+            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+            _ => None,
+        };
+        let mut files = vec![file];
+        files.extend(goes.filter(|id| *id != file));
+        let mut dirs = files.clone();
+        let of_files = files.iter().filter_map(|id| self.get(*id)).any(|inode| {
+            inode.publish.is_some() || inode.set_meta.is_some() || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
+        });
+        let of_names = names.iter().any(|(dir, name)| self.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
+        if !of_files && !of_names {
+            return;
+        }
+        loop {
+            let needed: Vec<Seq> = self
+                .ops
+                .iter()
+                .filter(|(_, op)| op.last)
+                .filter(|(_, op)| {
+                    files.contains(&op.file())
+                        || places(&op.kind).iter().any(|place| dirs.contains(&place.0) || names.contains(place))
+                })
+                .map(|(seq, _)| *seq)
+                .collect();
+            for seq in &needed {
+                let Some(op) = self.ops.get_mut(seq) else {
+                    continue;
+                };
+                op.last = false;
+                self.txn.op(*seq);
+                let (file, above) = (op.file(), places(&op.kind));
+                // A link builds on its file's publication.
+                if !files.contains(&file) {
+                    files.push(file);
+                }
+                if goes.is_some() && !dirs.contains(&file) {
+                    dirs.push(file);
+                }
+                for (dir, _) in above {
+                    self.hasten_dirs(dir, false);
+                }
+            }
+            if needed.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Takes an operation back, with its staged copy; `false` if it is being carried out.
+    pub fn cancel(&mut self, seq: Seq) -> bool {
+        if self.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
+            return false;
+        }
+        let Some((op, places)) = self.dequeue(seq) else {
+            return true;
+        };
+        self.discard_staged(op.file(), op.progress);
+        self.txn.op(seq);
+        for (dir, name) in places {
+            self.txn.entry(dir, &name);
+        }
+        // Carried out, though not for good: from here on the books say what the store has, or the next agent would take it
+        // for somebody else's.
+        if op.doubtful {
+            if let (OpKind::Publish { file, .. }, Some(prepared)) = (&op.kind, op.prepared) {
+                self.doubts.insert(*file, prepared);
+            }
+            let in_doubt = |tree: &Tree, id| {
+                tree.ops.values().any(|op| op.doubtful && files_of(&op.kind).any(|other| other == id))
+            };
+            for id in files_of(&op.kind).filter(|id| !in_doubt(self, *id)).collect::<Vec<_>>() {
+                self.before.remove(&id);
+                self.txn.file(id);
+            }
+        }
+        true
+    }
+
+    /// The staged copy goes, to be made again in its turn.
+    pub fn unstage(&mut self, seq: Seq) {
+        if let Some(op) = self.ops.get_mut(&seq) {
+            let (file, progress) = (op.file(), std::mem::replace(&mut op.progress, Progress::Waiting));
+            self.discard_staged(file, progress);
+        }
+    }
+
+    fn discard_staged(&mut self, file: FileId, progress: Progress) {
+        if let Progress::Staged { dir, temporary, .. } = progress {
+            let inode = self.get(file);
+            // Of a file that was spilled into the store it is no copy: it is the only place where the content lies.
+            if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {
+                return;
+            }
+            let cred = inode.map_or(surgetank_store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            self.discards.push((dir, temporary, cred));
+        }
+    }
+
+    /// Takes back a publication (and the links that belong to it), unless it was begun.
+    pub fn take_back(&mut self, id: FileId, seq: Seq) -> bool {
+        // Of a file that the store has, later operations build on that, not on its next version.
+        let needed =
+            self.ops.get(&seq).is_some_and(|op| op.certain) && self.get(id).is_none_or(|inode| inode.applied.is_none());
+        if needed || !self.cancel(seq) {
+            return false;
+        }
+        let mut never_applied = false;
+        let mut many = false;
+        if let Some(inode) = self.get_mut(id) {
+            inode.publish = None;
+            never_applied = inode.applied.is_none();
+            many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
+        }
+        if never_applied && many {
+            self.take_back_links(id, seq);
+        }
+        self.txn.file(id);
+        true
+    }
+
+    /// Without the publication at `seq` there is nothing that its links could lead to.
+    pub fn take_back_links(&mut self, id: FileId, seq: Seq) {
+        let links: Vec<Seq> = self
+            .ops
+            .range(seq..)
+            .filter(|(_, op)| matches!(&op.kind, OpKind::Link { file, .. } if *file == id))
+            .map(|(seq, _)| *seq)
+            .collect();
+        for link in links {
+            self.cancel(link);
+        }
+    }
+
+    /// Does a change of names in this directory belong to the final drain?
+    pub fn belongs_last(&self, dir: FileId) -> bool {
+        // Only what was never in the store can wait without disturbing the order of anything else.
+        let mut at = dir;
+        while let Some(inode) = self.get(at) {
+            if inode.applied.is_some() || at == FileId::ROOT {
+                return false;
+            }
+            if inode.publish.and_then(|seq| self.ops.get(&seq)).is_some_and(|op| op.last) {
+                return true;
+            }
+            match &inode.logical {
+                Some((parent, _)) => at = *parent,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// What renames a file in the store there, in its turn.
+    pub fn rename_op(&self, id: FileId, from: (FileId, &Name), to: (FileId, &Name)) -> OpKind {
+        let over = self.planned(to.0, to.1);
+        let ((from_dir, from), (to_dir, to)) = ((from.0, Box::from(&**from.1)), (to.0, Box::from(&**to.1)));
+        if over == Some(id) {
+            // The name is still that of an older link to this very file, and rename(2) would leave both.
+            OpKind::Unlink { file: id, dir: from_dir, name: from }
+        } else {
+            OpKind::Rename { file: id, from_dir, from, to_dir, to, over }
+        }
+    }
+
+    pub fn is_published_as_it_is(&self, id: FileId) -> bool {
+        let op = self.get(id).filter(|inode| inode.spill().is_some()).and_then(|inode| inode.publish);
+        op.and_then(|seq| self.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)
+    }
+
+    /// Is an operation queued that is about the file? A walk over the queue.
+    pub fn is_queued(&self, id: FileId) -> bool {
+        self.ops.values().any(|op| files_of(&op.kind).any(|file| file == id))
+    }
+}

@@ -1,0 +1,53 @@
+//! In which directories of the store the drain's temporaries may be. The catalog knows it before the first temporary is made there, so
+//! that the next agent finds and removes what a killed agent left.
+
+use std::time::Instant;
+
+use foldhash::HashSet;
+
+use surgetank_store::StorePath;
+use surgetank_types::model::{FileId, Image};
+
+use crate::{Tree, Txn};
+
+const COUNTER: &str = "temporaries-in-";
+
+/// Temporaries of the agent that left this may be in the store.
+pub fn are_expected(image: &Image) -> bool {
+    image.counters.iter().any(|(name, there)| *there > 0 && name.starts_with(COUNTER))
+}
+
+/// Directories of the store in which there may be temporaries of ours.
+#[derive(Debug, Default)]
+pub struct Temporaries {
+    pub dirs: HashSet<FileId>,
+    /// Since when we have gone on where another agent was killed: in `dirs` a server may make some for it yet.
+    pub inherited: Option<Instant>,
+}
+
+impl Temporaries {
+    pub fn remembered(image: &Image) -> Self {
+        let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
+        let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));
+        Self { dirs: dirs.collect(), inherited: None }
+    }
+}
+
+impl Temporaries {
+    /// To be committed before the first temporary is made there.
+    pub fn expect_in(dir: FileId, txn: &mut Txn) {
+        txn.counter(format!("{COUNTER}{}", dir.0), 1);
+    }
+
+    /// No temporary is left in any of them.
+    pub fn forget_all(&mut self, txn: &mut Txn) {
+        for dir in std::mem::take(&mut self.dirs) {
+            txn.counter(format!("{COUNTER}{}", dir.0), 0);
+        }
+    }
+
+    /// Where they are, as the store is now.
+    pub fn paths(&self, tree: &Tree) -> Vec<(FileId, StorePath)> {
+        self.dirs.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?))).collect()
+    }
+}

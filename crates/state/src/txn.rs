@@ -1,0 +1,143 @@
+//! What was changed in the tree since the last commit. Only numbers and names are noted: a commit records the values of that moment.
+
+use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, NodeId, Replica, Seq};
+
+use crate::{Name, Place, PlainId, Tree};
+
+#[derive(Debug, Default)]
+pub struct Txn {
+    pub files: Vec<FileId>,
+    pub entries: Vec<Place>,
+    pub ops: Vec<Seq>,
+    pub dropped: Vec<FileId>,
+    pub counters: Vec<(String, u64)>,
+    pub lost: Vec<Change>,
+    pub gone: Vec<PlainId>,
+    pub hints: Vec<Hinted>,
+    /// The request that this thread serves is carried out with this; it is about that file.
+    pub carried_out: Option<FileId>,
+}
+
+impl Txn {
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+            && self.entries.is_empty()
+            && self.ops.is_empty()
+            && self.dropped.is_empty()
+            && self.counters.is_empty()
+            && self.lost.is_empty()
+            && self.gone.is_empty()
+            && self.hints.is_empty()
+            && self.carried_out.is_none()
+    }
+    pub fn file(&mut self, id: FileId) {
+        if !self.files.contains(&id) {
+            self.files.push(id);
+        }
+    }
+    pub fn entry(&mut self, dir: FileId, name: &Name) {
+        self.entries.push((dir, name.clone()));
+    }
+    pub fn op(&mut self, seq: Seq) {
+        self.ops.push(seq);
+    }
+    pub fn dropped(&mut self, id: FileId) {
+        self.dropped.push(id);
+    }
+    /// This plain file is removed once the catalog does not name it any more.
+    pub fn gone(&mut self, plain: Option<PlainId>) {
+        self.gone.extend(plain);
+    }
+    pub fn hints(&mut self, of: Hinted) {
+        self.hints.push(of);
+    }
+    /// Should it come again, it is answered and not carried out once more.
+    pub fn carried_out(&mut self, id: FileId) {
+        self.carried_out = Some(id);
+    }
+    pub fn counter(&mut self, name: String, value: u64) {
+        self.counters.push((name, value));
+    }
+    /// `None`: the loss is acknowledged.
+    pub fn lost(&mut self, path: &[u8], record: Option<LostRecord>) {
+        self.lost.push(match record {
+            Some(record) => Change::PutLost(path.into(), record),
+            None => Change::DropLost(path.into()),
+        });
+    }
+}
+
+impl Txn {
+    /// The present values of all that was noted, as the catalog keeps them.
+    pub fn changes(&mut self, tree: &Tree) -> Vec<Change> {
+        let mut changes = Vec::with_capacity(self.files.len() + self.entries.len() + self.ops.len() + 1);
+        for id in self.files.iter().filter(|id| !self.dropped.contains(id)) {
+            match tree.get(*id) {
+                Some(inode) if inode.owned => {
+                    changes.extend(record(tree, *id).map(|record| Change::PutFile(*id, Box::new(record))));
+                }
+                Some(_) => {}
+                None => changes.push(Change::DropFile(*id)),
+            }
+        }
+        changes.extend(self.dropped.iter().map(|id| Change::DropFile(*id)));
+        if tree.hints.any {
+            changes.extend(self.dropped.iter().map(|id| Change::DropHints(Hinted::File(*id))));
+        }
+        changes.extend(self.hints.drain(..).map(|of| match tree.hint_record(&of) {
+            Some(record) => Change::PutHints(of, record),
+            None => Change::DropHints(of),
+        }));
+        changes.extend(self.entries.iter().map(|(dir, name)| match entry_record(tree, *dir, name) {
+            Some(record) => Change::PutEntry(*dir, Box::from(&**name), record),
+            None => Change::DropEntry(*dir, Box::from(&**name)),
+        }));
+        changes.extend(self.ops.iter().map(|seq| match tree.ops.get(seq) {
+            Some(op) => Change::PutOp(*seq, op.record()),
+            None => Change::DropOp(*seq),
+        }));
+        changes.extend(self.counters.drain(..).map(|(name, value)| Change::PutCounter(name, value)));
+        changes.append(&mut self.lost);
+        changes
+    }
+}
+
+fn record(tree: &Tree, id: FileId) -> Option<FileRecord> {
+    let inode = tree.get(id)?;
+    let place = |place: &Place| (place.0, Box::from(&*place.1));
+    let now;
+    let (applied, identity) = match tree.before.get(&id) {
+        Some(before) => (&before.names, &before.identity),
+        None => {
+            now = inode.names_in_store();
+            (&now, &inode.identity)
+        }
+    };
+    Some(FileRecord {
+        attr: inode.attr,
+        version: u64::from(inode.version),
+        durable_version: u64::from(inode.durable),
+        sealed: inode.sealed,
+        synced_version: u64::from(inode.synced),
+        promised_version: u64::from(inode.promised),
+        replica: inode.replica.map(|plain| Replica {
+            node: NodeId(0),
+            device: tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),
+            backing_ino: plain.ino,
+            born: plain.born,
+        }),
+        spill: inode.spill().map(place),
+        identity: identity.as_deref().copied(),
+        logical: inode.logical.as_ref().map(place),
+        applied: applied.iter().map(place).collect(),
+        target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
+        xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
+        pinned: inode.pinned,
+        checksum: inode.checksum,
+        run: inode.run,
+    })
+}
+
+fn entry_record(tree: &Tree, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
+    tree.entry(dir, name).map(|entry| EntryRecord { logical: entry.logical(), planned: entry.planned() })
+}
