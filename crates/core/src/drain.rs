@@ -18,7 +18,7 @@ mod stage;
 mod throttle;
 mod turns;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use surgetank_types::sync::thread::JoinHandle;
@@ -28,24 +28,13 @@ use crate::namespace::{Namespace, Queued};
 use crate::report::Scope;
 pub use meter::Meter;
 use pause::{May, Pause};
-use surgetank_state::{Name, Progress, Tree, Trouble};
-use surgetank_store::Staged;
+use surgetank_state::{BATCH_OPS_MAX, Copied, Limits, Name};
 use surgetank_types::clock;
-use surgetank_types::model::{FileId, OpKind, Seq};
+use surgetank_types::model::{FileId, Seq};
 use throttle::Throttle;
 
-/// So many operations are looked at ahead of the first.
-const WINDOW_OPS: usize = 1024;
-/// So many are published as one batch: one sync, one record.
-const BATCH_OPS_MAX: usize = 256;
-/// To a server of objects: what is being published cannot be moved when memory runs short.
-const BATCH_HELD_BYTES_MAX: u64 = 32 << 20;
-/// (Larger files have been sent before.)
-const HELD_BYTES_MAX: u64 = 16 << 20;
 /// A ready operation waits at most this long for company.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
-/// Until whoever makes a copy that nobody wants any more has noticed.
-const DISTURBED_WAIT: Duration = Duration::from_millis(2);
 /// After this long in one call of the store it is asked for something that needs no time.
 const HANGS: Duration = Duration::from_secs(2);
 /// This long in one call is told, whatever else the store does.
@@ -86,9 +75,6 @@ pub struct Drain {
     pause: Pause,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
-
-/// Directory and name of a temporary, what it holds, and of which version.
-type Copied = (FileId, Name, Staged, u32);
 
 enum Next {
     Publish(Vec<Seq>),
@@ -297,169 +283,36 @@ impl Drain {
             return Next::Wait(time);
         }
         let now = clock::tick();
-        let ordered = self.namespace.config.ordered;
-        let plain_files = self.namespace.store.features().plain_files;
-        let mut held_bytes = 0;
+        let limits = Limits {
+            now,
+            ordered: self.namespace.config.ordered,
+            one: may == May::One,
+            holds_bytes: !self.namespace.store.features().plain_files,
+        };
         let mut tree = self.namespace.write_tree();
-        // What is under way tells whether the store is back.
-        let busy = |op: &surgetank_state::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
-        if may == May::One && tree.ops.values().take(WINDOW_OPS).any(busy) {
+        let Some(next) = tree.drain_queue().next(&limits, &|seq| self.temporary(seq)) else {
             return Next::Wait(POLL_PERIOD);
-        }
-        let mut to_stage = Vec::new();
-        let mut batch = Vec::new();
-        let mut wait = Duration::from_millis(500);
-        let mut open = true;
-        let mut staging = false;
-        // Ordered: an earlier file found no room in the store. Copies of later ones must not keep it out.
-        let mut short = false;
-        let mut gives_way = Vec::new();
-        let mut stuck: Vec<surgetank_types::model::FileId> = Vec::new();
-        let mut seen = 0;
-        let thrown_away: HashSet<Name> = tree.discards.iter().map(|(_, name, _)| name.clone()).collect();
-        let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
-        let busy = if ordered { HashMap::new() } else { Self::busy_dirs(&tree, &seqs) };
-        for seq in seqs {
-            seen += 1;
-            let Some(op) = tree.ops.get(&seq) else {
-                continue;
-            };
-            let due_at = tree.due(op);
-            let due = due_at <= now;
-            if !due {
-                wait = wait.min(due_at.duration_since(now));
-            }
-            let ready = match &op.progress {
-                Progress::Staged { .. } if short => {
-                    gives_way.push(seq);
-                    false
-                }
-                Progress::Staged { .. } => due,
-                Progress::Staging | Progress::Committing => {
-                    staging = true;
-                    false
-                }
-                Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
-                    // Its last copy has its name until that is thrown away.
-                    let taken = !thrown_away.is_empty() && thrown_away.contains(&self.temporary(seq));
-                    if taken {
-                        wait = wait.min(DISTURBED_WAIT);
-                    }
-                    let goes = tree.get(op.file()).is_some_and(|inode| inode.sealed || op.is_taken_open(inode));
-                    if due && goes && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty()) {
-                        to_stage.push(seq);
-                    }
-                    short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
-                    false
-                }
-                // What is still to be thrown away there would change its times.
-                Progress::Waiting if due && Self::is_disturbed(&tree, seq, &op.kind, &busy) => {
-                    wait = wait.min(DISTURBED_WAIT);
-                    false
-                }
-                Progress::Waiting => due,
-            };
-            let Some(op) = tree.ops.get(&seq) else {
-                continue;
-            };
-            let blocked = stuck.contains(&op.file()) || Self::touches(&op.kind, &stuck);
-            let bytes = tree.get(op.file()).map_or(0, |inode| inode.attr.size_bytes);
-            let held = if plain_files || bytes >= HELD_BYTES_MAX { 0 } else { bytes };
-            let fits = batch.is_empty() || held_bytes + held <= BATCH_HELD_BYTES_MAX;
-            let room = fits && batch.len() < if may == May::All { BATCH_OPS_MAX } else { 1 };
-            if ready && open && !blocked && room && (may == May::All || to_stage.is_empty()) {
-                held_bytes += held;
-                batch.push(seq);
-            } else if ordered {
-                open = false;
-            } else {
-                stuck.push(op.file());
-            }
-        }
-        for seq in gives_way {
-            tree.unstage(seq);
-        }
-        let more = !to_stage.is_empty();
-        for seq in &to_stage {
-            if let Some(op) = tree.ops.get_mut(seq) {
-                op.progress = Progress::Staging;
-            }
-        }
-        // Under the lock: whoever queues something after this sees that we have to be called.
-        self.namespace.drain_asleep.store(seen == 0, Ordering::Relaxed);
+        };
+        // With the tree locked: a process that queues something after this sees that the drain has to be woken.
+        self.namespace.drain_asleep.store(next.is_empty, Ordering::Relaxed);
         drop(tree);
+        let more = !next.to_stage.is_empty();
         if more {
-            self.jobs.lock().unwrap_or_else(PoisonError::into_inner).extend(to_stage);
+            self.jobs.lock().unwrap_or_else(PoisonError::into_inner).extend(next.to_stage);
             self.job_came.notify_all();
         }
-        if batch.is_empty() {
-            return if seen == 0 { Next::Sleep } else { Next::Wait(wait) };
+        if next.batch.is_empty() {
+            return if next.is_empty { Next::Sleep } else { Next::Wait(next.wait) };
         }
         let since = *ready_since.get_or_insert(now);
-        let company = (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
-        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
-    }
-
-    fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
-        matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == surgetank_types::model::Kind::File))
-    }
-
-    /// Directories in which something is still to be done, that is not refused, and the first of that; if attributes wait
-    /// for it.
-    fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashMap<FileId, Seq> {
-        let ops =
-            || seqs.iter().filter_map(|seq| Some((*seq, tree.ops.get(seq)?))).filter(|(_, op)| op.error.is_none());
-        let mut first = HashMap::new();
-        if ops().any(|(_, op)| matches!(op.kind, OpKind::SetMeta { .. })) {
-            for (seq, op) in ops() {
-                for (dir, _) in surgetank_state::places(&op.kind) {
-                    first.entry(dir).or_insert(seq);
-                }
-                // Its copy leaves this one.
-                if let Progress::Staged { dir, .. } = op.progress {
-                    first.entry(dir).or_insert(seq);
-                }
-            }
-        }
-        first
-    }
-
-    /// Attributes of a directory in which a copy of an earlier operation, which was taken back, is still being made, or
-    /// waits to be removed; or, where order does not matter, in which something is still to be done that came before.
-    fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind, busy: &HashMap<FileId, Seq>) -> bool {
-        let OpKind::SetMeta { file } = kind else { return false };
-        if busy.get(file).is_some_and(|first| *first < seq) {
-            return true;
-        }
-        tree.staging.iter().any(|(other, dir)| dir == file && *other < seq)
-            || tree.discards.iter().any(|(dir, ..)| dir == file)
-    }
-
-    /// Is an operation about a file or directory that another one, which cannot go on, is about too?
-    fn touches(kind: &OpKind, stuck: &[surgetank_types::model::FileId]) -> bool {
-        if stuck.is_empty() {
-            return false;
-        }
-        let over = match kind {
-            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
-            OpKind::Exchange { b, .. } => Some(*b),
-            _ => None,
-        };
-        over.is_some_and(|over| stuck.contains(&over))
-            || surgetank_state::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
+        let company = (more || next.is_staging) && next.batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
+        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(next.batch) }
     }
 
     /// What was handed out but not begun waits for its turn again.
     fn take_back_jobs(&self) {
         let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut tree = self.namespace.write_tree();
-        for seq in left {
-            if let Some(op) = tree.ops.get_mut(&seq)
-                && op.progress == Progress::Staging
-            {
-                op.progress = Progress::Waiting;
-            }
-        }
+        self.namespace.write_tree().drain_queue().hand_back(left);
     }
 
     /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).

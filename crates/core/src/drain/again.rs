@@ -3,12 +3,12 @@
 use std::io;
 use surgetank_types::sync::PoisonError;
 
-use surgetank_state::{Inode, files_of};
+use surgetank_state::{Copied, Inode, files_of};
 use surgetank_store::{Cred, Staged, StorePath, StoreStat};
 use surgetank_types::model::{Kind, OpKind, Seq};
 
+use super::Drain;
 use super::execute::{gone_already, not_yet};
-use super::{Copied, Drain};
 
 impl Drain {
     /// Of files whose publication was taken back in doubt: has the store that, or what it had before?
@@ -61,12 +61,12 @@ impl Drain {
             return Ok(None);
         }
         if let Some((there, version)) = self.published_before(seq, owner, path)?
-            && staged.is_none_or(|(.., staged)| *staged == version)
+            && staged.is_none_or(|copied| copied.version == version)
         {
             return Ok(Some(there));
         }
-        if let Some((_, _, staged, _)) = staged
-            && self.has_these_bytes(owner, path, staged)?
+        if let Some(copied) = staged
+            && self.has_these_bytes(owner, path, &copied.staged)?
         {
             return self.as_owner(owner, |who| self.namespace.store.stat(who, path)).map(Some);
         }

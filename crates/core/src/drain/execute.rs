@@ -8,12 +8,12 @@ use surgetank_types::sync::PoisonError;
 
 use crate::namespace::content::Lies;
 use crate::namespace::held::BUSY_PATIENCE;
-use surgetank_state::{Inode, Name, Place, Tree, file_of};
+use surgetank_state::{Copied, Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 
 use super::Drain;
-use super::publish::{conflict_name, prepared};
+use super::publish::conflict_name;
 use super::stage::meta_of;
 
 /// What came of an operation.
@@ -236,7 +236,7 @@ impl Drain {
             let is_again = inode.applied.is_some();
             let temporary = match &staged {
                 // (Without its directory it went with that.)
-                Some((dir, name, ..)) => tree.applied_path(*dir).map(|dir| dir.join(name)),
+                Some(copied) => tree.applied_path(copied.dir).map(|dir| dir.join(&copied.temporary)),
                 None => None,
             };
             // Another file than the one whose name it takes.
@@ -267,21 +267,21 @@ impl Drain {
         if !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
             let ours = self.published_before(one.seq, owner, &path)?;
-            let version = staged.as_ref().map(|(.., version)| *version);
+            let version = staged.as_ref().map(|copied| copied.version);
             // An older version of ours gives way.
             let is_older =
                 ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
             if ours.is_some_and(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
-                if let Some((dir, name, ..)) = &staged {
-                    self.namespace.write_tree().discards.push((*dir, name.clone(), owner));
+                if let Some(Copied { dir, temporary, .. }) = &staged {
+                    self.namespace.write_tree().discards.push((*dir, temporary.clone(), owner));
                 }
                 return self.found_published(one, at, (&path, owner), &staged);
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
             let same = is_older
                 || match &staged {
-                    Some((_, _, staged, _)) => self.has_these_bytes(owner, &path, staged)?,
+                    Some(copied) => self.has_these_bytes(owner, &path, &copied.staged)?,
                     None => false,
                 };
             if !same {
@@ -323,12 +323,12 @@ impl Drain {
     }
 
     /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
-    fn write_down(&self, seq: Seq, staged: &Option<super::Copied>) {
+    fn write_down(&self, seq: Seq, staged: &Option<Copied>) {
         let mut tree = self.namespace.write_tree();
-        let (Some(op), Some((_, _, staged, version))) = (tree.ops.get_mut(&seq), staged) else {
+        let (Some(op), Some(copied)) = (tree.ops.get_mut(&seq), staged) else {
             return;
         };
-        let now = prepared(staged, *version);
+        let now = copied.prepared();
         if op.prepared == Some(now) {
             return;
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::Drain;
 use super::pause::May;
 use crate::namespace::Absence;
-use surgetank_state::{Progress, Trouble};
+use surgetank_state::Trouble;
 use surgetank_store::verdict::{self, Verdict};
 use surgetank_types::clock;
 use surgetank_types::model::{OpKind, Seq};
@@ -30,39 +30,31 @@ impl Drain {
         if absent.is_none() {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
         }
-        let Some(op) = tree.ops.get_mut(&seq) else {
-            return;
-        };
-        op.failures += 1;
-        if opened_up && op.failures < OPENED_UP_MAX {
-            op.due = clock::tick();
-            if !matches!(op.progress, Progress::Staged { .. }) {
-                op.progress = Progress::Waiting;
-            }
+        if !tree.ops.contains_key(&seq) {
             return;
         }
-        let first = *op.first_failure.get_or_insert_with(clock::tick);
-        op.due = self.pause.next_try(seq, op.failures, clock::tick(), first + retry);
-        // The store is not to blame for what a tier does not give.
-        if absent.is_none() {
-            self.pause.failed(seq, verdict::errno_of(why));
+        if opened_up && tree.drain_queue().retry(seq, OPENED_UP_MAX) {
+            return;
         }
-        let lasting = judged == Verdict::Refuse
-            || first.elapsed() >= retry
-            || absent.as_ref().is_some_and(|absent| absent.lasting);
-        let advice = verdict::advise(verdict::errno_of(why));
-        let (place, text) = match absent {
-            Some(absent) => (absent.place, absent.text),
+        let (place, text) = match &absent {
+            Some(absent) => (absent.place.clone(), absent.text.clone()),
             None => {
-                let store = self.namespace.store.describe();
+                let (store, advice) = (self.namespace.store.describe(), verdict::advise(verdict::errno_of(why)));
                 let text = format!("the store {store} refused it ({why}). {} {}", advice.meaning, advice.remedy);
                 (store, text)
             }
         };
-        tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
-        op.error = Some(Trouble { errno, place, text, lasting });
-        if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
-            op.progress = Progress::Waiting;
+        tree.drain_queue().fail(seq, |failures, first| {
+            let lasting = judged == Verdict::Refuse
+                || first.elapsed() >= retry
+                || absent.as_ref().is_some_and(|absent| absent.lasting);
+            tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures, lasting, "drain");
+            let due = self.pause.next_try(seq, failures, clock::tick(), first + retry);
+            (due, Trouble { errno, place, text, lasting })
+        });
+        // The store is not to blame for what a tier does not give.
+        if absent.is_none() {
+            self.pause.failed(seq, verdict::errno_of(why));
         }
         drop(tree);
         if self.pause.may() != May::All {

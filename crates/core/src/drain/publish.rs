@@ -8,9 +8,9 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
-use surgetank_state::{Op, Progress, Tree};
+use surgetank_state::Progress;
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
-use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
+use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
 
 use super::Drain;
 use super::execute::Done;
@@ -82,10 +82,8 @@ impl Drain {
             others.push((batch[index], why));
         }
         for (seq, why) in &others {
-            if super::pause::may_be_done(surgetank_store::verdict::errno_of(why))
-                && let Some(op) = self.namespace.write_tree().ops.get_mut(seq)
-            {
-                op.doubtful = true;
+            if super::pause::may_be_done(surgetank_store::verdict::errno_of(why)) {
+                self.namespace.write_tree().drain_queue().doubt(&[*seq]);
             }
             if why.kind() == std::io::ErrorKind::InvalidData {
                 self.copy_again_if_gone(*seq);
@@ -101,7 +99,7 @@ impl Drain {
     /// What was published did not arrive as it was staged. Where the store has thrown the staged copy away, it is made again.
     fn copy_again_if_gone(&self, seq: Seq) {
         let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = staged().get(&seq).map(|(dir, name, ..)| (*dir, name.clone()));
+        let place = staged().get(&seq).map(|copied| (copied.dir, copied.temporary.clone()));
         let Some((dir, name)) = place else { return };
         let (path, owner) = {
             let tree = self.namespace.read_tree();
@@ -198,11 +196,7 @@ impl Drain {
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
-            for seq in &seqs {
-                if let Some(op) = self.namespace.write_tree().ops.get_mut(seq) {
-                    op.doubtful = true;
-                }
-            }
+            self.namespace.write_tree().drain_queue().doubt(&seqs);
             self.back_to_waiting(&seqs);
             if let Some(first) = seqs.first() {
                 self.failed(*first, &why);
@@ -271,20 +265,8 @@ impl Drain {
                 bad = Some(compared[index].seq);
             }
         }
-        let mut tree = self.namespace.write_tree();
-        let mut good = Vec::with_capacity(batch.len());
-        for seq in batch {
-            if Some(*seq) == bad {
-                break;
-            }
-            if let Some(op) = tree.ops.get_mut(seq) {
-                if let Progress::Staged { checked, .. } = &mut op.progress {
-                    *checked = true;
-                }
-                good.push(*seq);
-            }
-        }
-        good
+        let good = batch.iter().position(|seq| Some(*seq) == bad).unwrap_or(batch.len());
+        self.namespace.write_tree().drain_queue().compared(&batch[..good])
     }
 
     /// A copy that is not what it should be is thrown away and made again.
@@ -300,102 +282,25 @@ impl Drain {
     /// be renamed; from where they start stays in the books until they are over.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
         let mut tree = self.namespace.write_tree();
-        let mut committed = Vec::with_capacity(batch.len());
-        for seq in batch {
-            let needs_staging = tree.ops.get(seq).is_some_and(|op| Self::needs_staging(&tree, &op.kind));
-            let Some(op) = tree.ops.get_mut(seq) else {
-                continue;
-            };
-            match op.progress.clone() {
-                Progress::Staged { staged, dir, temporary, version, .. } => {
-                    // An earlier agent's copy may be in place already: it has to be recognised first.
-                    if !(op.doubtful && op.prepared.is_some()) {
-                        op.prepared = Some(prepared(&staged, version));
-                    }
-                    op.progress = Progress::Committing;
-                    self.staged
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .insert(*seq, (dir, temporary, staged, version));
-                }
-                // Its copy was given up meanwhile.
-                Progress::Waiting if needs_staging => break,
-                Progress::Waiting => op.progress = Progress::Committing,
-                Progress::Staging | Progress::Committing => break,
-            }
-            op.certain = true;
-            let kind = op.kind.clone();
-            tree.txn.op(*seq);
-            tree.hold_books(&kind);
-            // Programs' next operations on these names have to build on what the store will have.
-            match &kind {
-                // Of a directory this was settled when it was made; what is queued behind it may plan otherwise by now.
-                OpKind::Publish { file, dir, name, .. }
-                    if tree.get(*file).is_some_and(|inode| inode.applied.is_none() && !inode.is_dir()) =>
-                {
-                    let name = surgetank_state::Name::from(&**name);
-                    if tree.entry(*dir, &name).and_then(surgetank_state::Entry::logical) == Some(*file) {
-                        tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
-                        tree.txn.entry(*dir, &name);
-                    }
-                    self.plan_links(&mut tree, *file);
-                }
-                OpKind::Link { file, dir, name } => {
-                    let name = surgetank_state::Name::from(&**name);
-                    if tree.entry(*dir, &name).and_then(surgetank_state::Entry::logical) == Some(*file) {
-                        tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
-                        tree.txn.entry(*dir, &name);
-                    }
-                }
-                _ => {}
-            }
-            committed.push(*seq);
-        }
+        let begun = tree.drain_queue().begin(batch);
+        let seqs = begun.iter().map(|(seq, _)| *seq).collect();
+        let copied = begun.into_iter().filter_map(|(seq, copied)| Some((seq, copied?)));
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).extend(copied);
         drop(tree);
         if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
         }
-        committed
-    }
-
-    /// With a file's publication its further names are certain too.
-    fn plan_links(&self, tree: &mut Tree, file: FileId) {
-        let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
-        for (dir, name) in more.unwrap_or_default() {
-            let links = |op: &Op| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
-            if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(links) {
-                tree.bind(dir, &name, |entry| entry.set_planned(Some(file)));
-                tree.txn.entry(dir, &name);
-            }
-        }
+        seqs
     }
 
     /// What was not carried out goes on as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
         let mut tree = self.namespace.write_tree();
-        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut released = Vec::new();
-        for seq in seqs {
-            let Some(op) = tree.ops.get_mut(seq) else {
-                continue;
-            };
-            op.progress = match staged.remove(seq) {
-                Some((dir, temporary, staged, version)) => {
-                    Progress::Staged { dir, temporary, staged, version, checked: true }
-                }
-                None => Progress::Waiting,
-            };
-            let (kind, done) = (op.kind.clone(), op.doubtful);
-            if !done {
-                tree.release_books(&kind);
-                released.extend(surgetank_state::files_of(&kind));
-            }
-            for id in surgetank_state::files_of(&kind) {
-                tree.txn.file(id);
-            }
-            tree.txn.op(*seq);
-        }
-        drop(staged);
+        let begun = {
+            let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+            seqs.iter().map(|seq| (*seq, staged.remove(seq))).collect()
+        };
+        let released = tree.drain_queue().back_to_waiting(begun);
         // Perhaps nobody has wanted them since.
         released.into_iter().for_each(|id| self.namespace.reap(&mut tree, id));
     }
@@ -409,7 +314,7 @@ impl Drain {
                 continue;
             };
             let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-            let copied = staged.map(|(_, _, staged, version)| prepared(&staged, version));
+            let copied = staged.map(|copied| copied.prepared());
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             if let Some(copied) = &copied {
                 self.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -455,10 +360,6 @@ impl Drain {
         let path = String::from_utf8_lossy(path).into_owned();
         self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
-}
-
-pub(super) fn prepared(staged: &Staged, version: u32) -> Prepared {
-    Prepared { identity: staged.identity, checksum: staged.checksum, version }
 }
 
 /// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.

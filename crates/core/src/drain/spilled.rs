@@ -5,12 +5,12 @@ use std::io;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::namespace::content::{Content, Lies, Open};
-use surgetank_state::{Inode, Name, file_of};
+use surgetank_state::{Copied, Inode, Name, file_of};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
+use super::Drain;
 use super::execute::{Done, Work};
-use super::{Copied, Drain};
 
 impl Drain {
     /// The copy is under the file's name now.
@@ -43,7 +43,7 @@ impl Drain {
     pub(super) fn is_spill(&self, file: FileId, staged: &Option<Copied>) -> bool {
         let tree = self.namespace.read_tree();
         let spill = tree.get(file).and_then(Inode::spill);
-        staged.as_ref().zip(spill).is_some_and(|((dir, name, ..), spill)| *spill == (*dir, name.clone()))
+        staged.as_ref().zip(spill).is_some_and(|(copied, spill)| *spill == (copied.dir, copied.temporary.clone()))
     }
 
     /// The directory goes: what was spilled into it, of files that are elsewhere by now, lies elsewhere from now on. Returns

@@ -5,7 +5,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::namespace::content::Lies;
-use surgetank_state::{Inode, Name, Op, Progress};
+use surgetank_state::{Copied, Inode, Name, Op, Progress};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
 
@@ -66,24 +66,9 @@ impl Drain {
                 let copied_bytes = (!job.in_place).then_some(job.size_bytes);
                 let mut tree = self.namespace.write_tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
-                match tree.ops.get_mut(&seq) {
-                    Some(op) if op.progress == Progress::Staging && unchanged => {
-                        op.progress = Progress::Staged {
-                            dir: job.dir,
-                            temporary: job.temporary,
-                            staged,
-                            version: job.version,
-                            checked,
-                        };
-                    }
-                    other => {
-                        if let Some(op) = other {
-                            op.progress = Progress::Waiting;
-                        }
-                        if !job.in_place {
-                            tree.discards.push((job.dir, job.temporary, job.owner));
-                        }
-                    }
+                let copied = Copied { dir: job.dir, temporary: job.temporary, staged, version: job.version };
+                if !tree.drain_queue().staged(seq, &copied, checked, !unchanged) && !job.in_place {
+                    tree.discards.push((copied.dir, copied.temporary, job.owner));
                 }
                 copied_bytes
             }
@@ -110,8 +95,8 @@ impl Drain {
     pub(super) fn gives_up_copies_in(&self, dir: FileId, (path, owner): (&StorePath, Cred)) -> io::Result<bool> {
         // Also those that are carried out with it, a little later.
         let mut given_up = Vec::new();
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, (at, ..)| {
-            let stays = *at != dir;
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, copied| {
+            let stays = copied.dir != dir;
             if !stays {
                 given_up.push(*seq);
             }
@@ -137,14 +122,9 @@ impl Drain {
 
     /// Tried again a little later; nothing went wrong.
     fn put_off(&self, seq: Seq) {
-        let mut tree = self.namespace.write_tree();
-        if let Some(op) = tree.ops.get_mut(&seq)
-            && op.progress == Progress::Staging
-        {
-            let moves = self.namespace.end.interrupted().contains(&op.file());
-            op.progress = Progress::Waiting;
-            op.due = surgetank_types::clock::tick() + if moves { UNTIL_MOVED } else { PUT_OFF };
-        }
+        let moves = |file| self.namespace.end.interrupted().contains(&file);
+        let by = |file| if moves(file) { UNTIL_MOVED } else { PUT_OFF };
+        self.namespace.write_tree().drain_queue().put_off(seq, by);
     }
 
     /// Gathers what is needed, under the tree's lock.

@@ -106,40 +106,9 @@ impl Namespace {
 
     /// An operation has been carried out for good: it leaves the queue. `copied` is what a file's publication brought.
     pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
-        let Some((op, places)) = tree.dequeue(seq) else {
+        let Some((id, again)) = tree.drain_queue().complete(seq, copied) else {
             return;
         };
-        tree.release_books(&op.kind);
-        tree.txn.op(seq);
-        for (dir, name) in &places {
-            tree.txn.entry(*dir, name);
-        }
-        for id in surgetank_state::files_of(&op.kind) {
-            tree.txn.file(id);
-        }
-        let id = op.file();
-        if let Some(inode) = tree.get_mut(id) {
-            match op.kind {
-                OpKind::Publish { .. } => {
-                    if inode.publish == Some(seq) {
-                        inode.publish = None;
-                    }
-                    match copied {
-                        Some(copied) => {
-                            inode.durable = inode.durable.max(copied.version);
-                            inode.checksum = Some(copied.checksum);
-                            inode.reopened = 0;
-                        }
-                        None => inode.durable = inode.version,
-                    }
-                    inode.checked = Some(surgetank_types::clock::Moment::now());
-                }
-                OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
-                _ => {}
-            }
-        }
-        tree.recount(id);
-        let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
         if again {
             self.queue_publish(tree, id);
         }
