@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import unittest
 from pathlib import Path
 
-from checks import flaky, remains, servers, shape, slowest
+from checks import flaky, prose, remains, servers, shape, slowest
 
 # As nextest 0.9.114 writes it, shortened: one test that held in its third run, one that failed in all, one that was ended.
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -255,6 +256,62 @@ class OfShape(unittest.TestCase):
         self.assertEqual(len(shape.complaints(found, {"functions": {name: {"lines": 113}}})), 1)
         self.assertEqual(shape.complaints(found, {"functions": {name: {"lines": 112}}}), [])
         self.assertEqual(len(shape.complaints(self.shape_of({"lib.rs": ""}), {"functions": {name: {"lines": 112}}})), 1)
+
+
+class OfProse(unittest.TestCase):
+    def found(self, path: str, text: str) -> list[tuple[int, str]]:
+        return [(one.line, one.what) for one in prose.look(path, text)]
+
+    def test_words_are_found_in_pages_outside_code(self) -> None:
+        page = "# A page\n\nIt is mended, once\nmore `once more`.\n\n```console\n$ told\n```\n\n| who | [told](told.md) |\n"
+        self.assertEqual(self.found("docs/a.md", page), [(3, "'mended'"), (3, "'once more'"), (10, "'told'")])
+        self.assertEqual(self.found("docs/command-line.md", page), [])
+
+    def test_words_are_found_in_comments_only(self) -> None:
+        rust = """//! For whoever\nfn told() { let x = "// mend"; let y = r#"/* mend "*/"#; let z = '"'; } // kept for\n// ever, `anew`\n/* lies */\n"""
+        self.assertEqual(self.found("a.rs", rust), [(1, "'whoever'"), (2, "'for ever'"), (4, "'lies'")])
+        self.assertEqual(self.found("a.c", '/* As\n * ever. */\nint told; // "told"\n'), [(1, "'as ever'"), (3, "'told'")])
+        python = '"""Nobody."""\nx = "nobody"  # nobody\n\n\ndef f():\n    """Nobody\n\n    told."""\n'
+        self.assertEqual(self.found("a.py", python), [(1, "'nobody'"), (2, "'nobody'"), (6, "'nobody'"), (8, "'told'")])
+        self.assertEqual(self.found("a.toml", "# told\n"), [])
+
+    def test_words_with_another_meaning_are_allowed(self) -> None:
+        for allowed in ("There is no room.", "It is no longer used.", "It is over 600 lines.", "A user who reads it.", "Who reads it?", "It amends it.", "It goes by itself."):
+            self.assertEqual(self.found("docs/a.md", allowed), [], allowed)
+        for banned in ("It is no file.", "When it is over, it ends.", "Who reads it waits.", "It is for who reads.", "They go by the name."):
+            self.assertEqual(len(self.found("docs/a.md", banned)), 1, banned)
+
+    def test_long_sentences_are_found_in_pages(self) -> None:
+        long, short = "One" + " word" * 25 + ".", "One" + " word" * 24 + "."
+        page = f"{short} {short}\n{long}\n\n- {short}\n- {long}\n\n| {short} | {long} |\n"
+        self.assertEqual([line for line, _ in self.found("docs/a.md", page)], [2, 5, 7])
+        self.assertEqual(self.found("docs/a.md", f"`{'a ' * 30}` {short[3:]}"), [])
+        self.assertEqual(self.found("a.rs", f"// {long}\n"), [])
+
+    def test_line_of_a_sentence_behind_code_is_its_own(self) -> None:
+        page = "```sh\na\nb\n```\nOne" + " word" * 25 + ".\n"
+        self.assertEqual([line for line, _ in self.found("docs/a.md", page)], [5])
+
+    def test_entries_of_the_changelog_have_their_own_limit(self) -> None:
+        page = f"- {'word ' * 30}\n- {'word ' * 15}end. {'word ' * 15}\n"
+        self.assertEqual(self.found("CHANGELOG.md", page), [(2, "an entry of 31 words")])
+
+    def test_numbers_may_only_go_down(self) -> None:
+        found = prose.look("a.rs", "// told\n// told\n")
+        self.assertEqual(prose.complaints(found, {"words": {"a.rs": 2}}), [])
+        self.assertEqual(len(prose.complaints(found, {"words": {"a.rs": 1}})), 3)
+        self.assertEqual(len(prose.complaints(found, {"words": {"a.rs": 3}})), 1)
+        self.assertEqual(len(prose.complaints(found, {"words": {"a.rs": 2, "b.rs": 1}})), 1)
+
+    def test_written_numbers_are_those_that_are_found_and_do_not_grow(self) -> None:
+        found = prose.look("a.rs", "// told\n// told\n")
+        with tempfile.TemporaryDirectory() as place:
+            to = Path(place) / "prose.toml"
+            self.assertIsNone(prose.write(found, to))
+            self.assertEqual(prose.complaints(found, tomllib.loads(to.read_text())), [])
+            self.assertIsNone(prose.write(prose.look("b.rs", "// told\n"), to))
+            self.assertIsNotNone(prose.write(found, to))
+            self.assertEqual(tomllib.loads(to.read_text())["words"], {"b.rs": 1})
 
 
 if __name__ == "__main__":
