@@ -1,4 +1,4 @@
-//! The table of docs/durability.md: who dies × in which state, and what survives. Every cell names its tests here, and
+//! The table of docs/durability.md: failure × state, and what survives. Every cell names its tests here, and
 //! those that nothing else is about are below.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
@@ -51,7 +51,7 @@ const CELLS: &[(&str, [&[&str]; 4])] = &[
             &["power::what_the_store_has_is_not_taken_from_a_tier_that_was_not_synced"],
         ],
     ),
-    ("node lost for ever", [NODE_LOST, NODE_LOST, NODE_LOST, NODE_LOST]),
+    ("node lost permanently", [NODE_LOST, NODE_LOST, NODE_LOST, NODE_LOST]),
     ("node lost, tier `node`", [NODE_TIER, NODE_TIER, NODE_TIER, NODE_TIER]),
     ("the store's power", [&[], STORE_POWER, STORE_POWER, STORE_POWER]),
 ];
@@ -68,7 +68,7 @@ const STORE_POWER: &[&str] = &["durability::the_store_loses_its_power"];
 fn every_cell_of_the_table_has_a_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = fs::read_to_string(root.join("../../docs/durability.md")).unwrap();
-    let mut lines = text.lines().skip_while(|line| !line.starts_with("| who dies "));
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("| failure of "));
     assert_eq!(lines.next().unwrap().matches('|').count(), 6);
     let rows: Vec<Vec<&str>> = lines
         .skip(1)
