@@ -145,7 +145,7 @@ fn queue(text: &mut Text, figures: &Figures) {
     );
     text.gauge(
         "surgetank_at_risk_bytes",
-        "Bytes that are meant for the store, have no durable copy and would be lost with this: a reboot of the node, or the node itself.",
+        "Bytes meant for the store without a durable copy, which this would lose: a reboot of the node, or the loss of the node.",
     );
     text.labelled(&[("loss", "reboot")], figures.status.at_risk_reboot_bytes);
     text.labelled(&[("loss", "node")], figures.status.at_risk_node_bytes);
@@ -202,7 +202,7 @@ fn drain(text: &mut Text, figures: &Figures) {
     );
     text.one_counter(
         "surgetank_drain_conflicts_total",
-        "Files that somebody else had changed in the store; both are kept.",
+        "Files that another client had changed in the store; both are kept.",
         drain.conflicts,
     );
     let now = surgetank_types::clock::now().secs();
@@ -269,7 +269,7 @@ fn store(text: &mut Text, figures: &Figures) {
     );
     text.one_counter(
         "surgetank_store_compressed_stored_bytes_total",
-        "Bytes of the compressed files, as they lie in the store.",
+        "Bytes of the compressed files, as the store has them.",
         savings.stored_bytes,
     );
     text.one_counter(
