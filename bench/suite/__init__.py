@@ -7,4 +7,5 @@ variants  how a workload is run: straight on the store, by hand, over an overlay
 measure   one run: memory cgroup, clock, processor time, bytes, and whether all of it is really there
 records   what was measured, as files of one schema
 statistics, report   medians and intervals; tables and plots
+expect    the five figures of docs/performance.md
 """

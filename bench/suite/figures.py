@@ -1,8 +1,9 @@
-"""Figures of a record: what is told of a cell in tables, plots and claims."""
+"""Figures of records and cells, for tables, plots and claims."""
 
 from suite.statistics import Ratio, paired_ratio
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 def of(cell: dict, variant: str) -> list[dict]:
@@ -37,3 +38,27 @@ def least_tail_s(record: dict, cell: dict, run: dict) -> float | None:
         return None
     measured = [one for one in record["calibrations"] if one["before"] == cell["name"]][0]
     return run["tail_bytes"] / MIB / measured["write_mib_s"] + 2 * record["store"]["preset"]["latency_us"] / 1e6
+
+
+def same_cell(record: dict, cell: dict) -> tuple[str, ...]:
+    """Equal for two measurements of the same work under the same conditions."""
+    return record["item"], record["store"]["name"], record["series"], cell["name"], cell["cache"]
+
+
+def latest(records: list[dict]) -> dict[tuple[str, ...], str]:
+    """For each cell, when the newest record that has it began."""
+    found: dict[tuple[str, ...], str] = {}
+    for record in records:
+        for cell in record["cells"]:
+            key = same_cell(record, cell)
+            found[key] = max(found.get(key, ""), record["began"])
+    return found
+
+
+def newest(records: list[dict]) -> list[dict]:
+    """The records without the cells that a later record measures again."""
+    last = latest(records)
+    return [
+        record | {"cells": [cell for cell in record["cells"] if last[same_cell(record, cell)] == record["began"]]}
+        for record in records
+    ]

@@ -6,10 +6,10 @@ import statistics
 from suite.statistics import paired_ratio
 
 TITLES = {
-    "speeds": "Incrementation, 10 iterations: how many times as fast as straight on the store, over three stores",
-    "iterations": "Incrementation: time by iterations, on lustre-busy (simulated)",
-    "terrain": "Terrain: total time by size",
-    "tasks": "Parallel tasks: bandwidth that they see, and the drain's tail",
+    "speeds": "Incrementation, 10 iterations: speed-up over the store alone, on three stores",
+    "iterations": "Incrementation: time by number of steps, on lustre-busy (simulated)",
+    "terrain": "Terrain: time by size, on nfs (simulated)",
+    "tasks": "Parallel tasks: bandwidth of the tasks, and the drain's tail",
 }
 
 
@@ -38,11 +38,13 @@ def speeds(records: list[dict]) -> list:
     return sorted(found, key=lambda point: point[:2])
 
 
-def lines_by(records: list[dict], item: str, parameter: str, store: str, only: set[str]) -> dict[str, list]:
-    """Variant → points, of cells that differ in this parameter only."""
+def lines_by(records: list[dict], item: str, parameter: str, store: str, only: set[str], fixed: dict[str, object] | None = None) -> dict[str, list]:
+    """Variant → points, of cells that have the parameters `only`, and of these the values `fixed`."""
     found: dict[str, list] = {}
     for record, cell in cells(records, item):
         if record["store"]["name"] != store or set(cell["parameters"]) - only or parameter not in cell["parameters"] or cell["cache"] == "warm":
+            continue
+        if any(cell["parameters"].get(name) != value for name, value in (fixed or {}).items()):
             continue
         for variant in dict.fromkeys(run["variant"] for run in cell["runs"]):
             found.setdefault(variant, []).append([cell["parameters"][parameter], median(cell, variant)])
@@ -65,7 +67,7 @@ def wanted(records: list[dict]) -> dict[str, object]:
     found = {
         "speeds": speeds(records),
         "iterations": lines_by(
-            records, "incrementation", "iterations", "lustre-busy", {"iterations", "processes", "data_mib"}
+            records, "incrementation", "iterations", "lustre-busy", {"iterations", "processes", "data_mib"}, {"processes": 2}
         ),
         "terrain": lines_by(records, "terrain", "pixels", "nfs", {"pixels", "tiles"}),
         "tasks": tasks(records),
@@ -91,20 +93,20 @@ def draw(name: str, numbers, comment: str) -> str:
         for bandwidth, store, _ in numbers:
             first.annotate(store, (bandwidth, 0), xytext=(0, 4), textcoords="offset points", ha="center")
         first.axhline(1, color="grey", linewidth=0.8)
-        first.set(xlabel="bandwidth of the store, MiB/s (simulated)", ylabel="times as fast as the store", ylim=(0, None))
+        first.set(xlabel="bandwidth of the store, MiB/s (simulated)", ylabel="speed-up over the store alone", ylim=(0, None))
     elif name == "tasks":
         for variant, points in numbers.items():
             count, read, write, tail = zip(*points)
             first.plot(count, read, marker="o", label=f"{variant}, read")
             first.plot(count, write, marker="s", linestyle="--", label=f"{variant}, write")
             axes[0][1].plot(count, tail, marker="o", label=variant)
-        first.set(xlabel="tasks", ylabel="MiB/s, all together", xscale="log", yscale="log")
-        axes[0][1].set(xlabel="tasks", ylabel="from the last task's end to durable, s", ylim=(0, None))
+        first.set(xlabel="tasks", ylabel="MiB/s, sum of the tasks", xscale="log", yscale="log")
+        axes[0][1].set(xlabel="tasks", ylabel="tail, s", ylim=(0, None))
         axes[0][1].legend(frameon=False)
     else:
         for variant, points in numbers.items():
             first.plot(*zip(*points), marker="o", label=variant)
-        first.set(xlabel={"iterations": "iterations", "terrain": "pixels, each way"}[name], ylabel="seconds, until durable", ylim=(0, None))
+        first.set(xlabel={"iterations": "steps", "terrain": "pixels, each way"}[name], ylabel="seconds, until durable", ylim=(0, None))
     first.legend(frameon=False)
     figure.suptitle(TITLES[name], fontsize=10)
     text = io.StringIO()

@@ -1,5 +1,6 @@
-"""What was measured, as files: one for an item on a store in a series, all of one schema (schema.json), written anew after each
-cell, so that what an interrupted suite has measured is there.
+"""The records of measurements: a file for an item on a store in a series, all of one schema (schema.json).
+
+A record is written again after each cell, so that an interrupted suite keeps the cells that it measured.
 """
 
 import json
@@ -116,11 +117,11 @@ class Record:
 
 
 def load(directory: Path) -> list[dict]:
-    """All records; one that is not of the schema ends it."""
+    """All records, each with the name of its file. A record that is not of the schema ends the program."""
     found = []
     for path in sorted(directory.glob("*.json")):
         record = json.loads(path.read_text())
         if wrong := faults(record):
             sys.exit(f"{path}: {'; '.join(wrong[:5])}")
-        found.append(record)
+        found.append(record | {"file": path.name})
     return found

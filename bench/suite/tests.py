@@ -2,14 +2,15 @@
 
 import copy
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "testbed"))
 
-from suite import claims, plots, report
+from suite import claims, expect, plots, report
 from suite.command import same_work
-from suite.figures import faster
+from suite.figures import faster, latest, newest
 from suite.records import faults
 from suite.statistics import paired_ratio
 from suite.testbed import Refused
@@ -97,13 +98,109 @@ class Fairness(unittest.TestCase):
             same_work(self.cell(), [{**all_in, "variant": "copy-all"}, {**more, "variant": "copy-all", "agent": agent(1, 8)}])
 
 
+def loaded(ours: float = 2.0, began: str = "2026-11-24T00:00:00+00:00", file: str = "one.json", **others: object) -> dict:
+    """A record as `records.load` gives it."""
+    return record(rounds=3, ours=ours) | {"began": began, "file": file} | others
+
+
+def expected(ours: float = 2.0) -> list[dict]:
+    """A record for each of the five figures."""
+    found = []
+    for number, figure in enumerate(expect.FIGURES):
+        one = loaded(ours, file=f"{number}.json", item=figure.item)
+        one["store"]["name"] = figure.store
+        one["cells"][0]["name"] = figure.cell
+        one["cells"][0]["runs"] += [{**run, "variant": "copy-all"} for run in one["cells"][0]["runs"] if run["variant"] == "in-memory"]
+        found.append(one)
+    return found
+
+
+class Newest(unittest.TestCase):
+    def test_cell_measured_again_counts_once(self) -> None:
+        old, new = loaded(4.0), loaded(2.0, "2026-11-25T00:00:00+00:00", "two.json")
+        self.assertEqual([len(one["cells"]) for one in newest([new, old])], [1, 0])
+        self.assertEqual(newest([old, new])[1], new)
+
+    def test_other_store_series_or_cache_is_another_cell(self) -> None:
+        old = loaded()
+        for change in (
+            lambda r: r["store"].update(name="nfs"),
+            lambda r: r.update(series="loaded"),
+            lambda r: r["cells"][0].update(cache="warm"),
+            lambda r: r["cells"][0].update(name="5 iterations"),
+        ):
+            new = copy.deepcopy(loaded(began="2026-11-25T00:00:00+00:00"))
+            change(new)
+            self.assertEqual([len(one["cells"]) for one in newest([old, new])], [1, 1])
+
+
+class Expect(unittest.TestCase):
+    def test_page_has_five_figures_with_conditions_and_commands(self) -> None:
+        text = expect.table(expected())
+        for number, figure in enumerate(expect.FIGURES, 1):
+            self.assertIn(f"\n| {number} | {figure.work} |", text)
+            self.assertIn(f"\n{number}. `{figure.store}` with 50 MiB/s and 500 µs, ", text)
+            self.assertIn(f"\n   `{expect.again(figure)}`\n", text)
+        self.assertEqual(text.count("4.00 (4.00 – 4.01) ×"), 5)
+
+    def test_figure_without_record_ends_the_program(self) -> None:
+        with self.assertRaisesRegex(SystemExit, "no record has copy-all of 'montage, small'"):
+            expect.table([one for one in expected() if one["item"] != "montage"])
+
+    def test_figure_uses_the_newest_record(self) -> None:
+        again = copy.deepcopy(expected(ours=4.0)[1]) | {"began": "2026-11-25T00:00:00+00:00", "file": "again.json"}
+        record, _ = expect.found(expect.FIGURES[1], [*expected(), again])
+        self.assertEqual(record["file"], "again.json")
+
+    def test_machine_omits_the_suffix_of_the_kernel(self) -> None:
+        one = loaded()
+        one["machine"] |= {"memory_bytes": 3 << 29, "kernel": "6.18.44-x1"}
+        self.assertEqual(expect.machine(one), "2 cores, 1.5 GiB of memory, Linux 6.18.44")
+
+
 class Report(unittest.TestCase):
-    def test_a_page_changes_with_its_records_and_only_between_the_marks(self) -> None:
+    def test_page_changes_only_between_the_marks(self) -> None:
         text = f"before\n{report.BEGIN}\nobsolete\n{report.END}\nafter\n"
-        page = report.page(text, [record()])
+        page = report.page(text, expected())
         self.assertTrue(page.startswith("before\n") and page.endswith("after\n") and "obsolete" not in page)
-        self.assertEqual(report.page(page, [record()]), page)
-        self.assertNotEqual(report.page(page, [record(ours=2.5)]), page)
+        self.assertEqual(report.page(page, expected()), page)
+        self.assertNotEqual(report.page(page, expected(ours=2.5)), page)
+
+    def test_page_without_marks_ends_the_program(self) -> None:
+        with self.assertRaises(SystemExit):
+            report.page("before\n", expected())
+
+    def test_document_changes_with_its_records(self) -> None:
+        self.assertEqual(report.document([loaded()]), report.document([loaded()]))
+        self.assertNotEqual(report.document([loaded()]), report.document([loaded(ours=2.5)]))
+
+    def test_section_gives_spread_rounds_command_and_commit(self) -> None:
+        changed = loaded(git={"commit": "abcdef0123456789", "changed": True})
+        text = report.section(changed, latest([changed]))
+        self.assertIn("### one.json: incrementation on lustre-busy (simulated), idle\n", text)
+        self.assertIn("- Command: `bench/run x`\n- Build: 2026-11-24, commit abcdef0123 with local changes, surgetank 0\n", text)
+        self.assertIn("| 10 iterations | store | 3 | 8.01 (8.00 – 8.02) |", text)
+        self.assertIn("|  | in-memory | 3 | 2.00 (2.00 – 2.00) | 4.00 (", text)
+
+    def test_superseded_cell_is_marked_and_kept(self) -> None:
+        old, new = loaded(4.0), loaded(2.0, "2026-11-25T00:00:00+00:00", "two.json")
+        text = report.document([old, new])
+        self.assertEqual((text.count("| 10 iterations, superseded |"), text.count("| 10 iterations |")), (1, 1))
+        self.assertIn("4.00 (4.00 – 4.01) × at 10 iterations", text)
+
+    def test_command_omits_the_directory_of_results(self) -> None:
+        words = "bench/run terrain --results /somewhere/else --cell '10 iter'"
+        self.assertEqual(report.command(loaded(command=words)), "bench/run terrain --cell '10 iter'")
+
+    def test_changed_or_missing_file_is_named(self) -> None:
+        with tempfile.TemporaryDirectory(dir=report.CHECKOUT / "bench") as directory:
+            file = Path(directory, "REPORT.md")
+            named = [f"{file.relative_to(report.CHECKOUT)}: differs from the text that bench/results gives"]
+            self.assertEqual(report.differing({file: "text\n"}), named)
+            file.write_text("text\n")
+            self.assertEqual(report.differing({file: "text\n"}), [])
+            file.write_text("text by hand\n")
+            self.assertEqual(report.differing({file: "text\n"}), named)
 
     def test_a_claim_that_is_missed_says_so(self) -> None:
         self.assertEqual(claims.in_memory([record(ours=2.0)])[0][-1], "✓")
@@ -125,6 +222,15 @@ class Report(unittest.TestCase):
         one, other = ([{**record(), "store": {**record()["store"], "name": name}} for name in names] for names in (("a", "b"), ("a", "c")))
         self.assertNotEqual(report.drawn_from(one), report.drawn_from(other))
         self.assertEqual(plots.wanted([]), {})
+
+    def test_lines_leave_out_cells_with_another_fixed_value(self) -> None:
+        records = []
+        for steps, processes in ((1, 2), (5, 2), (5, 8)):
+            one = loaded()
+            one["cells"][0] |= {"name": f"{steps}, {processes}", "parameters": {"iterations": steps, "processes": processes}}
+            records.append(one)
+        found = plots.lines_by(records, "incrementation", "iterations", "lustre-busy", {"iterations", "processes"}, {"processes": 2})
+        self.assertEqual([steps for steps, _ in found["store"]], [1, 5])
 
 
 if __name__ == "__main__":
