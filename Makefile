@@ -36,7 +36,7 @@ fuzz: ## every decoder fuzzed for a minute: disk formats, configuration, sockets
 	scripts/setup test
 	$(ENV) scripts/fuzz
 
-bench: ## the figures of docs/performance.md, on this machine; two hours, `bench/run plan all` says of what
+bench: ## the figures of bench/results/REPORT.md, on this machine; two hours, `bench/run plan all` lists them
 	scripts/setup bench
 	scripts/setup test
 	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
