@@ -3,11 +3,12 @@
 //! ```text
 //! run/mount ── spawns ──► agent: state directory (place) ─ private namespace + mount (life, submounts)
 //!      │                     │
-//!      └── socket (client) ──┴─ one thread a connection (socket, wire) ─ who is here (users) ─ Engine
+//!      └── socket (client) ──┴─ one thread per connection (socket, wire) ─ users (users) ─ Engine
 //! ```
-//! The agent moves no bytes and decides nothing about files: that is the [`engine::Engine`] behind it. Its own
-//! business is to exist exactly once, to be reachable, to outlive its last user until all is durable, and to go away.
-//! The danger it avoids: two agents over one directory, and an agent that leaves while somebody can still write.
+//! The agent moves no bytes and decides nothing about files; the [`engine::Engine`] behind it does. The agent exists
+//! exactly once for each directory and answers at its socket. It leaves after its last user has left and every file is
+//! durable. The dangers that it avoids: two agents over one directory; an agent that leaves while a process can still
+//! write.
 
 pub mod address;
 pub mod client;

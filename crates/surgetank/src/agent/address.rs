@@ -1,5 +1,6 @@
-//! The address of a socket in a directory. The kernel takes at most 107 bytes of a path (unix(7)), and a state directory below a
-//! home directory on a parallel file system is often longer: such a socket is named from a descriptor of its directory.
+//! The address of a socket in a directory. The kernel takes at most 107 bytes of a path (unix(7)). A state directory
+//! below a home directory on a parallel file system is often longer. Such a socket is named from a descriptor of its
+//! directory.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 const PATH_BYTES_MAX: usize = 107;
 
-/// Good as long as it lives.
+/// Valid while this value lives: a long path is named through its descriptor.
 #[derive(Debug)]
 pub struct Address {
     path: PathBuf,

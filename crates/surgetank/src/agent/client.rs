@@ -1,8 +1,8 @@
-//! The other side of the socket: finding the agent of a directory, starting one, asking it.
+//! The client's side of the socket: it finds the agent of a directory, starts one and sends requests to it.
 //!
-//! A directory's agent is found by the numbers of the *bare* directory. Inside a mount the directory shows other
-//! numbers; then the agents are asked which of them serves a mount with these (a `run` within a `run`, a run in a
-//! globally mounted directory).
+//! An agent is found by the numbers of the *bare* directory. Inside a mount the directory shows other numbers. Then the
+//! client asks each agent whether it serves a mount with these numbers. This happens for a `run` within a `run`, and
+//! for a run in a globally mounted directory.
 
 mod start;
 mod survey;
@@ -28,9 +28,9 @@ use super::wire::{Answer, Hello, PROTOCOL, RefusalKind, Request};
 pub use start::{Found, Start, clear_dead_mount, dead_mount, find_or_start, refused_store};
 pub use survey::{Survey, serving, survey};
 
-/// Names the places of the agents around us, innermost last, separated by `:`; set for commands under `run`.
+/// Names the places of the enclosing agents, innermost last, separated by `:`. `run` sets it for its commands.
 pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
-/// So long an agent that closes every connection is taken for one that was killed and is being replaced.
+/// An agent that closes every connection for this long counts as killed and about to be replaced.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -38,24 +38,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub struct Connection {
     line: Line,
     pub hello: Hello,
-    /// As our own pid namespace numbers it.
+    /// The agent's pid in our own pid namespace.
     pub pid: u32,
     pub place: PathBuf,
-    /// What ends a wait for an answer early.
+    /// Limits that end a wait for an answer early.
     pub limits: Limits,
-    /// It did not answer in its time: it is not waited for again.
+    /// The agent did not answer in time; the client does not wait for it again.
     silent: bool,
 }
 
-/// A conversation that has begun with our greeting. Its answer may come late: from the agent that takes over from one that
-/// was killed a moment ago.
+/// A conversation that begins with our greeting. The answer may come late, from the agent that replaces one killed a
+/// moment ago.
 pub struct Dialed {
     line: Line,
     place: Place,
 }
 
 impl Dialed {
-    /// `None`: nobody listens there (never did, or was killed, and nobody holds its socket).
+    /// `None`: no process listens there. No agent ever did, or it was killed and no process holds its socket.
     pub fn at(place: Place, limits: &Limits) -> Result<Option<Self>> {
         let greet = |line: &mut Line| line.send(&Request::Hello { protocol: PROTOCOL }, limits);
         match Line::connect(&place.socket(), limits).and_then(|mut line| greet(&mut line).map(|()| line)) {
@@ -75,17 +75,17 @@ impl Dialed {
         self.line.pid
     }
 
-    /// For people: why the answer is not waited for any longer.
+    /// The message for the user that says why the client stops waiting for the answer.
     pub fn unanswered(&self, broken: Broken) -> Error {
         unanswered(&self.place, self.line.pid, broken)
     }
 
-    /// Waits for the answer. `None`: it was on its way out.
+    /// Waits for the answer. `None`: the agent was leaving.
     pub fn greeted(self, limits: &Limits) -> Result<Option<Connection>> {
         let Self { mut line, place } = self;
         let pid = line.pid;
         match line.next(limits) {
-            // The agent that was called was killed before it answered; another one did.
+            // The agent that was called was killed before it answered; another agent answered.
             Ok(Answer::Hello(_)) if !is_alive(pid) => Connection::open_within(&place, limits),
             Ok(Answer::Hello(hello)) => {
                 let place = place.path().to_path_buf();
@@ -105,7 +105,7 @@ impl AsFd for Dialed {
     }
 }
 
-/// One question at the socket of a group; see `group`.
+/// Sends one request to the socket of a group; see `group`.
 pub fn ask_guest(socket: &Path, request: &Request) -> Result<Answer> {
     let failed = |why: &dyn std::fmt::Display| {
         Error::new(format!("nobody answers at {}", socket.display()))
@@ -155,14 +155,14 @@ fn stopped_waiting(over: &str, pid: u32, number: i32) -> Error {
         .data("the agent goes on; what was closed there is in the store or safe in the tiers")
 }
 
-/// Also where it has no number: it is in another pid namespace, and cannot be asked for.
+/// A process without a number is in another pid namespace: it cannot be checked, and counts as alive.
 fn is_alive(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 impl Connection {
-    /// `None`: nobody listens there (never did, or was killed).
+    /// `None`: no process listens there. No agent ever did, or it was killed.
     pub fn open(place: &Place) -> Result<Option<Self>> {
         Self::open_within(place, &Limits::default())
     }
@@ -172,14 +172,15 @@ impl Connection {
         loop {
             let Some(dialed) = Dialed::at(Place::open(place.path())?, limits)? else { return Ok(None) };
             match dialed.greeted(limits)? {
-                // The agent leaves, and its socket goes with it; or it was killed, and the next one has the socket.
+                // Either the agent is leaving and removes its socket, or it was killed and the next agent takes the
+                // socket.
                 None if clock::tick() < until => std::thread::sleep(LOOK_EVERY),
                 greeted => return Ok(greeted),
             }
         }
     }
 
-    /// Calls the agent that may have taken over from this one, which is gone.
+    /// Calls the agent that may have replaced this one, which has ended.
     pub fn dial_next(&self) -> Result<Option<Dialed>> {
         Dialed::at(Place::open(&self.place)?, &self.limits)
     }
@@ -193,12 +194,12 @@ impl Connection {
         Ok(Self { hello, pid: line.pid, line, place: self.place.clone(), limits: limits.clone(), silent: false })
     }
 
-    /// What can be done about the directory, with what its agent was started with.
+    /// The commands that users can run on the directory, with the options that its agent was started with.
     pub fn commands(&self) -> Commands {
         Commands::of_path(&self.place, self.hello.over.as_path())
     }
 
-    /// Refuses a command that means another store than the agent's. One that is given inside the mount, and says none,
+    /// Refuses a command that means another store than the agent's. A command inside the mount that names no store
     /// means the agent's.
     pub fn check_store(&self, config: &Config) -> Result<()> {
         let place = Place::open(&self.place);
@@ -218,7 +219,7 @@ impl Connection {
             .data("nothing was begun"))
     }
 
-    /// Are we inside what it serves?
+    /// Is this process inside the directory that the agent serves?
     fn is_around(&self, over: &Path) -> bool {
         let named = std::env::var_os(AGENT_VARIABLE);
         let named = named.is_some_and(|around| std::env::split_paths(&around).any(|place| place == self.place));
@@ -236,7 +237,7 @@ impl Connection {
             .data("what was sealed is in the tiers; nothing half-written is in the store")
     }
 
-    /// For people. One that was silent once is not waited for again.
+    /// The error for the user. After one silence the client does not wait for the agent again.
     pub fn broken(&mut self, broken: Broken) -> Error {
         self.silent |= matches!(broken, Broken::Silent(_));
         self.described(broken)
@@ -252,12 +253,12 @@ impl Connection {
         }
     }
 
-    /// It did not answer in its time.
+    /// The agent did not answer in time.
     pub fn is_silent(&self) -> bool {
         self.silent
     }
 
-    /// It was given up on: what it still has to say is not waited for.
+    /// The client gives up on the agent: it does not wait for answers that are still owed.
     pub fn give_up(&mut self) {
         self.silent = true;
     }
@@ -277,7 +278,7 @@ impl Connection {
         sent.map_err(|broken| self.broken(broken))
     }
 
-    /// The next answer. One that takes its time is waited for as long as the agent greets others.
+    /// The next answer. The client waits for a slow one as long as the agent greets other clients.
     pub fn hear(&mut self) -> std::result::Result<Answer, Broken> {
         loop {
             match self.line.next(&self.limits) {
@@ -302,7 +303,8 @@ impl Connection {
         self.hear().map_err(|broken| self.broken(broken))
     }
 
-    /// One question, one answer; a refusal is an error. An agent that was killed over it is replaced, and the next one asked.
+    /// Sends one request and returns its one answer; a refusal is an error. If the agent is killed meanwhile, the next
+    /// agent is asked.
     pub fn ask(&mut self, request: &Request) -> Result<Answer> {
         loop {
             let broken = match self.begin(request).and_then(|()| self.hear()) {
@@ -310,7 +312,7 @@ impl Connection {
                 Ok(answer) => return Ok(answer),
                 Err(broken) => broken,
             };
-            // Whoever joined has to join again first.
+            // A client that had joined has to join again first.
             let joined = matches!(request, Request::Release | Request::Summary { .. });
             let is_gone = matches!(broken, Broken::Closed | Broken::Io(_));
             if joined || !is_gone || !self.goes_on_with_next() {
@@ -319,7 +321,7 @@ impl Connection {
         }
     }
 
-    /// The same, for what can be done without.
+    /// Like [`Self::ask`], with a time limit, for requests that the caller can do without.
     pub fn ask_within(&mut self, request: &Request, time: Duration) -> Result<Answer> {
         let until = self.limits.until.replace(clock::tick() + time);
         let sent = self.begin(request).and_then(|()| self.hear());
@@ -332,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// After the conversation broke off: is there an agent that took over? It is talked to from now on.
+    /// After the connection broke: has another agent replaced this one? If so, the conversation continues with it.
     pub fn goes_on_with_next(&mut self) -> bool {
         let place = Place::open(&self.place).ok();
         let next = place.and_then(|place| Self::open_within(&place, &self.limits).ok().flatten());
@@ -357,7 +359,7 @@ impl Connection {
         }
     }
 
-    /// An answer that can be had without waiting. An error: the agent has closed the connection.
+    /// An answer that is there without waiting. An error: the agent has closed the connection.
     pub fn at_hand(&mut self) -> std::result::Result<Option<Answer>, Broken> {
         self.line.at_hand()
     }
@@ -412,10 +414,10 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(clean)
 }
 
-/// What became of joining.
+/// The result of joining.
 pub enum Joined {
     As(RunId),
-    /// It is on its way out; look for another.
+    /// The agent is leaving; look for another.
     Leaving,
 }
 
@@ -424,7 +426,7 @@ impl Connection {
         self.join_as(command, None)
     }
 
-    /// `again`: what an earlier agent called this run.
+    /// `again`: the number that an earlier agent gave this run.
     pub fn join_as(&mut self, command: &str, again: Option<RunId>) -> Result<Joined> {
         let request = Request::Join { pid: std::process::id(), command: command.to_owned(), again };
         match self.begin(&request).and_then(|()| self.hear()) {
@@ -437,7 +439,7 @@ impl Connection {
         }
     }
 
-    /// Until the agent is gone. An error: it is stopped, or a signal ended the wait.
+    /// Waits until the agent has ended. An error: the agent is stopped, or a signal ended the wait.
     pub fn await_gone(&mut self) -> Result<()> {
         let mut told = false;
         loop {
@@ -464,7 +466,7 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    /// It has pid 0 here, was taken for dead, and was called without end.
+    /// Such an agent has pid 0 here. It once counted as dead, and the client called it without end.
     #[test]
     fn agent_of_another_pid_namespace_counts_as_alive() {
         assert!(super::is_alive(0) && super::is_alive(std::process::id()));

@@ -1,7 +1,7 @@
-//! The commands that people are shown about a directory. A shell can run each as it is printed, from any working directory:
-//! it names the directory, and the store, tiers and state that an agent was started with.
+//! The commands that messages print about a directory. A shell runs each one as printed, from any working directory.
+//! Each names the directory, and the store, tiers and state that its agent was started with.
 //!
-//! The danger it avoids: advice that leaves the store out, and so brings files to another store than they are owed to.
+//! The danger that it avoids: advice that omits the store and so brings files to the wrong store.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use super::place::{Place, StateRoot};
 #[derive(Debug, Clone)]
 pub struct Commands {
     over: PathBuf,
-    /// What `run`, `mount`, `fsck` and `scavenge` need.
+    /// The options that `run`, `mount`, `fsck` and `scavenge` need.
     options: Vec<OsString>,
-    /// What the verbs need that only ask.
+    /// The options that the asking verbs need.
     state: Vec<OsString>,
 }
 
 impl Commands {
-    /// As this configuration says.
+    /// The options of this configuration.
     pub fn of(config: &Config) -> Self {
         let state = Config::state_options(&config.state);
         Self { over: config.over.clone(), options: config.again.clone(), state }
     }
 
-    /// As the last agent at this place was started. (One of an earlier version did not write that down.)
+    /// The options of the last agent at this place. (An earlier version did not write them down.)
     pub fn at(place: &Place, over: &Path) -> Self {
         let state = place.path().parent().map(Config::state_options).unwrap_or_default();
         let options = place.identity().map_or_else(Vec::new, |identity| identity.options());
@@ -35,7 +35,7 @@ impl Commands {
         Self { over: over.to_path_buf(), options, state }
     }
 
-    /// The same by the place's path.
+    /// The same, from the place's path.
     pub fn of_path(place: &Path, over: &Path) -> Self {
         if let Ok(place) = Place::open(place) {
             return Self::at(&place, over);
@@ -44,11 +44,11 @@ impl Commands {
         Self { over: over.to_path_buf(), options: state.clone(), state }
     }
 
-    /// Of a directory whose place is looked for: a dead mount has no numbers of its own.
+    /// For a directory whose place has to be searched: a dead mount has no numbers of its own.
     pub fn of_directory(over: &Path, state: &Path) -> Self {
         let places = StateRoot::open_existing(state).ok().flatten().and_then(|root| root.places().ok());
         let places = places.into_iter().flatten().filter(|place| place.served(over));
-        // One that was killed first: it has something left.
+        // A place whose agent was killed comes first: it has leftovers.
         let place = places.reduce(|one, other| if one.card().is_some() { one } else { other });
         match place {
             Some(place) => Self::at(&place, over),
@@ -65,7 +65,7 @@ impl Commands {
         shell::line(first.into_iter().chain(options.iter().cloned()).chain(rest))
     }
 
-    /// Takes up what is left, and brings it to the store.
+    /// The command that takes up leftovers and drains them to the store.
     pub fn run(&self) -> String {
         self.line("run", &self.options, &["--over".as_ref(), &self.over, "--".as_ref(), "true".as_ref()])
     }
@@ -82,12 +82,12 @@ impl Commands {
         self.line("scavenge", &self.options, &[&self.over])
     }
 
-    /// Acknowledges what is lost.
+    /// The command that acknowledges losses.
     pub fn forget(&self) -> String {
         self.line("scavenge", &self.options, &["--forget".as_ref(), &self.over])
     }
 
-    /// For a store that does not come back: it is not named, because nothing is brought there.
+    /// The command for a store that does not come back. It names no store, because it writes nothing there.
     pub fn copy_out(&self) -> String {
         self.line("scavenge", &self.state, &["--to".as_ref(), "rescued".as_ref(), &self.over])
     }
@@ -101,7 +101,7 @@ impl Commands {
     }
 }
 
-/// `surgetank status` or another verb that is about no directory.
+/// `surgetank status`, or another verb that concerns no directory.
 pub fn asking(verb: &[&str], state: &Path) -> String {
     let words = std::iter::once("surgetank").chain(verb.iter().copied()).map(OsString::from);
     shell::line(words.chain(Config::state_options(state)))

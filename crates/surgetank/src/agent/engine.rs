@@ -1,7 +1,7 @@
-//! The seam between the agent's process and what serves the directory: namespace, tiers, drain and mount.
+//! The interface between the agent's process and the parts that serve the directory: namespace, tiers, drain and mount.
 //!
-//! The agent calls [`Backend::start`] once, [`Mounted::detach`] at the end, and the [`Engine`] whenever somebody asks:
-//! from any thread, several at once.
+//! The agent calls [`Backend::start`] once and [`Mounted::detach`] at the end. It calls the [`Engine`] for each request
+//! of a client: from any thread, several at once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,84 +22,85 @@ use surgetank_types::model::RunId;
 use super::keep::Channel;
 use super::wire::Account;
 
-/// What serves one directory. Paths are relative to it.
+/// Serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
     fn status(&self) -> Status;
-    /// Writers for whom no tier and not the store has room.
+    /// Writers for which neither a tier nor the store has room.
     fn waiting_for_room(&self) -> Vec<Trouble> {
         Vec::new()
     }
     fn why(&self, path: &[u8]) -> Result<Why>;
     fn progress(&self, scope: &Scope) -> Progress;
-    /// Blocks until the scope is settled or `at_most` has passed. This is how the end of a drain is noticed without polling.
+    /// Blocks until the scope is settled or `at_most` has passed: callers notice the end of a drain without polling.
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
-    /// Everything in the scope is due now: no quiet period, `Timing::Last` included. Starts the count of what is done.
+    /// Makes everything in the scope due: no quiet period, `Timing::Last` included. Starts the progress count.
     fn begin_final_drain(&self, scope: &Scope);
-    /// Nobody waits for it any more: what is written from now on has its quiet period again. (For a scope without a run.)
+    /// No client waits for the scope any more: later writes have their quiet period again. (For a scope without a run.)
     fn end_final_drain(&self, _scope: &Scope) {}
-    /// The job ends: everything is due, and nothing new is begun where it may be wiped.
+    /// The job ends: everything is due, and nothing new begins where the job's end may wipe it.
     fn job_ends(&self) {
         self.begin_final_drain(&Scope::everything());
     }
-    /// Every command has ended. Tiers may be given back while the rest is drained; temporaries once `nobody_inside` says that no
-    /// process of theirs is left (`None`: that cannot be known).
+    /// Every command has ended. The engine may free tier copies while the drain continues. It may remove temporaries
+    /// once `nobody_inside` says that no process of theirs is left (`None`: unknown).
     fn nobody_works(&self, _nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
-    /// A run has come.
+    /// A run has joined.
     fn somebody_came(&self) {}
-    /// What is not durable in the scope, and why. Open files that were written count as not durable.
+    /// Files and operations in the scope that are not durable, and why. An open file that was written counts as not
+    /// durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
     fn summary(&self, run: Option<RunId>) -> Summary;
-    /// For the metrics. Never waits for the store.
+    /// Figures for the metrics. Never waits for the store.
     fn figures(&self) -> Figures;
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
-    /// Takes what a workflow says of its files, whether they are there or not; returns what was refused.
+    /// Takes a workflow's hints, whether the files exist or not; returns the refused ones.
     fn hint(&self, hints: &[HintOf]) -> Listing<RefusedHint>;
-    /// What others changed in the store is seen from now on.
+    /// Makes changes by other clients of the store visible.
     fn refresh(&self);
-    /// Brings in what these paths or globs name.
+    /// Prefetches the files that these paths or globs name.
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch>;
-    /// Reads what lies both on a tier and in the store and compares it with its checksum.
+    /// Reads every copy that is both on a tier and in the store, and compares it with its checksum.
     fn scrub(&self, repair: bool) -> Audit;
-    /// Files on tiers that are not there count as lost. When no program is served.
+    /// Counts files on absent tiers as lost. Only while the engine serves no program.
     fn give_up_absent(&self) {}
-    /// The user knows of what is lost; returns what is not reported any more.
+    /// The user acknowledges the losses; returns those that are not reported any more.
     fn forget_losses(&self) -> Listing<Lost>;
-    /// What `pid` and its descendants write from now on is this run's.
+    /// Files that `pid` and its descendants write from now on belong to this run.
     fn register_run(&self, pid: u32) -> RunId;
-    /// Answers why the record of the run is not written, where it is not.
+    /// Returns the reason when the run's record is not written.
     fn release_run(&self, run: RunId) -> Option<String>;
-    /// It is recorded from here on. `again`: an earlier agent had it.
+    /// Records the run from here on. `again`: an earlier agent had the run.
     fn record_run(&self, _run: RunId, _pid: u32, _command: &str, _again: bool) {}
-    /// Every open and request of it is for the record.
+    /// Adds every open and request of the run to its record.
     fn trace_run(&self, run: RunId) -> Result<()>;
-    /// How it ended.
+    /// How the run ended.
     fn account(&self, _run: RunId, _account: &Account) {}
-    /// A run that an earlier agent had.
+    /// Restores a run that an earlier agent had.
     fn restore_run(&self, run: RunId, pid: u32);
-    /// Stops the drain and syncs the catalog. Called once, after the mount is gone.
+    /// Stops the drain and syncs the catalog. Called once, after the unmount.
     fn shutdown(&self);
 }
 
-/// What the agent hands to the backend at start.
+/// The agent's arguments to the backend at start.
 pub struct Opening {
     pub config: Config,
-    /// Root of the store, opened before anything is mounted over it; the bare directory unless the store is elsewhere, and
-    /// nothing where it is no directory.
+    /// Root of the store, opened before any mount covers it: the bare directory, unless the store is elsewhere. `None`:
+    /// the store is not a directory.
     pub store: Option<OwnedFd>,
-    /// The served directory itself, where the store is elsewhere.
+    /// The served directory itself, if the store is elsewhere.
     pub bare: Option<OwnedFd>,
-    /// Ours alone, for catalog and journal.
+    /// The directory for catalog and journal, of this agent alone.
     pub state: PathBuf,
-    /// Names what this agent puts elsewhere.
+    /// Names what this agent stores outside the place: tier directories and temporaries.
     pub key: String,
     pub visibility: Visibility,
-    /// Without a mount: programs' calls are put before us.
+    /// No mount: the agent receives programs' system calls.
     pub by_calls: bool,
-    /// What survives this agent, and what another one left.
+    /// State that survives this agent, and state from an earlier agent.
     pub survival: Option<Afterlife>,
-    /// To be called when the mount stops being served without [`Mounted::detach`] (somebody else unmounted it).
+    /// Called when the mount ends without [`Mounted::detach`] (another process unmounted it).
     pub on_lost: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -109,7 +110,7 @@ pub trait Mounted: Send {
     fn detach(&mut self) -> io::Result<()>;
 }
 
-/// Where programs with the preload shim find its door.
+/// Where programs with the preload shim find its socket and index.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShimPlace {
     pub index: surgetank_core::report::PathText,
@@ -119,30 +120,30 @@ pub struct ShimPlace {
 pub struct Running {
     pub engine: Arc<dyn Engine>,
     pub mount: Box<dyn Mounted>,
-    /// The second door, where it is open.
+    /// The shim's door, if it is open.
     pub shim: Option<ShimPlace>,
-    /// Without a mount.
+    /// The listeners, if there is no mount.
     pub listeners: Option<Listeners>,
-    /// Another agent can go on should this one die.
+    /// Another agent can continue if this one dies.
     pub survives: bool,
 }
 
-/// An agent's relation to those before and after it.
+/// Connects an agent with the agents before and after it.
 pub struct Afterlife {
     pub bequest: Arc<Bequest>,
     pub channel: Arc<Channel>,
-    /// Descriptors that were kept for an earlier agent, by their names.
+    /// Descriptors that the supervisor kept for an earlier agent, by name.
     pub kept: BTreeMap<String, OwnedFd>,
-    /// How many agents there were before.
+    /// The number of agents before this one.
     pub life: u32,
 }
 
-/// Where there is no mount: how runs' calls come to us.
+/// Without a mount: how the calls of runs reach the agent.
 #[derive(Debug, Clone)]
 pub struct Listeners {
-    /// Runs bring the listeners of their filters there.
+    /// Runs send the listeners of their filters to this socket.
     pub socket: PathBuf,
-    /// Filters under which somebody lives.
+    /// The number of filters under which a process lives.
     pub living: Arc<std::sync::atomic::AtomicUsize>,
 }
 
@@ -154,10 +155,10 @@ impl Listeners {
 
 pub trait Backend: Send + Sync {
     /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads. The process is in its
-    /// private namespace already and has no rights that it should not have.
+    /// private namespace already and has dropped the capabilities that it must not have.
     fn start(&self, opening: Opening) -> Result<Running>;
-    /// Takes up what an agent left, with no door for programs.
+    /// Takes up what an agent left, without a door for programs.
     fn offline(&self, opening: Opening) -> Result<Arc<dyn Engine>>;
-    /// Looks at what an agent left, and changes nothing. `scrub`: reads every byte, too.
+    /// Inspects what an agent left and changes nothing. `scrub`: also reads every byte.
     fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit>;
 }

@@ -1,7 +1,8 @@
-//! What is got ready once, before anything is mounted, and is the same for every agent that serves the directory: lock,
-//! name spaces, and handles on the directories that will be covered.
+//! Prepares once, before any mount, what all agents of the directory share: the lock, the namespaces, and handles on
+//! the directories that the mount will cover.
 //!
-//! The danger it avoids: opening the store when the mount is there already (it would be served through itself).
+//! The danger that it avoids: opening the store after the mount exists, so that the agent serves the store through
+//! itself.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -31,13 +32,13 @@ pub struct Ground {
     pub place: Place,
     pub user_namespace: u64,
     pub store: Option<OwnedFd>,
-    /// The served directory itself, where the store is elsewhere.
+    /// The served directory itself, if the store is elsewhere.
     pub bare: Option<OwnedFd>,
     pub key: String,
     pub taken: Vec<Taken>,
-    /// Where metrics are served, if they are; every agent in turn answers there.
+    /// The port of the metrics, if they are served; each agent answers there during its life.
     pub port: Option<Port>,
-    /// Closes when whoever started us has joined or died.
+    /// Closes when the starter has joined or died.
     pub starter: BufReader<io::Stdin>,
     /// Holds the lock until the last process that has it ends.
     pub lock: File,
@@ -48,7 +49,7 @@ fn fail(why: impl std::fmt::Display) -> Error {
 }
 
 impl Ground {
-    /// To be called while the process has a single thread.
+    /// Call it while the process has a single thread.
     pub fn prepare() -> Result<Self> {
         let mut starter = BufReader::new(io::stdin());
         let mut line = Vec::new();
@@ -102,7 +103,7 @@ pub fn namespace_inode(which: &str) -> io::Result<u64> {
     Ok(std::fs::metadata(format!("/proc/self/ns/{which}"))?.ino())
 }
 
-/// As many descriptors as we may have: every open file of every program costs one or two.
+/// Raises the limit of descriptors to its maximum: every open file of every program costs one or two.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let now = getrlimit(Resource::Nofile);
@@ -116,8 +117,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// CAP_SYS_RESOURCE would let the drain eat the blocks that a file system reserves for root. In a user namespace
-/// everything but the right to mount goes: the agent checks permissions itself, and must not be above them.
+/// CAP_SYS_RESOURCE would let the drain use the blocks that a file system reserves for root. In a user namespace the
+/// agent keeps only the right to mount. It checks permissions itself and must not be above them.
 fn drop_capabilities(in_user_namespace: bool) -> io::Result<()> {
     let mut sets = rustix::thread::capabilities(None)?;
     let kept = if in_user_namespace { CapabilitySet::SYS_ADMIN } else { !CapabilitySet::SYS_RESOURCE };

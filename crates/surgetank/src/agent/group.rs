@@ -1,7 +1,7 @@
-//! A second socket, by choice: where the members of a group may ask how the agent is doing, and nothing else.
+//! An optional second socket, where the members of a group may ask for the agent's status, and nothing else.
 //!
-//! Which group that is says the directory in which the socket lies. The danger: a socket that somebody else put in its place.
-//! So the directory has to be the user's or root's, and nobody else may write there.
+//! The group is that of the socket's directory. The danger that it avoids: a socket that another user put in its place.
+//! So the directory must belong to the user or root, and no other user may write there.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use surgetank_types::error::{Error, Result};
 use super::address::Address;
 use super::line::{self, Broken, Limits};
 
-/// Goes with its file.
+/// Removes its file when dropped.
 pub struct GroupSocket {
     path: PathBuf,
     pub listener: UnixListener,
@@ -23,7 +23,7 @@ pub struct GroupSocket {
 }
 
 impl GroupSocket {
-    /// One that an agent left which was killed is replaced. `over`: what the agent serves.
+    /// Replaces the socket of an agent that was killed. `over`: the directory that the agent serves.
     pub fn bind(path: &Path, over: &Path) -> Result<Self> {
         let refuse = |why: String| {
             Error::new(format!("the group's socket {} cannot be made", path.display()))
@@ -60,7 +60,7 @@ impl GroupSocket {
         let bind = || UnixListener::bind(Address::of(path)?.path());
         let listener = bind().map_err(|why| refuse(why.to_string()))?;
         let socket = Self { path: path.to_owned(), listener, gid: around.gid() };
-        // Its mode before that is the umask's; whoever connects is looked at all the same.
+        // Before that the umask sets the mode; the agent checks each connecting process in any case.
         std::os::unix::fs::chown(path, None, Some(socket.gid))
             .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o660)))
             .map_err(|why| refuse(format!("group {}: {why}", socket.gid)))?;
@@ -70,18 +70,19 @@ impl GroupSocket {
 
 impl Drop for GroupSocket {
     fn drop(&mut self) {
-        // Gone already is what is wanted.
+        // A missing file is the wanted result.
         drop(fs::remove_file(&self.path));
     }
 }
 
-/// Is whoever is at the other end in the group?
+/// Is the process at the other end a member of the group?
 pub fn is_member(peer: BorrowedFd<'_>, gid: u32) -> io::Result<bool> {
     const GROUPS_MAX: usize = 65_536;
     let mut groups = vec![0 as libc::gid_t; 64];
     loop {
         let mut bytes = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has so many, and says how many there are.
+        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has so many, and reports how many there
+        // are.
         let done = unsafe {
             libc::getsockopt(
                 peer.as_raw_fd(),

@@ -1,7 +1,7 @@
-//! Living processes that hold something: a directory tree, or a mount namespace.
+//! Living processes that hold a directory tree or a mount namespace.
 //!
-//! All answers come from /proc and are as good as our right to look: another user's processes stay invisible to an
-//! ordinary user. They are for refusing early and naming names; the kernel's EBUSY has the last word.
+//! All answers come from /proc and depend on our permissions: an ordinary user does not see another user's processes.
+//! They serve to refuse early and to name processes; the kernel's EBUSY decides.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,10 +19,10 @@ use surgetank_core::report::Holder;
 
 use super::submounts;
 
-/// The agent's supervisor; 0 for none. It has handles on the bare directories and is in the agent's name spaces.
+/// The agent's supervisor; 0: none. It has handles on the bare directories and is in the agent's namespaces.
 static SUPERVISOR: AtomicU32 = AtomicU32::new(0);
 
-/// From now on our parent counts as ourselves.
+/// From now on our parent process counts as part of the agent.
 pub fn has_supervisor() {
     SUPERVISOR.store(std::os::unix::process::parent_id(), Ordering::Relaxed);
 }
@@ -69,9 +69,9 @@ pub fn of_directory(directory: &Path) -> Vec<Holder> {
     holders
 }
 
-/// A directory that is looked for among what processes hold. In our own mount namespace the kernel's names for it are
-/// exact. In another the same name may mean another directory, and this one may have another name: there it is looked
-/// for by its numbers on the way up from what is held.
+/// A directory that is sought among what processes hold. In our own mount namespace the kernel's names for it are
+/// exact. In another namespace the same name may mean another directory, and this directory may have another name.
+/// There it is compared by its numbers, on the way up from each held file.
 struct Sought<'a> {
     path: &'a Path,
     numbers: Option<Numbers>,
@@ -81,7 +81,7 @@ struct Sought<'a> {
 struct Numbers {
     device: u64,
     inode: u64,
-    /// Its path in its file system: a mount may show only a part of what is below it.
+    /// The directory's path in its file system: a mount may show only a part of what is below it.
     path: Option<PathBuf>,
 }
 
@@ -136,13 +136,13 @@ fn mount_namespace(process: &str) -> Option<u64> {
     fs::metadata(format!("/proc/{process}/ns/mnt")).ok().map(|meta| meta.ino())
 }
 
-/// Where the process itself finds the directory of a file.
+/// The directory of a file, as the process itself finds it.
 fn parent_of(process: &str, name: &Path) -> PathBuf {
     let parent = name.parent().unwrap_or(name);
     Path::new(process).join("root").join(parent.strip_prefix("/").unwrap_or(parent))
 }
 
-/// Without asking a server that may not answer, or may be ourselves.
+/// Reads attributes without a request to a server, which may not answer or may be this agent.
 fn looked_at(dir: impl AsFd, path: &Path) -> Option<Statx> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
     rustix::fs::statx(dir, path, flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID).ok()
@@ -194,7 +194,7 @@ impl Numbers {
             let Some(next) = look(&above) else {
                 return false;
             };
-            // The root of a mount; that of the whole tree is its own parent.
+            // Either the root of a mount, or the root of the whole tree, which is its own parent.
             if next.stx_mnt_id != seen.stx_mnt_id || next.stx_ino == seen.stx_ino {
                 let shown = shown_by(seen.stx_mnt_id, process);
                 return shown.zip(self.path.as_ref()).is_some_and(|((root, _), path)| root.starts_with(path));
@@ -205,7 +205,7 @@ impl Numbers {
     }
 }
 
-/// Other processes in our mount namespace; our supervisor is none of them.
+/// Other processes in our mount namespace, without our supervisor.
 pub fn of_our_namespace() -> Vec<Holder> {
     let Some(ours) = mount_namespace("self") else {
         return Vec::new();
@@ -225,7 +225,7 @@ pub fn await_one_gone(holders: &[Holder], at_most: Duration) {
         let pid = i32::try_from(holder.pid).ok().and_then(Pid::from_raw);
         match pid.map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty())) {
             Some(Ok(fd)) => watched.push(fd),
-            // Gone already.
+            // It has ended already.
             Some(Err(rustix::io::Errno::SRCH)) => return,
             _ => {}
         }

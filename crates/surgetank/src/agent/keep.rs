@@ -1,7 +1,7 @@
-//! The agent's side of its supervisor: what is given to it to hold, and what it has to know.
+//! The agent's channel to its supervisor: descriptors for the supervisor to hold, and facts that it needs.
 //!
-//! Messages of a SEQPACKET socket: a letter, a name, at most one descriptor. Nothing is answered. A supervisor that is gone
-//! is no failure: the agent goes on without one.
+//! The messages of a SEQPACKET socket have a letter, a name and at most one descriptor. The supervisor does not answer.
+//! If it has ended, the agent continues without it.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -16,9 +16,9 @@ pub const MESSAGE_BYTES_MAX: usize = 256;
 pub enum Told {
     Keep,
     GiveUp,
-    /// From now on another agent can go on should this one die.
+    /// From now on another agent can continue if this one dies.
     Serving,
-    /// The mount is gone and nothing is left to do: nobody has to go on.
+    /// The mount is gone and no work is left: the supervisor starts no further agent.
     Ending,
 }
 
@@ -80,7 +80,7 @@ impl Keeper for Channel {
     }
 
     fn give_up(&self, name: &str) {
-        // Gone with the supervisor, if that is gone.
+        // If the supervisor has ended, its copy is gone with it.
         let _ = self.tell(Told::GiveUp, name, None);
     }
 }

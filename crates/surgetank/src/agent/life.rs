@@ -1,12 +1,13 @@
 //! The agent's process, from its first instruction to its last.
 //!
-//! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock, private namespace, a
-//! handle on the store, other mounts taken along ([`super::ground`]) → a supervisor stays behind → engine and mount → socket →
-//! "ready" on stdout. Anything that fails is told on stdout instead, so that the user sees the real reason.
-//! End: last user gone → final drain → nobody left in the namespace → closed → unmount → catalog synced → exit.
+//! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock, private
+//! namespace, a handle on the store, other mounts taken along ([`super::ground`]) → a supervisor stays behind → engine
+//! and mount → socket → "ready" on stdout. A failure is reported on stdout instead, so that the user sees the real
+//! reason. End: last user gone → final drain → no process left in the namespace → closed → unmount → catalog synced →
+//! exit.
 //!
-//! The danger it avoids: mounting before the handle is open (the store would be served through itself), and going
-//! while a background child of a run can still write.
+//! The dangers that it avoids: mounting before the handle is open (the agent would serve the store through itself);
+//! leaving while a background child of a run can still write.
 
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,9 +61,9 @@ pub enum Outcome {
 /// `surgetank agent`, started by `run` and `mount` with pipes on stdin and stdout and the log on stderr.
 pub fn main(backend: &dyn Backend) -> u8 {
     close_inherited();
-    // Fails only for a group leader, and then we have a session's distance already.
+    // This fails only for a group leader, which is separated from the starter's session already.
     let _ = rustix::process::setsid();
-    // Modes come with every request, masked already by the caller's own umask.
+    // Modes come with every request; the caller's own umask has masked them already.
     rustix::process::umask(Mode::empty());
     start_log();
     match Ground::prepare() {
@@ -70,13 +71,13 @@ pub fn main(backend: &dyn Backend) -> u8 {
             tell(Err(&error));
             1
         }
-        // Programs' calls cannot be taken up by another agent.
+        // Another agent cannot take up programs' calls.
         Ok(ground) if ground.by_calls => serve(backend, ground, None),
         Ok(ground) => supervisor::supervise(ground, |ground, inheritance| serve(backend, ground, Some(inheritance))),
     }
 }
 
-/// An agent's life, from its first instruction of its own.
+/// An agent's life, from its first own instruction.
 fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>) -> u8 {
     let life = inheritance.as_ref().map_or(0, |inheritance| inheritance.life);
     let channel = inheritance.as_ref().map(|inheritance| Arc::clone(&inheritance.channel));
@@ -109,7 +110,7 @@ fn tell(begun: Result<(), &Error>) {
             Outcome::Failed(Refusal::from(copy_of(error)))
         }
     };
-    // Whoever started us may be gone already; then nobody joins, and we leave again.
+    // The starter may have died already; then no run joins, and the agent leaves again.
     let _ = wire::write(&mut io::stdout(), &outcome).and_then(|()| io::Write::flush(&mut io::stdout()));
 }
 
@@ -117,13 +118,13 @@ fn copy_of(error: &Error) -> Error {
     Error { what: error.what.clone(), why: error.why.clone(), remedy: error.remedy.clone(), data: error.data.clone() }
 }
 
-/// A long-lived process must not keep a stranger's pipe open.
+/// A long-lived process must not keep a foreign pipe open.
 fn close_inherited() {
-    // SAFETY: called first thing in the process; descriptors from 3 on belong to nobody here.
+    // SAFETY: called first thing in the process; no part of it uses a descriptor from 3 on.
     unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
 }
 
-/// What is logged by `SURGETANK_LOG`, and why that is not followed where it is not.
+/// The log filter from `SURGETANK_LOG`, and the reason if that value is ignored.
 pub fn log_filter() -> (tracing_subscriber::EnvFilter, Option<String>) {
     const NAME: &str = "SURGETANK_LOG";
     let usual = || tracing_subscriber::EnvFilter::new("info");
@@ -138,9 +139,9 @@ pub fn log_filter() -> (tracing_subscriber::EnvFilter, Option<String>) {
 
 fn start_log() {
     let (filter, refused) = log_filter();
-    // (Where nothing can be written, that cannot be written either: saying so would end the agent.)
+    // (If the log cannot be written, an error about it cannot either; trying would end the agent.)
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
-    // Fails only when a subscriber is set already.
+    // This fails only when a subscriber is set already.
     let _ = log.with_ansi(false).try_init();
     if let Some(why) = refused {
         tracing::warn!("{why}");
@@ -160,10 +161,10 @@ struct Agent {
     group_socket: Option<GroupSocket>,
     port: Option<Port>,
     life: u32,
-    /// Closes when whoever started us has joined or died; a later agent was started by nobody.
+    /// Closes when the starter has joined or died. `None`: a later agent has no starter.
     starter: Option<BufReader<io::Stdin>>,
     channel: Option<Arc<Channel>>,
-    /// Another agent can go on where this one dies.
+    /// Another agent can continue if this one dies.
     survives: bool,
     /// Holds the lock until the process ends.
     _lock: std::fs::File,
@@ -171,7 +172,7 @@ struct Agent {
 
 /// How long a new agent waits for the runs of the one before.
 const REJOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// What the socket is kept as, and the fact that tells of the mounts that were taken along.
+/// The names under which the supervisor keeps the socket and the fact about the mounts below the directory.
 const LISTENER: &str = "listener";
 const TAKEN: &str = "taken";
 
@@ -228,7 +229,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         config,
     };
     if life > 0 && !is_mounted(&over) {
-        // The one before was killed when it had taken the mount away: nobody is served any more.
+        // The previous agent was killed after it had removed the mount: no program is served any more.
         leave(&*backend.offline(opening)?, &place);
         if let Some(channel) = &channel {
             channel.ending();
@@ -272,7 +273,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     }
     let group_socket = match group_socket.as_deref().map(|path| GroupSocket::bind(path, &over)).transpose() {
         Ok(socket) => socket,
-        // A run that goes on after a kill does so without.
+        // A run that continues after a kill does without the group's socket.
         Err(error) if life > 0 => {
             tracing::warn!(%error, "the group's socket");
             None
@@ -331,22 +332,22 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     })
 }
 
-/// Who connects from now on is told our pid.
+/// Listens again, so that a process that connects from now on sees this agent's pid.
 fn heard_again(listener: OwnedFd) -> io::Result<UnixListener> {
     const WAITING_MAX: i32 = 128;
     rustix::net::listen(&listener, WAITING_MAX)?;
     Ok(UnixListener::from(listener))
 }
 
-/// The device number of the mount, without a request to ourselves: one killed while it waits for its own answer holds
-/// the connection open and waits for ever, and the directory's lock with it.
+/// The device number of the mount, without a request to ourselves. An agent that is killed while it waits for its own
+/// answer would hold the connection open indefinitely, and the directory's lock with it.
 fn device_of(over: &Path) -> io::Result<u64> {
     use rustix::fs::{AtFlags, CWD, StatxFlags};
     let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(seen.stx_dev_major, seen.stx_dev_minor))
 }
 
-/// The mount is gone.
+/// Called after the unmount.
 fn leave(engine: &dyn Engine, place: &Place) {
     let verdict = engine.verdict(&Scope::everything());
     let clean = verdict.is_durable();
@@ -360,14 +361,14 @@ fn leave(engine: &dyn Engine, place: &Place) {
     place.clear();
 }
 
-/// Looked at without a request to whoever serves it.
+/// Checks without a request to the server of the mount.
 fn is_mounted(over: &Path) -> bool {
     use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
     let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
     seen.is_ok_and(|seen| seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// Best effort: the error that brought us here is the one to tell.
+/// Best effort: the earlier error is the one to report.
 fn detach_after_failure(mount: &mut dyn Mounted, engine: &dyn Engine) {
     if let Err(error) = mount.detach() {
         tracing::error!(%error, "unmount after a failed start");
@@ -390,7 +391,7 @@ impl Agent {
     fn live(mut self) -> u8 {
         let users = Arc::clone(&self.desk.users);
         if let Err(error) = self.spawn_threads() {
-            // Without them nobody can reach us: leave in order.
+            // Without these threads no client can reach the agent: leave in order.
             tracing::error!(%error, "threads");
             users.stop_admitting();
         }
@@ -433,11 +434,11 @@ impl Agent {
         let engine = Arc::clone(&self.desk.engine);
         match self.starter.take() {
             Some(mut starter) => named("starter").spawn(move || {
-                // Nothing more is sent: this returns when the pipe closes.
+                // The starter sends nothing more: this returns when the pipe closes.
                 let _ = starter.read_to_end(&mut Vec::new());
                 users.nobody_came();
             })?,
-            // Runs come again by themselves; who does not has ended meanwhile.
+            // Runs join again by themselves; a run that does not has ended meanwhile.
             None => named("starter").spawn(move || {
                 std::thread::sleep(REJOIN_PATIENCE);
                 users.forget_expected().into_iter().for_each(|run| drop(engine.release_run(run)));
@@ -458,7 +459,7 @@ impl Agent {
         Ok(())
     }
 
-    /// True when everything is settled and nobody is left who could write more; false to look again.
+    /// True when everything is settled and no process is left that could write more; false to check again.
     fn drain_all(&self) -> bool {
         const LOOK_EVERY: Duration = Duration::from_millis(500);
         let everything = Scope::everything();
@@ -477,7 +478,7 @@ impl Agent {
         }
         let mut begun = false;
         while users.phase() == Phase::Leaving {
-            // What the last run's drain was refused for good would only be refused once more; what came after it is new.
+            // The store would only refuse again what it refused the last run's drain for good; later files are new.
             if !begun && !engine.progress(&everything).settled {
                 engine.begin_final_drain(&everything);
                 begun = true;
@@ -486,7 +487,7 @@ impl Agent {
                 return true;
             }
         }
-        // Another run has come: what it writes has its own quiet period.
+        // Another run has joined: its writes have their own quiet period.
         if begun {
             engine.end_final_drain(&everything);
         }

@@ -1,12 +1,12 @@
-//! One socket to an agent, on which no wait is without an end.
+//! One socket to an agent, on which every wait ends.
 //!
-//! An agent that is stopped, hangs or is being replaced takes connections and requests all the same: the kernel keeps them.
-//! So each wait looks around every 100 ms:
+//! An agent that is stopped, hangs or is being replaced still takes connections and requests: the kernel queues them.
+//! So each wait checks every 100 ms:
 //! - a stopped process (SIGSTOP, a debugger) has 5 s to go on;
 //! - any other has a minute to answer. Then the caller decides; see [`super::client::Connection`];
 //! - the caller's own limit ends the wait, and so does a signal that the caller has blocked.
 //!
-//! Invariant: a wait that was given up leaves its answer on the way; it is skipped when the next request is answered.
+//! Invariant: the answer to an abandoned wait still arrives; the client skips it before the next request's answer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,15 +27,15 @@ use super::signals::Signals;
 use super::wire::{ANSWER_BYTES_MAX, Answer, Request};
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A stopped process does not go on by itself.
+/// A stopped process does not continue by itself.
 pub const STOPPED_PATIENCE: Duration = Duration::from_secs(5);
-/// One that runs may be recovering what another agent left, or short of processors.
+/// A running agent may be recovering what another agent left, or lack processor time.
 pub const BUSY_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What ends a wait besides the answer.
+/// Limits that end a wait before the answer.
 #[derive(Clone, Default)]
 pub struct Limits {
-    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT that arrive here; others are dropped.
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT end the wait; others are dropped.
     pub signals: Option<Arc<Signals>>,
     pub until: Option<Instant>,
 }
@@ -43,10 +43,10 @@ pub struct Limits {
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum Broken {
-    /// The other end is gone.
+    /// The other end has closed.
     Closed,
     Io(io::Error),
-    /// It is stopped, or has had its time.
+    /// The agent is stopped, or has used its time.
     Silent(Duration),
     /// This signal arrived.
     Signal(i32),
@@ -63,10 +63,10 @@ impl From<io::Error> for Broken {
 
 pub struct Line {
     stream: UnixStream,
-    /// The process that listened, as our own pid namespace numbers it; 0: it is in another one.
+    /// The pid of the listening process in our own pid namespace; 0: it is in another one.
     pub pid: u32,
     received: VecDeque<u8>,
-    /// Answers of requests that were sent and not answered to the last.
+    /// The number of requests that were sent and are not answered completely.
     owed: u32,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// Connects. A socket whose queue is full (of connections that the agent does not accept) is tried again.
+/// Connects. Tries again while the socket's queue is full of connections that the agent does not accept.
 pub fn connect(socket: &Path, limits: &Limits) -> Result<UnixStream, Broken> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let short = Address::of(socket)?;
@@ -190,7 +190,7 @@ impl Line {
         }
     }
 
-    /// Skips answers that were given up on before.
+    /// Skips the answers to abandoned waits.
     pub fn settle(&mut self, limits: &Limits) -> Result<(), Broken> {
         while self.owed > 0 {
             self.next(limits)?;
@@ -203,7 +203,7 @@ impl Line {
         self.owed > 0
     }
 
-    /// A whole answer, if there is one without waiting.
+    /// A whole answer, if one is there without waiting.
     pub fn at_hand(&mut self) -> Result<Option<Answer>, Broken> {
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
@@ -229,7 +229,7 @@ impl Line {
         }
     }
 
-    /// Until the other end closes the connection.
+    /// Waits until the other end closes the connection.
     pub fn closed(&mut self, limits: &Limits) -> Result<(), Broken> {
         let mut wait = Wait::new(limits, self.pid);
         loop {
@@ -255,11 +255,11 @@ impl AsFd for Line {
 /// `R`, `S`, `D`, `T`, `t`, `Z`…; `None`: there is no such process, or we may not see it.
 pub fn process_state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may hold anything.
+    // The name before it may contain any character.
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// For people: which agent did not answer, what it does, and what helps. `place`: its state directory.
+/// The error for the user: which agent did not answer, its state, and what helps. `place`: its state directory.
 pub fn silence(over: &str, pid: u32, place: &Path, after: Duration) -> Error {
     let (socket, log) = (place.join("agent.sock"), place.join("agent.log"));
     let log = log.display();
@@ -295,7 +295,7 @@ mod tests {
         let socket = dir.path().join("agent.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
         let mut waiting = Vec::new();
-        // The kernel keeps some connections for it, and then none.
+        // The kernel queues some connections for the agent, and then refuses more.
         let broken = loop {
             match Line::connect(&socket, &soon()) {
                 Ok(line) => waiting.push(line),

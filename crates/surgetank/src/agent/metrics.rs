@@ -1,8 +1,8 @@
-//! The metrics in the text format of Prometheus: one list of what there is, rendered whenever it is asked for.
+//! The metrics in the text format of Prometheus: one list of families, rendered for each request.
 //!
-//! No label has a value that programs or files could make up: tiers, devices' health, and words of ours. Every family is always
-//! there, with its help, also when it has nothing to say. docs/metrics.md has a row for each; a test compares the two with
-//! what a run serves.
+//! Labels have only values from fixed sets: tiers, devices' health, and words of Surgetank. Programs and files cannot
+//! make up a value. Every family is always there, with its help, even without a sample. docs/metrics.md has a row for
+//! each; a test compares the two with what a run serves.
 
 mod process;
 
@@ -14,7 +14,7 @@ use surgetank_core::report::{DeadlineStatus, Figures, Health, TierStatus, TierSu
 use super::socket::Desk;
 use process::Process;
 
-/// What is told now. `life`: how many agents there were before this one.
+/// The current metrics. `life`: the number of agents before this one.
 pub fn text(desk: &Desk, life: u32) -> String {
     let mut text = Text::default();
     text.gauge("surgetank_build_info", "Always 1; the label says which version this is.");
@@ -299,7 +299,7 @@ fn store(text: &mut Text, figures: &Figures) {
     );
 }
 
-/// Named as all of Prometheus' libraries name them.
+/// Named like the process metrics of Prometheus' own libraries.
 fn process(text: &mut Text, process: &Process) {
     text.one_counter("process_cpu_seconds_total", "Processor time of the agent.", process.cpu_seconds);
     text.one_gauge("process_resident_memory_bytes", "Memory of the agent.", process.resident_bytes);
@@ -308,11 +308,11 @@ fn process(text: &mut Text, process: &Process) {
     text.one_gauge("process_max_fds", "Most that it may have.", process.descriptors_max);
 }
 
-/// What is written so far.
+/// The text so far.
 #[derive(Default)]
 struct Text {
     text: String,
-    /// The family that was begun last.
+    /// The current family.
     name: String,
 }
 

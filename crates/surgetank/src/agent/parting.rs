@@ -1,7 +1,8 @@
-//! The end that comes from outside: SIGTERM, or the end of the job that was announced. Nobody new is admitted, everything is
-//! due, and what is left, and where, is written down again and again: the kill that follows asks nobody.
+//! The end that comes from outside: SIGTERM, or the announced end of the job. The agent admits no new run and makes
+//! everything due. It keeps writing a note of what is not durable and where, because the kill that follows gives no
+//! warning.
 //!
-//! The danger it avoids: a note that outlives the reason for it, written after the agent's last word.
+//! The danger that it avoids: a note that outlives its reason, written after the agent's own last verdict.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::place::Place;
 use super::socket::Desk;
 
 const NOTED_EVERY: Duration = Duration::from_secs(1);
-/// The clock may be set meanwhile.
+/// Short, because the clock may be set meanwhile.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Parting {
@@ -26,7 +27,7 @@ pub struct Parting {
 enum Stage {
     NotYet,
     Begun,
-    /// Who leaves in order writes the note itself.
+    /// An agent that leaves in order writes the note itself.
     Over,
 }
 
@@ -35,7 +36,7 @@ impl Parting {
         Arc::new(Self { desk, place, stage: Mutex::new(Stage::NotYet) })
     }
 
-    /// Once; again it only hastens what came since.
+    /// Takes effect once; a second call only makes later files due.
     pub fn begin(self: &Arc<Self>, why: &str) {
         tracing::warn!("{why}: nobody new is admitted, everything is due");
         self.desk.engine.job_ends();
@@ -58,7 +59,7 @@ impl Parting {
         }
     }
 
-    /// Returns when it is time.
+    /// Returns when the deadline is near.
     pub fn await_deadline(self: &Arc<Self>, deadline: &Deadline) {
         while !deadline.is_near() {
             let left = deadline.left().saturating_sub(deadline.lead);
@@ -67,7 +68,7 @@ impl Parting {
         self.begin(&format!("the job ends at {}, says {}", deadline.shown(), deadline.from));
     }
 
-    /// False when that is not wanted any more.
+    /// False when the note is not wanted any more.
     fn note(&self) -> bool {
         let verdict = self.desk.engine.verdict(&Scope::everything());
         let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +81,7 @@ impl Parting {
         true
     }
 
-    /// From here on the agent speaks for itself.
+    /// From here on the agent writes its own verdict.
     pub fn end(&self) {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Over;
     }

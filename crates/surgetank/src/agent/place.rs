@@ -1,18 +1,18 @@
-//! The agent's place on disk: `STATE/PLACE/` with socket, locks, log, and what an agent left for the next one.
+//! The agent's place on disk: `STATE/PLACE/` with socket, locks, log, and what an agent left for the next agent.
 //!
 //! | file | meaning |
 //! |---|---|
 //! | `agent.lock` | flock held by the living agent from its first to its last instruction |
-//! | `start.lock` | flock held by the process that starts or joins, so that eight runs at once end with one agent; or that looks at what is left |
+//! | `start.lock` | flock held by the process that starts or joins, so that eight simultaneous runs share one agent; or that inspects what is left |
 //! | `agent.sock` | the socket |
 //! | `agent.json` | over, pid: finds a mount whose agent was killed |
 //! | `agent.log` | tracing |
 //! | `undrained.json` | the verdict of an agent that ended with something not durable |
 //! | `identity.json` | what is served, to which store, and the instance's KEY ([`identity`]) |
 //!
-//! A place's name is `UID-DEVICE-INODE-BIRTH` of the *bare* directory (inside the mount it shows other numbers).
-//! The danger it avoids: a state directory that somebody else can write. So the root is checked for owner, mode and
-//! symlink, and everything below is reached through the checked descriptor.
+//! A place's name is `UID-DEVICE-INODE-BIRTH` of the *bare* directory (inside the mount it shows other numbers). The
+//! danger it avoids: a state directory that another user can write. So the root is checked for owner, mode and symlink,
+//! and the agent reaches everything below through the checked descriptor.
 
 pub mod identity;
 pub mod renumbered;
@@ -45,7 +45,7 @@ pub struct Place {
     dir: OwnedFd,
 }
 
-/// Keeps agents away from a place where none lives: none starts meanwhile.
+/// Keeps agents away from a place where none lives: no agent starts while it is held.
 pub struct Held {
     _agent: File,
     _turn: File,
@@ -60,7 +60,7 @@ pub struct Card {
 }
 
 impl StateRoot {
-    /// Creates what is missing (0700) and refuses what is not ours alone.
+    /// Creates missing directories (0700) and refuses any that is not this user's alone.
     pub fn open(path: &Path, over: &Path) -> Result<Self> {
         let root = Self::make(path)?;
         let real = fs::canonicalize(path).map_err(|error| refuse(path, &error.to_string()))?;
@@ -71,7 +71,7 @@ impl StateRoot {
         Ok(root)
     }
 
-    /// For asking only: `None` when no agent ever ran.
+    /// For verbs that only ask: `None` when no agent ever ran.
     pub fn open_existing(path: &Path) -> Result<Option<Self>> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -79,7 +79,7 @@ impl StateRoot {
         }
     }
 
-    /// The same without a directory that is served.
+    /// The same without a served directory.
     pub fn make(path: &Path) -> Result<Self> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => {}
@@ -106,7 +106,7 @@ impl StateRoot {
         Ok(Self { path: path.to_path_buf(), dir })
     }
 
-    /// Something of ours that belongs to no directory that is served.
+    /// A directory in the root that belongs to no served directory.
     pub fn make_other(&self, name: &str) -> Result<PathBuf> {
         Ok(self.make_place(name)?.path)
     }
@@ -152,8 +152,8 @@ impl StateRoot {
     }
 }
 
-/// By its birth too: a file system gives the inode number of a directory that is gone to the next one, and what an
-/// agent left of the first must never be taken for the second's.
+/// The key includes the birth time. A file system may reuse the inode number of a removed directory. What an agent left
+/// of the first directory must never count as the second's.
 fn key(directory: &fs::Metadata) -> String {
     let born = directory.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     format!(
@@ -165,7 +165,7 @@ fn key(directory: &fs::Metadata) -> String {
     )
 }
 
-/// Ours, and nobody else can look in or write.
+/// Checks that the user owns it, and that no other user can read or write it.
 fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(dir).map_err(|errno| refuse(path, &errno.to_string()))?;
     let me = rustix::process::geteuid().as_raw();
@@ -187,7 +187,7 @@ fn refuse(path: &Path, why: &str) -> Error {
 }
 
 impl Place {
-    /// A place by its path, as handed down in `SURGETANK_AGENT` or to the agent itself.
+    /// A place by its path, as passed in `SURGETANK_AGENT` or to the agent itself.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refuse(path, &errno.to_string()))?;
@@ -221,13 +221,13 @@ impl Place {
         }
     }
 
-    /// Waits for its turn to start or join an agent.
+    /// Waits for the lock to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
         self.await_lock("start.lock", "a command that starts or joins an agent, or looks at what one left")
     }
 
-    /// `None` when an agent lives or starts, or another process looks at what is left. The starter's turn comes first: an
-    /// agent that starts must not find its lock taken.
+    /// `None` when an agent lives or starts, or when another process inspects what is left. The starter's lock comes
+    /// first: an agent that starts must not find its own lock taken.
     pub fn try_hold(&self) -> Result<Option<Held>> {
         let Some(turn) = self.try_lock("start.lock")? else { return Ok(None) };
         Ok(self.try_lock("agent.lock")?.map(|agent| Held { _agent: agent, _turn: turn }))
@@ -238,7 +238,7 @@ impl Place {
         self.try_lock("agent.lock")
     }
 
-    /// As `try_hold`; an agent that was killed a moment ago, and no longer answers, is waited for.
+    /// Like `try_hold`, but waits for an agent that was killed a moment ago and no longer answers.
     pub fn hold_dead(&self) -> Result<Option<Held>> {
         const PATIENCE: Duration = Duration::from_secs(1);
         const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -254,7 +254,7 @@ impl Place {
         }
     }
 
-    /// Does somebody hold the socket's other end? (One that dies takes connections until the last.)
+    /// Does a process hold the socket's other end? (A dying process takes connections until its end.)
     pub fn is_answered(&self) -> bool {
         const MOMENT: Duration = Duration::from_millis(200);
         let limits = Limits { until: Some(clock::tick() + MOMENT), ..Limits::default() };
@@ -265,16 +265,16 @@ impl Place {
         if socket.set_read_timeout(Some(MOMENT)).is_err() {
             return true;
         }
-        // Nobody speaks to us before we do: what comes is the end.
+        // The agent sends nothing before the client's greeting: readable data here is the end of the stream.
         socket.read(&mut [0]).is_err_and(|why| why.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// An agent that ends lets go of its own lock before its catalog's: for so long one that begins waits.
+    /// A leaving agent releases its own lock before its catalog's: a starting agent waits at most this long.
     pub fn await_catalog(&self) {
         const PATIENCE: Duration = Duration::from_secs(30);
         const LOOK_EVERY: Duration = Duration::from_millis(10);
         let begun = clock::tick();
-        // What is wrong with it is told by whoever opens it.
+        // The process that opens the catalog reports what is wrong with it.
         let Ok(file) = File::open(self.inner("catalog/lock")) else { return };
         while begun.elapsed() < PATIENCE
             && lock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -293,7 +293,7 @@ impl Place {
         await_lock(self.lock_file(name)?, &self.path.join(name), holder)
     }
 
-    /// The log, opened for appending. A log that grew large is set aside once.
+    /// The log, opened for appending. A large log is renamed once.
     pub fn log(&self) -> io::Result<File> {
         const LOG_BYTES_MAX: u64 = 8 << 20;
         let path = self.inner("agent.log");
@@ -315,10 +315,10 @@ impl Place {
         self.put("agent.json", &serde_json::to_vec(card)?)
     }
 
-    /// Socket and card go when the agent goes; locks and log stay.
+    /// Removes socket and card when the agent leaves; locks and log stay.
     pub fn clear(&self) {
         for name in ["agent.sock", "agent.json"] {
-            // Absent already is what we want.
+            // A missing file is the wanted result.
             let _ = fs::remove_file(self.inner(name));
         }
     }
@@ -338,7 +338,7 @@ impl Place {
         }
     }
 
-    /// Whole or not at all, and there after a loss of power: what is promised by the catalog is found by these.
+    /// The write is atomic and survives a loss of power: these files lead to what the catalog promises.
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.inner(&format!("{name}.new"));
         let mut options = OpenOptions::new();
@@ -422,7 +422,7 @@ mod tests {
     fn a_directory_that_took_over_an_inode_number_is_another() {
         let dir = tempfile::tempdir().unwrap();
         let first = dir.path().join("first");
-        // File systems give a freed inode number to the next file; one of a few tries meets that.
+        // File systems give a freed inode number to the next file; one of these tries meets that.
         let (mut keys, mut inodes) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
         for _ in 0..50 {
             fs::create_dir(&first).unwrap();
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(root.places().unwrap().len(), 1);
     }
 
-    /// `status` and `wait` took the lock of an agent that was starting, which then failed.
+    /// `status` and `wait` once took the lock of an agent that was starting, which then failed.
     #[test]
     fn a_place_is_not_held_while_an_agent_starts() {
         let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub enum Display {
     Quiet,
     Bar(ProgressBar),
-    /// `told`: of trouble, which is told at once.
+    /// `told`: the last reported trouble; new trouble is reported at once.
     Lines {
         doing: &'static str,
         last: Instant,
@@ -32,7 +32,7 @@ impl Display {
             return Self::Lines { doing, last: clock::tick(), told: false };
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        // The template is as good as a constant; a broken one would show in the first test run as the default style.
+        // The template is constant; a broken one would show the default style in the first test run.
         if let Ok(style) = ProgressStyle::with_template(&format!("surgetank: {doing} [{{bar:24}}] {{msg}}")) {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -102,12 +102,12 @@ pub fn sentence(progress: &Progress) -> String {
     text
 }
 
-/// By the mean of both rates: the current one alone jumps, the average alone is late to see a change. `None`: nothing is left
-/// to copy, or nothing moves.
+/// Uses the mean of both rates: the current one alone jumps, the average alone is late to show a change. `None`: no
+/// bytes are left to copy, or none move.
 fn seconds_left(progress: &Progress) -> Option<u64> {
     let rate = progress.bytes_per_second / 2 + progress.average_bytes_per_second / 2;
     let is_moving = progress.bytes_per_second > 0 && rate > 0 && progress.undrained_bytes > 0;
-    // As long as bytes are left it is not 0.
+    // While bytes are left the result is not 0.
     is_moving.then(|| progress.undrained_bytes.div_ceil(rate))
 }
 
@@ -128,10 +128,10 @@ mod tests {
         };
         let rates = "200.00 MiB/s (100.00 MiB/s on average)";
         assert_eq!(sentence(&progress), format!("1.00 GiB of 3.00 GiB, 12 of 80 files, {rates}, 14 s left"));
-        // It said "0 s left" with 20 MiB to go.
+        // It once said "0 s left" with 20 MiB to go.
         let nearly = Progress { undrained_bytes: 20 << 20, ..progress.clone() };
         assert!(sentence(&nearly).ends_with(", 1 s left"));
-        // What stands still has no end; the average still shows what was done.
+        // A stalled copy has no end time; the average still shows its past rate.
         let stands = Progress { bytes_per_second: 0, ..progress };
         assert!(sentence(&stands).ends_with(", 0 B/s (100.00 MiB/s on average)"), "{}", sentence(&stands));
     }

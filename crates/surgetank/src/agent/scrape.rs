@@ -1,15 +1,14 @@
-//! The port where Prometheus fetches the metrics: HTTP/1.1, one path, one thread for all who ask.
+//! The port where Prometheus fetches the metrics: HTTP/1.1, one path, one thread for all clients.
 //!
 //! ```text
-//! accepted ─► Asking (until the request's head is whole) ─► Answering ─► Leaving (what it still sends is thrown away) ─► closed
+//! accepted ─► Asking (until the request's head is whole) ─► Answering ─► Leaving (further input is thrown away) ─► closed
 //! ```
-//! Opened before the agent's processes part ([`super::ground`]), so it is every agent's in turn: who connects while one takes
-//! over from another waits in the same queue. The token stays as it was then, too.
+//! The port opens before the supervisor forks ([`super::ground`]), so all agents share it in order. A client that
+//! connects while one agent replaces another waits in the same queue. The token also stays as it was then.
 //!
-//! The dangers it avoids: one who asks nothing, sends without end or never reads keeps others out (whatever is not done
-//! in `PATIENCE` is closed, and where there are too many, one of them by chance: with any order among them, who floods the port
-//! would choose who goes); a stranger of the same machine learns what a user's
-//! run does (without the token nothing is told, not even which path exists, and nothing is computed).
+//! The dangers that it avoids: a client that sends nothing, sends without end or never reads, and so blocks other
+//! clients (each connection ends within `PATIENCE`); a foreign user of the machine who learns what a run does (without
+//! the token the agent reveals and computes nothing).
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,26 +22,26 @@ use surgetank_policy::config::{Config, TokenFile};
 use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
-/// From the connection to the last byte of the answer.
+/// The limit from the connection to the last byte of the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: usize = 32;
-/// Of a request, up to the empty line. Prometheus sends 300 bytes.
+/// The limit of a request, up to the empty line. Prometheus sends 300 bytes.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
-/// So much of what follows is read and thrown away: to close before would take the answer back.
+/// This much further input is read and thrown away: an earlier close would take the answer back.
 const REST_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES_MAX: u64 = 4 << 10;
 const TOKEN_NAME: &str = "metrics-token";
 
 pub struct Port {
     listener: TcpListener,
-    /// `None`: everybody is answered.
+    /// `None`: every client is answered.
     token: Option<Vec<u8>>,
 }
 
-/// What is answered, before the metrics are asked for.
+/// The kind of request, decided before the metrics are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// The head is not whole yet.
+    /// The head is not complete yet.
     More,
     Metrics {
         /// The head of the answer alone (HEAD).
@@ -62,7 +61,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Status, further lines of the head, and what a person reads.
+    /// Status, further lines of the head, and the text for a person.
     fn words(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Malformed => ("400 Bad Request", "", "this is no request of HTTP/1.1"),
@@ -78,7 +77,7 @@ impl Refused {
     }
 }
 
-/// Takes the beginning of a request apart.
+/// Parses the beginning of a request.
 pub fn asked(head: &[u8], token: Option<&[u8]>) -> Asked {
     let window = &head[..head.len().min(HEAD_BYTES_MAX)];
     let Some(end) = window.windows(4).position(|four| four == b"\r\n\r\n") else {
@@ -113,7 +112,7 @@ pub fn asked(head: &[u8], token: Option<&[u8]>) -> Asked {
     }
 }
 
-/// In a time that does not tell how much of it is right.
+/// Compares in a time that does not reveal how much of the token is right.
 fn same(shown: &[u8], token: &[u8]) -> bool {
     shown.len() == token.len() && shown.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
@@ -147,7 +146,7 @@ struct Client {
 }
 
 impl Client {
-    /// Goes as far as it can without waiting; false when it is over.
+    /// Proceeds as far as possible without waiting; false at the end.
     fn advance(&mut self, token: Option<&[u8]>, metrics: &dyn Fn() -> String) -> bool {
         loop {
             let moved = match &mut self.state {
@@ -176,7 +175,7 @@ impl Client {
                     Ok(length) => {
                         *sent += length;
                         if *sent == text.len() {
-                            // The other side may have closed: then there is nothing to leave.
+                            // The client may have closed: then no connection is left to shut down.
                             let _ = self.stream.shutdown(std::net::Shutdown::Write);
                             self.state = State::Leaving { seen: 0 };
                         }
@@ -218,7 +217,8 @@ fn is_waiting(error: &io::Error) -> bool {
 }
 
 impl Port {
-    /// Where the configuration wants one. Before anything is mounted: a port that is in use is to be known then.
+    /// Opens the port if the configuration wants one. It opens before any mount, so that a port in use is reported
+    /// then.
     pub fn of(config: &Config) -> Result<Option<Self>> {
         let Some(address) = config.metrics else {
             return Ok(None);
@@ -232,7 +232,7 @@ impl Port {
         Ok(Some(Self { listener, token }))
     }
 
-    /// Answers until the process ends. `metrics` is asked once for each answer.
+    /// Answers until the process ends. `metrics` is called once for each answer.
     pub fn serve(&self, metrics: &dyn Fn() -> String) {
         let mut clients: Vec<Client> = Vec::new();
         loop {
@@ -241,7 +241,7 @@ impl Port {
             let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
             fds.extend(clients.iter().map(|client| PollFd::new(&client.stream, client.waits_for())));
             let timeout = next.and_then(|left| rustix::time::Timespec::try_from(left).ok());
-            // Interrupted: the same as nothing to do.
+            // An interrupted poll means the same as no event.
             let _ = rustix::event::poll(&mut fds, timeout.as_ref());
             let came = !fds[0].revents().is_empty();
             let ready: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -273,17 +273,17 @@ impl Port {
             Err(error) if is_waiting(&error) || error.kind() == ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 tracing::warn!(%error, "metrics: accept");
-                // Out of descriptors, most likely: give others time to close some.
+                // The process is probably out of descriptors: give clients time to close some.
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
     }
 }
 
-/// Who makes room: by chance among those who are not being answered, if there are any.
+/// The connection to close when there are too many: a random one of those that are not being answered, if any.
 fn unlucky(clients: &[Client]) -> usize {
     let mut bytes = [0_u8; 8];
-    // Where there is no chance to be had it is the newest but for a few: the oldest is who a flood would put out.
+    // Without a random number it is the newest, not the oldest: a flood would push out the oldest.
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     let drawn = drawn.map_or(usize::MAX, |_| usize::from_ne_bytes(bytes));
     let is_answered = |client: &Client| matches!(client.state, State::Answering { .. });
@@ -316,7 +316,7 @@ fn token_error(path: &Path, why: impl std::fmt::Display) -> Error {
         .data("nothing was begun")
 }
 
-/// One that others could read would be no secret, one that they could write would be theirs.
+/// A token that other users could read would not be a secret; one that they could write would be theirs.
 fn read_token(path: &Path) -> Result<Vec<u8>> {
     let refuse = |why: String| {
         token_error(path, why).remedy(
@@ -348,7 +348,8 @@ fn read_token(path: &Path) -> Result<Vec<u8>> {
     Ok(token.to_vec())
 }
 
-/// The one in the root of journals and sockets, for all agents of the user, and so that what reads it need not be told anew.
+/// The token in the root of journals and sockets. All agents of the user share it, so that a reader needs no new token
+/// for each.
 fn own_token(state: &Path) -> Result<Vec<u8>> {
     let path = state.join(TOKEN_NAME);
     if !path.exists() {
@@ -357,7 +358,7 @@ fn own_token(state: &Path) -> Result<Vec<u8>> {
     read_token(&path)
 }
 
-/// Whole or not at all; who makes one at the same moment has made it.
+/// Writes the token atomically; if another process makes one at the same moment, that one counts.
 fn make_token(path: &Path) -> io::Result<()> {
     let mut bytes = [0_u8; 32];
     let mut filled = 0;

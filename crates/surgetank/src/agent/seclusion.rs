@@ -1,10 +1,10 @@
-//! A private mount namespace for the agent and its runs, by whatever right this process has.
+//! A private mount namespace for the agent and its runs, by any right that this process has.
 //!
-//! | who | how | the mount is seen by |
+//! | user | how | the mount is seen by |
 //! |---|---|---|
 //! | root | mount namespace | the runs |
 //! | ordinary user | user + mount namespace | the runs |
-//! | ordinary user, user namespaces forbidden | fusermount3, in the namespace we are in | every program of this user |
+//! | ordinary user, user namespaces forbidden | fusermount3, in the current namespace | every program of this user |
 //! | none of these | – | refused, with both reasons |
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use surgetank_types::error::{Error, Result};
 
 use crate::mount::namespaces;
 
-/// Must be called while the process has a single thread.
+/// Call it while the process has a single thread.
 pub fn seclude() -> Result<Visibility> {
     let privileged =
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
@@ -28,7 +28,7 @@ pub fn seclude() -> Result<Visibility> {
     let before = user_namespace();
     match namespaces::private_namespace_user() {
         Ok(()) => Ok(Visibility::Private),
-        // Half inside: nothing that works out here can be done any more.
+        // The process is half inside the user namespace: methods that work outside are not possible any more.
         Err(error) if user_namespace() != before => Err(refused(&format!("the ids of a user namespace: {error}"))),
         Err(error) => match fusermount() {
             Some(helper) => {

@@ -18,7 +18,7 @@ pub struct Signals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrived {
     pub number: i32,
-    /// Sent by the terminal to the whole foreground group, so the command has it already.
+    /// The terminal sent it to the whole foreground group, so the command has it already.
     pub from_terminal: bool,
 }
 
@@ -45,19 +45,20 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: signalfd just gave us this descriptor, nobody else owns it.
+        // SAFETY: signalfd just returned this descriptor; no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, blocked: set, before })
     }
 
-    /// The kernel sends SIGIO to who has a lease when another opens the file, and it ends a process that has said nothing of
-    /// it. We ask for leases only to learn whether they are granted and give them back at once: there is nothing to do.
+    /// The kernel sends SIGIO to a lease holder when another process opens the file. By default SIGIO ends the process.
+    /// The agent requests leases only to learn whether they are granted and returns them at once, so it needs no
+    /// handler.
     pub fn ignore_broken_leases() {
         // SAFETY: SIG_IGN runs no code of ours; nothing in this process waits for SIGIO.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     }
 
-    /// The next signal that waits, if any.
+    /// The next pending signal, if any.
     pub fn next(&self) -> io::Result<Option<Arrived>> {
         // SAFETY: signalfd_siginfo is plain integers; all zeroes is a valid value.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
@@ -88,13 +89,13 @@ impl Signals {
         }
     }
 
-    /// From now on the signals do again what they did before [`Signals::block`]; so do those that wait.
+    /// From now on signals have their action from before [`Signals::block`] again, including pending ones.
     pub fn unblock(&self) {
-        // It fails for no mask that pthread_sigmask has given.
+        // pthread_sigmask accepts every mask that it returned.
         let _ = self.unblock_in_child()();
     }
 
-    /// After [`Signals::unblock`]: they are taken from the descriptor again.
+    /// After [`Signals::unblock`]: signals arrive at the descriptor again.
     pub fn block_again(&self) -> io::Result<()> {
         // SAFETY: `blocked` was filled by sigaddset.
         let code = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const self.blocked, std::ptr::null_mut()) };
@@ -112,7 +113,7 @@ impl Signals {
     }
 }
 
-/// `si_code` of what the kernel itself sends, the terminal's signals among it.
+/// The `si_code` of signals from the kernel itself, including the terminal's.
 const SI_KERNEL: i32 = 0x80;
 
 impl AsFd for Signals {
@@ -121,7 +122,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Sends a signal. A process that is gone already is no error.
+/// Sends a signal. A process that has ended already is not an error.
 pub fn send(pid: u32, number: i32) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: kill takes no pointers.

@@ -1,8 +1,8 @@
-//! The agent's side of the socket: one thread a connection, one request after the other.
+//! The agent's side of the socket: one thread per connection, one request after the other.
 //!
-//! A connection that joined *is* the run: when it closes, for whatever reason, the run is released. Only the same
-//! user and root are answered (the directory is 0700 already; this is the second lock on the door). At the group's socket
-//! its members are, and told the status only.
+//! A connection that joined *is* the run: when it closes, for any reason, the agent releases the run. The agent answers
+//! only the same user and root. The directory is 0700 already; this check is a second barrier. At the group's socket it
+//! also answers the group's members, and only with the status.
 
 use std::io::{self, BufReader};
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ use super::users::Users;
 use super::wire::{self, Answer, Hello, PROTOCOL, Refusal, RefusalKind, Request};
 
 const LAST_PATIENCE: Duration = Duration::from_millis(100);
-/// How often a waiting client hears of progress.
+/// How often the agent sends progress to a waiting client.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// What every connection needs.
@@ -32,7 +32,7 @@ pub struct Desk {
     pub since_unix_seconds: i64,
     pub listeners: Option<Listeners>,
     pub bypassed: Vec<PathText>,
-    /// The next agent has to know who is here.
+    /// Tells the next agent which runs are here.
     pub bequest: Option<Arc<Bequest>>,
 }
 
@@ -43,7 +43,8 @@ impl Desk {
         }
     }
 
-    /// Of the programs that were started here, and of what they have left behind. (On a mount that all see anybody may be.)
+    /// Checks for the programs that were started here and their remaining children. (`None` on a mount that every
+    /// process sees: any process may be inside.)
     fn nobody_inside(&self) -> Option<Box<dyn Fn() -> bool + Send>> {
         match self.listeners.clone() {
             Some(listeners) => Some(Box::new(move || listeners.nobody_lives())),
@@ -54,7 +55,7 @@ impl Desk {
         }
     }
 
-    /// Was it the last, and why its record is not written, where it is not.
+    /// Was it the last run, and the reason if its record is not written.
     fn release(&self, run: RunId) -> (bool, Option<String>) {
         let unrecorded = self.engine.release_run(run);
         self.tell(&Record::Gone { run });
@@ -62,7 +63,7 @@ impl Desk {
     }
 }
 
-/// Accepts until the process ends. `group`: whose members may ask here, too.
+/// Accepts until the process ends. `group`: its members may ask here, too.
 pub fn serve(listener: &UnixListener, desk: &Arc<Desk>, group: Option<u32>) {
     loop {
         match listener.accept() {
@@ -75,7 +76,7 @@ pub fn serve(listener: &UnixListener, desk: &Arc<Desk>, group: Option<u32>) {
             }
             Err(error) => {
                 tracing::error!(%error, "accept");
-                // Out of descriptors, most likely: give others time to close some.
+                // The process is probably out of descriptors: give clients time to close some.
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -105,7 +106,7 @@ struct Client<'a> {
     writer: UnixStream,
     greeted: bool,
     run: Option<RunId>,
-    /// It came to the group's socket.
+    /// The connection came to the group's socket.
     is_guest: bool,
 }
 
@@ -123,7 +124,7 @@ impl<'a> Client<'a> {
             let why = format!("user {} asks the agent of another user", peer.uid.as_raw());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        // A client that stops reading must not hold the agent for ever.
+        // A client that stops reading must not hold the agent indefinitely.
         stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         let writer = stream.try_clone()?;
         Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None, is_guest: group.is_some() })
@@ -143,7 +144,7 @@ impl<'a> Client<'a> {
                 Ok(Some(line)) => line,
                 Ok(None) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    // Where the next request begins is unknown: say so and hang up.
+                    // The start of the next request is unknown: report the error and close.
                     self.refuse(RefusalKind::Malformed, format!("the request is refused: {error}"))?;
                     return Err(error);
                 }
@@ -237,7 +238,7 @@ impl<'a> Client<'a> {
                 let Some(run) = self.run.take() else {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");
                 };
-                // Asked first: an agent that leaves may try once more what was refused.
+                // This is asked before the release: a leaving agent may retry refused operations.
                 let at_once = self.goes_at_once();
                 let (last, unrecorded) = self.desk.release(run);
                 Answer::Released { last: last && at_once, unrecorded: unrecorded.unwrap_or_default() }
@@ -247,10 +248,10 @@ impl<'a> Client<'a> {
         self.say(&answer)
     }
 
-    /// Is the end a matter of a moment, or are there others' files to drain, others' children to wait for?
+    /// Does the agent leave within a moment? Other runs' files may need to drain, or other runs' children may live.
     fn goes_at_once(&self) -> bool {
         if let Some(listeners) = &self.desk.listeners {
-            // The kernel tells of the last one's end a moment after it.
+            // The kernel reports the last process's end a moment after it.
             let until = clock::tick() + LAST_PATIENCE;
             while !listeners.nobody_lives() && clock::tick() < until {
                 std::thread::sleep(Duration::from_millis(1));
@@ -370,7 +371,7 @@ impl<'a> Client<'a> {
         desk.users.end_wait();
         let timed_out = drained?;
         let verdict = desk.engine.verdict(&everything);
-        // What is lost does not come back by waiting.
+        // Waiting does not bring lost files back.
         let drained = verdict.is_drained();
         self.say(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
         if timed_out || !drained {

@@ -1,5 +1,5 @@
-//! Other mounts below the served directory (a scratch disk, a container's volume): taken before we mount over the
-//! directory, put back on top of it afterwards, bypassed by us and named in `status`.
+//! Other mounts below the served directory (a scratch disk, a container's volume). The agent copies them before it
+//! mounts over the directory and puts them back on top afterwards. It does not serve them, and `status` names them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// One that an earlier agent put back.
+    /// A mount that an earlier agent put back.
     pub fn there(path: PathBuf) -> Self {
         Self { path, tree: None }
     }
@@ -61,12 +61,12 @@ pub fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Clones every mount below `directory`. Needs a mount namespace that is ours.
+/// Clones every mount below `directory`. Needs a mount namespace of our own.
 pub fn take(directory: &Path) -> Result<Vec<Taken>> {
     below(directory).map_err(|error| fail(directory, error))?.iter().map(|path| copy(path)).collect()
 }
 
-/// Attaches them at their old paths, which now lead through our own mount.
+/// Attaches the copies at their old paths, which now lead through our own mount.
 pub fn put_back(taken: &[Taken]) -> Result<()> {
     for Taken { path, tree } in taken {
         let Some(tree) = tree else { continue };
@@ -76,8 +76,8 @@ pub fn put_back(taken: &[Taken]) -> Result<()> {
     Ok(())
 }
 
-/// Before we unmount, what lies on top has to go. Returns fresh copies, to be put back should the unmount be refused.
-/// Detaching lazily loses nothing here: these are copies of mounts that live on elsewhere, with their open files.
+/// Detaches the copies on top, before our own unmount. Returns fresh copies, to be put back if the unmount is refused.
+/// Detaching lazily loses nothing: these are copies of mounts that exist elsewhere, with their open files.
 pub fn take_away(taken: &[Taken]) -> Result<Vec<Taken>> {
     let copies = taken.iter().map(|Taken { path, .. }| copy(path)).collect::<Result<Vec<_>>>()?;
     for Taken { path, .. } in taken.iter().rev() {
@@ -86,8 +86,8 @@ pub fn take_away(taken: &[Taken]) -> Result<Vec<Taken>> {
     Ok(copies)
 }
 
-/// What programs mounted below and left, in a namespace that nobody lives in any more: it would go with the namespace, and
-/// until then nothing could be unmounted under it.
+/// Unmounts what programs mounted below and left, in a namespace where no process lives any more. It would end with the
+/// namespace, and until then it would block our unmount.
 pub fn take_away_left(directory: &Path) {
     const LAYERS_MAX: usize = 64;
     for _ in 0..LAYERS_MAX {

@@ -1,20 +1,19 @@
-//! The supervisor: the agent's parent, which does nothing but hold what has to outlive an agent that is killed, and start
-//! the next one.
+//! The supervisor: the agent's parent. It holds what has to outlive a killed agent, and starts the next one.
 //!
 //! ```text
 //! starter ── spawns ──► supervisor (one thread) ── forks ──► agent ── killed ──► forks ──► the next agent …
-//!                        │ holds: lock, name spaces, the bare directories, memory (`core::bequest`),
-//!                        │        and what the agent gives it: the mount's descriptor and its clones, the socket, …
+//!                        │ holds: lock, namespaces, the bare directories, memory (`core::bequest`),
+//!                        │        and what the agent sends it: the mount's descriptor and its clones, the socket, …
 //!                        └─ ends as the agent ended, when that ended in order
 //! ```
-//! The next agent is a fork too, not a new program: so it has everything without being handed it, and, in a user's name
-//! space, the rights that an exec would take away.
+//! The next agent is a fork, not a new program. So it inherits everything, and in a user namespace it keeps the rights
+//! that an exec would remove.
 //!
-//! It gives up when agents die again and again before they serve: then its descriptors close, and programs get ENOTCONN, as
-//! if there had been no supervisor.
+//! The supervisor gives up after several agents die before they serve. Then its descriptors close, and programs get
+//! ENOTCONN, as without a supervisor.
 //!
-//! The dangers it avoids: a second agent beside one that still lives (it waits for the first one's end); and to be killed
-//! with the agent (it allocates next to nothing, and has nothing to do).
+//! The dangers that it avoids: a second agent beside a living one (it waits for the first one's end); its own death
+//! together with the agent (it allocates almost no memory and does no work).
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};
@@ -35,33 +34,33 @@ use super::signals::{self, Signals};
 /// As `ps` shows it (15 bytes at most); the agent keeps the program's name.
 const NAME: &std::ffi::CStr = c"surgetank-super";
 const AGENT_NAME: &std::ffi::CStr = c"surgetank";
-/// So many agents in a row that did not come to serve are enough.
+/// The supervisor gives up after this many consecutive agents that did not serve.
 const FAILURES_MAX: u32 = 3;
-/// One that dies so soon after it began to serve did so because of what it was asked, perhaps: that counts as a failure.
+/// An agent that dies this soon after it began to serve may have died of a request: that counts as a failure.
 const SERVED_FOR: Duration = Duration::from_millis(20);
 const FAILED: u8 = 1;
 
-/// What an agent begins with.
+/// The state that an agent begins with.
 pub struct Inheritance {
     pub bequest: Arc<Bequest>,
     pub channel: Arc<Channel>,
-    /// By the names under which they were kept.
+    /// The descriptors, by the names under which they were kept.
     pub kept: BTreeMap<String, OwnedFd>,
-    /// How many agents there were before.
+    /// The number of agents before this one.
     pub life: u32,
 }
 
-/// What became of an agent.
+/// How an agent ended.
 struct End {
     status: WaitStatus,
-    /// It had told that another one can go on, and when.
+    /// When the agent reported that another agent can continue.
     served: Option<Instant>,
-    /// It took the mount away and left in order: nobody has to go on.
+    /// The agent removed the mount and left in order: no further agent is needed.
     ending: bool,
 }
 
-/// Runs agents until one ends in order. `agent` is what a fork does; it gets what `ground` was, and returns its exit code.
-/// To be called while the process has a single thread.
+/// Runs agents until one ends in order. `agent` is what a fork does: it gets `ground` and returns its exit code. Call
+/// it while the process has a single thread.
 pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     let prepared = Bequest::new().and_then(|bequest| {
         let all = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
@@ -103,7 +102,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
             tracing::error!(error = %io::Error::last_os_error(), "no agent could be forked");
             return FAILED;
         };
-        // What one was told is meant for the next one, too. (Blocked there until it listens.)
+        // A stop signal to one agent is meant for the next one, too. (It stays blocked there until the agent listens.)
         if let Some(number) = told_to_stop {
             let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), number);
         }
@@ -123,7 +122,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     FAILED
 }
 
-/// Until it has ended.
+/// Waits until the agent has ended.
 fn attend(
     child: Pid,
     channel: &OwnedFd,
@@ -141,7 +140,7 @@ fn attend(
         if talks {
             fds.push(PollFd::new(channel, PollFlags::IN));
         }
-        // Without a pidfd its channel's end wakes us.
+        // Without a pidfd the end of the agent's channel wakes the supervisor.
         let _ = rustix::event::poll(&mut fds, None);
         while talks && let Some(told) = receive(channel, &mut talks) {
             match told {
@@ -162,7 +161,7 @@ fn attend(
             Ok(None) | Err(_) => {}
         }
     };
-    // What it told in its last moment.
+    // Messages from the agent's last moment.
     while talks && let Some(told) = receive(channel, &mut talks) {
         match told {
             (Told::Keep, name, Some(file)) => drop(kept.insert(name, file)),
@@ -197,11 +196,11 @@ fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Told, String, Option<
     }
 }
 
-/// Only the first agent talks to whoever started it.
+/// Only the first agent talks to the starter.
 fn let_go_of_the_starter() {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
     if let Ok(nothing) = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()) {
-        // Fails only for want of memory; then the starter waits for longer.
+        // This fails only for lack of memory; then the starter waits longer.
         let _ = rustix::stdio::dup2_stdin(&nothing);
         let _ = rustix::stdio::dup2_stdout(&nothing);
     }

@@ -1,13 +1,13 @@
-//! Who uses the agent, and therefore whether it may go.
+//! The users of the agent, and therefore whether it may leave.
 //!
 //! ```text
-//!            last user left               drained, nobody inside
+//!            last user left               drained, none inside
 //! Serving ────────────────────► Leaving ─────────────────────────► Closed ──► unmounted, gone
-//!    ▲      somebody arrived       │ ▲         busy                   │
+//!    ▲      a user arrived         │ ▲         busy                   │
 //!    └─────────────────────────────┘ └────────────────────────────────┘
 //! ```
-//! Users are runs and waiting clients; a mount that was told to stay counts as one. Invariant: arriving and closing
-//! are decided under one lock, so nobody joins an agent that unmounts.
+//! Users are runs and waiting clients; a mount that stays counts as one. Invariant: arriving and closing are decided
+//! under one lock, so no run joins an agent that unmounts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,33 +23,33 @@ pub struct Users {
 
 struct Inner {
     phase: Phase,
-    /// `surgetank mount`: as if a user were always there.
+    /// `surgetank mount`: the agent stays as if a user were always there.
     stay: bool,
-    /// Told to stop (SIGTERM): nobody new is admitted.
+    /// The agent has a stop signal (SIGTERM): it admits no new run.
     stopping: bool,
     runs: BTreeMap<RunId, RunStatus>,
-    /// Those of `runs` that an earlier agent had and that have not come again yet.
+    /// Those of `runs` that an earlier agent had and that have not joined again yet.
     expected: BTreeSet<RunId>,
-    /// Those whose command has ended: they wait for their drain.
+    /// Runs whose command has ended: they wait for their drain.
     ended: BTreeSet<RunId>,
     waiters: usize,
     unmount: Unmount,
 }
 
-/// How far an explicit `surgetank umount` is.
+/// The progress of an explicit `surgetank umount`.
 enum Unmount {
     NotAsked,
     Asked,
     Refused(Vec<Holder>),
     Detached,
-    /// The asker has its answer.
+    /// The client has its answer.
     Answered,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Arrived,
-    /// With how many users remain.
+    /// The number of users that remain.
     Left(usize),
     Drained,
     Busy,
@@ -87,7 +87,7 @@ impl Inner {
 }
 
 impl Users {
-    /// An agent begins as serving: whoever started it is about to join.
+    /// An agent begins as serving: its starter is about to join.
     pub fn new(stay: bool) -> Self {
         let inner = Inner {
             phase: Phase::Serving,
@@ -114,10 +114,11 @@ impl Users {
         self.lock().runs.values().cloned().collect()
     }
 
-    /// A run arrives; `welcome` is called before anybody hears of it. False: the agent is going away, or was told to stop.
+    /// A run arrives; `welcome` is called before any other thread learns of it. False: the agent is leaving, or has a
+    /// stop signal.
     pub fn join(&self, run: RunStatus, welcome: impl FnOnce()) -> bool {
         let mut inner = self.lock();
-        // (Who was here when an earlier agent was told is nobody new.)
+        // (A run that was here when an earlier agent got the signal is not new.)
         if inner.stopping && !inner.expected.contains(&run.run) || !inner.step(Event::Arrived) {
             return false;
         }
@@ -136,7 +137,7 @@ impl Users {
         inner.runs.insert(run.run, run);
     }
 
-    /// Those that did not join again have left; who they are.
+    /// Removes the runs that did not join again; returns them.
     pub fn forget_expected(&self) -> Vec<RunId> {
         let gone: Vec<RunId> = std::mem::take(&mut self.lock().expected).into_iter().collect();
         for run in &gone {
@@ -146,7 +147,7 @@ impl Users {
         gone
     }
 
-    /// A run is over; true when it was the last user.
+    /// A run ends; true when it was the last user.
     pub fn leave(&self, run: RunId) -> bool {
         let mut inner = self.lock();
         inner.runs.remove(&run);
@@ -156,7 +157,7 @@ impl Users {
         inner.count() == 0
     }
 
-    /// The command of a run has ended. `last` is called when nobody's is left, before anybody else can join.
+    /// The command of a run has ended. `last` is called when no other command runs, before another run can join.
     pub fn command_ended(&self, run: RunId, last: impl FnOnce()) {
         let mut inner = self.lock();
         inner.ended.insert(run);
@@ -165,13 +166,13 @@ impl Users {
         }
     }
 
-    /// A client waits for something: the agent must not leave before it has its answer. False: too late.
+    /// A client waits: the agent must not leave before the client has its answer. False: the agent has closed.
     pub fn begin_wait(&self) -> bool {
         let mut inner = self.lock();
         if inner.phase == Phase::Closed {
             return false;
         }
-        // A waiter does not call an agent back from leaving: it waits for the same drain.
+        // A waiter does not bring an agent back from leaving: it waits for the same drain.
         inner.waiters += 1;
         true
     }
@@ -190,7 +191,7 @@ impl Users {
         self.changed.notify_all();
     }
 
-    /// `umount`, or the mount was lost: nothing keeps the agent but its users.
+    /// `umount`, or the mount was lost: only users keep the agent now.
     pub fn stay_no_longer(&self) {
         let mut inner = self.lock();
         inner.stay = false;
@@ -198,14 +199,14 @@ impl Users {
         self.changed.notify_all();
     }
 
-    /// SIGTERM: as above, and nobody new is admitted.
+    /// SIGTERM: as above, and the agent admits no new run.
     pub fn stop_admitting(&self) {
         self.lock().stopping = true;
         self.stay_no_longer();
     }
 
-    /// `umount`, once all is drained: asks the agent's main thread to detach and waits for what became of it.
-    /// `Err`: who holds the mount. False in `Ok`: another umount is under way.
+    /// `umount`, after the drain: asks the agent's main thread to detach and waits for the result. `Err`: the processes
+    /// that hold the mount. False in `Ok`: another umount is under way.
     pub fn ask_unmount(&self) -> Result<bool, Vec<Holder>> {
         let mut inner = self.lock();
         if !matches!(inner.unmount, Unmount::NotAsked) {
@@ -231,13 +232,13 @@ impl Users {
         }
     }
 
-    /// The answer to an explicit umount was written; the process may end.
+    /// The answer to an explicit umount is written; the process may end.
     pub fn unmount_answered(&self) {
         self.lock().unmount = Unmount::Answered;
         self.changed.notify_all();
     }
 
-    /// The mount is gone. Waits until an explicit umount was told so.
+    /// The mount is gone. Waits until the client of an explicit umount has its answer.
     pub fn detached(&self) {
         let mut inner = self.lock();
         if matches!(inner.unmount, Unmount::Asked) {
@@ -257,11 +258,11 @@ impl Users {
         }
     }
 
-    /// Everything is drained: close the door, unless somebody came or still waits. True: closed.
+    /// Everything is drained: closes, unless a user arrived or still waits. True: closed.
     pub fn close(&self) -> bool {
         let mut inner = self.lock();
         if inner.waiters > 0 {
-            // Their answers are being written; they say when they are done.
+            // Their answers are being written; the waiters report when they have them.
             let (guard, _) =
                 self.changed.wait_timeout(inner, Duration::from_millis(100)).unwrap_or_else(PoisonError::into_inner);
             inner = guard;
@@ -269,7 +270,7 @@ impl Users {
         inner.waiters == 0 && inner.step(Event::Drained)
     }
 
-    /// The unmount failed because of `holders`: open again. After an explicit umount the mount goes on staying.
+    /// The unmount failed because of `holders`: serves again. After an explicit umount the mount stays.
     pub fn reopen(&self, holders: Vec<Holder>) {
         let mut inner = self.lock();
         inner.step(Event::Busy);

@@ -1,4 +1,4 @@
-//! Which way programs come to the directory: by a mount, or, where none can be made, by their system calls.
+//! How programs reach the directory: through a mount, or, if none is possible, through their intercepted system calls.
 
 use std::path::Path;
 
@@ -13,15 +13,15 @@ use crate::seccomp;
 /// How a mount is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mount {
-    /// With the privileges that this process has.
+    /// With this process's privileges.
     Privileged,
     /// In a user namespace of its own.
     UserNamespace,
-    /// By fusermount3; all programs of this user see it.
+    /// By fusermount3; all programs of this user see the mount.
     Fusermount,
 }
 
-/// To be called while the process has a single thread. `None`: without a mount.
+/// Call it while the process has a single thread. `None`: without a mount.
 pub fn chosen(config: &Config) -> Result<Option<Mount>> {
     let by_calls = match config.door {
         Way::Fuse => return mountable(&config.over).map(Some).map_err(|why| refused(config, why)),
@@ -49,7 +49,7 @@ fn refused(config: &Config, why: String) -> Error {
         .data("nothing was begun: the command would have worked on the bare directory")
 }
 
-/// How `over` can be mounted for runs; everything is tried, as the mount would be made (see `seclusion`).
+/// How `over` can be mounted for runs; each method is tried as for the real mount (see `seclusion`).
 pub fn mountable(over: &Path) -> std::result::Result<Mount, String> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     device.map_err(|why| format!("/dev/fuse: {why}"))?;

@@ -1,7 +1,8 @@
-//! The protocol: one JSON object a line, requests one way, answers the other. Written up in `docs/internals/protocol.md`.
+//! The protocol: one JSON object per line, requests in one direction, answers in the other. Documented in
+//! `docs/internals/protocol.md`.
 //!
-//! Requests are bounded in size before they are parsed, unknown ones are answered with an error, and no input makes
-//! the decoder panic ([`decode_request`] is what a fuzzer is pointed at).
+//! The size of a request is bounded before it is parsed. An unknown request gets an error as its answer. No input makes
+//! the decoder panic (a fuzzer runs [`decode_request`]).
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -14,17 +15,17 @@ use surgetank_core::report::{
 use surgetank_types::error::Error;
 use surgetank_types::model::RunId;
 
-/// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
+/// Both sides must use the same number: agent and verbs come from the same binary but may differ in age.
 pub const PROTOCOL: u32 = 2;
 /// Longest request line that is read.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
-/// Longest answer line that a client reads (lists are bounded, paths are not short).
+/// Longest answer line that a client reads (lists are bounded; paths may be long).
 pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Must be the first.
+    /// It must be the first request.
     Hello {
         protocol: u32,
     },
@@ -32,17 +33,17 @@ pub enum Request {
     Join {
         pid: u32,
         command: String,
-        /// What an earlier agent called it, which was killed.
+        /// The run's number at an earlier agent, which was killed.
         #[serde(default)]
         again: Option<RunId>,
     },
     Status,
-    /// Who waits for room now: cheap, so that a run can ask every other second.
+    /// The writers that wait for room now: cheap, so that a run can ask every other second.
     Waiting,
     Scrub {
         repair: bool,
     },
-    /// The user knows of what is lost.
+    /// The user acknowledges the losses.
     ForgetLosses,
     Why {
         path: PathText,
@@ -67,7 +68,7 @@ pub enum Request {
         path: PathText,
         on: bool,
     },
-    /// Thousands at once; a request has a size.
+    /// Thousands at once; a request's size is bounded.
     Hint {
         hints: Vec<HintOf>,
     },
@@ -75,15 +76,15 @@ pub enum Request {
     Prefetch {
         patterns: Vec<PathText>,
     },
-    /// Everything in the scope is due at once: its run was told to end.
+    /// Everything in the scope is due at once: its run has a signal to end.
     Hasten {
         scope: Scope,
     },
-    /// Each request of this connection's run is looked at from now on.
+    /// The agent records each request of this connection's run from now on.
     Trace,
     /// How this connection's run ended, for its record.
     Account(Account),
-    /// This connection's run is over.
+    /// This connection's run ends.
     Release,
     /// `surgetank umount`: drain, then leave. Progress lines, then a verdict and the end of the connection, or `busy`.
     Unmount {
@@ -92,13 +93,13 @@ pub enum Request {
     },
 }
 
-/// What `surgetank run` knows of its end.
+/// The facts that `surgetank run` knows about its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     pub command_exit: u8,
     pub exit: u8,
     pub reason: String,
-    /// The command ended so long ago.
+    /// The time since the command ended.
     pub ended_us_ago: u64,
 }
 
@@ -128,10 +129,10 @@ pub enum Answer {
     },
     Prefetching(Prefetch),
     Done,
-    /// `last`: nobody and nothing else is here; the agent goes at once, and the connection closes when it is gone.
+    /// `last`: no other user or work is left; the agent leaves at once, and the connection closes when it has ended.
     Released {
         last: bool,
-        /// Why the record of the run is not written, where it is not.
+        /// The reason, if the run's record is not written.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unrecorded: String,
     },
@@ -141,39 +142,39 @@ pub enum Answer {
     Error(Refusal),
 }
 
-/// Who serves what.
+/// Which agent serves what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub protocol: u32,
     pub version: String,
     pub over: PathText,
     pub store: PathText,
-    /// Device number of the served directory as seen through the mount: how a program inside recognises it.
+    /// Device number of the served directory as seen through the mount: a program inside recognises the mount by it.
     pub mount_device: u64,
     pub visibility: Visibility,
-    /// The preload shim's door, where it is open.
+    /// The preload shim's door, if it is open.
     #[serde(default)]
     pub shim: Option<super::engine::ShimPlace>,
-    /// Without a mount: where runs bring the listeners of their filters.
+    /// Without a mount: the socket to which runs bring the listeners of their filters.
     #[serde(default)]
     pub listeners: Option<PathText>,
     /// Inode numbers of the agent's namespaces.
     pub user_namespace: u64,
     pub mount_namespace: u64,
-    /// A sentence about what an earlier agent had to leave behind; empty when it left nothing.
+    /// A sentence about the leftovers of an earlier agent; empty if there were none.
     pub inherited: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalKind {
-    /// The request makes no sense.
+    /// The request cannot be decoded.
     Malformed,
-    /// Of another version.
+    /// The peer uses another protocol version.
     Protocol,
-    /// The agent goes away; ask again when it is gone.
+    /// The agent is leaving; ask again when it has ended.
     Leaving,
-    /// The engine said no.
+    /// The engine refused.
     Failed,
 }
 
@@ -208,7 +209,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// One request from one line; what is wrong with it otherwise.
+/// Decodes one request from one line; otherwise the reason.
 pub fn decode_request(line: &[u8]) -> Result<Request, Refusal> {
     serde_json::from_slice(line).map_err(|error| {
         let mut refusal = Refusal::new(RefusalKind::Malformed, "the request is not understood");

@@ -1,6 +1,6 @@
-//! The agent over a directory: found, or started when there is none; and what a killed one left over it taken away.
+//! Finds the agent over a directory or starts one, and removes what a killed agent left over the directory.
 //!
-//! The danger it avoids: two processes that start an agent over one directory at the same time (`start.lock`).
+//! The danger that it avoids: two processes start an agent over one directory at the same time (`start.lock`).
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -23,23 +23,23 @@ use crate::mount;
 
 const SLOW_START: Duration = Duration::from_secs(10);
 
-/// An agent to be used, and what it took to have it.
+/// An agent that is ready for use, and what this process holds until it has joined.
 pub struct Found {
     pub connection: Connection,
     pub started: bool,
-    /// Keeps a fresh agent from leaving before we joined; dropped afterwards.
+    /// Keeps a fresh agent from leaving before this process has joined; dropped afterwards.
     pub start: Option<Start>,
-    /// Held until we joined.
+    /// Held until this process has joined.
     _turn: Option<File>,
 }
 
-/// A fresh agent's process. Dropping it closes the pipe that keeps the agent waiting for us.
+/// A fresh agent's process. Dropping it closes the pipe that keeps the agent waiting for this process.
 pub struct Start {
     child: Child,
 }
 
 impl Found {
-    /// We have joined: the agent may go when we go, and others may have their turn.
+    /// This process has joined: the agent may leave when it does, and other starters may proceed.
     pub fn settled(self) -> Connection {
         self.connection
     }
@@ -73,7 +73,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     if let Some(connection) = Connection::open(&place)? {
         return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
     }
-    // One that is on its way out, or one that was killed a moment ago.
+    // An agent may be leaving, or may have been killed a moment ago.
     place.await_no_agent()?;
     for left in root.left_behind(over, Some(&place))? {
         eprintln!("surgetank: {}", left.tell(over));
@@ -86,7 +86,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     }
 }
 
-/// Why nothing is begun for this store, where what an earlier agent left is owed to another one. Of a living agent see
+/// The reason to refuse this store: the place owes what an earlier agent left to another store. For a living agent see
 /// [`Connection::check_store`].
 pub fn refused_store(config: &Config) -> Result<Option<Error>> {
     let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
@@ -94,7 +94,7 @@ pub fn refused_store(config: &Config) -> Result<Option<Error>> {
     let Some(place) = root.existing_place(&meta, &config.over)?.filter(|place| place.is_of_other_store(config)) else {
         return Ok(None);
     };
-    // Only with its turn: an agent that starts just now must not find its lock taken.
+    // The check holds `start.lock`: an agent that starts now must not find its own lock taken.
     let _turn = place.start_turn()?;
     if Connection::open(&place)?.is_some() {
         return Ok(None);
@@ -103,7 +103,7 @@ pub fn refused_store(config: &Config) -> Result<Option<Error>> {
     place.refused_store(config)
 }
 
-/// An agent that would leave as soon as it came serves nobody.
+/// Refuses to start an agent that the deadline would end at once.
 fn refuse_near_end(config: &Config) -> Result<()> {
     match &config.deadline {
         Some(deadline) if deadline.is_near() => {
@@ -132,14 +132,14 @@ fn is_dead(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOTCONN)
 }
 
-/// The mount over `path` whose server is gone.
+/// The mount over `path` whose server has ended.
 pub fn dead_mount(path: &Path) -> Result<Option<PathBuf>> {
     let path = absolute(path)?;
     let dead = path.ancestors().filter(|at| fs::symlink_metadata(at).is_err_and(|error| is_dead(&error)));
     Ok(dead.last().map(Path::to_path_buf))
 }
 
-/// Takes away what an agent of ours that was killed left over `over`; false when it is none of ours.
+/// Removes the mount that a killed agent of this user left over `over`. False: the mount belongs to another server.
 pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
     let Some(root) = StateRoot::open_existing(state)? else {
         return Ok(false);
@@ -154,7 +154,7 @@ pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
                 over.display(),
                 card.pid
             );
-            // Lazy, because a dead mount has no writers any more: whoever is inside sees ENOTCONN already.
+            // Lazy unmount is safe: a dead mount has no writers, and a process inside sees ENOTCONN already.
             mount::detach(over, true)?;
             return Ok(true);
         }
@@ -178,7 +178,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
         .spawn()
         .map_err(|error| fail(error.to_string()))?;
     if let Some(stdin) = &mut child.stdin {
-        // If it died already, reading says why.
+        // If the agent died already, its output says why.
         let _ = stdin.write_all(&message);
     }
     let outcome = child.stdout.take().map(|stdout| {
@@ -198,7 +198,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
     }
 }
 
-/// Taking up what another agent left may take minutes. (Any signal ends this process meanwhile.)
+/// An agent may need minutes to take up what another agent left. (Any signal ends this process meanwhile.)
 fn tell_slow_start(stdout: &std::process::ChildStdout, pid: u32, config: &Config, place: &Place) {
     let mut fds = [PollFd::new(stdout, PollFlags::IN)];
     let time = rustix::time::Timespec::try_from(SLOW_START).ok();
@@ -218,7 +218,7 @@ impl Start {
     }
 }
 
-/// The agent ended without a word: the end of its log is the best that we can tell.
+/// The agent ended without a message: the end of its log is the best explanation available.
 fn died(place: &Place) -> Error {
     const SHOWN_BYTES: i64 = 600;
     let mut tail = Vec::new();

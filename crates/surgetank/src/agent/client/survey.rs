@@ -1,5 +1,5 @@
-//! Which agents there are, and which of them serves a path. One that does not answer is named: it must not pass for one that
-//! is not there.
+//! Finds all agents, and the agent that serves a path. The survey names an agent that does not answer: it must not
+//! count as absent.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use surgetank_types::error::{Error, Result};
 use super::super::place::{Place, StateRoot};
 use super::{AGENT_VARIABLE, Connection, absolute};
 
-/// All agents that there should be: those around us, then those of the state root.
+/// All expected agents: the enclosing ones first, then those of the state root.
 #[derive(Default)]
 pub struct Survey {
     pub answering: Vec<Connection>,
-    /// Which of them do not answer, and over which directory they are.
+    /// The agents that do not answer: their directories and the errors.
     pub silent: Vec<(PathBuf, Error)>,
 }
 
@@ -32,7 +32,7 @@ pub fn survey(state: &Path) -> Result<Survey> {
             continue;
         }
         seen.push(place.path().to_path_buf());
-        // One that does not answer must not hide the others.
+        // An agent that does not answer must not hide the rest.
         match (Connection::open(&place), place.card()) {
             (Ok(Some(connection)), _) => found.answering.push(connection),
             (Err(error), Some(card)) => found.silent.push((card.over.to_path_buf(), error)),
@@ -43,7 +43,7 @@ pub fn survey(state: &Path) -> Result<Survey> {
 }
 
 impl Survey {
-    /// The agent that serves the directory in which `path` lies: the innermost one. An error when that one does not answer.
+    /// The agent that serves the directory of `path`: the innermost one. An error when that agent does not answer.
     pub fn serving(mut self, path: &Path) -> Result<Option<Connection>> {
         if let Some(error) = self.silence_over(path)? {
             return Err(error);
@@ -51,10 +51,10 @@ impl Survey {
         Ok(self.innermost_of(path)?.map(|nth| self.answering.swap_remove(nth)))
     }
 
-    /// The agent that serves it does not answer: which one, and what helps.
+    /// The error when the agent that serves `path` does not answer: which agent, and what helps.
     pub fn silence_over(&mut self, path: &Path) -> Result<Option<Error>> {
         let lexical = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        // Before the file system is asked, which waits for an agent that is stopped.
+        // This check comes before any file system call: such a call waits for a stopped agent.
         if let Some(error) = self.silent_innermost(&[&lexical]) {
             return Ok(Some(error));
         }
@@ -62,13 +62,13 @@ impl Survey {
         Ok(self.silent_innermost(&[&path, &real]))
     }
 
-    /// Which of those that answer serves it.
+    /// The index of the answering agent that serves `path`.
     pub fn innermost_of(&self, path: &Path) -> Result<Option<usize>> {
         let (path, real) = both(path)?;
         Ok(self.innermost(&[&path, &real]).map(|(nth, _)| nth))
     }
 
-    /// With the length of the directory's path.
+    /// The index, with the length of the directory's path.
     fn innermost(&self, paths: &[&Path]) -> Option<(usize, usize)> {
         let over = |nth: usize| self.answering[nth].hello.over.as_path();
         let serving = (0..self.answering.len()).filter(|nth| paths.iter().any(|path| path.starts_with(over(*nth))));
@@ -82,14 +82,14 @@ impl Survey {
     }
 }
 
-/// A path as it is written, and as it is.
+/// A path as the user wrote it, and with its symlinks resolved.
 fn both(path: &Path) -> Result<(PathBuf, PathBuf)> {
     let path = absolute(path)?;
     let real = path.canonicalize().unwrap_or_else(|_| path.clone());
     Ok((path, real))
 }
 
-/// The agent that serves the directory in which `path` lies: the innermost one.
+/// The agent that serves the directory of `path`: the innermost one.
 pub fn serving(state: &Path, path: &Path) -> Result<Option<Connection>> {
     survey(state)?.serving(path)
 }

@@ -1,4 +1,4 @@
-//! What the agent's process uses of the machine. What cannot be read is told as 0.
+//! The agent process's use of the machine. A value that cannot be read is reported as 0.
 
 use std::fs;
 

@@ -1,14 +1,15 @@
-//! `identity.json`: which directory a place serves, to which store it owes what is left there, and its instance's KEY.
+//! `identity.json`: the directory that a place serves, the store to which it owes its leftovers, and the instance's
+//! KEY.
 //!
-//! KEY names what an agent puts elsewhere: directories on tiers, temporaries in the store. It is `ORIGIN-NUMBER`. NUMBER is
-//! random, so no two instances have the same KEY, also where machines are clones with one host name. ORIGIN is a hash of
-//! host name, user and place: by it files are found on a tier whose state is lost. A KEY stays while anything may lie under
-//! it. A machine that is cloned with such a place draws another one after its boot if nothing does.
-//! A KEY that an earlier version made (`DEVICE-INODE-ORIGIN`) stays valid likewise.
+//! KEY names what an agent stores outside the place: directories on tiers, temporaries in the store. It is
+//! `ORIGIN-NUMBER`. NUMBER is random, so no two instances have the same KEY, even on cloned machines with one host
+//! name. ORIGIN is a hash of host name, user and place: it finds files on a tier whose state is lost. A KEY stays while
+//! a file may be stored under it. A cloned machine with such a place draws a new KEY after its boot if no file is. A
+//! KEY that an earlier version made (`DEVICE-INODE-ORIGIN`) also stays valid.
 //!
-//! Invariant: while something is left, the place is bound to the store for which it was written. An agent, `fsck` and
-//! `scavenge` for another store are refused before anything is changed.
-//! The danger it avoids: leftovers that are brought to another store with exit code 0.
+//! Invariant: while leftovers exist, the place is bound to the store for which they were written. An agent, `fsck` and
+//! `scavenge` for another store are refused before they change anything. The danger that it avoids: leftovers that are
+//! brought to another store with exit code 0.
 
 use std::ffi::OsString;
 use std::fs;
@@ -40,10 +41,10 @@ pub struct Identity {
     /// The path that was served last.
     pub over: PathText,
     pub key: String,
-    /// Whose is what is left. `None`: an earlier version did not write it down.
+    /// The store to which leftovers are owed. `None`: an earlier version did not write it down.
     #[serde(default)]
     pub store: Option<StoreMark>,
-    /// The options that the last agent was started with, as a later command needs them.
+    /// The last agent's start options, as a later command needs them.
     #[serde(default)]
     again: Vec<PathText>,
     /// The machine's boot at that start.
@@ -51,7 +52,7 @@ pub struct Identity {
     boot: String,
 }
 
-/// A store, by its name and by what does not depend on the name.
+/// A store, by its name and by properties that do not depend on the name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoreMark {
     /// A path or a URL, as a command line says it.
@@ -66,7 +67,7 @@ enum What {
     Directory {
         device: u64,
         inode: u64,
-        /// Nanoseconds since 1970, where the file system says it.
+        /// Nanoseconds since 1970, if the file system reports it.
         born: Option<u64>,
     },
     Server {
@@ -87,7 +88,7 @@ impl StoreMark {
         Ok(Self { place, what: What::Directory { device: meta.dev(), inode: meta.ino(), born } })
     }
 
-    /// Device numbers change with each mount, and some file systems do not say when a directory was made: there the path
+    /// Device numbers change with each mount, and some file systems do not report a directory's birth: there the path
     /// decides.
     fn is(&self, other: &Self) -> bool {
         let same_path = self.place == other.place;
@@ -101,7 +102,7 @@ impl StoreMark {
                     inode == other_inode && born == other_born && (same_path || device == other_device)
                 }
                 (None, None) => same_path || (device, inode) == (other_device, other_inode),
-                // One of the two was written where the file system did not say it.
+                // One of the two marks was written where the file system did not report it.
                 _ => same_path && inode == other_inode,
             },
             _ => false,
@@ -116,12 +117,12 @@ impl Identity {
 }
 
 impl Place {
-    /// For what is only shown or searched for. What is decided by it goes by [`Self::read_identity`].
+    /// For display and searches. Decisions use [`Self::read_identity`].
     pub fn identity(&self) -> Option<Identity> {
         self.read_identity().ok().flatten()
     }
 
-    /// `None`: there is none. One that cannot be read must not pass for that: the place may be bound to a store.
+    /// `None`: the file is absent. An unreadable file must not count as absent: the place may be bound to a store.
     pub fn read_identity(&self) -> Result<Option<Identity>> {
         let read = match fs::read(self.inner(IDENTITY)) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -139,7 +140,7 @@ impl Place {
         })
     }
 
-    /// Binds the place to this directory and store, for an agent that starts or takes up what is left. Returns the KEY.
+    /// Binds the place to this directory and store, for an agent that starts or takes up leftovers. Returns the KEY.
     /// The caller holds the agent's lock.
     pub fn identify(&self, config: &Config) -> Result<String> {
         let known = self.read_identity()?;
@@ -159,7 +160,7 @@ impl Place {
         Ok(now.key)
     }
 
-    /// As [`Self::identify`], for a command that takes up what is left: what the last agent was started with stays.
+    /// Like [`Self::identify`], for a command that takes up leftovers: the last agent's start options stay.
     pub fn take_up(&self, config: &Config) -> Result<String> {
         match self.read_identity()? {
             Some(identity) if identity.store.is_some() => {
@@ -170,7 +171,7 @@ impl Place {
         }
     }
 
-    /// The KEY of what is left, for a command that only looks: nothing is written down.
+    /// The KEY of the leftovers, for a command that only inspects: it writes nothing.
     pub fn key(&self) -> Result<String> {
         match self.read_identity()? {
             Some(identity) => Ok(identity.key),
@@ -178,7 +179,7 @@ impl Place {
         }
     }
 
-    /// The KEY that stays, or another one where nothing lies under it.
+    /// The existing KEY, or a new one if no file is stored under it.
     fn key_for(&self, known: Option<&Identity>, config: &Config) -> Result<String> {
         let Some(known) = known else { return self.new_key(config) };
         self.check_store(config)?;
@@ -188,7 +189,7 @@ impl Place {
         self.new_key(config)
     }
 
-    /// What is on the tiers from here, and is known to no place any more, is found under the new key.
+    /// Draws a KEY. Files on the tiers from this origin that no place knows are found under it.
     fn new_key(&self, config: &Config) -> Result<String> {
         let origin = self.origin();
         let key = format!("{origin}-{}", random_number()?);
@@ -219,7 +220,7 @@ impl Place {
         self.refused_store(config)?.map_or(Ok(()), Err)
     }
 
-    /// Why nothing is done here for this store: what is left is owed to another one. The caller holds the agent's lock.
+    /// The reason to refuse this store: the leftovers are owed to another one. The caller holds the agent's lock.
     pub fn refused_store(&self, config: &Config) -> Result<Option<Error>> {
         let Some(owed) = self.read_identity()?.and_then(|identity| identity.store) else { return Ok(None) };
         if owed.is(&StoreMark::of(config)?) {
@@ -260,14 +261,14 @@ impl Place {
             .data(data)
     }
 
-    /// `None`: the catalog cannot be read, or not all of it is believed.
+    /// `None`: the catalog cannot be read, or not all of it is valid.
     fn catalog_left(&self) -> Option<Image> {
         self.await_catalog();
         let (image, recovery) = LogCatalog::look(&self.path.join("catalog")).ok()?;
         recovery.damage.is_none().then_some(image)
     }
 
-    /// May anything lie under this key: on a tier, in the store?
+    /// May a file be stored under this key, on a tier or in the store?
     fn is_in_use(&self, key: &str, config: &Config) -> bool {
         let Some(image) = self.catalog_left().filter(namespace::is_spent) else { return true };
         let mut remembered = image.counters.keys().filter_map(|name| Remembered::from_counter(name));
@@ -283,7 +284,7 @@ impl Place {
         mark.zip(StoreMark::of(config).ok()).is_some_and(|(served, asked)| served.is(&asked))
     }
 
-    /// It was another one: known only where it is written down.
+    /// The last store was another one; false if the place did not write it down.
     pub fn is_of_other_store(&self, config: &Config) -> bool {
         self.identity().is_some_and(|identity| identity.store.is_some()) && !self.is_of_store(config)
     }
@@ -314,7 +315,7 @@ fn random_number() -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Empty where the kernel does not say it.
+/// Empty if the kernel does not report it.
 fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
@@ -366,7 +367,7 @@ mod tests {
             root.place(&config.over.metadata().unwrap(), &config.over).unwrap()
         }
 
-        /// Something is left: the agent was killed.
+        /// Leftovers exist: the agent was killed.
         fn leave(&self) {
             fs::write(self.place().path().join("agent.json"), "{}").unwrap();
         }
@@ -380,7 +381,7 @@ mod tests {
         }
     }
 
-    /// They were hashes of the host's name, the user and the path, which clones have in common.
+    /// They were hashes of the host's name, the user and the path, which clones share.
     #[test]
     fn keys_of_equal_machines_differ() {
         let machine = Machine::new();
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!(machine.place().identify(&config).unwrap(), key, "a killed agent");
         fs::remove_file(machine.place().path().join("agent.json")).unwrap();
         machine.boot();
-        // A copy of this machine draws another one, too.
+        // A copy of this machine draws a new KEY, too.
         assert_ne!(machine.place().identify(&config).unwrap(), key, "nothing");
     }
 
@@ -417,12 +418,12 @@ mod tests {
         let written = serde_json::json!({ "over": machine.path("over"), "key": "801-2f-0123456789abcdef" });
         fs::write(place.path().join(IDENTITY), written.to_string()).unwrap();
         machine.leave();
-        // To which store that is owed is not written down: the first one that is named binds it.
+        // The place does not say to which store the leftovers are owed: the first store that a command names binds it.
         assert_eq!(place.identify(&machine.config(Some("store"))).unwrap(), "801-2f-0123456789abcdef");
         assert!(place.identify(&machine.config(Some("other"))).is_err());
     }
 
-    /// A damaged file read as "none", and the first store that was named got what was left.
+    /// A damaged file once read as "none", and the first store that a command named got the leftovers.
     #[test]
     fn identity_that_cannot_be_read_refuses_every_store() {
         let machine = Machine::new();
@@ -450,7 +451,7 @@ mod tests {
         assert!(!mark("/a", 2, Some(3)).is(&mark("/b", 2, None)));
     }
 
-    /// The shim's files in /dev/shm were taken for keys: no run started after the state was lost.
+    /// The shim's files in /dev/shm once counted as keys: no run started after the state was lost.
     #[test]
     fn only_keys_of_a_lost_state_are_handed_over() {
         use std::os::unix::fs::DirBuilderExt;
@@ -503,7 +504,7 @@ mod tests {
         fs::create_dir(machine.path("store")).unwrap();
         let refused = place.refused_store(&config).unwrap().unwrap();
         assert!(refused.why.contains("another directory"), "{refused}");
-        // The directory itself, wherever it is.
+        // The directory itself, at either path.
         assert!(place.refused_store(&machine.config(Some("aside"))).unwrap().is_none());
     }
 }

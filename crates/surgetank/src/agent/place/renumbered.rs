@@ -1,11 +1,11 @@
-//! A directory that came back under another device number, and what was left of one that did not.
+//! A directory that comes back under another device number, and leftovers of a directory that does not.
 //!
-//! Loop devices, NFS and FUSE get their numbers anew at each mount, and a place is found by them. So a place also
-//! remembers the path that it served ([`super::identity`]): a place of a dead agent that served the same path, and whose directory had the
-//! same inode number and birth, is the directory's own and follows it to its new name. What its agent called its things
-//! elsewhere does not change with it.
-//! The dangers it avoids: a run that finds nothing where files are left, and says that all is in the store; and what is
-//! left of one file system being put into another that is mounted under the same path.
+//! Loop devices, NFS and FUSE get new device numbers at each mount, and a place is found by them. So a place also
+//! remembers the path that it served ([`super::identity`]). A dead agent's place belongs to the directory if it served
+//! the same path and its directory had the same inode number and birth. Such a place gets the directory's new name. The
+//! KEY of its tier directories and temporaries stays.
+//! The dangers that it avoids: a run that finds no leftovers although they exist, and reports that all is in the store;
+//! leftovers of one file system that end up in another one mounted under the same path.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,24 +16,24 @@ use surgetank_types::error::Result;
 use super::{Held, Place, StateRoot, await_lock, key, lock_file, refuse};
 use crate::agent::commands::Commands;
 
-/// Undrained things that a run over the same path does not take up.
+/// Undrained leftovers that a run over the same path does not take up.
 #[derive(Debug, Clone)]
 pub struct Left {
     pub place: PathBuf,
     /// Files and operations, where the catalog can be read.
     pub counted: Option<(u64, u64)>,
-    /// It is the directory's own, and its turn comes when the place that is used now has nothing left.
+    /// It is the directory's own place. A run takes it up when the place in use has no leftovers.
     pub same_directory: bool,
-    /// Another process looks at it, so that what is left there is not known.
+    /// Another process inspects the place, so its leftovers are not known.
     is_held: bool,
 }
 
-/// The numbers in a place's name, but for the device.
+/// The numbers in a place's name, without the device.
 #[derive(PartialEq, Eq)]
 struct Numbers<'a> {
     device: &'a str,
     inode: &'a str,
-    /// `0`: the file system does not tell.
+    /// `0`: the file system does not report it.
     born: &'a str,
 }
 
@@ -53,9 +53,9 @@ fn same_directory(one: &str, other: &str) -> bool {
 }
 
 impl StateRoot {
-    /// The place for a directory, made if need be.
+    /// The place for a directory, created if missing.
     pub fn place(&self, directory: &fs::Metadata, over: &Path) -> Result<Place> {
-        // One at a time, so that nobody makes a new place while another brings the old one under its name.
+        // One process at a time: no process creates a new place while another renames the old one.
         let _turn = self.places_turn()?;
         let name = key(directory);
         let own = self.known(&name)?;
@@ -64,7 +64,7 @@ impl StateRoot {
         }
         if let Some((left, _dead)) = self.renumbered(&name, over, own.is_some())? {
             if let Some(own) = own {
-                // In its last or its first instructions: then it is the one to join.
+                // Its agent is starting or ending: then it is the one to join.
                 let Some(_held) = own.try_hold()? else { return Ok(own) };
                 fs::remove_dir_all(own.path()).map_err(|error| refuse(own.path(), &error.to_string()))?;
             }
@@ -77,7 +77,7 @@ impl StateRoot {
         self.make_place(&name)
     }
 
-    /// The place for a directory, if an agent ever had one; under its old name, if its number changed.
+    /// The place for a directory, if an agent ever had one; under its old name if its number changed.
     pub fn existing_place(&self, directory: &fs::Metadata, over: &Path) -> Result<Option<Place>> {
         let name = key(directory);
         let own = self.known(&name)?;
@@ -87,12 +87,12 @@ impl StateRoot {
         Ok(self.renumbered(&name, over, own.is_some())?.map(|(place, _)| place).or(own))
     }
 
-    /// The place that served `over` last, where the directory itself cannot be asked: below a dead mount.
+    /// The place that served `over` last, for a directory below a dead mount that cannot be read itself.
     pub fn place_of(&self, over: &Path) -> Result<Option<Place>> {
         Ok(self.places()?.into_iter().find(|place| place.served(over) && place.has_left()))
     }
 
-    /// What is left at other places that served `over`; `used` is the one that serves the directory now.
+    /// Leftovers at other places that served `over`; `used` is the place that serves the directory now.
     pub fn left_behind(&self, over: &Path, used: Option<&Place>) -> Result<Vec<Left>> {
         let used = used.map(Place::name);
         let mut left = Vec::new();
@@ -117,7 +117,7 @@ impl StateRoot {
         Ok(left)
     }
 
-    /// A place of the same directory under another number, held against agents; one that has something left first.
+    /// A place of the same directory under another number, held against agents; a place with leftovers comes first.
     fn renumbered(&self, name: &str, over: &Path, only_with_something: bool) -> Result<Option<(Place, Held)>> {
         let mut found = None;
         for place in self.places()? {
@@ -144,7 +144,7 @@ impl StateRoot {
         await_lock(file, &path, "another `surgetank run` or `surgetank mount` that looks for its directory's place")
     }
 
-    /// Is it still the one under its name? Another run may have brought it under another.
+    /// Is the place still under its name? Another run may have renamed it.
     pub fn has(&self, place: &Place) -> bool {
         let here = rustix::fs::statat(&self.dir, place.name(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
         here.is_ok_and(|here| rustix::fs::fstat(&place.dir).is_ok_and(|held| held.st_ino == here.st_ino))
@@ -152,7 +152,7 @@ impl StateRoot {
 }
 
 impl Left {
-    /// For people: what is left, and the command that brings it to its store.
+    /// The message for the user: the leftovers, and the command that brings them to their store.
     pub fn tell(&self, over: &Path) -> String {
         let what = match self.counted {
             Some((files, operations)) => format!("{files} file(s) and {operations} operation(s)"),
@@ -186,12 +186,12 @@ impl Place {
         self.identity().is_some_and(|identity| identity.over.as_path() == over)
     }
 
-    /// May something be left here? The agent lives or was killed, or wrote down that it left something.
+    /// May leftovers exist here? The agent lives or was killed, or it wrote down that it left some.
     pub fn has_left(&self) -> bool {
         ["agent.json", "undrained.json"].iter().any(|name| self.inner(name).exists())
     }
 
-    /// Files whose content only the tiers have or that are lost, and operations, as the catalog of a dead agent has them.
+    /// Files whose content only the tiers have or that are lost, and operations, as recorded in a dead agent's catalog.
     pub(super) fn count_left(&self) -> Option<(u64, u64)> {
         let catalog = self.path.join("catalog");
         if !catalog.exists() {
@@ -201,7 +201,7 @@ impl Place {
         let files = image.files.iter().filter(|(_, file)| {
             file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
         });
-        // A lost file is left, too, until it is acknowledged.
+        // A lost file counts as left until the user acknowledges it.
         Some(((files.count() + image.lost.len()) as u64, image.ops.len() as u64))
     }
 }
