@@ -1,4 +1,4 @@
-//! Serving a directory: the namespace behind the mount, and the engine that the agent asks.
+//! Serves a directory: the namespace behind the mount, and the engine that answers the agent.
 //!
 //! [`Service`] is the agent's backend: it opens catalog, tiers and namespace, mounts, and starts the drain.
 
@@ -44,7 +44,7 @@ impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
         let tiers = Arc::new(Tiers::open(&opening.config.tiers, &opening.key)?);
         serve(opening, &tiers).inspect_err(|_| {
-            // What was made there for nothing goes; what an earlier agent left stays.
+            // Removes empty directories that this call made; an earlier agent's files stay.
             for device in tiers.devices() {
                 if let Err(why) = device.sweep() {
                     tracing::warn!(%why, device = %device.path().display(), "a tier could not be swept");
@@ -71,7 +71,7 @@ impl Backend for Service {
         let Opening { config, store, state, key, .. } = opening;
         let tiers = Tiers::open(&config.tiers, &key)?;
         let store = open_store(store, &config, &state)?;
-        // Not opened: that would put right what a death left, and fold.
+        // The catalog is not opened: opening would repair what a crash left, and fold.
         let (image, recovery) = LogCatalog::look(&state.join("catalog"))?;
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         let described = store.describe();
@@ -82,7 +82,7 @@ impl Backend for Service {
         let ground = Ground { image: &image, damage, tiers: &tiers, store, who, store_path, key, scrub };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
-            // Empty directories that were made for looking.
+            // Removes empty directories that the inspection made.
             if let Err(why) = device.sweep() {
                 tracing::debug!(%why, "a tier could not be swept");
             }
@@ -91,7 +91,7 @@ impl Backend for Service {
     }
 }
 
-/// A directory that is looked after and not served.
+/// Opens a directory to take up its leftovers, without serving it.
 fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let Opening { config, store, bare, state, key, .. } = opening;
     let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
@@ -137,7 +137,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         return serve_calls(namespace, runs, guard, &over, &state);
     }
     let attach_options = AttachOptions {
-        // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
+        // A private mount contains only the run's processes. Every user may enter a global mount only if root made it.
         allow_other: root || visibility == Visibility::Private,
         default_permissions: root,
         ..AttachOptions::default()
@@ -149,7 +149,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         shimdoor::disbelieve(namespace.key(), &state);
     }
     let session = afterlife.serve(|| attach(&over, &attach_options), &filesystem, &options)?;
-    // The mount of an earlier agent has programs in it.
+    // The mount of an earlier agent has programs in it: it must stay.
     let give_up = || {
         if !afterlife.is_another() {
             drop(detach(&over, true));
@@ -191,7 +191,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     Ok(Running { engine, mount, shim: place, listeners: None, survives })
 }
 
-/// Without a mount: the directory stays bare, and programs' calls come to us.
+/// Without a mount: the directory stays bare, and the agent receives programs' calls.
 fn serve_calls(
     namespace: Arc<Namespace>,
     runs: Arc<runs::Runs>,
@@ -214,7 +214,7 @@ fn serve_calls(
     })?;
     let place =
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
-    // Counts nothing; the engine asks it.
+    // It counts no requests; the engine needs it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
     let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
     let engine = Arc::new(engine::Served::new(
@@ -261,10 +261,10 @@ struct OverMount {
     shim: Option<shimdoor::Opened>,
 }
 
-/// Without it everything goes by the mount.
+/// Without the shim's door all programs use the mount.
 fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path, again: bool) -> Option<shimdoor::Opened> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
-    // Not synchronised: the answer would have to come from ourselves.
+    // Not synchronised: the answer would have to come from this agent.
     let opened = statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
         .map_err(io::Error::from)
         .map(|seen| makedev(seen.stx_dev_major, seen.stx_dev_minor))
@@ -275,7 +275,7 @@ fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path, again: 
 impl Mounted for OverMount {
     fn detach(&mut self) -> io::Result<()> {
         self.filesystem.expect_end();
-        // An mmap or a descriptor that was just closed may take an instant to let go.
+        // A mapping or a descriptor that was just closed may hold the mount for an instant.
         if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
             if error != rustix::io::Errno::PERM {
                 self.filesystem.expect_more();
@@ -295,7 +295,7 @@ impl Mounted for OverMount {
     }
 }
 
-/// The one user and group that a user namespace of ours knows; `None` where there are more.
+/// The one user and group of our own user namespace; `None` if there are several.
 fn only_ids() -> Option<(u32, u32)> {
     use rustix::process::{getegid, geteuid};
     let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
@@ -303,7 +303,7 @@ fn only_ids() -> Option<(u32, u32)> {
     one.then(|| (geteuid().as_raw(), getegid().as_raw()))
 }
 
-/// In a user namespace of our own, root is not root.
+/// In a user namespace of its own the agent's root is not root.
 fn in_initial_user_namespace() -> bool {
     std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| {
         let fields: Vec<&str> = map.split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! The mount beyond its agent: its descriptor and clones lie with the supervisor, what was agreed with the kernel in the
-//! memory that survives; from these the next agent goes on serving.
+//! Keeps the mount alive beyond its agent. The supervisor holds its descriptor and clones. Surviving memory holds what
+//! the agent and the kernel agreed on. The next agent continues to serve from these.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -19,12 +19,12 @@ const DEVICE: &str = "device";
 const CLONE: &str = "clone-";
 const AGREED: &str = "agreed";
 
-/// How many agents there were before this one: threads of different agents must not be taken for each other.
+/// The number of agents before this one: requests of threads of different agents must not be confused.
 static LIFE: AtomicU64 = AtomicU64::new(0);
-/// More threads than that no crew has.
+/// No worker pool has more threads than this.
 const SLOTS: u64 = 1 << 16;
 
-/// Which request this thread serves.
+/// The request that this thread serves.
 pub fn request() -> Option<Request> {
     let of_shim = || crate::shimdoor::current().map(|(slot, number)| (SLOTS / 2 + slot, number));
     let (slot, number) = crate::mount::current().map(|current| (current.slot, current.number)).or_else(of_shim)?;
@@ -66,7 +66,7 @@ impl Mount {
         self.afterlife.as_ref().is_some_and(|afterlife| afterlife.life > 0)
     }
 
-    /// What holds for an agent what has to outlive it.
+    /// Holds descriptors and facts that have to outlive an agent.
     pub fn keeper(&self) -> Option<&dyn Keeper> {
         self.afterlife.as_ref().map(|afterlife| &*afterlife.channel as &dyn Keeper)
     }
@@ -85,7 +85,7 @@ impl Mount {
         }
     }
 
-    /// Serves the mount: a fresh one, or where another agent was killed. The outer error is the mounting's.
+    /// Serves the mount: a fresh one, or one whose agent was killed. The outer error is from mounting.
     pub fn serve<F: Filesystem>(
         &mut self,
         attach: impl FnOnce() -> Result<OwnedFd>,

@@ -1,4 +1,4 @@
-//! What the namespace asks of the kernel through the mount's door.
+//! The namespace's requests to the kernel, through the mount's door.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use surgetank_types::model::FileId;
 use super::tally::Tally;
 use crate::mount::{BackingId, Notifier};
 
-/// The way to the kernel.
+/// The connection to the kernel.
 pub struct Backings {
     pub tally: Arc<Tally>,
     pub notifier: OnceLock<Notifier>,

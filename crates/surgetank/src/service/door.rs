@@ -1,4 +1,5 @@
-//! The mount's door into the namespace: requests of the kernel in, answers out. No meaning of its own.
+//! The mount's door into the namespace: it translates the kernel's requests and answers, and adds no meaning of its
+//! own.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,9 +23,9 @@ use crate::mount::{
 pub struct Door {
     namespace: Arc<Namespace>,
     direct: bool,
-    /// In a user namespace that knows one user and one group: these. The kernel lets nobody write what belongs to
-    /// others there, a project's directory for instance; so everything is shown as theirs, and the namespace judges by
-    /// the true owners.
+    /// The ids of a user namespace with one user and one group. There the kernel lets no process write what belongs to
+    /// other ids, such as a project's directory. So the door shows everything as owned by these ids, and the namespace
+    /// checks permissions by the true owners.
     only_ids: Option<(u32, u32)>,
     on_lost: Box<dyn Fn() + Send + Sync>,
     ending: AtomicBool,
@@ -58,7 +59,7 @@ impl Door {
         }
     }
 
-    /// The mount is about to go because we want it to.
+    /// The mount ends soon because the agent wants it to.
     pub fn expect_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
@@ -75,7 +76,8 @@ impl Door {
         answer
     }
 
-    /// For what changes names or attributes, or ends a writer: after what other programs closed before.
+    /// For requests that change names or attributes, or end a writer: they take effect after earlier closes by other
+    /// programs.
     fn change<T>(&self, act: impl FnOnce(&Namespace) -> T) -> T {
         self.namespace.catch_up();
         self.serve(act)
@@ -91,13 +93,13 @@ impl Door {
             id: found.id.0,
             generation: 0,
             attr: self.shown(found.attr),
-            // A file that is being written directly has attributes that change all the time; its name does not.
+            // The attributes of a file that is written directly change all the time; its name does not.
             entry_ttl: found.ttl.max(NAME_TTL_MIN),
             attr_ttl: found.ttl,
         }
     }
 
-    /// Who sets the owner or group that is shown changes nothing (`cp -p`, tar): the true one stays.
+    /// Setting the owner or group that is shown changes nothing (`cp -p`, tar): the true one stays.
     fn keep_true_ids(&self, set: &mut namespace::SetAttr) {
         if let Some((uid, gid)) = self.only_ids {
             set.uid = set.uid.filter(|to| *to != uid);
@@ -110,13 +112,14 @@ impl Door {
             Grant::Direct(backing) => Some(BackingId::of(backing)),
             Grant::Mediated => None,
         };
-        // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
+        // A process that only writes needs no pages in between: one copy less. The kernel drops pages that readers
+        // have.
         let access = flags.bits() as i32 & libc::O_ACCMODE;
-        // A trace wants every request, also for what the kernel has in memory.
+        // A trace wants every request, including those that the kernel would answer from memory.
         let uncached = opened.shared || access == libc::O_WRONLY || self.tally.traces.is_on();
         let direct_io = backing.is_none() && uncached;
-        // POSIX locks go with the first close, which only those hear of who ask for it. It costs a round trip, so only where
-        // locks matter to programs: databases lock what they read and write.
+        // POSIX locks end with the first close, and the kernel reports that close only on request. The report costs a
+        // round trip, so only files where programs use locks ask for it: databases lock what they read and write.
         let no_flush = access != libc::O_RDWR;
         let keep_cache = opened.keep_cache && !direct_io;
         Opened { fh: opened.handle, backing, direct_io, keep_cache, no_flush, ..Opened::default() }
@@ -144,7 +147,7 @@ struct Line<'a> {
 }
 
 impl Door {
-    /// Adds lines, each with the position behind it, until there is no more room (`true`).
+    /// Adds lines, each with the position behind it, until the reply is full (`true`).
     fn list(
         &self,
         id: u64,
@@ -179,7 +182,7 @@ impl Door {
 
 /// Requests that an earlier agent may have carried out before it was killed: the kernel sends them again.
 impl Door {
-    /// The file that this request was about, if it was carried out.
+    /// The file of this request, if an earlier agent carried it out.
     fn done_before(&self) -> Option<FileId> {
         let current = current().filter(|current| current.again)?;
         self.namespace.carried_out(current.number)
@@ -189,7 +192,7 @@ impl Door {
         self.done_before().map(|about| self.namespace.made_before(about).map(|found| self.entry(&found)))
     }
 
-    /// What the request opened, before anybody was told.
+    /// The handle that an earlier agent opened for this request before it could answer.
     fn opened_before(&self, flags: OFlags) -> Option<(FileId, FsResult<Opened>)> {
         let current = current().filter(|current| current.again)?;
         let (fh, id) = self.namespace.handle_made_by(current.number)?;
@@ -222,7 +225,7 @@ impl Filesystem for Door {
                 }
                 Ok(Looked::Found(self.entry(&found)))
             }
-            // Others may make the name in the store at any moment.
+            // Another client may create the name in the store at any moment.
             Err(fault) if fault.errno == Errno::NOENT => {
                 Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent), name) })
             }
@@ -276,7 +279,7 @@ impl Filesystem for Door {
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
-            // An empty file that is made is opened, and closed again.
+            // The process created, opened and closed an empty file.
             if let Some((fh, _)) = current().and_then(|current| self.namespace.handle_made_by(current.number)) {
                 self.namespace.release(fh);
             }
@@ -423,8 +426,8 @@ impl Filesystem for Door {
     }
 
     fn release(&self, id: u64, fh: u64, _flags: ReleaseFlags) {
-        // First: the next program may want the lock already, and a descriptor of ours that can write would keep the file from
-        // being sealed.
+        // Unlocking comes first: the next program may want the lock already. A writable descriptor of the agent would
+        // keep the file from being sealed.
         self.namespace.unlock_handle(FileId(id), fh);
         self.tally.traces.released(fh);
         if self.tally.is_estimated(fh) {
@@ -472,7 +475,7 @@ impl Filesystem for Door {
         self.list(id, fh, offset, |_, at, next| sink.add(at.ino, next, at.kind, at.name))
     }
 
-    /// With what nobody has to be asked for: a listing of the store is not to cost a question for each of its files.
+    /// Includes only attributes that need no question: a listing must not cost one question per file of the store.
     fn readdirplus(
         &self,
         caller: &Caller,
@@ -481,7 +484,8 @@ impl Filesystem for Door {
         offset: u64,
         sink: &mut DirectoryPlusSink<'_>,
     ) -> FsResult<()> {
-        // The shim has them from the index: for those who have it the kernel would only make inodes that nobody asks for.
+        // The shim reads them from the index. For a process with the shim the kernel would only create inodes that no
+        // process needs.
         let are_shown = self.namespace.lists_bare(FileId(id), !self.lookers.has(caller.pid));
         self.list(id, fh, offset, |ns, at, next| {
             if !sink.fits(at.name) {
@@ -552,7 +556,7 @@ impl Filesystem for Door {
             wait_long();
         }
         if wait {
-            // Not counted as service: the time is the other program's.
+            // Not counted as service: the other program causes the time.
             return self.namespace.lock(FileId(id), asked, wait);
         }
         self.serve(|ns| ns.lock(FileId(id), asked, wait))

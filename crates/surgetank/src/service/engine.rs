@@ -1,4 +1,4 @@
-//! What the agent asks of a served directory: the namespace's and the drain's answers in the shapes of the report.
+//! The engine of a served directory: it returns the namespace's and the drain's answers in the shapes of the report.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -37,11 +37,11 @@ pub struct Served {
     door: Arc<Door>,
     prefetcher: Prefetcher,
     guard: Option<Guard>,
-    /// Where the drain's counts stood when a scope's final drain began, and when that was.
+    /// The drain's counts and the time when a scope's final drain began.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
-    /// Where there is no mount.
+    /// Set if there is no mount.
     refusals: Option<Arc<Refusals>>,
-    /// Where programs are served.
+    /// Set if programs are served.
     recorder: Option<Arc<Recorder>>,
 }
 
@@ -49,16 +49,17 @@ pub struct Served {
 struct Mark {
     files: u64,
     bytes: u64,
-    /// Within files that are not complete, too.
+    /// Includes bytes of incomplete files.
     copied_bytes: u64,
     at: Instant,
 }
 
-/// A file that is open for longer after its run ended is held by somebody.
+/// If a file stays open longer than this after its run ended, a process holds it.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
-/// Threads that give tiers back: memory is given back by so many cores as fast as by one, times so many.
+/// Threads that free the tiers. Freeing memory takes the same total time on several cores as on one, and that many
+/// times the processor time.
 const EMPTIERS: usize = 2;
-/// Between two looks at what is left, so many times as long as one takes.
+/// The pause between two looks at the queue, in multiples of the time that one look takes.
 const LOOK_REST: u32 = 20;
 
 impl Served {
@@ -92,8 +93,8 @@ impl Served {
         list
     }
 
-    /// Files of programs that have just ended: the kernel tells of their last close a moment later. Judged before,
-    /// they would be called open, or waiting.
+    /// Files of programs that have just ended: the kernel reports their last close a moment later. An earlier verdict
+    /// would call them open or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
         begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
             && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
@@ -227,7 +228,7 @@ impl Engine for Served {
     fn progress(&self, scope: &Scope) -> Progress {
         self.namespace.catch_up();
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
-        // Looked at first: what is sealed just now is found among what is left.
+        // This comes first: a file that is sealed meanwhile then counts as queued.
         let releasing = self.is_releasing(scope, begun);
         let left = self.drain.queued(scope);
         let now = self.mark();
@@ -258,7 +259,7 @@ impl Engine for Served {
             if progress.settled || left.is_zero() {
                 return progress;
             }
-            // To look at a long queue keeps the drain waiting, which changes it thousands of times.
+            // A look at a long queue blocks the drain, which changes it thousands of times.
             std::thread::sleep(left.min(rest));
             let left = until.saturating_duration_since(Instant::now());
             self.namespace.wait_change(left.min(Duration::from_millis(50)));
@@ -274,7 +275,7 @@ impl Engine for Served {
         }
         self.drain.hurry();
         self.namespace.begin_final_drain(scope.run);
-        // After that, so that what is sealed from now on is seen to when it is sealed.
+        // After that, so that a file sealed from now on is drained when it is sealed.
         if self.namespace.config.keep_at_exit == surgetank_policy::config::KeepAtExit::Drain {
             self.namespace.drain_kept(scope.run);
         }
@@ -317,7 +318,7 @@ impl Engine for Served {
         let mut verdict = Verdict::default();
         for one in self.undurable(scope) {
             if one.is_content {
-                // A copy is looked at before it is called safe, as far as it is listed.
+                // The engine checks a copy before it calls it safe, for the files that are listed.
                 let listed = verdict.not_durable.total < LISTED_MAX as u64;
                 let newest = if listed { self.namespace.newest_copy(one.file) } else { Newest::Unknown };
                 let (why, safe_at) = match newest {

@@ -1,8 +1,9 @@
-//! The escape guard: files under the mount that did not go through it. A program gets there with a descriptor of the
-//! directory that is older than the mount, or from a name space that does not have it.
+//! The escape guard: files under the mount that did not go through it. A program bypasses the mount with a descriptor
+//! of the directory that is older than the mount, or from a namespace without the mount.
 //!
-//! Where the bare directory is the store such a file is what another's is: seen through the mount, and safe. Where the store
-//! is elsewhere the directory was bare of files when it was covered, so whatever is in it has escaped, and the store lacks it.
+//! If the bare directory is the store, such a file looks like another client's file: the mount shows it, and it is
+//! safe. If the store is elsewhere, the directory had no files when it was covered. So every file in it has escaped,
+//! and the store lacks it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use surgetank_core::report::{PathText, Undelivered};
 
-/// So many names are enough to see what happened.
+/// The number of names to list: enough to see what happened.
 const NAMED_MAX: usize = 1000;
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -22,12 +23,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// `bare`: the directory, opened before anything was mounted over it.
+    /// `bare`: the directory, opened before any mount covered it.
     pub fn new(over: &Path, bare: OwnedFd) -> Self {
         Self { over: over.to_owned(), bare }
     }
 
-    /// What has escaped until now, as the verdict says it.
+    /// The files that have escaped so far, as the verdict lists them.
     pub fn escaped(&self) -> Vec<Undelivered> {
         let mut found = Vec::new();
         if let Err(why) = walk(self.bare.as_fd(), Path::new(""), &mut found) {
@@ -45,7 +46,7 @@ impl Guard {
     }
 }
 
-/// Everything but directories.
+/// Collects everything except directories.
 fn walk(dir: BorrowedFd<'_>, at: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -57,7 +58,7 @@ fn walk(dir: BorrowedFd<'_>, at: &Path, found: &mut Vec<PathBuf>) -> io::Result<
             return Ok(());
         }
         let path = at.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
-        // Some file systems do not say what it is; what cannot be entered is none.
+        // Some file systems do not report the type; an entry that cannot be entered is not a directory.
         let inner = match entry.file_type() {
             FileType::Directory | FileType::Unknown => rustix::fs::openat(dir, name, FLAGS, Mode::empty()).ok(),
             _ => None,

@@ -1,8 +1,9 @@
-//! Who asks the mount for files' attributes, and who has the shim for that: to the latter a listing need not bring them.
+//! Threads that look files up through the mount, because their process has no shim. For a process with the shim a
+//! listing need not include attributes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Threads that look files up by the mount: those without the shim. (Who is taken for another one only gets more, or asks.)
+/// Unshimmed threads, by hash. (A thread that is confused with another only gets more than it needs, or asks.)
 pub struct Lookers([AtomicU32; 64]);
 
 impl Lookers {

@@ -1,5 +1,5 @@
-//! The thread that brings in what rules with `prefetch` name (Sea's prefetch list among them), beside the command that
-//! has begun already, and then what hints name. It ends when the agent does.
+//! The prefetch thread. It brings in what rules with `prefetch` name (Sea's prefetch list among them) while the command
+//! runs already, and then what hints name. It ends with the agent.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +11,9 @@ use surgetank_core::namespace::Namespace;
 
 pub struct Prefetcher {
     stop: Arc<AtomicBool>,
-    /// Wakes it: `None` when there is nothing more.
+    /// Wakes the thread; `None` ends it.
     wanted: Sender<Option<Vec<u8>>>,
-    /// `None`: it was ended.
+    /// `None`: the thread has been ended.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -34,15 +34,15 @@ impl Prefetcher {
         };
         let thread = std::thread::Builder::new().name("prefetch".to_owned()).spawn(work)?;
         let told = wanted.clone();
-        // When it has ended nobody wants anything any more.
+        // After the thread has ended no hint needs it any more.
         namespace.set_prefetcher(Box::new(move |path| drop(told.send(Some(path)))));
         Ok(Self { stop, wanted, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Returns when nothing is brought in any more.
+    /// Returns when the thread brings in nothing more.
     pub fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        // (It may be gone.)
+        // (The thread may have ended.)
         let _ = self.wanted.send(None);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -52,7 +52,7 @@ impl Prefetcher {
 }
 
 impl Drop for Prefetcher {
-    /// The thread has the namespace, and the namespace wakes the thread.
+    /// The thread holds the namespace, and the namespace wakes the thread.
     fn drop(&mut self) {
         self.end();
     }

@@ -1,13 +1,14 @@
-//! Writes the record of each run: looks at tiers and queue now and then, gathers what processes counted, and when the run is over
-//! puts it into `STATE/KEY/runs/`.
+//! Writes the record of each run: it samples tiers and queue, gathers the counters of processes, and stores the record
+//! in `STATE/KEY/runs/` when the run ends.
 //!
 //! ```text
-//! join ─► begun ─► (tick: gather processes that are over, take a sample, write down how far it is) … ─► finished ─► runs/ID.json
+//! join ─► begun ─► (tick: gather ended processes, take a sample, note the progress) … ─► finished ─► runs/ID.json
 //! ```
-//! An agent that takes over goes on with what was written down. The danger this file avoids: a run that is slower, or
-//! fails, because of its record: looking costs at most one part in 200 of the time (more only where processes come and go by the
-//! thousand), and what cannot be written is told in the log. And processes that find no slot to count in, because those of others
-//! that are over still have them: slots are given away when they may get few, before it is written down what was in them.
+//! An agent that takes over continues from the note. The first danger that it avoids: a run that is slower, or fails,
+//! because of its record. Sampling costs at most one part in 200 of the time (more only if processes come and go by the
+//! thousand), and the log reports what cannot be written. The second danger: processes that find no slot to count in,
+//! because ended processes still have them. The recorder frees slots when they may run short, before it notes their
+//! contents.
 
 mod keep;
 mod processes;
@@ -35,19 +36,19 @@ use keep::Shelf;
 pub use keep::{RUNS, read, records_in};
 use processes::Processes;
 
-/// From sample to sample at first.
+/// The interval between samples at first.
 const INTERVAL: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(100);
-/// Of the time, at most one part in so many goes into looking: of the processor's, for on a busy machine a look that waited for its
-/// turn would not be followed by another one for seconds.
+/// Sampling takes at most one part in this many of the processor time. It is not wall time: on a busy machine a sample
+/// that waited for a processor would delay the next one for seconds.
 const SHARE: u32 = 200;
-/// Slots of processes that are over are given away at the latest when they are one in so many; and it is looked again before that many
-/// more can be over.
+/// The recorder frees slots of ended processes at the latest when they are one in this many. It samples again before
+/// more than that many can have ended.
 const FREED_FROM: usize = 4;
-/// How often is written down how far it is.
+/// How often the recorder notes a run's progress.
 const NOTED_EVERY: Duration = Duration::from_secs(2);
 
-/// Place of hits of which it is not known on which tier they were.
+/// The place of hits whose tier is not known.
 const IN_THE_TIERS: &str = "tiers";
 
 pub struct Recorder {
@@ -55,7 +56,7 @@ pub struct Recorder {
     drain: Arc<Drain>,
     tally: Arc<Tally>,
     shelf: Shelf,
-    /// Of the shim's door: the runs' files lie beside it.
+    /// The shim's index: the runs' files are in the same directory.
     index: Option<PathBuf>,
     runs: Mutex<BTreeMap<RunId, Recording>>,
     stop: Mutex<bool>,
@@ -66,10 +67,10 @@ pub struct Recorder {
 struct Recording {
     record: RunRecord,
     begun: Instant,
-    /// The same, as programs read the clock.
+    /// The same, on the clock that programs read.
     begun_ns: u64,
     base: Totals,
-    /// What earlier agents had counted.
+    /// The counts of earlier agents.
     before: Totals,
     counts: Option<Counts>,
     processes: Processes,
@@ -80,7 +81,7 @@ struct Recording {
     queue_was_busy: bool,
 }
 
-/// Counters of the agent, at one moment, or their growth.
+/// The agent's counters at one moment, or their growth.
 #[derive(Default, Clone)]
 struct Totals {
     tiers: Vec<TierRecord>,
@@ -95,7 +96,7 @@ fn used() -> Duration {
 }
 
 impl Recorder {
-    /// `again`: programs go on counting in the files of an earlier agent.
+    /// `again`: programs continue to count in the files of an earlier agent.
     pub fn start(
         namespace: &Arc<Namespace>,
         drain: &Arc<Drain>,
@@ -150,14 +151,14 @@ impl Recorder {
         if let Some(thread) = lock(&self.thread).take() {
             drop(thread.join());
         }
-        // Those that never said that they are over; another agent does not come any more.
+        // Runs that never reported their end; no other agent follows.
         let left: Vec<RunId> = lock(&self.runs).keys().copied().collect();
         for run in left {
             drop(self.finish(run, None, None));
         }
     }
 
-    /// A run has come, or has come again.
+    /// A run joins, or joins again.
     pub fn begin(&self, run: RunId, pid: u32, command: &str, again: bool) {
         let mut runs = lock(&self.runs);
         if runs.contains_key(&run) {
@@ -175,7 +176,7 @@ impl Recorder {
         let unix_us = clock::now().nanos / 1000;
         let mut record = noted.unwrap_or_default();
         let since = match begun_before {
-            // The wall clock is the only one that both agents know.
+            // Only the wall clock is common to both agents.
             Some(_) => Duration::from_micros(u64::try_from(unix_us - record.begun_unix_us).unwrap_or(0)),
             None => Duration::ZERO,
         };
@@ -225,7 +226,7 @@ impl Recorder {
         runs.insert(run, recording);
     }
 
-    /// Each request of the run is looked at from now on.
+    /// Records each request of the run from now on.
     pub fn trace(&self, run: RunId) {
         if let Some(recording) = lock(&self.runs).get_mut(&run) {
             recording.record.traced = true;
@@ -246,7 +247,7 @@ impl Recorder {
         }
     }
 
-    /// What `surgetank run` says of it.
+    /// What `surgetank run` reports about its end.
     pub fn account(&self, run: RunId, account: &Account) {
         if let Some(recording) = lock(&self.runs).get_mut(&run) {
             let record = &mut recording.record;
@@ -258,7 +259,7 @@ impl Recorder {
         }
     }
 
-    /// Answers why the record could not be written.
+    /// Returns the reason if the record could not be written.
     pub fn finish(&self, run: RunId, verdict: Option<Verdict>, summary: Option<Summary>) -> Option<String> {
         let mut recording = lock(&self.runs).remove(&run)?;
         self.gather(&mut recording, true);
@@ -290,16 +291,16 @@ impl Recorder {
             self.sample(recording);
             recording.next_sample = now + Duration::from_micros(recording.record.samples.interval_us);
         }
-        // Writing down has its own share.
+        // Writing the note has its own share of time.
         let mut pause = Pause { looking: used().saturating_sub(begun), most: None };
         if now >= recording.next_note {
             self.bring_up_to_date(recording);
-            // A full disk is no reason for anything.
+            // A full disk must not affect the run.
             if let Err(why) = self.shelf.note(&recording.record) {
                 tracing::debug!(%why, "how far a run is could not be written down");
             }
             recording.next_note = now + NOTED_EVERY.max(now.elapsed() * SHARE);
-            // From here on they are written down: their slots are others'.
+            // From here on the note has their counts: other processes may use their slots.
             recording.free();
         }
         if let Some(counts) = &recording.counts {
@@ -312,11 +313,11 @@ impl Recorder {
         pause
     }
 
-    /// How many processes were over.
+    /// Returns the number of processes that ended.
     fn gather(&self, recording: &mut Recording, all: bool) -> usize {
         let run = recording.record.run;
         let since = processes::Since { begun: recording.begun, begun_ns: recording.begun_ns };
-        // (Who is over before we look into the slots has nothing to add there.)
+        // (A process that ended before the slots are read adds nothing to them afterwards.)
         let over_before: HashSet<u32> =
             self.tally.processes(run).into_iter().filter(|pid| !processes::is_alive(*pid)).collect();
         let look = |counts: &Counts| counts.look(recording.processes.settled(), processes::is_alive);
@@ -358,7 +359,7 @@ impl Recorder {
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
         let (total, files) = self.namespace.happened.files(record.run, recording.begun);
-        // (After another agent took over: what it saw.)
+        // (After another agent took over: what it observed.)
         if !files.is_empty() || record.agents <= 1 {
             record.files_total = total;
             record.files = files;
@@ -366,7 +367,7 @@ impl Recorder {
         recording
             .processes
             .write_into(record, |file| self.namespace.path_of(file).or_else(|| self.tally.traces.last_name(file)));
-        // Nobody asked the agent for these.
+        // No process asked the agent for these.
         let opens = record.programs.iter().map(|program| program.io.shim.read_opens);
         let count = opens.fold(0, u64::saturating_add);
         record.events.retain(|event| event.place != IN_THE_TIERS);
@@ -457,7 +458,7 @@ impl Recorder {
 }
 
 impl Recording {
-    /// Slots of processes that were taken in are others' from here on.
+    /// From here on other processes may use the slots of processes that were gathered.
     fn free(&mut self) {
         let freed = self.counts.as_ref().map_or(Ok(()), |counts| self.processes.free(counts));
         if let Err(why) = freed {
@@ -465,7 +466,7 @@ impl Recording {
         }
     }
 
-    /// A program has cut the file off: it is in memory that is theirs.
+    /// A program truncated the file: it is in memory that programs own.
     fn count_no_more(&mut self, why: &std::io::Error) {
         tracing::warn!(%why, run = self.record.run.0, "a program spoilt the memory that processes of this run count in: they are no longer counted");
         self.record.counting_ended = true;
@@ -475,12 +476,12 @@ impl Recording {
     }
 }
 
-/// Until the next look.
+/// The pause before the next sample.
 #[derive(Default)]
 struct Pause {
-    /// Processor time that this look took.
+    /// Processor time of this sample.
     looking: Duration,
-    /// By then slots would be getting few.
+    /// After this time slots would run short.
     most: Option<Duration>,
 }
 
@@ -495,7 +496,7 @@ impl Pause {
     }
 }
 
-/// How long so many slots last at the pace at which processes ended.
+/// How long this many slots last at the rate at which processes ended.
 fn lasts(slots: usize, over: usize, in_time: Duration) -> Option<Duration> {
     (over > 0).then(|| in_time.mul_f64(slots as f64 / over as f64))
 }
@@ -534,7 +535,7 @@ impl Totals {
         self
     }
 
-    /// Together with what earlier agents had.
+    /// The sum with the counts of earlier agents.
     fn and(mut self, before: &Self) -> Self {
         for tier in &mut self.tiers {
             if let Some(before) = before.tiers.iter().find(|before| before.name == tier.name) {

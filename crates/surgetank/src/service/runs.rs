@@ -1,4 +1,4 @@
-//! Which run a process belongs to: by descent from the run's process, for each run judges what it wrote.
+//! The run of a process, found by descent from the run's process: each run is judged by what it wrote.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use surgetank_types::model::RunId;
 
-/// Process ids are used again; an answer is not believed for longer.
+/// Process ids are reused, so a cached answer expires after this time.
 const BELIEVED: Duration = Duration::from_secs(1);
 const ANCESTORS_MAX: usize = 256;
 
@@ -19,8 +19,8 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// A process is one run. If it is an earlier agent's, too, it did not live to hear of that and has joined anew: what it writes
-    /// must not count for a run that nobody waits for.
+    /// A process has one run. If an earlier agent registered the process, the process did not get that answer and has
+    /// joined again. Its writes must not count for a run that no client waits for.
     pub fn register(&self, pid: u32) -> RunId {
         let run = RunId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let mut runs = self.runs();
@@ -46,7 +46,7 @@ impl Runs {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run with this number, if it goes on; a single one owns whatever comes.
+    /// The run with this number, if it continues; a single run owns all writes.
     pub fn known(&self, run: RunId) -> RunId {
         match self.runs().as_slice() {
             [(only, _)] => *only,
@@ -55,7 +55,7 @@ impl Runs {
         }
     }
 
-    /// Only where several runs share the directory is /proc asked.
+    /// Reads /proc only if several runs share the directory.
     pub fn run_of(&self, pid: u32) -> RunId {
         let runs = self.runs().clone();
         match runs.as_slice() {
@@ -93,7 +93,7 @@ fn descent(pid: u32, runs: &[(RunId, u32)]) -> RunId {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name may hold spaces and parentheses; what follows the last one is plain.
+    // The command's name may contain spaces and parentheses; the fields after the last one are plain.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -101,7 +101,7 @@ fn parent_of(pid: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// The agent was killed before it answered: the run joined the next one, which knew it by its first number.
+    /// The agent was killed before it answered. The run joined the next agent, which knew it by its first number.
     #[test]
     fn what_a_run_wrote_counted_for_the_one_that_it_had_been_for_an_instant() {
         let runs = Runs::default();

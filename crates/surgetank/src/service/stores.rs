@@ -1,4 +1,4 @@
-//! Which store a URL or a path names, and how it is opened.
+//! Opens the store that a URL or a path names.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -31,10 +31,10 @@ use surgetank_store::webhdfs::{Place as HdfsPlace, WebHdfs};
 use surgetank_store::{Cred, Store, StorePath, Verify};
 use surgetank_types::error::{Error, Result};
 
-/// What a server of a store says.
+/// The answer of a store's server.
 pub struct Answer {
     pub found: String,
-    /// What it does not promise.
+    /// The guarantees that the server lacks.
     pub warnings: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ fn is_hdfs(url: &str) -> bool {
     url.starts_with("webhdfs://")
 }
 
-/// Of what is not safe with it, the log tells.
+/// The log warns about what is not safe with this server.
 #[cfg(feature = "redis")]
 fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
     let mut place = RedisPlace::parse(url)?;
@@ -112,14 +112,14 @@ fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
     Ok(server)
 }
 
-/// `root`: the store's directory, where it is one. Rules may say that files lie compressed or deduplicated in it.
+/// `root`: the store's directory, if it is one. Rules may say that the store compresses or deduplicates files.
 pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
     packed(open_as_it_is(root, config, state)?, config, state)
 }
 
 fn packed(mut store: Arc<dyn Store>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
     let rules = Arc::new(RuleSet::new(&config.rules)?);
-    // What is compressed may be deduplicated as such.
+    // Deduplication applies to compressed content.
     if rules.deduplicates() {
         store = deduplicated(store, &rules)?;
     }
@@ -199,14 +199,14 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
 
-/// Something that was begun on a server, and never came to an end.
+/// An upload that began on a server and never ended.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Abandoned {
     pub path: String,
     pub begun_unix_seconds: i64,
 }
 
-/// Uploads that are older than this; gives them up unless only `looking`.
+/// Uploads that are older than this; aborts them unless `looking`.
 pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
@@ -216,7 +216,7 @@ pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<A
     if is_gridfs(url) {
         return given_up(&GridFs::open(GridFsPlace::parse(url)?)?, older_than, looking);
     }
-    // (What is begun on a Redis goes by itself.)
+    // (An upload to Redis expires by itself.)
     Ok(Vec::new())
 }
 
@@ -233,15 +233,14 @@ fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result
             server.abort(&upload.key, &upload.id).map_err(failed)?;
         }
         let begun_unix_seconds = upload.begun_nanos.div_euclid(1_000_000_000);
-        // What was killed before it said what it was about.
+        // An upload that was killed before it named its file.
         let path = if upload.key.is_empty() { "(chunks of no file)".to_owned() } else { upload.key };
         given_up.push(Abandoned { path, begun_unix_seconds });
     }
     Ok(given_up)
 }
 
-/// Deduplicated content that nobody refers to any more, and that nobody has begun to for so long; removes it unless only
-/// `looking`.
+/// Deduplicated content that no file has referred to, or begun to refer to, for this time; removes it unless `looking`.
 #[cfg(feature = "dedup")]
 pub fn unused(config: &Config, unused_for: Duration, looking: bool) -> Result<Unused> {
     let scratch = Scratch::new()?;
@@ -262,7 +261,7 @@ impl Seen {
     pub fn open(config: &Config) -> Result<Self> {
         let scratch = Scratch::new()?;
         let store = match config.store_url() {
-            // (Nothing is tried out on the server.)
+            // (No trial writes on the server.)
             Some(url) => {
                 let at = Address::parse(url)?;
                 Address::open(&at.root, &at.path, &scratch.0, None)?
@@ -288,7 +287,7 @@ fn root_of(config: &Config) -> Result<Option<OwnedFd>> {
         .map_err(|why| Error::new(format!("{} cannot be looked into", config.store.display())).why(why))
 }
 
-/// Instead of an agent's state: a store of objects keeps there what is under way, and here nothing ever is.
+/// Replaces an agent's state: a store of objects keeps operations in progress there, and here there are none.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -309,7 +308,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Without `..`, which leads to where the directory before it really is.
+/// Without resolving `..`, which leads to the real parent of the directory before it.
 fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     let here = std::path::absolute(path)?;
     let names: Vec<_> = here.components().collect();
@@ -318,26 +317,26 @@ fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     Ok(std::fs::canonicalize(before.iter().collect::<PathBuf>())?.join(behind.iter().collect::<PathBuf>()))
 }
 
-/// A place in a store or in a directory, as it is written on a command line.
+/// A location in a store or in a directory, as written on a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// What all places of one server have in common, or `/`.
+    /// The part that all locations on one server share, or `/`.
     pub root: String,
-    /// Below that.
+    /// The path below that.
     pub path: StorePath,
-    /// It ends with a slash: what is in it is meant.
+    /// It ends with a slash: it means the directory's contents.
     pub inside: bool,
 }
 
 impl Address {
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Self> {
         let given = text.as_ref();
-        // (A path may have any bytes, a URL may not.)
+        // (A path may contain any bytes, a URL may not.)
         let text = given.to_str().unwrap_or_default();
         let (root, path) = match text.split_once("://") {
             #[cfg(feature = "s3")]
             Some(("s3", rest)) => {
-                // Checked as a whole, so that what is wrong with it is said of all of it.
+                // Checked as a whole, so that an error names all of it.
                 S3Place::parse(text)?;
                 let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
                 let (bucket, path) = place.split_once('/').unwrap_or((place, ""));
@@ -367,7 +366,7 @@ impl Address {
             }
             Some(("file", path)) if path.starts_with('/') => ("/".to_owned(), path.as_bytes().to_vec()),
             Some((scheme, _)) => {
-                // Without the rest: it may have a password in it.
+                // Without the rest: it may contain a password.
                 return Err(Error::new(format!("a store of the kind '{scheme}:' cannot be used"))
                     .why("that kind is not in this build")
                     .remedy("`surgetank help stores` lists the kinds that there are"));
@@ -394,12 +393,12 @@ impl Address {
         self.root == "/"
     }
 
-    /// Can a directory of it be opened as a store of its own, and be the same files?
+    /// Can a directory of it be opened as a store of its own, with the same files?
     pub fn divides(&self) -> bool {
         self.is_local() || self.root.starts_with("s3://") || self.root.contains("webhdfs://")
     }
 
-    /// Is there anything? (The root of what is opened of a server is always there.)
+    /// Does it exist? (The root of an opened server always exists.)
     pub fn is_there(root: &str, dir: &StorePath, state: &Path, who: Cred) -> Result<bool> {
         if dir.0.is_empty() || !root.starts_with("s3://") {
             return Ok(true);
@@ -414,7 +413,7 @@ impl Address {
         }
     }
 
-    /// Opens a directory of a server or of this machine. `state`: where what is under way is remembered.
+    /// Opens a directory of a server or of this machine. `state`: remembers operations in progress.
     pub fn open(root: &str, dir: &StorePath, state: &Path, how: Option<Verify>) -> Result<Arc<dyn Store>> {
         if root == "/" {
             let path = Path::new("/").join(std::ffi::OsStr::from_bytes(&dir.0));

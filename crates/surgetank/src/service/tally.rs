@@ -1,7 +1,8 @@
-//! Who does what through the mount: requests counted by the thread that makes them, added up by process.
+//! Requests through the mount: counted by the thread that makes them, summed by process.
 //!
-//! Read and write through the kernel (passthrough) never come here: their opens do, and the file's size at its close is kept as
-//! an estimate. The danger it avoids: asking `/proc` for each request, so a thread is looked up at its first open only.
+//! The agent does not see passthrough reads and writes. It sees their opens, and keeps the file's size at the close as
+//! an estimate. The danger that it avoids: a read of `/proc` for each request. So a thread is looked up at its first
+//! open only.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,17 +17,17 @@ use super::runs::Runs;
 use super::trace::{Named, Traced, Traces, Way};
 
 const SHARDS: usize = 16;
-/// Files of one process whose sizes are asked for at its end.
+/// Files of one process whose sizes are read at its end.
 const GIVEN_MAX: usize = 10_000;
 
 pub struct Tally {
     runs: Arc<Runs>,
     named: Named,
     pub traces: Traces,
-    /// Runs that want to know.
+    /// The number of runs that want figures.
     wanted: AtomicUsize,
     threads: [Mutex<HashMap<u32, Seen>>; SHARDS],
-    /// Open files that the kernel reads and writes itself: by whom, and for writing?
+    /// Open files that the kernel reads and writes itself: the process, and whether it writes.
     handles: Mutex<HashMap<u64, (u32, bool)>>,
 }
 
@@ -42,15 +43,15 @@ pub struct Seen {
     pub mediated: Io,
     /// Opens only, and estimates.
     pub direct: Io,
-    /// Opens and estimates of descriptors that the seccomp door gave it.
+    /// Opens and estimates of descriptors that the seccomp door granted.
     pub seccomp: Io,
-    /// Files of these, for reading and for writing: how often, and how large when it was asked.
+    /// The files of these, for reading and for writing: the number of opens, and the size at the last check.
     given: HashMap<(FileId, bool), (u64, u64)>,
     /// Its run is traced.
     pub traced: Option<Traced>,
 }
 
-/// An open, and how long it took.
+/// An open, and its duration.
 pub struct OpenedBy {
     pub thread: u32,
     pub handle: u64,
@@ -87,7 +88,7 @@ impl Seen {
         Self { run, pid, parent, program, begun, last, mediated, direct, seccomp, given, traced: None }
     }
 
-    /// The same process's other thread.
+    /// Adds another thread of the same process.
     pub fn join(&mut self, other: &Self) {
         self.begun = self.begun.min(other.begun);
         self.last = self.last.max(other.last);
@@ -158,7 +159,7 @@ impl Tally {
         }
     }
 
-    /// The seccomp door gave a descriptor, and nobody counts what is done with it.
+    /// The seccomp door granted a descriptor, and no counter sees its use.
     pub fn gave(&self, thread: u32, file: FileId, flags: i32, made: bool) {
         if !self.is_wanted() {
             return;
@@ -233,7 +234,7 @@ impl Tally {
         }
     }
 
-    /// Does somebody want to know how large the file is now?
+    /// Does a run want the file's current size?
     pub fn is_estimated(&self, handle: u64) -> bool {
         self.is_wanted() && lock(&self.handles).contains_key(&handle)
     }
@@ -247,7 +248,7 @@ impl Tally {
         }
     }
 
-    /// Whose requests were seen.
+    /// The processes whose requests were seen.
     pub fn processes(&self, run: RunId) -> HashSet<u32> {
         let mut pids = HashSet::new();
         for shard in &self.threads {
@@ -256,7 +257,7 @@ impl Tally {
         pids
     }
 
-    /// Processes of the run that `is_over` says so of, each once; they are forgotten here.
+    /// Processes of the run for which `is_over` is true, each once; they are forgotten here.
     pub fn take(&self, run: RunId, is_over: impl Fn(u32) -> bool) -> HashMap<u32, Seen> {
         let mut taken: HashMap<u32, Seen> = HashMap::new();
         for shard in &self.threads {
@@ -270,7 +271,7 @@ impl Tally {
         }
         for seen in taken.values_mut() {
             for ((file, writes), (times, size_bytes)) in std::mem::take(&mut seen.given) {
-                // What is written is known when it is closed, unless it is gone by then.
+                // The size of a written file is known when it is closed, unless it is removed by then.
                 let estimated = times.saturating_mul(if writes { self.size_of(file) } else { size_bytes });
                 let io = &mut seen.seccomp;
                 let sum = if writes { &mut io.estimated_write_bytes } else { &mut io.estimated_read_bytes };

@@ -1,10 +1,12 @@
-//! Traced runs (`run --trace`): which process reads and writes which file, and where in it.
+//! Traced runs (`run --trace`): which process reads and writes which file, and at which offsets.
 //!
-//! While one lasts every open goes by the mount and every request by the agent, who is told of each (`passes_through` is off, and
-//! files are opened uncached, or the kernel would answer from its pages). Dangers it avoids: a name that is another file's
-//! by the time it is written down, so files are kept by their number, and named when the process is over. And a request that waits
-//! for itself: a command line is in its process's memory, which a page fault may have locked that waits for our answer. It is
-//! read where a thread is in open(2), with nothing of ours locked, and otherwise by a thread that nobody waits for.
+//! During a traced run every open uses the mount and the agent serves every request (`passes_through` is off). Files
+//! are opened uncached, or the kernel would answer from its pages. The dangers that it avoids:
+//! - A name that means another file by the time of the record. So files are kept by number, and named when the process
+//!   ends.
+//! - A request that waits for itself. A command line is in its process's memory, and a page fault that waits for the
+//!   agent's answer may have locked that memory. It is read while a thread is in open(2), which holds no lock of ours,
+//!   and otherwise by a thread that no request waits for.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -17,7 +19,7 @@ use surgetank_core::report::pattern::{Access, Tracker};
 use surgetank_core::report::run::{ACCESSES_MAX, COMMAND_CHARS_MAX};
 use surgetank_types::model::{FileId, RunId};
 
-/// The name and size of a file, where it has a name.
+/// The name and size of a file, if it has a name.
 pub type Named = Box<dyn Fn(FileId) -> Option<(Vec<u8>, u64)> + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,10 +40,10 @@ pub struct Traces {
 struct Inner {
     runs: HashSet<RunId>,
     processes: HashMap<u32, Traced>,
-    /// Who opened it: what the kernel writes for a mapping has no process of its own.
+    /// The process that opened each handle: kernel writes for a mapping have no process of their own.
     openers: HashMap<u64, u32>,
-    /// What files were called when they were opened last: who wrote one by another name is over by then, perhaps, and the file
-    /// may be gone before anybody asks.
+    /// The names at the last open. A process that wrote a file under another name may have ended by then, and the file
+    /// may be gone when a record needs its name.
     names: HashMap<FileId, Vec<u8>>,
 }
 
@@ -61,7 +63,7 @@ pub struct Traced {
 pub struct Touched {
     path: Vec<u8>,
     size_bytes: u64,
-    /// It was empty, or not there, when the process opened it.
+    /// The file was empty or absent when the process opened it.
     made: bool,
     read: Tracker,
     write: Tracker,
@@ -76,7 +78,7 @@ impl Touched {
         let (read, write) = (self.read.pattern(), self.write.pattern());
         let calls = |pattern: &Option<_>, calls: fn(&_) -> u64| pattern.as_ref().map(calls);
         let (reading, writing) = (calls(&read, |read| read.calls), calls(&write, |write| write.calls));
-        // Opened for both, and nothing came: mapped, with pages that others had in memory already.
+        // Opened for both, without requests: it is mapped, and other processes had its pages in memory already.
         let mapped = reading == Some(0) && writing == Some(0) && !self.made;
         Access {
             path: PathText(self.path.clone()),
@@ -95,13 +97,13 @@ impl Traces {
         lock(&self.inner)
     }
 
-    /// Reads the process's command line some time soon.
+    /// Reads the process's command line soon.
     fn look_later(&self, pid: u32) {
         let looks = self.looks.get_or_init(|| {
             let (asks, asked) = mpsc::channel();
             let inner = Arc::clone(&self.inner);
             let work = move || {
-                // (Ends with its last sender.)
+                // (The loop ends with its last sender.)
                 for pid in asked {
                     let command = command_of(pid);
                     if let Some(process) = lock(&inner).processes.get_mut(&pid).filter(|_| !command.is_empty()) {
@@ -153,11 +155,11 @@ impl Traces {
         if access != libc::O_RDONLY {
             touched.write.opened();
         }
-        // (Of a file that was there `create` is not asked.)
+        // (`create` is not requested for an existing file.)
         touched.made |= creates || flags.contains(OFlags::TRUNC);
     }
 
-    /// `who`: run and process, where the kernel says it.
+    /// `who`: run and process, if the kernel reports them.
     pub fn request(&self, who: Option<(RunId, u32)>, at: (u64, FileId, Way), offset: u64, bytes: u64, named: &Named) {
         let (handle, file, way) = at;
         let mut inner = self.inner();
@@ -167,7 +169,7 @@ impl Traces {
         });
         let Some((run, pid)) = who else { return };
         let touched = inner.processes.get(&pid).and_then(|process| process.files.get(&file));
-        // What a shell redirects it opens itself, and becomes the program after that.
+        // A shell opens redirections itself, and becomes the program afterwards.
         let is_first = touched.is_none_or(|touched| !touched.tracker(way).has_begun());
         let found = if touched.is_some() { None } else { named(file) };
         let now = is_first.then(|| Look::now(pid, false));
@@ -196,7 +198,7 @@ impl Traces {
         }
     }
 
-    /// The process is over, or the run: it is forgotten here.
+    /// The process or the run has ended: it is forgotten here.
     pub fn take(&self, run: RunId, pid: u32) -> Option<Traced> {
         let mut inner = self.inner();
         inner.processes.get(&pid).filter(|process| process.run == run)?;
@@ -205,7 +207,7 @@ impl Traces {
 }
 
 impl Inner {
-    /// `now`: who the process is; it may be another program since.
+    /// `now`: the process's identity; it may have become another program since.
     fn touched(
         &mut self,
         run: RunId,
@@ -239,7 +241,7 @@ impl Inner {
     }
 }
 
-/// Who a process is at the moment.
+/// The current identity of a process.
 #[derive(Default)]
 struct Look {
     program: String,
@@ -258,7 +260,7 @@ impl Look {
     }
 }
 
-/// Waits for whoever changes the process's address space.
+/// Waits while another thread changes the process's address space.
 fn command_of(pid: u32) -> String {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
@@ -298,7 +300,7 @@ mod tests {
         Box::new(|file| Some((format!("file{}", file.0).into_bytes(), 100)))
     }
 
-    /// What the process with number 1 did to file 7.
+    /// The accesses of process 1 to file 7.
     fn did(act: impl FnOnce(&Traces)) -> Access {
         let traces = traces();
         act(&traces);

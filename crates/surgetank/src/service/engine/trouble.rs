@@ -1,4 +1,4 @@
-//! What is in the way of the drain, and of writers, in words.
+//! Describes what blocks the drain and writers.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::Served;
 const SHORT_TOLD_MAX: usize = 20;
 
 impl Served {
-    /// `ends`: it is the last drain, which gives up.
+    /// `ends`: this is the final drain, which gives up.
     pub(super) fn trouble(&self, ends: bool) -> Option<Trouble> {
         let place = self.namespace.store.describe();
         let paused = self.drain.paused_since_unix_seconds();
-        // It need not fail to be in trouble.
+        // The drain can be in trouble without a failure.
         let silent = self.namespace.store_silent();
         if let Some(time) = silent.or(self.drain.stalled_for()) {
             let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));

@@ -1,7 +1,8 @@
-//! Where records lie: `STATE/KEY/runs/ID.json`, 0600, written whole or not at all, the last hundred; and `now-RUN.json`, how
-//! far a run is, for an agent that takes over.
+//! The records on disk: the last hundred files `STATE/KEY/runs/ID.json`, 0600, each written atomically. `now-RUN.json`
+//! is the note of a run's progress for an agent that takes over.
 //!
-//! The danger it avoids: a name from outside that leads out of the directory. A record is found by comparing names.
+//! The danger that it avoids: a name from outside that leads out of the directory. A record is found by comparing
+//! names.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -59,7 +60,7 @@ impl Shelf {
         let written = (|| {
             let options = || File::options().write(true).create_new(true).mode(0o600).open(&temporary);
             let mut file = match options() {
-                // Of one who was killed at it.
+                // A process that was killed while writing left it.
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
                     fs::remove_file(&temporary)?;
                     options()?
@@ -85,12 +86,13 @@ pub fn read(path: &Path) -> io::Result<RunRecord> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// `YYYYMMDD-HHMMSS-UUUUUU-PID`, UTC with microseconds: names are in the order of time, and process ids begin anew.
+/// `YYYYMMDD-HHMMSS-UUUUUU-PID`, UTC with microseconds. The microseconds keep names in the order of time, because
+/// process ids wrap.
 pub fn name_of(unix_us: i64, pid: u32) -> String {
     let (unix_seconds, micros) = (unix_us.div_euclid(1_000_000), unix_us.rem_euclid(1_000_000));
     // SAFETY: an all-zero tm is a valid one.
     let mut utc: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both point to what they should for the time of the call.
+    // SAFETY: both pointers are valid during the call.
     unsafe { libc::gmtime_r(&raw const unix_seconds, &raw mut utc) };
     format!(
         "{:04}{:02}{:02}-{:02}{:02}{:02}-{micros:06}-{pid}",
@@ -130,7 +132,7 @@ mod tests {
         assert!(shelf.noted(RunId(0)).is_none());
     }
 
-    /// Two of one second were in the order of their process ids, as words: `last` was 9999, and not 10000.
+    /// Two runs of one second once sorted by their process ids as text: `last` was 9999, and not 10000.
     #[test]
     fn the_last_of_two_runs_in_a_second_was_not_the_last() {
         assert!(name_of(1_795_557_600_000_007, 9999) < name_of(1_795_557_600_900_000, 10_000));

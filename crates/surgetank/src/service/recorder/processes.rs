@@ -1,9 +1,9 @@
-//! The processes of a run: what they counted themselves and what the agent saw of them, put together when they are over.
+//! The processes of a run: merges their own counts with the agent's observations when they end.
 //!
-//! A request is in one door's figures only (`report::run::Doors`). What a program counted on descriptors of the mount was read
-//! and written by the kernel, unless the agent mediated it: where it did all of the process's, the program's figures stand, as
-//! they are what it asked for; where it did some, its own figures are taken off. The danger this file avoids: counting the same
-//! byte twice; and a figure that no process can have counted, which is left out and told.
+//! A request counts for one door only (`report::run::Doors`). The kernel read and wrote what a program counted on
+//! descriptors of the mount, unless the agent mediated it. If the agent mediated all requests of the process, the
+//! program's figures count, as they say what it asked for. If the agent mediated some, its own figures are subtracted.
+//! The dangers that it avoids: counting the same byte twice; an impossible figure, which is left out and reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -20,10 +20,10 @@ use surgetank_types::model::FileId;
 use crate::service::tally::Seen;
 use crate::shimdoor::counts::{Counted, Counts};
 
-/// A program's name that a process gave itself.
+/// The limit of program names, which processes choose themselves.
 const PROGRAMS_MAX: usize = 1000;
 
-/// When a run began, by both readings of the one clock.
+/// The begin of a run, as both readings of one clock.
 pub struct Since {
     pub begun: Instant,
     pub begun_ns: u64,
@@ -44,17 +44,17 @@ impl Since {
 #[derive(Default)]
 pub struct Processes {
     list: Vec<Process>,
-    /// What there was no room for in processes' lists of files.
+    /// Entries for which processes' lists of files had no room.
     left_out: u64,
     total: u64,
     programs: BTreeMap<String, Program>,
-    /// What children had done that their parents have waited for: the kernel adds it to the parents'.
+    /// Figures of ended children that their parents waited for: the kernel adds them to the parents'.
     children: HashMap<u32, Kernel>,
-    /// Slots of processes that are in `list`, to be given away when that is written down.
+    /// Slots of processes in `list`, to be freed after the next note.
     settled: HashSet<usize>,
-    /// Found no slot.
+    /// Processes that found no slot.
     pub lost: u64,
-    /// Said of themselves what cannot be.
+    /// Processes with impossible figures.
     disbelieved: u64,
 }
 
@@ -64,7 +64,7 @@ pub fn is_alive(pid: u32) -> bool {
 }
 
 impl Processes {
-    /// Those that are written down already.
+    /// Begins with the processes that the record has already.
     pub fn of(record: &mut RunRecord) -> Self {
         let programs = std::mem::take(&mut record.programs);
         Self {
@@ -77,12 +77,12 @@ impl Processes {
         }
     }
 
-    /// Slots whose processes are taken in already.
+    /// Slots whose processes are gathered already.
     pub fn settled(&self) -> &HashSet<usize> {
         &self.settled
     }
 
-    /// Takes in processes that are over; `all`: the others as they are, too. How many that were.
+    /// Gathers processes that have ended; `all`: living ones as well. Returns the number that ended.
     pub fn gather(&mut self, counted: Vec<Counted>, mut seen: HashMap<u32, Seen>, since: &Since, all: bool) -> usize {
         let mut counted: Vec<Counted> = counted
             .into_iter()
@@ -92,7 +92,7 @@ impl Processes {
         counted.sort_by_key(|one| one.begun_ns);
         let mut next_of: HashMap<u32, &Counted> = HashMap::new();
         let mut over: Vec<(&Counted, Option<&Counted>, bool)> = Vec::new();
-        // From the end: the next program of the same process is known by then.
+        // From the end, so that the next program of the same process is known.
         for one in counted.iter().rev() {
             let next = next_of.insert(one.pid, one);
             let alive = next.is_none() && one.alive;
@@ -101,7 +101,7 @@ impl Processes {
             }
         }
         let on_mount = counted.iter().filter(|one| one.mount != Io::default());
-        // (In the order of their begin: the last one stays.)
+        // (In the order of their begin: the last one remains.)
         let last_on_mount: HashMap<u32, u64> = on_mount.map(|one| (one.pid, one.begun_ns)).collect();
         // Children come before their parents.
         over.sort_by_key(|(one, next, _)| match next {
@@ -114,7 +114,7 @@ impl Processes {
             let last_of_it = next.is_none();
             let has_mount = one.mount != Io::default();
             let later_has = last_on_mount.get(&one.pid).is_some_and(|begun_ns| *begun_ns > one.begun_ns);
-            // It went on as a program that does not count: what the agent saw is that one's.
+            // The process continued as a program that does not count: the agent's observations belong to that program.
             let left = |seen: &Seen| one.ended_ns == 0 && last_of_it && !is_named(seen, &one.program);
             let is_its = last_of_it || (has_mount && !later_has);
             let is_its = is_its && !seen.get(&one.pid).is_some_and(left);
@@ -174,7 +174,7 @@ impl Processes {
             Some(seen) => {
                 let (mediated, direct) = (&seen.mediated, &seen.direct);
                 let opens_directly = direct.read_opens + direct.write_opens > 0;
-                // (Every fsync in the mount is the agent's, whoever reads and writes.)
+                // (Every fsync in the mount counts for the agent, even if the kernel reads and writes.)
                 if is_only_synced(mediated) {
                     take_opens(&mut mount, direct);
                     process.io.passthrough = mount;
@@ -213,19 +213,19 @@ impl Processes {
         }
     }
 
-    /// Those with a trace are what the trace is for.
+    /// Keeps processes with a trace: the trace exists for them.
     fn shorten(&mut self) {
         self.list.sort_by_key(|process| std::cmp::Reverse((!process.files.is_empty(), weight(process))));
         let traced = self.list.partition_point(|process| !process.files.is_empty());
         self.list.truncate(traced.clamp(PROCESSES_MAX, TRACED_PROCESSES_MAX));
     }
 
-    /// Gives the slots of those that are over to others.
+    /// Frees the slots of ended processes.
     pub fn free(&mut self, counts: &Counts) -> io::Result<()> {
         self.settled.drain().try_for_each(|slot| counts.free(slot))
     }
 
-    /// `named`: what a file is called now.
+    /// `named`: the current name of a file.
     pub fn write_into(&mut self, record: &mut RunRecord, named: impl Fn(FileId) -> Option<Vec<u8>>) {
         self.shorten();
         for access in self.list.iter_mut().flat_map(|process| &mut process.files) {
@@ -244,7 +244,7 @@ impl Processes {
     }
 }
 
-/// Without its figures, where they are impossible.
+/// Removes impossible figures.
 fn believed(one: Counted, since: &Since) -> Counted {
     if one.is_possible(since.now_ns()) {
         return one;
@@ -274,7 +274,7 @@ fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
     process.io.passthrough_unseen = seen.direct;
     process.io.seccomp = seen.seccomp;
     if let Some(traced) = seen.traced {
-        // (It may have become another program since its first request.)
+        // (The process may have become another program since its first request.)
         process.program = traced.program;
         process.command = traced.command;
         process.pipeline = traced.pipeline;
@@ -288,7 +288,7 @@ fn all_bytes(io: &Io) -> u64 {
     io.bytes().saturating_add(io.estimated_read_bytes).saturating_add(io.estimated_write_bytes)
 }
 
-/// What decides who stays in a list that is too long.
+/// Decides which processes stay in a list that is too long.
 fn weight(process: &Process) -> (u64, u64) {
     let total = process.io.total();
     (all_bytes(&total), process.ended_us.unwrap_or(u64::MAX).saturating_sub(process.begun_us))
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// The largest there can be: alive only after four million others.
+    /// The largest process id: it is alive only after four million others.
     const NOBODY: u32 = 1 << 22;
 
     fn counted(slot: usize, pid: u32, program: &str, begun_ns: u64, ended_ns: u64) -> Counted {
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
     }
 
-    /// One wrote 2⁶⁴ − 1 into its slot: the recorder stopped, or the record had 1.8e19 bytes.
+    /// A process once wrote 2⁶⁴ − 1 into its slot: the recorder stopped, or the record had 1.8e19 bytes.
     #[test]
     fn impossible_figures_of_a_process_are_left_out_and_told() {
         let mut processes = Processes::default();
