@@ -1,6 +1,6 @@
-//! The verbs of the command line: one file each. What they return is the process's exit code (`docs/exit-codes.md`).
+//! The verbs of the command line, one file each. Their return value is the process's exit code (`docs/exit-codes.md`).
 //!
-//! A verb reads its arguments, talks to the agent over the socket and prints; it never touches files of the mount.
+//! A verb reads its arguments, talks to the agent over the socket and prints. It never touches files of the mount.
 
 pub mod advise;
 pub mod calibrate;
@@ -40,27 +40,27 @@ use crate::agent::engine::Backend;
 use crate::agent::life;
 use settings::Settings;
 
-/// Exit codes of our own; a command's code is passed on as it is.
+/// Surgetank's own exit codes; a command's code is passed on unchanged.
 pub mod exit {
     pub const OK: u8 = 0;
-    /// We failed: no mount, no agent, a bad answer.
+    /// Surgetank failed: no mount, no agent, or an unexpected answer.
     pub const FAILED: u8 = 1;
     /// The command line or the configuration is wrong.
     pub const USAGE: u8 = 2;
-    /// Something that should be durable is not, or somebody still writes.
+    /// A file that should be durable is not, or a process still writes.
     pub const NOT_DURABLE: u8 = 3;
-    /// The drain goes on without us (`--detach-drain`).
+    /// The drain continues without this process (`--detach-drain`).
     pub const DETACHED: u8 = 4;
     /// The command exists but cannot be executed.
     pub const NOT_EXECUTABLE: u8 = 126;
     pub const NOT_FOUND: u8 = 127;
 }
 
-/// What the verbs need from the rest of the program.
+/// The parts of the program that the verbs need.
 pub struct Program<'a> {
     pub backend: &'a dyn Backend,
     pub configure: fn(&Settings) -> Result<Config>,
-    /// For verbs that only ask, from wherever they ask.
+    /// For verbs that only ask, from any directory.
     pub state_root: fn(&Settings) -> Result<PathBuf>,
 }
 
@@ -139,9 +139,9 @@ enum Verb {
     Agent,
 }
 
-/// Parses the command line, does what it says, and returns the exit code.
+/// Parses the command line, runs the verb, and returns the exit code.
 pub fn main(program: &Program<'_>) -> u8 {
-    // The agent is on the way of every start: it is recognised before anything else is set up.
+    // Every run waits for the agent's start, so the agent is recognised before any other setup.
     if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
         return life::main(program.backend);
     }
@@ -151,7 +151,7 @@ pub fn main(program: &Program<'_>) -> u8 {
             return tell(Failure::usage(not_utf8(&std::env::args_os().collect::<Vec<_>>())));
         }
         Err(error) => {
-            // Help and version come this way too; nothing can be done when the terminal is gone.
+            // Help and version come this way too; an error of the terminal has no remedy.
             let _ = error.print();
             return if error.use_stderr() { exit::USAGE } else { exit::OK };
         }
@@ -202,7 +202,8 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// clap says only that some value is not UTF-8. It is the first word that is refused when all others are made so.
+/// The error for a word that is not UTF-8: clap does not say which one. It is the first word that clap refuses when all
+/// others are valid.
 fn not_utf8(words: &[OsString]) -> Error {
     let is_text = |word: &&OsString| word.to_str().is_some();
     let all_but = |but: usize| {
@@ -227,7 +228,7 @@ fn not_utf8(words: &[OsString]) -> Error {
         .remedy("give it in UTF-8; in patterns '?' or '*' stand for bytes of another encoding")
 }
 
-/// An error with the exit code that belongs to it.
+/// An error with its exit code.
 pub struct Failure {
     pub error: Error,
     pub exit: u8,
@@ -252,7 +253,7 @@ fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
     (program.state_root)(settings).map_err(Failure::usage)
 }
 
-/// The agent that serves `path`, or the plain statement that there is none.
+/// The agent that serves `path`, or an error that says plainly that none does.
 fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<Connection> {
     let state = state_root(program, settings)?;
     if let Some(agent) = client::serving(&state, path)? {
@@ -281,14 +282,14 @@ fn refuse_other_store(config: &Config) -> Outcome<()> {
     client::refused_store(config)?.map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
 }
 
-/// For verbs that start an agent: nothing can be looked up in a dead mount, not even the configuration.
+/// For verbs that start an agent: no file in a dead mount can be read, not even the configuration.
 fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
     let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
     let over = settings.over.clone().or(said).unwrap_or_else(|| PathBuf::from("."));
     let Some(dead) = client::dead_mount(&over)? else {
         return Ok(());
     };
-    // Whoever stands in the dead mount goes on in the directory underneath.
+    // A process whose working directory is in the dead mount continues in the directory underneath.
     let here = std::env::current_dir();
     let state = state_root(program, settings)?;
     if !client::clear_dead_mount(&state, &dead)? {

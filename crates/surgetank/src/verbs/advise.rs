@@ -28,7 +28,7 @@ pub fn advise(args: &AdviseArgs) -> Outcome {
     let mut processes: Vec<usize> = args.processes.iter().map(|&number| usize::from(number)).collect();
     if processes.is_empty() {
         let most = 2 * loaded.machine.cores as usize;
-        // 1, 2, 4, … and the most.
+        // 1, 2, 4, … and the maximum.
         processes =
             std::iter::successors(Some(1), |number| Some(number * 2)).take_while(|&number| number < most).collect();
         processes.push(most);
@@ -60,7 +60,7 @@ fn unwritten(error: serde_json::Error) -> Error {
     Error::new("the advice can't be written as JSON").why(error)
 }
 
-/// What to type. The pattern of intermediate files only the user knows.
+/// The command to type. Only the user knows the pattern of intermediate files.
 fn command(loaded: &Loaded, advice: &Advice) -> String {
     let setup = &advice.best.setup;
     let mut line = "surgetank run".to_owned();

@@ -1,11 +1,12 @@
-//! `surgetank calibrate`: what this machine's tiers, its store and our agent can do, measured in under a minute.
+//! `surgetank calibrate`: measures this machine's tiers, its store and the agent in under a minute.
 //!
 //! ```text
 //! room? ─► scratch directories ─► each tier, the store: streams, names ─► an agent over a scratch directory: doors, drain ─► JSON
 //! ```
-//! Every place gets a directory `.surgetank-calibrate-PID` that is removed at the end; one that a killed calibration left is removed by
-//! the next. Nothing is written where a quarter of the room would not do. The danger: figures of the page cache instead of the device;
-//! what is read cold was dropped from it before, and where that is not allowed a note says so.
+//! Every tier and store gets a directory `.surgetank-calibrate-PID`, which is removed at the end. The next calibration
+//! removes the directory of a killed one. A place is skipped if a quarter of its room is not enough. The danger that it
+//! avoids: figures of the page cache instead of the device. A file is dropped from the cache before a cold read; if
+//! that is not allowed, a note says so.
 
 mod doors;
 mod places;
@@ -45,7 +46,7 @@ pub struct CalibrateArgs {
     json: bool,
 }
 
-/// Where `model` and `advise` look when they are not told.
+/// The file that `model` and `advise` read by default.
 pub fn default_file() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
@@ -68,7 +69,7 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     let settings = Settings { over: Some(store.clone()), tiers: args.tiers.clone(), ..Settings::default() };
     let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let out = args.out.clone().or_else(default_file);
-    // Before minutes of measuring.
+    // This check precedes minutes of measuring.
     out.as_deref().map_or(Ok(()), writable).map_err(Failure::usage)?;
 
     let machine = Machine::default();
@@ -82,7 +83,7 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     for tier in &config.tiers {
         for (number, path) in tier.paths.iter().enumerate() {
             let found = room(&machine, path)?;
-            // A cap is the whole tier's: its devices share it equally.
+            // A cap applies to the whole tier: its devices share it equally.
             let cap = tier.cap_bytes.map_or(found.cap, |cap| (cap / tier.paths.len() as u64).min(found.cap));
             let name = if number == 0 { tier.name.clone() } else { format!("{}+{number}", tier.name) };
             tiers.push(places::measure(&name, path, found.in_memory, cap, cores, &mut notes)?);
@@ -133,7 +134,7 @@ fn unwritable(out: &Path, why: io::Error) -> Error {
         .data("no file of yours was changed")
 }
 
-/// Could the file be written? It is left as it is.
+/// Could the file be written? It stays unchanged.
 fn writable(out: &Path) -> Result<()> {
     let failed = |why| unwritable(out, why);
     match fs::OpenOptions::new().append(true).open(out) {
@@ -174,7 +175,7 @@ fn load_average() -> f64 {
     text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
-/// For people.
+/// The result as text for people.
 fn shown(calibration: &Calibration, out: Option<&Path>) -> String {
     let rate = |bps: f64| format!("{}/s", show_bytes(bps as u64));
     let micros = |seconds: f64| format!("{:.0} µs", seconds * 1e6);
@@ -224,7 +225,7 @@ fn shown(calibration: &Calibration, out: Option<&Path>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A directory of our own that is gone when this is.
+/// A directory of this calibration, removed when dropped.
 pub(super) struct Scratch {
     pub path: PathBuf,
 }
@@ -250,7 +251,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Of calibrations that were killed.
+/// Removes the directories of killed calibrations.
 fn remove_left_behind(below: &Path) {
     for entry in fs::read_dir(below).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -1,4 +1,4 @@
-//! `surgetank completions SHELL`: the script by which a shell completes verbs, options and their values.
+//! `surgetank completions SHELL`: the script with which a shell completes verbs, options and their values.
 
 use clap::Command;
 use clap_complete::Shell;

@@ -1,9 +1,9 @@
-//! `surgetank doctor`: what this machine can do, which door will be used and why, and what to do about what is missing.
+//! `surgetank doctor`: reports what this machine can do, which door a run uses and why, and how to fix what is missing.
 //!
-//! Everything is tried, not guessed, and nothing is left behind: name spaces and mounts are tried in a child that dies
-//! at once, files in tiers are removed again. `--clean` removes what killed agents left in shared memory. Whether
-//! `surgetank run` works is decided by its own code (`agent/way`), for the configuration that it would have. Exit code 0 when
-//! it does, 1 when not.
+//! Each check tries the real operation and leaves no trace. Namespaces and mounts are tried in a child that ends at
+//! once; files in tiers are removed again. `--clean` removes what killed agents left in shared memory. The code of
+//! `surgetank run` itself (`agent/way`) decides whether `run` works with this configuration. Exit code 0 if it does, 1
+//! if not.
 
 mod door;
 mod leftovers;
@@ -39,14 +39,14 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// How a finding bears on `surgetank run`.
+/// The effect of a finding on `surgetank run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Good,
-    /// Works, but slower or with less.
+    /// It works, but more slowly or with fewer features.
     Less,
-    /// `run` can't work.
+    /// `run` cannot work.
     Bad,
     /// Neither good nor bad.
     Info,
@@ -57,7 +57,7 @@ pub struct Finding {
     pub about: String,
     pub verdict: Verdict,
     pub found: String,
-    /// What to do about it; empty when nothing is to be done.
+    /// The remedy; empty if none is needed.
     pub remedy: String,
 }
 
@@ -71,7 +71,7 @@ impl Finding {
     }
 }
 
-/// Exit code 0 when `run` would work, 1 when not.
+/// Exit code 0 if `run` would work, 1 if not.
 pub fn run(args: DoctorArgs) -> Result<u8> {
     let findings = examine(&args);
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Bad);
@@ -116,7 +116,8 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
             let found =
                 if error.why.is_empty() { error.what.clone() } else { format!("{} ({})", error.what, error.why) };
             findings.push(Finding::new("configuration", Verdict::Bad, found).remedy(error.remedy.clone()));
-            // Whatever is wrong here, whether the server answers can be told. (A URL that is refused is not repeated.)
+            // Despite other errors, the doctor can check whether the server answers. (It does not repeat a refused
+            // URL.)
             let url = args.settings.store.as_deref().filter(|url| url.contains("://"));
             if let Some(url) = url.filter(|url| Address::parse(url).is_ok_and(|address| !address.is_local())) {
                 server(url, &mut findings);
@@ -126,7 +127,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     findings
 }
 
-/// Open files wanted: each open file of a program costs the agent a descriptor or two.
+/// The wanted limit of open files: each open file of a program costs the agent one or two descriptors.
 const DESCRIPTORS_WANTED: u64 = 4096;
 
 fn limits(machine: &Machine, findings: &mut Vec<Finding>) {

@@ -1,10 +1,11 @@
-//! `surgetank gc`: what lies in a store and nobody sees. Uploads in parts that were begun on a server and are gone on with by
-//! nobody: they show nowhere and are paid for. And deduplicated content that no file refers to any more.
+//! `surgetank gc`: finds invisible garbage in a store. One kind is an upload in parts that began on a server and that
+//! no process continues: it is not listed, and it costs money. The other kind is deduplicated content that no file
+//! refers to any more.
 //!
-//! An agent gives up its own uploads at its end, and the next one those of an agent that was killed. Left are those of nodes
-//! that never came back. The danger: a server does not say whose an upload is; one that somebody still works at is younger than
-//! `--older-than`, and if it is not, its file is sent anew: nothing is lost. Content is dearer: nobody may be about to refer to
-//! it (`shared::unused` in the core).
+//! An agent aborts its own uploads at its end; the next agent aborts those of a killed one. What remains belongs to
+//! nodes that never came back. The danger: a server does not say which process owns an upload. An upload in progress
+//! should be younger than `--older-than`; if it is not, its file is sent again, and no data is lost. For content a
+//! mistake costs more: no process may be about to refer to it (`shared::unused` in the core).
 
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ struct Found {
 pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
     let mut settings = args.settings.clone();
     let nothing = stores::Scratch::new()?;
-    // Nothing is served: what lies where one stands is in nobody's way.
+    // No directory is served: the current directory is unaffected.
     if settings.over.is_none() && settings.store.as_deref().is_some_and(|store| store.contains("://")) {
         settings.over = Some(nothing.0.clone());
     }

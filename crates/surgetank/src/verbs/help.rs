@@ -1,7 +1,7 @@
 //! `surgetank help [VERB | TOPIC]`: the pages of the manual, which are part of the program.
 //!
-//! A message that has more to say points here: where a program was installed, its sources are not.
-//! `--man DIR` writes man pages of the verbs, from the same command line.
+//! Messages with more to explain point here, because an installed program comes without its sources. `--man DIR` writes
+//! man pages of the verbs, from the same command line.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub struct HelpArgs {
     man: Option<PathBuf>,
 }
 
-/// A page of the manual: its name, what it is about, and its text.
+/// A page of the manual: its name, its subject, and its text.
 struct Topic {
     name: &'static str,
     about: &'static str,
@@ -92,8 +92,8 @@ fn list() -> String {
     format!("Topics, for `surgetank help TOPIC`:\n{}", rows.collect::<String>())
 }
 
-/// Markdown's links lead to files that are not here: `[stores](stores.md#s3)` becomes "stores (`surgetank help stores`)",
-/// every other link its words alone.
+/// Markdown's links lead to files that an installation lacks. `[stores](stores.md#s3)` becomes "stores (`surgetank help
+/// stores`)"; every other link becomes its words alone.
 fn readable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Messages pointed to files of the source tree, which a user of an installed program does not have.
+    /// Messages once pointed to files of the source tree, which a user of an installed program does not have.
     #[test]
     fn messages_point_to_topics_that_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

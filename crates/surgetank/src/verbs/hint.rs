@@ -1,5 +1,5 @@
-//! `surgetank hint NAME=VALUE… PATH…`: tells the agent what a workflow knows of its files, for one or for thousands in one
-//! process, also of files that nobody has made yet.
+//! `surgetank hint NAME=VALUE… PATH…`: sends a workflow's hints about files to the agent, for one file or for thousands
+//! in one process. A file need not exist yet.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -18,9 +18,9 @@ use super::{Failure, Outcome, Program, agent_of, exit, words};
 use crate::agent::client::absolute;
 use crate::agent::wire::{Answer, REQUEST_BYTES_MAX, Request};
 
-/// Of a request, what is not hints.
+/// The part of a request that is not hints.
 const ENVELOPE_BYTES: usize = 1024;
-/// So many refusals are told one by one.
+/// At most this many refusals are listed one by one.
 const TOLD_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,8 @@ struct Told {
     refused: Vec<RefusedHint>,
 }
 
-/// Nothing is set unless all of it is understood; what the agent refuses (a tier that is not there) keeps nothing else back.
+/// Sends no hint unless every one is understood. A hint that the agent refuses (for an absent tier) does not stop the
+/// rest.
 pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
     let said = match (&args.from, args.words.as_slice()) {
         (Some(file), _) => {
@@ -173,7 +174,7 @@ fn of_line(line: &[u8]) -> std::result::Result<Said, String> {
     Ok(Said { path: OsString::from_vec(path).into(), hints })
 }
 
-/// Paths as the agent knows them. Directories are looked up once: thousands of paths lie in few.
+/// Paths as the agent knows them. Directories are looked up once: thousands of paths are in few of them.
 struct Below<'a> {
     over: &'a Path,
     parents: HashMap<PathBuf, PathBuf>,
@@ -202,7 +203,7 @@ impl Below<'_> {
     }
 }
 
-/// As few requests as their size allows.
+/// As few requests as their size limit allows.
 fn batches(hints: Vec<HintOf>) -> Result<Vec<Vec<HintOf>>> {
     let mut batches: Vec<Vec<HintOf>> = Vec::new();
     let mut room = 0;

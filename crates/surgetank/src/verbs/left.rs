@@ -1,7 +1,7 @@
-//! What a dead agent left, looked at without its store: which files its tiers have, and which are lost.
+//! Inspects what a dead agent left, without its store: which files its tiers have, and which are lost.
 //!
-//! The danger this file avoids: a note of an earlier agent that is believed. Since it was written a tier may have been
-//! emptied or unmounted; then "safe at" names nothing.
+//! The danger that it avoids: trusting an earlier agent's note. Since then a tier may have been emptied or unmounted;
+//! then "safe at" names a missing file.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,18 +19,18 @@ use crate::agent::place::{Place, StateRoot};
 
 use super::words::count;
 
-/// What a look at a place finds.
+/// The result of inspecting a place.
 pub enum Looked {
-    /// Another process holds the place: an agent, or a command that looks. What is left is not known.
+    /// Another process holds the place: an agent, or a command that inspects it. Its leftovers are not known.
     Held,
-    /// No agent lives. The audit is empty where none ever wrote anything down.
+    /// No agent lives. The audit is empty if no agent ever wrote anything there.
     Dead { was_killed: bool, audit: Audit },
 }
 
 /// Changes nothing.
 pub fn look(place: &Place) -> Result<Looked> {
     let Some(_dead) = place.hold_dead()? else { return Ok(Looked::Held) };
-    // An agent takes its card away when it ends.
+    // An agent removes its card when it ends.
     let was_killed = place.card().is_some();
     Ok(Looked::Dead { was_killed, audit: audit_of(place)? })
 }
@@ -45,7 +45,7 @@ fn audit_of(place: &Place) -> Result<Audit> {
     let (image, recovery) = LogCatalog::look(&catalog)?;
     let Some(identity) = place.read_identity()? else { return Ok(Audit::default()) };
     let key = identity.key;
-    // Those that the catalog names are opened where they were.
+    // Devices that the catalog names are opened at their recorded paths.
     let tiers = Tiers::open(&[], &key)?;
     let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let damage = recovery.damage.as_ref();
@@ -62,7 +62,7 @@ fn audit_of(place: &Place) -> Result<Audit> {
     audit::audit(&ground)
 }
 
-/// Why nothing is said of what is left over `over`.
+/// The error that says why the leftovers over `over` are not known.
 pub fn held(place: &Place, over: &Path) -> Error {
     let locks = ["agent.lock", "start.lock"].map(|name| shell::word(place.path().join(name)));
     Error::new(format!("whether all of {} is in the store is not known", over.display()))
@@ -82,7 +82,7 @@ pub fn lost(audit: &Audit) -> impl Iterator<Item = Lost> {
     audit.lost().map(|one| Lost { path: one.path.clone(), at: one.at.clone(), why: one.text.clone() })
 }
 
-/// What is left where no agent serves, one line a directory.
+/// The leftovers of directories without an agent, one line each.
 pub fn notices(state: &Path) -> Result<Vec<String>> {
     let Some(root) = StateRoot::open_existing(state)? else { return Ok(Vec::new()) };
     let mut lines = Vec::new();
@@ -90,7 +90,7 @@ pub fn notices(state: &Path) -> Result<Vec<String>> {
         let Some(over) = place.identity().map(|identity| identity.over) else { continue };
         let audit = match look(&place)? {
             Looked::Dead { audit, .. } => audit,
-            // Its agent is asked itself.
+            // `status` asks its agent directly.
             Looked::Held if place.is_answered() => continue,
             Looked::Held => {
                 lines.push(format!("{over}  (no agent): {}", held(&place, over.as_path())));
@@ -111,17 +111,17 @@ pub fn notices(state: &Path) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Files on tiers that are not there or cannot be read.
+/// Files on tiers that are absent or cannot be read.
 fn unread(audit: &Audit) -> impl Iterator<Item = &Finding> {
     audit.findings.iter().filter(|one| one.what == What::Unread && !one.path.0.is_empty())
 }
 
-/// The verdict of an agent that is gone, as things are now.
+/// The verdict of an ended agent, corrected by the current state.
 pub fn corrected(mut verdict: Verdict, audit: &Audit) -> Verdict {
     let lost: HashMap<_, _> = audit.lost().map(|one| (&one.path, one)).collect();
     let doubted = |one: &&Finding| matches!(one.what, What::Unread | What::Unproven | What::WrongSize);
     let doubted: HashMap<_, _> = audit.findings.iter().filter(doubted).map(|one| (&one.path, one)).collect();
-    // A plain file that is cut off, or may be, is not safe.
+    // A plain file that is truncated, or may be, is not safe.
     let whole = audit.undrained.iter().filter(|one| one.proven == Proven::Whole);
     let at: HashMap<_, _> = whole.map(|one| (&one.path, &one.at)).collect();
     let (listed, not_listed) = (verdict.not_durable.first.len() as u64, verdict.not_durable.more());
@@ -130,10 +130,10 @@ pub fn corrected(mut verdict: Verdict, audit: &Audit) -> Verdict {
         if let Some(doubted) = doubted.get(&one.path) {
             one.why.clone_from(&doubted.text);
         }
-        // (A temporary in the store is not looked at here.)
+        // (This does not check a temporary in the store.)
         one.safe_at = at.get(&one.path).map(|at| (*at).clone()).unwrap_or_default();
     }
-    // Of those that are not listed the note has only the number.
+    // For entries beyond the listed ones the note has only their number.
     let still_listed = verdict.not_durable.first.len() as u64;
     let new_losses = (lost.len() as u64).saturating_sub(verdict.lost.total);
     let others = new_losses.saturating_sub(listed - still_listed);
@@ -142,7 +142,7 @@ pub fn corrected(mut verdict: Verdict, audit: &Audit) -> Verdict {
     verdict
 }
 
-/// What an agent left that was killed before it could write a verdict.
+/// The leftovers of an agent that was killed before it could write a verdict.
 pub fn of_killed(audit: &Audit) -> Verdict {
     let away = unread(audit).map(|one| NotDurable {
         path: one.path.clone(),

@@ -1,4 +1,4 @@
-//! `surgetank model`: how long a workload takes on the store and in each mode, between which bounds, and what takes the time.
+//! `surgetank model`: predicts how long a workload takes on the store and in each mode, with bounds and causes.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub struct Subject {
     pub json: bool,
 }
 
-/// A subject, read.
+/// A subject after reading its files.
 pub struct Loaded {
     pub machine: Calibration,
     pub workload: Workload,
@@ -74,7 +74,7 @@ impl Subject {
     }
 }
 
-/// Caps of the calibration's tiers, in its order; 0 for those that are not named when some are.
+/// Caps of the calibration's tiers, in its order; 0 for the other tiers if `named` has entries.
 fn caps(machine: &Calibration, named: &[String]) -> Result<Vec<u64>> {
     let mut caps: Vec<u64> =
         machine.tiers.iter().map(|tier| if named.is_empty() { tier.room_bytes } else { 0 }).collect();
@@ -186,7 +186,7 @@ pub fn model(args: &ModelArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-/// Most values of a sweep.
+/// The maximum number of values in a sweep.
 const SWEEP_MAX: usize = 64;
 
 fn swept(machine: &Calibration, base: &Setup, sweep: &str) -> Result<Vec<(String, Setup)>> {
@@ -246,7 +246,7 @@ pub fn prediction_lines(prediction: &Prediction) -> Vec<String> {
     let time = |seconds: f64| words::millis((seconds * 1e3).round() as u64);
     let mut parts: Vec<_> = prediction.outcome.spent.clone();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    // Below a hundredth it is nobody's concern.
+    // A part below one hundredth is too small to report.
     let parts = parts.iter().filter(|(_, seconds)| *seconds >= 0.01 * prediction.estimate_s);
     let parts: Vec<String> =
         parts.map(|(cause, seconds)| format!("{} {}", predict::words(*cause), time(*seconds))).collect();

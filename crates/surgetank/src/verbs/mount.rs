@@ -1,7 +1,8 @@
 //! `surgetank mount DIR` and `surgetank umount DIR`: a mount for every program of the machine.
 //!
-//! The danger both avoid: a program that holds the bare directory writes past the mount, and one that is still inside
-//! loses its files. So `mount` refuses while anybody holds the directory, and `umount` drains first and is never lazy.
+//! The danger that both avoid: a program that holds the bare directory writes past the mount, and a program still
+//! inside loses its files. So `mount` refuses while a process holds the directory. `umount` drains first and is never
+//! lazy.
 
 use std::path::PathBuf;
 use std::sync::Arc;

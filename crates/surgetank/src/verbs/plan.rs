@@ -1,8 +1,8 @@
-//! `surgetank plan`: what would happen to a tree, without doing it.
+//! `surgetank plan`: shows what Surgetank would do with a tree, without doing it.
 //!
-//! Walks the directory, or the store on a server, once and keeps only sums for each rule, so that a million files need no more
-//! memory than ten. Looks at names and sizes, opens nothing, changes nothing; other mounts below the directory are left out, as they
-//! would be under the mount.
+//! It walks the directory, or the store on a server, once and keeps only sums for each rule. So a million files need no
+//! more memory than ten. It reads names and sizes, opens no file and changes nothing. It omits other mounts below the
+//! directory, as the mount would.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -40,7 +40,7 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// Exit code 0, or 1 when parts of the tree could not be read.
+/// Returns exit code 0, or 1 if parts of the tree could not be read.
 pub fn run(args: PlanArgs) -> Result<u8> {
     let loaded = Config::load(&args.settings.overrides())?;
     let mut out = BufWriter::new(io::stdout().lock());
@@ -51,7 +51,7 @@ pub fn run(args: PlanArgs) -> Result<u8> {
     Ok(u8::from(unread > 0))
 }
 
-/// What was seen of one kind of decision.
+/// The sum for one kind of decision.
 #[derive(Debug, Default)]
 struct Sum {
     files: u64,
@@ -61,7 +61,7 @@ struct Sum {
 
 #[derive(Debug, Default)]
 struct Tree {
-    /// By (mode, drained last, rule's position): the order in which they are shown.
+    /// By (mode, drained last, rule's position), which is the display order.
     sums: BTreeMap<(u8, bool, Option<usize>), (Shown, Sum)>,
     prefetch: Sum,
     pinned: Sum,
@@ -72,7 +72,7 @@ struct Tree {
     unread_count: u64,
 }
 
-/// The part of a decision that a sum stands for.
+/// The part of a decision that a sum represents.
 #[derive(Debug)]
 struct Shown {
     mode: Mode,
@@ -80,7 +80,7 @@ struct Shown {
     why: String,
 }
 
-/// Returns how many directories or files could not be read.
+/// Returns the number of directories and files that could not be read.
 fn plan(loaded: &Loaded, each_file: bool, as_json: bool, out: &mut impl Write) -> io::Result<u64> {
     let config = &loaded.config;
     let rules = RuleSet::new(&config.rules).map_err(io::Error::other)?;
@@ -113,14 +113,14 @@ fn walk(
     rules: &RuleSet,
     mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>,
 ) -> io::Result<Tree> {
-    // Files that lie packed in it have other names and sizes than programs see.
+    // Packed files have other names and sizes in the store than programs see.
     if config.store_url().is_some() || rules.compresses() || rules.deduplicates() {
         return walk_store(config, rules, file);
     }
     let mut tree = Tree::default();
     let mounts = mounts_below(&config.over);
     let top = if config.store == config.over { &config.over } else { &config.store };
-    // One open directory for each level, and no list of names.
+    // One open directory per level, and no list of names.
     let mut open = Vec::new();
     let mut path: Vec<u8> = Vec::new();
     enter(top, &path, &mut open, &mut tree);
@@ -175,7 +175,7 @@ fn mounts_below(over: &Path) -> Vec<PathBuf> {
     mounts.filter(|at| at != over && at.starts_with(over)).collect()
 }
 
-/// As programs would see it.
+/// Walks the store as programs would see it.
 fn walk_store(
     config: &Config,
     rules: &RuleSet,
@@ -278,12 +278,12 @@ impl Sum {
     }
 }
 
-/// A path for people: control characters and bytes that are not UTF-8 are made visible.
+/// A path for people: control characters and bytes that are not UTF-8 become visible.
 fn printable(path: &[u8]) -> String {
     OsStr::from_bytes(path).to_string_lossy().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A path for JSON, which knows only UTF-8.
+/// A path for JSON, which allows only UTF-8.
 fn lossy(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
     use surgetank_policy::config::Overrides;
 
-    /// A tree with rules of its own; returns what `plan` prints.
+    /// A tree with its own rules; returns what `plan` prints.
     fn planned(build: impl Fn(&Path), rules: &[&str], each_file: bool, as_json: bool) -> (String, u64) {
         let dir = tempfile::tempdir().expect("tempdir");
         let (over, tier) = (dir.path().join("over"), dir.path().join("tier"));

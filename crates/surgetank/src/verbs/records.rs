@@ -1,7 +1,7 @@
-//! The records of runs that lie below a state directory, and which of them is meant.
+//! The records of runs below a state directory, and the choice of one.
 //!
-//! The danger it avoids: reading what another user put there. Only the state directory of this user is looked into, which its
-//! agents make 0700.
+//! The danger that it avoids: reading a file that another user put there. It reads only this user's state directory,
+//! which agents create with mode 0700.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::agent::commands;
 use crate::agent::place::StateRoot;
 use crate::service::recorder::{RUNS, read, records_in};
 
-/// The records of one agent's place, which serves one directory; in the order of time, names and files.
+/// The records of one agent's place, which serves one directory: names and files, in the order of time.
 struct Shelf {
     records: Vec<(String, PathBuf)>,
 }
@@ -49,7 +49,7 @@ fn shelves(state: &Path) -> Outcome<Vec<Shelf>> {
     Ok(shelves)
 }
 
-/// The records of the directory that `path` is or lies in, the newest first; the deepest such directory.
+/// The records of the directory that is or contains `path`, the newest first; the deepest such directory.
 pub fn around(state: &Path, path: &Path) -> Outcome<Vec<RunRecord>> {
     let path = client::absolute(path)?;
     let real = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -64,7 +64,7 @@ pub fn around(state: &Path, path: &Path) -> Outcome<Vec<RunRecord>> {
         }
         match &mut best {
             Some((deepest, _)) if *deepest > depth => {}
-            // A directory that came back under another device number has two places.
+            // A directory that came back under another device number may have two places.
             Some((deepest, found)) if *deepest == depth => found.extend(records),
             _ => best = Some((depth, records.collect())),
         }
@@ -74,13 +74,13 @@ pub fn around(state: &Path, path: &Path) -> Outcome<Vec<RunRecord>> {
     Ok(found)
 }
 
-/// The last run over the current directory, or over one above it.
+/// The last run over the current directory, or over a directory above it.
 pub fn last_here(state: &Path) -> Outcome<RunRecord> {
     let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     if let Some(newest) = around(state, &here)?.into_iter().next() {
         return Ok(newest);
     }
-    // Where only one directory was ever served, there is no doubt which is meant.
+    // If only one directory was ever served, the choice is unambiguous.
     match shelves(state)?.as_slice() {
         [] => Err(none(state)),
         [only] => find(&only.records, "last", state),
@@ -103,7 +103,7 @@ fn none(state: &Path) -> Failure {
     )
 }
 
-/// `wanted`: `last`, a name, or the beginning of one.
+/// `wanted`: `last`, a name, or a prefix of one.
 pub fn find(records: &[(String, PathBuf)], wanted: &str, state: &Path) -> Outcome<RunRecord> {
     let like: Vec<&(String, PathBuf)> = match wanted {
         "last" => records.last().into_iter().collect(),
@@ -167,7 +167,7 @@ mod tests {
         assert!(find(&[], "last", &state).is_err());
     }
 
-    /// `report` without a name showed the last run of whatever directory.
+    /// `report` without a name once showed the last run of any directory.
     #[test]
     fn records_around_a_path_are_those_of_its_directory() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `surgetank report`: what happened in a run, from its record. The record itself is JSON; other renderings stand beside [`text`].
+//! `surgetank report`: what happened in a run, from its record. The record itself is JSON; [`text`] and `page` are
+//! other renderings.
 
 pub mod page;
 pub mod text;

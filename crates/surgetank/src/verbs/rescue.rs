@@ -1,7 +1,7 @@
-//! `surgetank fsck` and `surgetank scavenge`: what is there after something went wrong, and how it gets to where it belongs.
+//! `surgetank fsck` and `surgetank scavenge`: show what remains after a failure, and bring it where it belongs.
 //!
-//! The danger both avoid: deciding for the user. `fsck` changes nothing without `--repair`, and never removes the only
-//! copy of anything; `scavenge` writes to the store as a run would, or into a fresh directory.
+//! The danger that both avoid: deciding for the user. `fsck` changes nothing without `--repair`, and never removes the
+//! only copy of a file. `scavenge` writes to the store as a run would, or into a fresh directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -103,13 +103,13 @@ impl Left {
     }
 }
 
-/// `None`: nothing was ever left there.
+/// `None`: no agent ever left anything there.
 fn left_of(config: Config) -> Outcome<Option<Left>> {
     let cannot = |why: io::Error| Error::new(format!("{} cannot be looked at", config.over.display())).why(why);
     let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
     let meta = config.over.metadata().map_err(cannot)?;
     let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(None) };
-    // One that was killed a moment ago may still be on its way out.
+    // An agent that was killed a moment ago may still be ending.
     let begun = std::time::Instant::now();
     let held = loop {
         match place.try_hold()? {
@@ -126,7 +126,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
             .into());
     };
     place.await_catalog();
-    // What is made has the mode that it is made with.
+    // A created file keeps the mode of its creation.
     rustix::process::umask(Mode::empty());
     Ok(Some(Left { config, place, _held: held }))
 }
@@ -167,7 +167,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
     let durable = drain(&left, engine, false)?;
     let again = program.backend.audit(left.opening()?, false)?;
-    // What was found before and is not there any more was mended; what only reading finds was judged on the way.
+    // A finding that is gone after the repair is fixed. Findings that need reading were judged during the repair.
     after.files = before.files;
     let by_reading = after.findings.len();
     for mut finding in before.findings {
@@ -183,8 +183,8 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     Ok(if durable { code } else { exit::NOT_DURABLE })
 }
 
-/// Somebody has removed it from the store, and so it stays removed; a copy that a tier has would go with it. It may be the
-/// only one: one of its own is put beside those that no record names.
+/// Another client has removed the file from the store, so it stays removed; a tier's copy would disappear with it. That
+/// copy may be the only one: a separate copy joins the files without a record.
 fn keep_copy(copy: &TierCopy, path: &[u8]) -> Result<()> {
     let copied = namespace::keep_copy(&copy.files, &copy.path, path);
     copied.map_err(|why| {
@@ -204,7 +204,7 @@ fn tell_forgotten(forgotten: &Listing<Lost>) {
     eprintln!("surgetank: {} lost files are acknowledged{more}", words::count(forgotten.total));
 }
 
-/// Everything goes to the store that can; says whether all could. `forget`: losses are acknowledged.
+/// Drains everything that the store accepts; returns whether that was all. `forget`: acknowledges losses.
 fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
     const LOOK_EVERY: Duration = Duration::from_millis(200);
     let everything = Scope::everything();
@@ -226,7 +226,7 @@ fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
     }
     let verdict = engine.verdict(&everything);
     engine.shutdown();
-    // And with it the catalog's lock.
+    // Dropping it releases the catalog's lock.
     drop(engine);
     let durable = verdict.is_durable();
     words::tell_verdict(&verdict, &Commands::at(&left.place, &left.config.over));
@@ -309,7 +309,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     if args.list || args.to.is_some() {
         let audit = program.backend.audit(left.opening()?, false)?;
         list_or_copy(&audit.undrained, args, &over)?;
-        // The list is not all there was.
+        // The list does not contain all findings.
         let missing =
             |finding: &&Finding| matches!(finding.what, What::Damaged | What::Lost | What::Orphan | What::Unread);
         let commands = Commands::at(&left.place, &over);
@@ -376,7 +376,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Re
     words::print(&(undrained.iter().map(line).collect::<String>() + &sum))
 }
 
-/// Plain files below scopes of ours, when nothing else knows of them: a lost state directory.
+/// Plain files below this user's scopes that nothing else knows: their state directory is lost.
 fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
     let mut found = Vec::new();
     for tier in tiers {
@@ -415,7 +415,7 @@ fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
     Ok(found)
 }
 
-/// Into a directory that is new or empty: nothing there can be replaced, and no link leads out of it.
+/// Copies into a new or empty directory: it replaces no file there, and no link leads out of it.
 fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
     let failed = |path: &Path, why: io::Error| {
         Error::new(format!("--to: {} cannot be written", path.display()))
@@ -439,7 +439,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         if !path.components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Error::new(format!("{} is no path below a directory", one.path)));
         }
-        // Never under its own name what would then replace a good version.
+        // A copy that is not proven whole never gets its own name, under which it could replace a good version.
         let name = path.file_name().unwrap_or_default();
         let name = match one.proven {
             Proven::Nothing | Proven::Cut => OsString::from_vec(unproven_name(name.as_bytes(), 0)),
@@ -448,7 +448,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         let mut to = out.join(path).with_file_name(&name);
         let dir = to.parent().unwrap_or(out).to_path_buf();
         DirBuilder::new().mode(0o700).recursive(true).create(&dir).map_err(|why| failed(&dir, why))?;
-        // Of the same path on two tiers both are kept.
+        // Of the same path on two tiers both copies are kept.
         let mut number = 1;
         let target = loop {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to) {

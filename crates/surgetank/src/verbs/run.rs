@@ -1,10 +1,12 @@
-//! `surgetank run … -- COMMAND…`: an agent, the command inside its mount, the final drain, the truth as exit code.
+//! `surgetank run … -- COMMAND…`: runs an agent, the command inside its mount and the final drain, and reports the
+//! result as its exit code.
 //!
 //! ```text
 //! find or start agent ─► join ─► command (signals passed on) ─► grace for its children ─► final drain ─► account
 //! ```
-//! The run *is* its connection to the agent: killed at any moment, it is released by the connection's end.
-//! This process stays outside the mount, and has no other thread than the one of `seccomp/reach`; only the command goes inside.
+//! The run *is* its connection to the agent: the agent releases it when the connection ends, even after a kill. This
+//! process stays outside the mount, and has no other thread than the one of `seccomp/reach`. Only the command enters
+//! the mount.
 
 pub mod account;
 mod attending;
@@ -77,7 +79,7 @@ const PASSED_ON: [i32; 9] = [
     libc::SIGWINCH,
 ];
 
-/// Signals by which people and schedulers end a run.
+/// Signals with which people and schedulers end a run.
 const ENDS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
@@ -87,7 +89,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let cwd = std::env::current_dir()
         .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
     let inherited = child::inherited_below(&config.over);
-    // Before anything is started: a report that cannot be written is to be known now.
+    // This precedes every start: the user must learn now that a report cannot be written.
     let json = args.json.as_deref().map(open_report).transpose()?;
 
     super::refuse_other_store(&config)?;
@@ -95,7 +97,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     if args.trace
         && let Err(error) = trace(&mut agent)
     {
-        // (For the record: it was not killed.)
+        // (For the record: the run was not killed.)
         let reason = "it could not be traced, and nothing was begun".to_owned();
         let told = Account { command_exit: 1, exit: 1, reason, ended_us_ago: 0 };
         drop(agent.ask(&Request::Account(told)));
@@ -129,13 +131,13 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     };
     surgetank_types::crash_point!("run.joined");
     let spawned = loop {
-        // (What the shim opens the agent does not see.)
+        // (The agent does not see files that the shim opens.)
         let variables = match session.args.trace {
             true => Vec::new(),
             false => preload::variables(&session.config, &session.agent.hello, session.run),
         };
         match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
-            // Killed since it greeted us: the next one has the same namespaces.
+            // The agent was killed after its greeting: the next one has the same namespaces.
             Err(Stillborn::Ours(_)) if !session.agent_lost && session.has_another_agent()? => {}
             spawned => break spawned,
         }
@@ -165,16 +167,17 @@ fn open_report(path: &Path) -> Outcome<std::fs::File> {
 }
 
 const COMMAND_SHOWN_CHARS_MAX: usize = 1000;
-/// Many short runs over one directory may find one after the other leaving; a thousand in a row are no coincidence.
+/// With many short runs over one directory, a run may find one leaving agent after another. A thousand in a row is not
+/// a coincidence.
 const AGENTS_TRIED_MAX: usize = 1000;
 
-/// For people to read, in `status`: not more than they would.
+/// For display in `status`, cut to a readable length.
 fn shown_command(args: &Args) -> String {
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     command.join(" ").chars().take(COMMAND_SHOWN_CHARS_MAX).collect()
 }
 
-/// Finds or starts the agent and joins it; again when it was just about to go.
+/// Finds or starts the agent and joins it; tries again if the agent was about to leave.
 fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
     let command = shown_command(args);
     for _ in 0..AGENTS_TRIED_MAX {
@@ -185,7 +188,7 @@ fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
                 return Ok((found.settled(), run, started));
             }
             Joined::Leaving => {
-                // Returns when it is gone; then a fresh one is started.
+                // Returns when that agent has ended; then a fresh one is started.
                 found.connection.await_gone()?;
             }
         }
@@ -230,7 +233,7 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     Ok(())
 }
 
-/// Closes what leads underneath the mount, and tells.
+/// Closes descriptors that lead underneath the mount, and reports them.
 fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
     // In a globally mounted directory these descriptors are the mount's own.
     if agent.hello.visibility == Visibility::Global {
@@ -263,20 +266,20 @@ struct Run {
     agent: Connection,
     run: RunId,
     signals: Arc<Signals>,
-    /// It was killed and nobody took over.
+    /// The agent was killed and no other one replaced it.
     agent_lost: bool,
-    /// It was killed: the call to the one that takes over.
+    /// The agent was killed: the call to its replacement.
     dialed: Option<Dialed>,
-    /// What it said that was not waited for.
+    /// Answers that no wait has taken yet.
     heard: Vec<Answer>,
-    /// It does not answer, and the second signal came: the command may still run.
+    /// The agent does not answer, and the second signal arrived: the command may still run.
     abandoned: bool,
     begun: Instant,
     ended: Instant,
 }
 
 impl Run {
-    /// Background children may finish; who is left then is named.
+    /// Gives background children time to finish; returns those that still run.
     fn grant_grace(&mut self) -> Result<Vec<Holder>> {
         let until = clock::tick() + self.config.grace;
         let mut told = false;
@@ -297,7 +300,7 @@ impl Run {
             self.await_event(Some(until))?;
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
                 if ENDS.contains(&arrived.number) {
-                    // Enough of waiting; the drain is next.
+                    // The user ended the wait; the drain follows.
                     return Ok(offspring::living());
                 }
             }
@@ -311,7 +314,7 @@ impl Run {
         let mut verdict: Option<Verdict> = None;
         if !detached && !self.abandoned {
             let mut drained = self.drain();
-            // It died in the instant in which the command ended, or since.
+            // The agent died as the command ended, or since.
             while drained.is_err() && !self.agent.is_silent() {
                 match self.has_another_agent() {
                     Ok(true) => {}
@@ -338,7 +341,8 @@ impl Run {
             }
         }
         let drain_ms = millis(self.ended.elapsed());
-        // It is not asked for figures while it does not answer, or still reports of a drain that this run no longer waits for.
+        // The run requests no figures while the agent is silent, or while it still reports a drain that the run
+        // abandoned.
         let silent = self.agent.is_silent() && !gave_up;
         let summary = self.summary();
         detached &= left_running.is_empty();
@@ -359,7 +363,7 @@ impl Run {
             reason: reason.into(),
             ended_us_ago: u64::try_from(self.ended.elapsed().as_micros()).unwrap_or(u64::MAX),
         };
-        // Only for the record: an agent that is gone has none.
+        // Only for the record, which an ended agent cannot write.
         let _ = self.agent.ask(&Request::Account(told));
         let (last, unrecorded) = match self.agent.ask(&Request::Release) {
             Ok(Answer::Released { last, unrecorded }) => (last, unrecorded),
@@ -369,7 +373,7 @@ impl Run {
         if !unrecorded.is_empty() {
             eprintln!("surgetank: {}", account::unrecorded(&unrecorded, exit));
         }
-        // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
+        // The agent's last work (unmount, catalog) is part of the run: a script may remove the tiers next.
         if last && !gave_up && !timed_out && left_running.is_empty() {
             let _ = self.agent.await_gone().inspect_err(|error| eprintln!("surgetank: {error}"));
         }
@@ -394,11 +398,11 @@ impl Run {
         Ok(exit)
     }
 
-    /// The final drain of what this run wrote; of everything when the agent had to be started again.
+    /// The final drain of what this run wrote; of everything if the agent had to be started again.
     fn drain(&mut self) -> Result<Drained> {
         let mut scope = Scope::run(self.run);
         if self.agent_lost {
-            // Nothing looks at the signals in these waits: a signal ends this process. What was sealed stays in the tiers.
+            // No code checks the signals in these waits: a signal ends this process. Sealed files stay in the tiers.
             self.signals.unblock();
             let joined = join(&self.config, &self.args);
             self.signals.block_again().map_err(|error| Error::new("signals cannot be blocked").why(error))?;
@@ -407,7 +411,7 @@ impl Run {
             (self.agent, self.run) = (agent, run);
             scope = Scope::everything();
         }
-        // What is left has to be said before the kill. (Where the end is over and nobody was killed, it was a mistake.)
+        // The report must come before the scheduler's kill. (If the deadline has passed without a kill, it was wrong.)
         let left = self.config.deadline.as_ref().map(|end| end.left().saturating_sub(end.lead / 4));
         let timeout_ms = left.filter(|left| !left.is_zero()).map(millis);
         let request = Request::Wait { scope: scope.clone(), timeout_ms };

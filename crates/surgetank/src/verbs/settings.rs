@@ -1,4 +1,4 @@
-//! The configuration's options on the command line, the same for every verb that needs a configuration.
+//! The configuration's command-line options, shared by every verb that needs a configuration.
 
 use std::path::PathBuf;
 
@@ -101,12 +101,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// For verbs that only look for an agent.
+    /// For verbs that only need to find an agent.
     pub fn of_state(state: Option<&PathBuf>) -> Self {
         Self { state: state.cloned(), ..Self::default() }
     }
 
-    /// Options that an agent takes at its start only; named when an agent runs already.
+    /// Options that take effect only when an agent starts; a message names them if one runs already.
     pub fn given_at_start(&self) -> Vec<&'static str> {
         let given = [
             ("--tier", !self.tiers.is_empty()),

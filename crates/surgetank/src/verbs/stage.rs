@@ -1,7 +1,8 @@
-//! `surgetank stage-in` and `stage-out`: files and trees from a store to a directory and back, or from store to store.
+//! `surgetank stage-in` and `stage-out`: copy files and trees from a store to a directory and back, or from store to
+//! store.
 //!
-//! Both do the same; the name says which end is the node's. Nothing is served for it and no agent is needed: a place may as
-//! well lie in a directory that is served, and is then read and written like any other.
+//! Both do the same; the name says which end is the node's. They serve no directory and need no agent. A source or
+//! destination may be in a served directory, and is then read and written like any other.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -62,7 +63,7 @@ fn verify(text: &str) -> Result<Verify, String> {
     }
 }
 
-/// One source and where it goes.
+/// One source and its destination.
 struct Pair {
     from: Address,
     wanted: Wanted,
@@ -97,7 +98,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
     let pairs = pairs(args).map_err(Failure::usage)?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
-    // What is made has the mode that it is made with.
+    // A created file keeps the mode of its creation.
     rustix::process::umask(rustix::fs::Mode::empty());
     let state = StateRoot::make(&state_root(program, &Settings::of_state(args.state.as_ref()))?)?;
     let began = clock::tick();
@@ -106,7 +107,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
     let done = AtomicBool::new(false);
     let carried = std::thread::scope(|scope| {
         scope.spawn(|| course.attend(&signals, &done));
-        // However it ends.
+        // Runs on every exit path.
         let _over = Over(&done);
         carry_all(pairs, args, &state, &course, &mut report)
     });
@@ -118,7 +119,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
     };
     let told = tell(&report, args, course.why_stopped());
     carried?;
-    // (What is not durable matters more than an answer that could not be written.)
+    // (Undurable files matter more than an answer that could not be written.)
     if report.exit == exit::OK {
         told?;
     }
@@ -127,7 +128,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
 
 fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> {
     if args.json {
-        // (A report of numbers and texts: it can be written.)
+        // (A report contains numbers and texts: writing it as JSON cannot fail.)
         words::print(&(serde_json::to_string_pretty(report).unwrap_or_default() + "\n"))?;
     }
     for failed in &report.failed {
@@ -158,7 +159,7 @@ fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
         let to = args.to.as_deref().unwrap_or(OsStr::new("."));
         return args.sources.iter().map(|source| pair(source, to, true)).collect();
     };
-    // (Names may have any bytes.)
+    // (Names may contain any bytes.)
     let mut text = Vec::new();
     let read = match manifest.as_os_str() == "-" {
         true => std::io::stdin().read_to_end(&mut text).map(drop),
@@ -184,13 +185,13 @@ fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
         .collect()
 }
 
-/// `into`: the destination is the directory that the source is put into, and not what it becomes.
+/// `into`: the destination is a directory that receives the source, and not its new name.
 fn pair(source: &OsStr, to: &OsStr, into: bool) -> Result<Pair> {
     let mut from = Address::parse(source)?;
     let mut to = Address::parse(to)?;
     let is_pattern = |name: &[u8]| name.iter().any(|byte| b"*?[{".contains(byte));
     let names: Vec<&[u8]> = from.path.0.split(|byte| *byte == b'/').collect();
-    // What is there under that very name is no pattern.
+    // A name that exists literally is not a pattern.
     let is_there =
         |count: usize| from.is_local() && local(&StorePath(names[..count].join(&b'/'))).symlink_metadata().is_ok();
     let first = names.iter().enumerate().position(|(index, name)| is_pattern(name) && !is_there(index + 1));
@@ -220,7 +221,7 @@ fn local(path: &StorePath) -> PathBuf {
     Path::new("/").join(OsStr::from_bytes(&path.0))
 }
 
-/// A directory to be opened, and the path below it. Stores follow no links, so those on the way there are followed here.
+/// The directory to open, and the path below it. Stores follow no links, so links on the way are resolved here.
 fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
     let path = &address.path;
     if !address.divides() {
@@ -243,7 +244,7 @@ fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
         what.remedy("name a directory that exists, or that can be created by you").data("nothing was copied there")
     };
     if makes {
-        // With the usual mode: nothing is known of these.
+        // The usual mode: the modes of these directories are unknown.
         std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o755)
             .create(&real)
             .map_err(failed)?;
@@ -264,7 +265,7 @@ fn carry_all(
         let (to_dir, to) = opened_at(&pair.to, true)?;
         let (from_dir, from) = match opened_at(&pair.from, false) {
             Ok(at) => at,
-            // The others have their turn.
+            // The remaining pairs continue.
             Err(why) => {
                 let path = local(&pair.from.path).into();
                 report.failed.push(Failed { path, why: why.why });
@@ -274,9 +275,9 @@ fn carry_all(
         let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
         all.entry(key).or_default().pairs.push((from, to, pair.wanted));
     }
-    // First all is looked at: two sources of one name are noticed before either is there.
+    // All pairs are examined first: a conflict of two sources with one name is noticed before either is copied.
     let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-    // With what each is called in messages.
+    // Each with its name for messages.
     let mut targets: HashMap<(String, StorePath), ((String, StorePath), PathText)> = HashMap::new();
     let mut courses = Vec::new();
     for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
@@ -292,7 +293,7 @@ fn carry_all(
                     if is_nothing && !Address::is_there(&from_root, &from_dir, &place, who)? {
                         found.failed.push((from.clone(), Errno::NOENT.into()));
                     }
-                    // What was copied is not copied once more below itself.
+                    // A copy must not be copied again below itself.
                     let (begin, end) = (below(&from_dir, from), below(&to_dir, to));
                     if from_root == to_root && end != begin && end.is_below(&begin) {
                         let copies = found.entries.iter().position(|entry| below(&from_dir, &entry.from) == end);
@@ -319,7 +320,7 @@ fn carry_all(
             let shown = named(&source.describe(), &entry.from);
             match targets.insert(to, (from.clone(), shown)) {
                 None => true,
-                // The same file twice is once.
+                // The same file given twice is copied once.
                 Some((other, _)) if other == from => false,
                 Some((_, other)) => {
                     let why = format!("{other} would have the same name there");
@@ -334,7 +335,7 @@ fn carry_all(
     }
     for (source, to_root, to_dir, place, entries) in courses {
         let cannot = |why: std::io::Error| Error::new(format!("{} cannot be used", place.display())).why(why);
-        // Several may stage to one place; what is given up at the end is nobody's.
+        // Several processes may stage to one place; only the last one collects abandoned uploads.
         let lock = fs::File::open(&place).map_err(cannot)?;
         lock.lock_shared().map_err(cannot)?;
         let target = Address::open(&to_root, &to_dir, &place, Some(args.verify))?;
@@ -372,7 +373,7 @@ fn add(report: &mut Report, came: Came, source: &str) {
     report.failed.extend(came.failed.iter().map(|(path, why)| failure(source, path, why)));
 }
 
-/// A path below the root of a store, with that root: a local one begins with `/`.
+/// A path below the root of a store, with that root: a local path begins with `/`.
 fn named(source: &str, path: &StorePath) -> PathText {
     let root = source.trim_end_matches('/').as_bytes();
     PathText([root, b"/", path.0.strip_prefix(b"/").unwrap_or(&path.0)].concat())
@@ -381,14 +382,14 @@ fn named(source: &str, path: &StorePath) -> PathText {
 fn failure(source: &str, path: &StorePath, why: &std::io::Error) -> Failed {
     let (meaning, remedy) = advice(verdict::errno_of(why));
     let why = match why.get_ref() {
-        // Words of our own say it all.
+        // Our own message is complete.
         Some(_) => why.to_string(),
         None => format!("{why}. {meaning} {remedy}"),
     };
     Failed { path: named(source, path), why }
 }
 
-/// What is the drain's trouble reads otherwise here: there are two ends, and no rules.
+/// The drain's advice does not fit here: there are two ends, and no rules.
 fn advice(errno: Errno) -> (&'static str, &'static str) {
     match errno {
         Errno::NOENT | Errno::NOTDIR => ("It is not there, or no longer.", "Correct the name, or leave it out."),
@@ -414,7 +415,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// How far it is, and whether it goes on.
+/// The progress, and whether to continue.
 struct Course {
     began: Instant,
     until: Option<Instant>,
@@ -472,7 +473,7 @@ impl Course {
         *self.stopped.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Shows the progress and listens for signals, until it is done.
+    /// Shows the progress and handles signals, until the copy ends.
     fn attend(&self, signals: &Signals, done: &AtomicBool) {
         let mut display = Display::new("copying", self.quiet);
         while !done.load(Ordering::Relaxed) {

@@ -58,7 +58,7 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
                 match ask(&mut agent) {
                     Ok(status) => told.push((status, Some(agent.commands()))),
                     Err(error) if agent.is_silent() => silent.push(error),
-                    // One that ends while we ask is no agent any more.
+                    // An agent that ends during the question counts as absent.
                     Err(_) => {}
                 }
             }
@@ -87,7 +87,7 @@ fn ask(agent: &mut Connection) -> Result<AgentStatus, Error> {
     }
 }
 
-/// `commands`: none for the agent of another user, who alone can give them.
+/// `commands`: `None` for another user's agent; only that user can run them.
 fn text(status: &AgentStatus, commands: Option<&Commands>) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

@@ -1,4 +1,4 @@
-//! `evict`, `pin`, `unpin`, `prefetch`, `refresh`: tending what lies in the tiers, and what is known of the store.
+//! `evict`, `pin`, `unpin`, `prefetch`, `refresh`: manage the files in the tiers and what is cached about the store.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub struct PrefetchArgs {
     state: Option<PathBuf>,
 }
 
-/// Asks for each path; one that is refused does not keep the others from their turn.
+/// Sends a request for each path; a refused one does not stop the rest.
 fn each(
     program: &Program<'_>,
     args: &PathsArgs,
@@ -75,7 +75,7 @@ pub struct RefreshArgs {
     state: Option<PathBuf>,
 }
 
-/// What others changed in the store shows when this is back.
+/// Changes by other clients of the store are visible when this returns.
 pub fn refresh(program: &Program<'_>, args: &RefreshArgs) -> Outcome {
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &args.directory)?;
     match agent.ask(&Request::Refresh)? {

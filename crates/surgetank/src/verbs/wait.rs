@@ -1,6 +1,6 @@
-//! `surgetank wait [PATH…]`: 0 when all, or these paths, are durable; 3 with names when not.
+//! `surgetank wait [PATH…]`: 0 if everything, or these paths, is durable; 3 with names if not.
 //!
-//! The answer does not depend on whether the agent has just gone: then what it left behind is looked at.
+//! The answer does not depend on whether the agent has just ended: then the verb inspects its leftovers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
     Ok((value * factor) as u64)
 }
 
-/// How long a place that another process holds is looked at again.
+/// How long the verb retries a place that another process holds.
 const HELD_PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
@@ -66,7 +66,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
             match without_agent(&state, first, &args.paths, args.quiet)? {
                 Ok(code) => return Ok(code),
                 Err(held) if begun.elapsed() >= HELD_PATIENCE => return Ok(unknown(&held)),
-                // An agent may have come, or the process that looked may have ended.
+                // An agent may have started, or the inspecting process may have ended.
                 Err(_) => continue,
             }
         };
@@ -80,7 +80,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         let verdict = match drained {
             Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
             Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
-            // On its way out: what it leaves behind is the answer.
+            // The agent is leaving: its leftovers are the answer.
             Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
                 agent.await_gone()?;
                 signals.unblock();
@@ -103,7 +103,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     }
 }
 
-/// The agent does not answer: nothing may be taken for durable.
+/// The agent does not answer: no file may count as durable.
 fn unknown(error: &Error) -> u8 {
     eprintln!("surgetank: {error}");
     exit::NOT_DURABLE
@@ -113,8 +113,8 @@ fn code(verdict: &Verdict) -> u8 {
     if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE }
 }
 
-/// No agent serves the path: all is durable, unless one was killed or had to leave something. `Err` within: another process
-/// holds the place, so that what is left there is not known.
+/// No agent serves the path: everything is durable, unless an agent was killed or had leftovers. `Err` within: another
+/// process holds the place, so its leftovers are not known.
 fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome<Result<u8, Error>> {
     let path = client::absolute(path)?;
     let root = StateRoot::open_existing(state)?;
@@ -153,7 +153,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             words::tell_verdict(&left::of_killed(&audit), &commands);
             return Ok(Ok(exit::NOT_DURABLE));
         }
-        // The note is older than what happened to the tiers since.
+        // The note is older than later changes to the tiers.
         let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
         if !verdict.is_durable() {
             words::tell_verdict(&verdict, &commands);
@@ -166,7 +166,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             return Ok(Ok(exit::NOT_DURABLE));
         }
     }
-    // Somebody's script deletes the original when we say that the copy is safe.
+    // A user's script deletes the original when this verb says that the copy is safe.
     for path in paths {
         if let Err(why) = path.symlink_metadata() {
             let error = Error::new(format!("{} cannot be found", path.display())).why(why);

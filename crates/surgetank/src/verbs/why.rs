@@ -1,4 +1,4 @@
-//! `surgetank why PATH`: where a file is, in which state, by which rule and decision.
+//! `surgetank why PATH`: a file's location and state, and the rules and decisions behind them.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub fn why(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
     let mut agent = match agent_of(program, &settings, &args.path) {
         Ok(agent) => agent,
-        // (A dead mount hides what is there.)
+        // (A dead mount hides the files below.)
         Err(none) if client::dead_mount(&args.path)?.is_some() => return Err(none),
         Err(none) => {
             let state = state_root(program, &settings)?;
@@ -42,7 +42,7 @@ pub fn why(program: &Program<'_>, args: &Args) -> Outcome {
     }
 }
 
-/// `record`: of the run that the answer is taken from, where no agent serves the directory now.
+/// `record`: the run that gives the answer, if no agent serves the directory now.
 fn tell(why: &Why, record: Option<&RunRecord>, args: &Args) -> Outcome {
     if args.json {
         let json = serde_json::to_string_pretty(why).map_err(|error| Error::new("JSON").why(error))?;
@@ -58,7 +58,7 @@ fn tell(why: &Why, record: Option<&RunRecord>, args: &Args) -> Outcome {
     Ok(exit::OK)
 }
 
-/// What the last run that wrote the file has recorded of it. `records`: of the directory, the newest first.
+/// The record of the last run that wrote the file. `records`: those of the directory, the newest first.
 fn recorded(records: &[RunRecord], path: &Path) -> Outcome<Option<(RunRecord, Why)>> {
     let Some(newest) = records.first() else { return Ok(None) };
     let whole = client::absolute(path)?;
@@ -93,7 +93,7 @@ fn recorded(records: &[RunRecord], path: &Path) -> Outcome<Option<(RunRecord, Wh
         .into())
 }
 
-/// `None`: this run has nothing to say of the file.
+/// `None`: this run's record does not have the file.
 fn answer(record: &RunRecord, name: &PathText, listed: Option<&File>) -> Option<Why> {
     let verdict = record.verdict.clone().unwrap_or_default();
     let trouble = trouble(&verdict, name, record);
@@ -154,7 +154,7 @@ fn text(why: &Why) -> String {
     if let Some(trouble) = &why.trouble {
         rows.push(("trouble", format!("{}: {}", trouble.place, trouble.reason)));
     }
-    // A record does not know everything.
+    // A record does not have every field.
     rows.retain(|(_, value)| !value.is_empty());
     rows.into_iter().map(|(label, value)| format!("{label:<8} {value}\n")).collect()
 }

@@ -1,4 +1,4 @@
-//! How quantities and lists are written for people.
+//! Formats quantities and lists for people.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ pub fn millis(value: u64) -> String {
     }
 }
 
-/// What the death of an agent leaves, and the command that brings it to its store.
+/// The leftovers of a killed agent, and the command that brings them to their store.
 pub fn left_by_killed(over: &Path, commands: &Commands) -> String {
     format!(
         "the agent of {} was killed: what is not in the store yet stays in its tiers. Bring it to the store with:\n  {}",
@@ -45,12 +45,12 @@ pub fn left_by_killed(over: &Path, commands: &Commands) -> String {
     )
 }
 
-/// What the user can do about lost files.
+/// The user's remedy for lost files.
 pub fn acknowledge(commands: &Commands) -> Vec<String> {
     vec!["every command names lost files until you acknowledge them:".to_owned(), format!("  {}", commands.forget())]
 }
 
-/// A verdict, and what to do about lost files.
+/// A verdict, and the remedy for lost files.
 pub fn tell_verdict(verdict: &Verdict, commands: &Commands) {
     tell(&verdict_lines(verdict));
     if !verdict.lost.is_empty() {
@@ -78,7 +78,7 @@ fn with(label: &str, value: impl Display) -> String {
     if value.is_empty() { value } else { format!("{label}{value}") }
 }
 
-/// Everything of a verdict that a person has to know; empty when all is well and nothing is kept.
+/// Everything in a verdict that a person has to know; empty if every file is durable and none is kept.
 pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
     let mut out = Vec::new();
     list(&mut out, &verdict.not_durable, "not durable", |entry| {
@@ -102,7 +102,7 @@ pub fn holder_lines(holders: &[Holder]) -> Vec<String> {
         .collect()
 }
 
-/// To stdout. A reader that has seen enough (`| head`) is no failure; an answer that did not arrive whole is one.
+/// Prints to stdout. A reader that closes early (`| head`) is not a failure; an incomplete answer is.
 pub fn print(text: &str) -> Result<(), Error> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -113,7 +113,7 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// To stderr, under our name.
+/// Prints to stderr, with our name as prefix.
 pub fn tell(lines: &[String]) {
     for line in lines {
         eprintln!("surgetank: {line}");

@@ -11,7 +11,7 @@ use surgetank_types::error::Error;
 
 use super::{Failure, Outcome, exit, words};
 
-/// Without `-m`: that would say only that there is no such module.
+/// Without `-m`, whose error would say only that the module does not exist.
 const START: &str = "
 import sys
 try:
@@ -54,16 +54,16 @@ fn usage() -> String {
 }
 
 pub fn workflow(args: &WorkflowArgs) -> Outcome {
-    // What there is can be said without Python.
+    // The list of verbs needs no Python.
     if matches!(&args.words[..], [word] if word == "--help" || word == "-h") {
         words::print(&usage())?;
         return Ok(exit::OK);
     }
     let own = std::env::current_exe().ok();
-    // One wheel puts program and package below one interpreter.
+    // One wheel installs program and package for one interpreter.
     let beside = own.as_ref().and_then(|own| own.parent()).map(|dir| dir.join("python3")).filter(|path| path.exists());
     let mut command = Command::new(beside.unwrap_or_else(|| PathBuf::from("python3")));
-    // Not what lies in the current directory under that name.
+    // A module of that name in the current directory must not be imported.
     command.args(["-P", "-c", START]);
     command.args(&args.words);
     if let Some(own) = own
@@ -71,7 +71,7 @@ pub fn workflow(args: &WorkflowArgs) -> Outcome {
     {
         command.env("SURGETANK_BINARY", own);
     }
-    // Comes back only when it failed.
+    // Returns only on failure.
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE };
     Err(Failure {

@@ -1,4 +1,5 @@
-//! What our own agent costs here: an agent over a scratch directory in the store, files through each door, and the drain.
+//! The agent's own cost on this machine: an agent over a scratch directory in the store, files through each door, and
+//! the drain.
 
 use std::fs;
 use std::io;
@@ -18,7 +19,7 @@ use super::{Scratch, since};
 const FILES: u64 = 300;
 const STORE_FILES: u64 = 100;
 const SMALL_DIRS: usize = 3;
-/// Large files of the drain, together about this long.
+/// The number of large files in the drain measurement, which takes about `DRAIN_S` in total.
 const LARGE_FILES: u64 = 4;
 const DRAIN_S: f64 = 2.0;
 const LARGE_BYTES_MAX: u64 = 256 << 20;
@@ -61,7 +62,7 @@ impl Stage<'_> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["run", "--quiet", "--over"]).arg(&self.over).arg("--state").arg(&self.state).args(options);
         command.args(self.config.tiers.iter().flat_map(|tier| ["--tier".into(), tier_option(tier)]));
-        // What the user's environment says of runs is not to change what is measured.
+        // The user's environment for runs must not change the measurement.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("SURGETANK_") && name != "SURGETANK_SHIM") {
                 command.env_remove(name);
@@ -88,7 +89,7 @@ impl Stage<'_> {
         fs::create_dir(&self.over)
     }
 
-    /// A run that does nothing, less what it runs.
+    /// The time of an empty run, minus the time of its command alone.
     fn start_s(&self) -> io::Result<f64> {
         self.clear()?;
         let time = |mut command: Command| -> io::Result<f64> {
@@ -148,10 +149,11 @@ impl Stage<'_> {
         })
     }
 
-    /// From closed to durable: small files, then large ones. Only the fields of the drain are told.
+    /// The time from close to durable: small files, then large ones. Sets only the fields of the drain.
     fn drain(&self, store: &Place) -> io::Result<Agent> {
         self.clear()?;
-        // In several directories, as workflows do: names of one are made and renamed one after the other.
+        // In several directories, as in workflows: within one directory names are created and renamed one after the
+        // other.
         let small: Vec<PathBuf> = (0..SMALL_DIRS).map(|number| self.over.join(format!("small{number}"))).collect();
         let large = self.over.join("large");
         small.iter().chain([&large]).try_for_each(fs::create_dir)?;
@@ -172,7 +174,7 @@ impl Stage<'_> {
         let sum = |rounds: &[Round], what: fn(&Round) -> f64| rounds.iter().map(what).sum::<f64>();
         let files_s = (sum(small, |round| round.wall_s) - quiet_s).max(0.0);
         let written_s = large.first().map_or(0.0, |round| round.wall_s);
-        // Nothing drains before the first large file was closed and left alone for a moment.
+        // The drain starts only after the first large file was closed and its quiet period passed.
         let moved_s = (sum(large, |round| round.wall_s) - written_s - quiet_s).max(1e-3);
         let moved = (bytes * LARGE_FILES) as f64;
         Ok(Agent {
@@ -180,7 +182,7 @@ impl Stage<'_> {
             shim: None,
             mount: None,
             drain_file_s: files_s / FILES as f64,
-            // Creating them cost the agent something, too: that is in the door's figures.
+            // The agent's cost of creating them is part of the door's figures.
             drain_file_cpu_s: small.last().map_or(0.0, |round| round.agent_cpu_s) / FILES as f64,
             drain_bps: moved / moved_s,
             drain_cpu_s_per_byte: sum(large, |round| round.agent_cpu_s) / moved,
@@ -189,7 +191,8 @@ impl Stage<'_> {
     }
 }
 
-/// All of them together fit: a direct writer that outruns the agent would get the device's ENOSPC, not be measured.
+/// All of them together fit: a direct writer that outruns the agent would get the device's ENOSPC instead of a
+/// measurement.
 fn held_bytes(tier: &TierConfig) -> u64 {
     let free = tier.paths.iter().filter_map(|path| rustix::fs::statvfs(path).ok()).map(|fs| fs.f_bavail * fs.f_frsize);
     free.sum::<u64>().min(tier.cap_bytes.unwrap_or(u64::MAX))

@@ -1,4 +1,5 @@
-//! One tier or the store: bandwidth of one process and of several, operations on names, how far writers may be ahead.
+//! Measures one tier or the store: bandwidth of one process and of several, operations on names, and dirty bytes ahead
+//! of the device.
 
 use std::fs;
 use std::io;
@@ -12,15 +13,15 @@ use super::Scratch;
 use super::probe::Probe;
 use super::rounds::{Round, play};
 
-/// What a stream is measured with lasts about this long.
+/// The size of a stream is chosen so that it takes about this long.
 const STREAM_S: f64 = 1.2;
 const STREAM_BYTES_MIN: u64 = 16 << 20;
 const STREAM_BYTES_MAX: u64 = 384 << 20;
-/// Rounds of one process, whose differences are the spread.
+/// Rounds of one process; their differences are the spread.
 const ROUNDS: usize = 3;
 const FILES: u64 = 120;
 const SYNCED_FILES: u64 = 10;
-/// What the page cache surely takes at once.
+/// A size that the page cache certainly takes at once.
 const CACHED_BYTES: u64 = 4 << 20;
 const CLOSED_BYTES_MIN: u64 = 16 << 20;
 const CLOSED_BYTES_MAX: u64 = 64 << 20;
@@ -94,7 +95,7 @@ impl Subject<'_> {
             room_bytes: self.room_bytes,
             read,
             write,
-            // Copying in memory: as many at a time as there are cores.
+            // Copies in memory: as many at a time as there are cores.
             cached_read: scaled(cached_read),
             cached_write: if self.in_memory { write } else { scaled(cached_write) },
             dirty_bytes,
@@ -108,7 +109,7 @@ impl Subject<'_> {
         play(&[vec![probe]], None)?.pop().ok_or_else(|| io::Error::other("no measurement"))
     }
 
-    /// By a first small file.
+    /// The stream's size, estimated from a first small file.
     fn stream_bytes(&self) -> io::Result<u64> {
         let path = self.dir.join("first");
         let first = self.one(Probe::Write { path: path.clone(), bytes: STREAM_BYTES_MIN, sync: true })?;
@@ -147,10 +148,10 @@ impl Subject<'_> {
         Ok(stream(CACHED_BYTES, &rounds, None))
     }
 
-    /// A client that sends what is dirty before close returns lets nobody compute meanwhile.
+    /// Does the client send dirty data before close returns? Then close blocks the program's computation.
     fn close_waits(&self, dirty_bytes: u64, write: &Stream, cached: &Stream) -> io::Result<bool> {
         let path = self.dir.join("closed");
-        // More than what a store lets through at once.
+        // More than a store accepts at once.
         let bytes = dirty_bytes.clamp(CLOSED_BYTES_MIN, CLOSED_BYTES_MAX).min(self.room_bytes / 4);
         let closed = self.one(Probe::Write { path: path.clone(), bytes, sync: false })?;
         fs::File::open(&path)?.sync_all()?;
@@ -187,7 +188,7 @@ impl Subject<'_> {
         })
     }
 
-    /// So that what is dropped from the cache can be.
+    /// Syncs the files, so that the cache can drop them.
     fn settle_files(&self, dir: &Path) -> io::Result<()> {
         if self.in_memory {
             return Ok(());
@@ -203,7 +204,7 @@ impl Subject<'_> {
     }
 }
 
-/// Out of the page cache: for root all of it, otherwise as much as the kernel lets go of one file.
+/// Drops the file from the page cache: root drops the whole cache, other users what the kernel releases of one file.
 pub fn make_cold(path: &Path, notes: &mut Vec<String>) {
     if rustix::process::geteuid().is_root() && fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {
         return;
@@ -213,7 +214,7 @@ pub fn make_cold(path: &Path, notes: &mut Vec<String>) {
         notes.push(note.to_owned());
     }
     if let Ok(file) = fs::File::open(path) {
-        // What it does not do is in the note.
+        // The note says what the call does not drop.
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
     }
 }
@@ -238,13 +239,13 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Did it take as long as the device does, rather than as memory? (Where they hardly differ it does not matter.)
+/// Did it take as long as the device does, rather than as memory? (If they hardly differ, it does not matter.)
 fn is_through(wall_s: f64, bytes: u64, write_bps: f64, cached_bps: f64) -> bool {
     let midway_s = bytes as f64 * (1.0 / write_bps + 1.0 / cached_bps) / 2.0;
     2.0 * write_bps < cached_bps && wall_s > midway_s
 }
 
-/// What was still to be written when the writer had ended; or, when that is nearly all, the kernel's own limit.
+/// The bytes that were dirty when the writer ended; or, if that is nearly all, the kernel's own limit.
 fn dirty_bytes(bytes: u64, write_bps: f64, sync_s: f64) -> u64 {
     let ahead = (sync_s * write_bps) as u64;
     if ahead < bytes / 5 * 4 {
@@ -269,7 +270,7 @@ mod tests {
     fn a_close_waits_when_it_takes_as_long_as_the_device() {
         assert!(is_through(0.27, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
         assert!(!is_through(0.04, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
-        // A disk as quick as memory.
+        // A disk as fast as memory.
         assert!(!is_through(0.06, 64 << 20, f64::from(1100 << 20), f64::from(1300 << 20)));
     }
 

@@ -1,6 +1,7 @@
-//! `surgetank probe`: what is timed, in a process of its own, as programs are. Started by `calibrate` only.
+//! `surgetank probe`: runs one timed measurement in its own process, as programs do. Only `calibrate` starts it.
 //!
-//! A probe gets ready, says so, and begins when it is told, so that several begin together. It prints its measurement as JSON.
+//! A probe prepares, reports ready, and begins on a signal, so that several begin together. It prints its measurement
+//! as JSON.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Read, Write};
@@ -30,7 +31,7 @@ pub struct ProbeArgs {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Probe {
-    /// Sequentially; with `sync` until it is on the device.
+    /// Sequential; with `sync` the time includes the sync to the device.
     Write {
         path: PathBuf,
         bytes: u64,
@@ -44,7 +45,7 @@ pub enum Probe {
         dir: PathBuf,
         files: u64,
     },
-    /// Opened, their first bytes read, closed.
+    /// Each file is opened, its first bytes are read, and it is closed.
     Open {
         dir: PathBuf,
         files: u64,
@@ -62,7 +63,7 @@ pub enum Probe {
         dir: PathBuf,
         files: u64,
     },
-    /// Until all is in the store (`surgetank wait`).
+    /// Until every file is in the store (`surgetank wait`).
     Durable {
         over: PathBuf,
         state: PathBuf,
@@ -71,9 +72,9 @@ pub enum Probe {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Measured {
-    /// Until programs go on.
+    /// The time until programs continue.
     pub wall_s: f64,
-    /// Of a synced write: the sync alone.
+    /// For a synced write: the sync alone.
     pub sync_s: f64,
     /// Core time of this process.
     pub cpu_s: f64,
@@ -106,7 +107,7 @@ fn cpu_s() -> f64 {
 
 fn measure(probe: &Probe) -> io::Result<Measured> {
     let mut buffer = vec![0u8; PIECE_BYTES];
-    // Not zeros, which a file system may leave out, and touched before the clock runs.
+    // Not zeros, which a file system may omit; and touched before the clock starts.
     for (at, byte) in buffer.iter_mut().enumerate() {
         *byte = (at.wrapping_mul(2_654_435_761) >> 7) as u8;
     }
@@ -133,7 +134,8 @@ fn measure(probe: &Probe) -> io::Result<Measured> {
             while file.read(&mut buffer)? > 0 {}
         }
         Probe::Create { dir, files } => {
-            // Made by who fills it, as programs do: in a directory of the store each new name would be asked for there first.
+            // The process that fills the directory creates it, as programs do. Otherwise the agent would ask the store
+            // for each new name.
             if !dir.is_dir() {
                 fs::create_dir(dir)?;
             }

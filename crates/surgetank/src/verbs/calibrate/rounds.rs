@@ -1,4 +1,5 @@
-//! Probes in rounds: those of a round are processes that begin together, and the next round begins when all have ended.
+//! Probes in rounds. The probes of a round are processes that begin together; the next round begins when all have
+//! ended.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,9 +16,9 @@ use crate::agent::place::Card;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Round {
     pub each: Vec<Measured>,
-    /// From the start until the last had ended.
+    /// From the start until the last probe has ended.
     pub wall_s: f64,
-    /// Core time of the agent meanwhile.
+    /// Core time of the agent during the round.
     pub agent_cpu_s: f64,
 }
 
@@ -73,7 +74,8 @@ fn gone(child: &mut Child) -> io::Error {
     io::Error::other(format!("a probe ended before its time: {:?}", child.wait()))
 }
 
-/// Core time of the one agent below a state root, over its threads; in nanoseconds in the kernel, not in ticks.
+/// Core time of the one agent below a state root, summed over its threads. The kernel counts it in nanoseconds, not in
+/// ticks.
 fn agent_cpu_s(state: &Path) -> f64 {
     let cards = fs::read_dir(state)
         .into_iter()

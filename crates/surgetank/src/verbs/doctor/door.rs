@@ -1,7 +1,7 @@
-//! Which door: how the directory can be mounted here. As root a mount with passthrough; as an ordinary user a private
-//! one in a name space of their own, or else one that fusermount3 makes.
+//! The door: how the directory can be mounted here. Root gets a mount with passthrough. An ordinary user gets a private
+//! mount in a namespace of their own, or else one by fusermount3.
 //!
-//! Name spaces and the mount are tried in a forked child that ends at once and takes them with it.
+//! A forked child tries namespaces and the mount; it ends at once and takes them with it.
 
 use std::fs;
 use std::io;
@@ -72,7 +72,7 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     findings
 }
 
-/// `run`'s own decision for this configuration.
+/// The decision of `run` itself for this configuration.
 pub fn decision(config: &Config) -> Finding {
     let about = "surgetank run";
     match way::chosen(config) {
@@ -123,7 +123,7 @@ fn door(mount: &Result<Mount, String>, initial: bool, kernel: (u32, u32)) -> Fin
     }
 }
 
-/// The way without a mount.
+/// The door without a mount.
 fn calls(mountable: bool, possible: &Result<(), String>) -> Finding {
     let about = "system calls (seccomp)";
     match possible {
@@ -181,7 +181,7 @@ fn io_uring(findings: &mut Vec<Finding>) {
     });
 }
 
-/// What switched user name spaces off, and how they come back.
+/// What disabled user namespaces, and how to enable them.
 fn user_space_remedy() -> String {
     let value = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     if value("/proc/sys/user/max_user_namespaces") == "0" {

@@ -1,4 +1,4 @@
-//! Memory of agents that were killed together with their runs: counted, and removed with `--clean`.
+//! Shared memory of agents that were killed together with their runs: counted, and removed with `--clean`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use surgetank_policy::config::quantity::show_bytes;
 use super::{Finding, Verdict};
 use crate::shimdoor::leftovers::{self, Leftovers, SHARED_MEMORY};
 
-/// Nothing where nothing is left, unless `clean` asks for an answer.
+/// Reports only leftovers, unless `clean` asks for an answer.
 pub fn examine(clean: bool, findings: &mut Vec<Finding>) {
     findings.extend(describe(clean, leftovers::sweep(Path::new(SHARED_MEMORY), clean)));
 }

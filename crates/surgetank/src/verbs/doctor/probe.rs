@@ -1,6 +1,6 @@
-//! Trying things in a directory: what its file system can do, how fast it is, what quota there is.
+//! Trials in a directory: the features of its file system, its speed, and its quota.
 //!
-//! Every file made here has a name of our own and is removed again, also when a try fails.
+//! Every trial file has a unique name and is removed again, also when a trial fails.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,7 +19,7 @@ pub struct Abilities {
     pub unnamed_files: bool,
 }
 
-/// A file that is gone when this is.
+/// A file that is removed when dropped.
 struct Trial {
     path: PathBuf,
     file: File,
@@ -55,7 +55,7 @@ pub fn abilities(dir: &Path) -> io::Result<Abilities> {
     Ok(Abilities { xattrs, leases: leases(&trial)?, unnamed_files })
 }
 
-/// A read lease is granted once nobody can write, and refused while somebody can.
+/// The kernel grants a read lease once no process can write, and refuses it while a process can.
 fn leases(trial: &Trial) -> io::Result<bool> {
     let reader = File::open(&trial.path)?;
     let lease = |file: &File| {
@@ -92,7 +92,7 @@ pub fn speed(dir: &Path, room_bytes: u64) -> io::Result<Speed> {
         return Err(io::Error::new(io::ErrorKind::StorageFull, "too little room"));
     }
     let mut trial = Trial::new(dir)?;
-    // Not constant, so that a compressing file system shows what it does with data.
+    // Not constant, so that a compressing file system shows its speed with real data.
     let mut piece: Vec<u8> = Vec::with_capacity(PIECE_BYTES);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     while piece.len() < PIECE_BYTES {
@@ -121,7 +121,7 @@ pub struct Quota {
     pub limit_bytes: u64,
 }
 
-/// The user's quota on a local file system's block device, where there is one and we may ask.
+/// The user's quota on a local file system's block device, if there is one and the user may read it.
 pub fn quota(device: &str, uid: u32) -> Option<Quota> {
     let device = std::ffi::CString::new(device).ok()?;
     const USER: i32 = 0;

@@ -1,8 +1,8 @@
-//! A record as one page for a browser: charts drawn here as SVG, tables, no network, nothing from elsewhere.
+//! A record as one page for a browser: SVG charts, tables, no network, no external parts.
 //!
-//! Everything but the charts' coordinates that comes from the run goes through `markup::shown`: names of files and programs are
-//! whatever somebody called them. What else could run or load something is forbidden to the page by its own policy, but for
-//! the one script that carries the page's nonce. The danger it avoids: a file's name that becomes a program in the reader's browser.
+//! Everything from the run except the charts' coordinates passes through `markup::shown`: users choose the names of
+//! files and programs freely. The page's own policy forbids it to run or load anything, except the one script with the
+//! page's nonce. The danger that it avoids: a file's name that becomes a program in the reader's browser.
 
 mod chart;
 mod markup;
@@ -22,7 +22,7 @@ use markup::shown;
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/sort.js");
 
-/// `nonce`: a word that nobody knew when the run's files were named.
+/// `nonce`: a word that was not known when the run's files were named.
 pub fn render(record: &RunRecord, nonce: &str) -> String {
     let mut out = String::with_capacity(128 << 10);
     let title = format!("Run {}", record.id);
@@ -51,7 +51,7 @@ pub fn render(record: &RunRecord, nonce: &str) -> String {
     out
 }
 
-/// A word of 128 bits.
+/// A random word of 128 bits.
 pub fn fresh_nonce() -> io::Result<String> {
     let mut word = [0_u8; 16];
     let mut filled = 0;
@@ -61,7 +61,7 @@ pub fn fresh_nonce() -> io::Result<String> {
     Ok(word.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Nothing where there is nothing to show.
+/// Empty if there is no content.
 fn section(id: &str, title: &str, content: &str) -> String {
     if content.is_empty() {
         String::new()
@@ -84,7 +84,7 @@ fn head(record: &RunRecord) -> String {
     )
 }
 
-/// Is everything safe? First of all.
+/// Is every file safe? The first part of the page.
 fn verdict(record: &RunRecord) -> String {
     let mut notes = Vec::new();
     let (class, sign, text) = match &record.verdict {
@@ -139,7 +139,7 @@ fn verdict(record: &RunRecord) -> String {
     out
 }
 
-/// The model answers that; it needs to know the machine, which this page may not be read on.
+/// The model answers that. It needs to know the machine, and the reader's machine may be another one.
 fn advice(record: &RunRecord) -> String {
     if record.processes.is_empty() {
         return String::new();

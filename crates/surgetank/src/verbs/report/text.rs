@@ -1,5 +1,5 @@
-//! A record as one screen of text: what happened, where the bytes went, which programs did the I/O, what slowed it, what the
-//! engine decided and why.
+//! A record as one screen of text: what happened, where the bytes went, which programs did the I/O, what slowed the
+//! run, and what the engine decided and why.
 
 use std::fmt::Write as _;
 
@@ -128,7 +128,7 @@ fn traffic(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     )
 }
 
-/// What is wanting in the figures of programs.
+/// The gaps in the figures of programs.
 pub fn uncounted(record: &RunRecord) -> Vec<String> {
     let mut lines = Vec::new();
     if record.processes_lost > 0 {
@@ -212,7 +212,7 @@ fn programs(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     Ok(())
 }
 
-/// Of a traced run: who read and wrote what, and how; those that moved most.
+/// For a traced run: which process read and wrote which file, and how; the largest transfers.
 fn accesses(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     let all = traced(record);
     if all.is_empty() {
@@ -244,7 +244,7 @@ fn accesses(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     Ok(())
 }
 
-/// Those that moved most first.
+/// The largest transfers first.
 pub fn traced(record: &RunRecord) -> Vec<(&Process, &Access, &'static str, &Pattern)> {
     let mut all: Vec<_> = record
         .processes
@@ -275,7 +275,7 @@ fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
     Ok(())
 }
 
-/// What cost the run time, a sentence each.
+/// The costs of the run's time, a sentence each.
 pub fn slow(record: &RunRecord) -> Vec<String> {
     let store = &record.store_traffic;
     let mut said = Vec::new();
@@ -379,7 +379,7 @@ pub fn micros(value: u64) -> String {
     }
 }
 
-/// For a terminal.
+/// Escaped for a terminal.
 fn clean(text: &str) -> String {
     PathText(text.as_bytes().to_vec()).to_string()
 }

@@ -1,4 +1,4 @@
-//! The account at the end of a run: which exit code and why, and the summary.
+//! The account at the end of a run: the exit code with its reason, and the summary.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,21 +14,21 @@ use crate::verbs::{Outcome, exit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts<'a> {
     pub command_exit: u8,
-    /// `None`: the drain was left to the agent, or could not be asked about.
+    /// `None`: the agent drains alone, or could not be asked.
     pub verdict: Option<&'a Verdict>,
     pub left_running: &'a [Holder],
     /// The agent died while the command ran.
     pub agent_lost: bool,
     /// The agent does not answer.
     pub silent: bool,
-    /// The second Ctrl-C.
+    /// The second Ctrl-C came.
     pub gave_up: bool,
-    /// The end of the job was there first.
+    /// The job's end came first.
     pub timed_out: bool,
     pub detached: bool,
 }
 
-/// Our exit code, and why it is not the command's.
+/// The exit code, and why it differs from the command's.
 pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
     if facts.agent_lost {
         return (exit::NOT_DURABLE, "the agent died while the command ran: what the command wrote then may be missing");
@@ -55,8 +55,8 @@ pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
     }
 }
 
-/// `--json FILE`, and the exit code. What the command said, and what is not durable, matter more than an account that cannot
-/// be written.
+/// Writes `--json FILE` and returns the exit code. The command's code and undurable files matter more than a failure to
+/// write the account.
 pub fn write(mut file: File, path: &Path, report: &RunReport) -> Outcome {
     let written = serde_json::to_writer_pretty(&mut file, report).map_err(io::Error::from);
     let Err(why) = written.and_then(|()| file.write_all(b"\n")) else {
@@ -81,7 +81,7 @@ fn state_of_data(exit: u8) -> &'static str {
     }
 }
 
-/// `why`: file and reason. The state directory is full, mostly.
+/// `why`: file and reason. In most cases the state directory is full.
 pub fn unrecorded(why: &str, exit: u8) -> Error {
     Error::new("the record of this run cannot be written: `report` and `why` do not know it")
         .why(why)
@@ -89,7 +89,7 @@ pub fn unrecorded(why: &str, exit: u8) -> Error {
         .data(state_of_data(exit))
 }
 
-/// A few lines; nothing about parts that had nothing to do.
+/// A few lines; omits tiers without activity.
 pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
     let mut out = Vec::new();
     for tier in summary.tiers.iter().filter(|tier| tier.files + tier.hits + tier.spills > 0) {

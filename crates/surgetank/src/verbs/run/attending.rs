@@ -1,4 +1,4 @@
-//! While the command runs: its signals are passed on, and the agent's death or silence is noticed.
+//! The time while the command runs: passes signals on, and notices the agent's death or silence.
 //!
 //! Nothing here waits for the agent: the command's signals come first.
 
@@ -20,11 +20,11 @@ use crate::agent::signals;
 use crate::agent::wire::{Answer, Request};
 use crate::verbs::{exit, words};
 
-/// A figure for people can be done without.
+/// Short, because a run can do without this display.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Run {
-    /// Until the command ends: passes signals on, notices the agent's death.
+    /// Runs until the command ends: passes signals on, notices the agent's death.
     pub(super) fn attend(&mut self, command: u32) -> Result<u8> {
         let end = self.config.deadline.clone();
         let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
@@ -45,11 +45,11 @@ impl Run {
             }
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
                 if arrived.number == libc::SIGTERM {
-                    // Schedulers kill a moment later: what it has written so far need not wait for its end.
+                    // Schedulers kill a moment later: files written so far need not wait for the command's end.
                     let _ = self.agent.send(&Request::Hasten { scope: Scope::run(self.run) });
                 }
                 if ENDS.contains(&arrived.number) && waiting.is_silent() {
-                    // The command cannot die before the agent has answered its last call.
+                    // The command cannot die before the agent has answered its last system call.
                     if told_to_end {
                         self.agent.give_up();
                         self.abandoned = true;
@@ -63,7 +63,7 @@ impl Run {
                     );
                 }
                 if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
-                    // A command that changed its user may not be ours to signal; nothing else can be done.
+                    // A command that changed its user may be out of reach of our signals; no remedy exists.
                     let _ = signals::send(command, arrived.number);
                 }
             }
@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Returns when a signal or the agent has something to say, or at `until`.
+    /// Returns when a signal or an answer of the agent arrives, or at `until`.
     pub(super) fn await_event(&mut self, until: Option<Instant>) -> Result<()> {
         let left = until.map(|until| until.saturating_duration_since(clock::tick()));
         let timeout = left.and_then(|left| rustix::time::Timespec::try_from(left).ok());
@@ -95,7 +95,7 @@ impl Run {
         match self.dialed.take() {
             Some(dialed) if speaks => self.join_next(dialed),
             Some(dialed) => self.dialed = Some(dialed),
-            // It says nothing unasked: readable means closed.
+            // An agent sends nothing without a request: readable means closed.
             None if speaks && self.has_hung_up() => match self.agent.dial_next() {
                 Ok(Some(dialed)) => self.dialed = Some(dialed),
                 Ok(None) | Err(_) => self.lose_agent(),
@@ -105,7 +105,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes what the agent says, until it has closed the connection.
+    /// Takes the agent's answers; true when it has closed the connection.
     fn has_hung_up(&mut self) -> bool {
         loop {
             match self.agent.at_hand() {
@@ -116,7 +116,7 @@ impl Run {
         }
     }
 
-    /// The supervisor has started another agent: this run goes on with it.
+    /// The supervisor has started another agent: this run continues with it.
     fn join_next(&mut self, dialed: Dialed) {
         let joined = dialed.greeted(&Limits::default()).ok().flatten().and_then(|mut agent| {
             let joined = agent.join_as(&shown_command(&self.args), Some(self.run));
@@ -133,7 +133,7 @@ impl Run {
                 self.agent = agent;
             }
             None => {
-                // The agent was killed again, or it leaves, and then the socket soon does not answer.
+                // The agent was killed again, or it leaves, and then the socket soon stops answering.
                 std::thread::sleep(Duration::from_millis(5));
                 match self.agent.dial_next() {
                     Ok(Some(dialed)) => self.dialed = Some(dialed),
@@ -143,7 +143,7 @@ impl Run {
         }
     }
 
-    /// The agent does what is to be done by itself.
+    /// The agent does the necessary work by itself.
     fn tell_near_end(&mut self, end: &Deadline) {
         eprintln!(
             "surgetank: the job ends at {}, says {}: everything is due, and new files are written to the store",
@@ -166,14 +166,14 @@ impl Run {
         );
     }
 
-    /// The conversation broke off: true when there is another agent to talk to. An error: the next agent does not
-    /// answer, or a signal ended the wait. No agent is asked after that.
+    /// The conversation broke: true if another agent answers. An error: the next agent does not answer, or a signal
+    /// ended the wait. No agent is asked after that.
     pub(super) fn has_another_agent(&mut self) -> Result<bool> {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
-        // Who dies gives back his name spaces first, and his sockets some time later.
+        // A dying process releases its namespaces first, and its sockets some time later.
         const PATIENCE: Duration = Duration::from_secs(1);
         let (before, until) = (self.agent.pid, clock::tick() + PATIENCE);
-        // (It may have been called before, and answer now.)
+        // (The call may have been made before, and be answered now.)
         self.await_event(Some(clock::tick()))?;
         while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {
             self.await_event(Some(until))?;
@@ -194,7 +194,8 @@ impl Run {
     }
 }
 
-/// The terminal stopped the command: the shell has to see the whole job stopped. Continued, the command goes on too.
+/// The terminal stopped the command: the shell has to see the whole job stopped. When the job continues, the command
+/// continues too.
 fn suspend_with(command: u32) {
     // SIGSTOP cannot be blocked: this returns after SIGCONT.
     let _ = signals::send(std::process::id(), libc::SIGSTOP);

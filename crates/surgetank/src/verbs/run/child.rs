@@ -1,9 +1,9 @@
-//! The command's birth: into the agent's namespaces, back to the working directory by its path (now through the
-//! mount), with the descriptors, signals and limits that a shell would have given it.
+//! Starts the command: it enters the agent's namespaces and returns to the working directory by its path, which now
+//! leads through the mount. It has the descriptors, signals and limits that a shell would give it.
 //!
 //! Descriptors on the bare directory lead underneath the mount. Those above 2 are closed for the command. Standard
-//! streams stay as they are: the shell opened them on the store's own file before we started, their bytes are in the
-//! store at once, and the name shows through the mount (`docs/semantics.md`, "Redirections").
+//! streams stay unchanged. The shell opened them on the store's own file before the start, so their bytes are in the
+//! store at once. The mount shows the name (`docs/semantics.md`, "Redirections").
 
 use std::ffi::{CString, OsString};
 use std::fs;
@@ -25,14 +25,14 @@ use crate::verbs::exit;
 
 use super::preload::LOADER;
 
-/// A descriptor on the bare directory or on something below it.
+/// A descriptor on the bare directory or on a file below it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Inherited {
     pub number: i32,
     pub path: PathBuf,
 }
 
-/// Descriptors that came from our parent and lie below `over`. To be called before we open any of our own there.
+/// Descriptors from our parent process that are below `over`. Call it before this process opens a file there.
 pub fn inherited_below(over: &Path) -> Vec<Inherited> {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return Vec::new();
@@ -49,9 +49,10 @@ pub fn inherited_below(over: &Path) -> Vec<Inherited> {
     found
 }
 
-/// The command will not see it.
+/// The command will not have the descriptor.
 pub fn close_in_command(inherited: &Inherited) -> io::Result<()> {
-    // SAFETY: the number was listed in /proc/self/fd, and nothing in this process, which has a single thread by now, closes it.
+    // SAFETY: the number was listed in /proc/self/fd, and nothing in this process, which has a single thread by now,
+    // closes it.
     let fd = unsafe { BorrowedFd::borrow_raw(inherited.number) };
     rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?;
     Ok(())
@@ -63,20 +64,20 @@ enum Step {
     Namespaces = 1,
     Directory = 2,
     Filter = 3,
-    /// It cannot take the preload shim, and is to be started without.
+    /// The command cannot take the preload shim; it is started again without.
     Foreign = 4,
 }
 
 unsafe extern "C" {
-    /// shim/foreign.c: only system calls, and memory of its own stack.
+    /// shim/foreign.c: it makes only system calls, and uses only memory of its own stack.
     fn st_is_foreign(program: *const libc::c_char, search: *const libc::c_char) -> bool;
 }
 
-/// The command did not come to life.
+/// The command did not start.
 pub enum Stillborn {
-    /// It cannot be executed: the exit code as a shell gives it.
+    /// The command cannot be executed: the exit code as a shell gives it.
     Command { exit: u8, error: Error },
-    /// We could not bring it where it belongs.
+    /// Surgetank could not prepare the command's process.
     Ours(Error),
 }
 
@@ -104,21 +105,23 @@ pub fn spawn(
     let unblock = signals.unblock_in_child();
     let before_exec = move || {
         let failed = |step: Step, error: io::Error| {
-            // Nothing else can be done about a pipe that fails now.
+            // A pipe that fails now has no remedy.
             let _ = (&tell).write_all(&[step as u8]);
             error
         };
         if let Some(namespaces) = &namespaces {
             namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
-            // Until somebody asks whose the mount's root is, the kernel takes it for root's, whom a user's name space does not
-            // know, and refuses to make anything there. Chdir does not ask. An error shows below.
+            // Before the first stat of the mount's root, the kernel takes root as its owner. A user namespace does not
+            // know root, and the kernel refuses to create files there. Chdir does not fetch the owner. An error shows
+            // below.
             let _ = rustix::fs::stat(&over_bytes);
         }
         if let Some(arming) = &arming {
             arming.arm().map_err(|error| failed(Step::Filter, error))?;
         }
         rustix::process::chdir(&cwd_bytes).map_err(|errno| failed(Step::Directory, errno.into()))?;
-        // SAFETY: both are C strings, and nothing is kept. (Only from here is the program what it will be.)
+        // SAFETY: both are C strings, and the callee keeps no pointer. (Only from here is the program in its final
+        // place.)
         if preloads && unsafe { st_is_foreign(name.as_ptr(), search.as_ptr()) } {
             return Err(failed(Step::Foreign, io::ErrorKind::Unsupported.into()));
         }
@@ -147,7 +150,7 @@ pub fn spawn(
 }
 
 fn not_executable(program: &OsString, error: &io::Error) -> Stillborn {
-    // A search that met a closed directory on its way says "permission denied", whatever it looked for.
+    // A search that meets a closed directory in PATH reports "permission denied" for any program.
     let nowhere = !program.as_bytes().contains(&b'/')
         && !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(program).exists());
     let missing = nowhere || error.kind() == io::ErrorKind::NotFound;
@@ -173,7 +176,7 @@ fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillbor
     })
 }
 
-/// `None` when the mount is visible where we are: global, or we are inside already.
+/// `None` if the mount is visible here: it is global, or this process is inside already.
 fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
     use std::os::unix::fs::MetadataExt;
     let ours = fs::metadata("/proc/self/ns/mnt").map(|meta| meta.ino()).unwrap_or(0);
@@ -185,7 +188,7 @@ fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
     })
 }
 
-/// Where there is no mount.
+/// `None` if there is a mount.
 fn arming_of(agent: &Connection) -> Result<Option<crate::seccomp::Arming>> {
     let Some(listeners) = &agent.hello.listeners else { return Ok(None) };
     crate::seccomp::Arming::new(listeners.as_path())
@@ -193,13 +196,13 @@ fn arming_of(agent: &Connection) -> Result<Option<crate::seccomp::Arming>> {
         .map_err(|error| Error::new(format!("the agent (pid {}) takes no command's calls", agent.pid)).why(error))
 }
 
-/// The agents around the command, ours last.
+/// The agents around the command, this run's last.
 fn agents_around(agent: &Connection) -> OsString {
     let before = std::env::var_os(AGENT_VARIABLE).unwrap_or_default();
     let mut places: Vec<PathBuf> = std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();
     places.retain(|place| *place != agent.place);
     places.push(agent.place.clone());
-    // Fails for a path with a colon; then the command's own children find the agent by asking all of them.
+    // This fails for a path with a colon; then the command's children find the agent by asking all agents.
     std::env::join_paths(places).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! The final drain as the user sees it: progress, the first Ctrl-C that tells, the second that stops.
+//! The final drain as the user sees it: progress, then a first Ctrl-C that reports, and a second that stops the wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::verbs::words;
 pub enum Drained {
     /// Settled; the verdict says how.
     Settled(Box<Verdict>),
-    /// The time ran out first.
+    /// The time limit came first.
     TimedOut(Box<Verdict>),
     /// Interrupted for the second time.
     GaveUp,
 }
 
-/// The verdict may come that much later than its time: the agent may ask a store that hangs.
+/// The verdict may be this much later than the time limit: the agent may be asking a store that hangs.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
-/// The list of what is not in the store yet can be done without.
+/// Short, because the run can do without the list of undrained files.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Drains `scope` to its end. `request` is `Wait` or `Unmount`; other answers than theirs are handed back. From now on these
-/// signals end every wait for the agent.
+/// Drains `scope` to its end. `request` is `Wait` or `Unmount`; other answers are returned to the caller. From now on
+/// these signals end every wait for the agent.
 pub fn follow(
     agent: &mut Connection,
     scope: &Scope,
@@ -56,7 +56,7 @@ fn hear_verdict(
     display: &mut Display,
 ) -> Result<std::result::Result<Drained, Answer>> {
     let mut told = false;
-    // A signal may end the wait in which the request is to be sent: then it is sent after that.
+    // A signal may end the wait that sends the request: then it is sent afterwards.
     let mut is_sent = false;
     loop {
         let sent = if is_sent { Ok(()) } else { agent.begin(request) };
@@ -102,7 +102,7 @@ fn hear_verdict(
     }
 }
 
-/// `None`: another signal came.
+/// `None`: another signal arrived.
 fn undrained(agent: &Connection, scope: &Scope) -> Option<Vec<String>> {
     let limits = Limits { until: Some(clock::tick() + LIST_PATIENCE), ..agent.limits.clone() };
     let asked = agent.another(&limits).and_then(|mut other| {

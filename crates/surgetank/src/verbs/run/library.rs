@@ -1,14 +1,15 @@
-//! The preload shim's library as a file that the dynamic loader of every program of the run can read.
+//! The preload shim's library, as a file that the dynamic loader of every program of the run can read.
 //!
-//! Where: in the user's home if possible. Launchers such as srun carry the environment to other nodes, where the home is
-//! usually there too and our state is not: there the shim finds no mount and refuses to write underneath, whereas a library
-//! that is missing would let everything through. Root's programs may become other users, so root's library is stored where
-//! every user can read it: in such a home, in one that several machines share, else in a directory of the machine's.
+//! It is in the user's home if possible. Launchers such as srun carry the environment to other nodes, which usually
+//! have the home and not this node's state. There the shim finds no mount and refuses to write underneath; with a
+//! missing library every write would pass. Root's programs may become other users. So root's library is stored where
+//! every user can read it: in such a home, in one that several machines share, else in a directory of the machine.
 //!
-//! The file stays. Its name is made from its content, and programs that outlive their run go on loading it by its name.
+//! The file stays. Its name is made from its content, and programs that outlive their run continue to load it by its
+//! name.
 //!
-//! Danger avoided: a library that root preloads and another user can replace. So every directory up to the file is looked
-//! at before anything is made, and the path that is preloaded is the one that was looked at, without symbolic links.
+//! The danger that it avoids: a library that root preloads and another user can replace. So every directory up to the
+//! file is checked before any file is created. The preloaded path is the checked one, without symbolic links.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,12 +23,12 @@ use surgetank_policy::config::machine::Machine;
 use surgetank_policy::config::{Config, Survives};
 
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsurgetank.so"));
-/// For every user of this machine; what is unfit is passed over.
+/// Directories for every user of this machine; unfit ones are skipped.
 const SHARED: [&str; 2] = ["/var/cache/surgetank", "/var/tmp/surgetank-shim"];
 
-/// Where it is; it is put there if it is missing.
+/// The library's path; it is created if missing.
 pub fn place(config: &Config) -> io::Result<PathBuf> {
-    // Named by its content: programs that run have theirs open, a newer one does not disturb them.
+    // Its name comes from its content: running programs have their library open, and a newer one does not disturb them.
     let name = format!("libsurgetank-{:016x}.so", fingerprint(LIBRARY));
     let home = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -50,12 +51,12 @@ pub fn place(config: &Config) -> io::Result<PathBuf> {
             Err(why) => failed = why,
         }
     }
-    // Programs that stay who they are can read it.
+    // Programs that keep their user can read it.
     put_made(&own, &name).map_err(|why| if why.kind() == io::ErrorKind::NotFound { failed } else { why })
 }
 
-/// The directory, made if it is missing, without symbolic links in its path. An error where anyone but root could change
-/// what is in it, or where other users cannot read it on a machine of its own.
+/// The directory, created if missing, without symbolic links in its path. An error if a user other than root could
+/// change its contents, or if other users cannot read it on a machine of its own.
 fn roots(dir: &Path) -> io::Result<PathBuf> {
     let there = dir.ancestors().find(|at| fs::symlink_metadata(at).is_ok()).ok_or(io::ErrorKind::NotFound)?;
     let mut path = there.canonicalize()?;
@@ -66,7 +67,7 @@ fn roots(dir: &Path) -> io::Result<PathBuf> {
         path.push(part);
         match fs::create_dir(&path) {
             Ok(()) => {
-                // (The umask may have taken permissions away.)
+                // (The umask may have removed permissions.)
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::fchmod(rustix::fs::open(&path, flags, Mode::empty())?, Mode::from_raw_mode(0o755))?;
             }
@@ -77,8 +78,8 @@ fn roots(dir: &Path) -> io::Result<PathBuf> {
     if is_fit(&path, true) { Ok(path) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
-/// Only root can change what is in this directory or above it, and every user, or root of every machine, can read it.
-/// `is_last`: the file itself is put into it.
+/// Only root can change this directory or one above it, and every user, or root of every machine, can read it.
+/// `is_last`: the file itself is in it.
 fn is_fit(dir: &Path, is_last: bool) -> bool {
     let runs = rustix::fs::statvfs(dir).is_ok_and(|stat| !stat.f_flag.contains(StatVfsMountFlags::NOEXEC));
     let shared = || Machine::default().file_system(dir).is_ok_and(|found| found.survives == Survives::Node);
@@ -86,7 +87,7 @@ fn is_fit(dir: &Path, is_last: bool) -> bool {
     let only_roots = |one: &Path| {
         fs::symlink_metadata(one).is_ok_and(|meta| {
             let mode = meta.mode();
-            // In a sticky directory others cannot rename what is root's.
+            // In a sticky directory other users cannot rename root's files.
             let safe = mode & 0o022 == 0 || mode & 0o1000 != 0 && !(is_last && one == dir);
             meta.is_dir() && meta.uid() == 0 && safe
         })
@@ -107,9 +108,9 @@ fn put_made(dir: &Path, name: &str) -> io::Result<PathBuf> {
     put(dir, name)
 }
 
-/// Under its name the file is always whole.
+/// Writes atomically: under its name the file is always complete.
 fn put(dir: &Path, name: &str) -> io::Result<PathBuf> {
-    // The loader separates paths by these.
+    // The loader separates paths at these characters.
     if dir.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'$')) {
         return Err(io::Error::other(format!("the dynamic loader does not understand the path {}", dir.display())));
     }
@@ -126,7 +127,7 @@ fn put(dir: &Path, name: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Tells builds apart; nothing depends on its being hard to forge.
+/// Distinguishes builds; nothing depends on it being hard to forge.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -187,7 +188,7 @@ mod tests {
         assert!(!dir.join("below").exists());
     }
 
-    /// The link may lead elsewhere later. So the path that is preloaded has none.
+    /// A link may lead elsewhere later. So the preloaded path has none.
     #[test]
     fn library_is_preloaded_by_a_path_without_links() {
         let Some(base) = base() else { return };

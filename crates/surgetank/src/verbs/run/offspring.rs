@@ -1,4 +1,4 @@
-//! Children: the command itself, and whatever it leaves behind (we are their subreaper).
+//! Children: the command itself, and the processes that it leaves behind (this process is their subreaper).
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use surgetank_core::report::Holder;
 
 use crate::agent::holders;
 
-/// What became of one child.
+/// A change of one child's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// With the exit code as a shell gives it.
+    /// The exit code is as a shell gives it.
     Ended { pid: u32, exit: u8 },
-    /// Stopped by the terminal (Ctrl-Z, reading in the background), so the whole job is to stop.
+    /// Stopped by the terminal (Ctrl-Z, or reading in the background): the whole job must stop.
     Suspended { pid: u32 },
 }
 
@@ -40,12 +40,12 @@ fn change(pid: Pid, status: WaitStatus) -> Option<Change> {
     if let Some(signal) = status.terminating_signal() {
         return Some(Change::Ended { pid, exit: u8::try_from(128 + signal).unwrap_or(u8::MAX) });
     }
-    // SIGSTOP is somebody's own business with that process; they will send SIGCONT to it alone.
+    // SIGSTOP came from another process on purpose; that process will send SIGCONT to this child alone.
     let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
     status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Change::Suspended { pid })
 }
 
-/// Living children, agents not counted: they outlive us on purpose.
+/// Living children without agents, which outlive this process on purpose.
 pub fn living() -> Vec<Holder> {
     let me = std::process::id();
     let us = executable("self");
@@ -60,7 +60,7 @@ pub fn living() -> Vec<Holder> {
 fn children(parent: u32) -> Vec<u32> {
     match fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")) {
         Ok(text) => text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect(),
-        // A kernel without that file: ask every process for its parent.
+        // A kernel without that file: read every process's parent.
         Err(_) => fs::read_dir("/proc")
             .into_iter()
             .flatten()
@@ -71,7 +71,7 @@ fn children(parent: u32) -> Vec<u32> {
     }
 }
 
-/// State letter and parent. The name in parentheses may contain anything, so what follows its last `)` counts.
+/// State letter and parent. The name in parentheses may contain any character, so the fields follow its last `)`.
 fn stat_fields(pid: u32) -> Option<(char, u32)> {
     let text = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?).into_owned();
     let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();

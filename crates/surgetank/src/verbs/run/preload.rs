@@ -1,5 +1,4 @@
-//! Gives the command the preload shim: the library where the dynamic loader finds it, and what it has to know in the
-//! environment.
+//! Gives the command the preload shim: the library for the dynamic loader, and the shim's variables in the environment.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,18 +13,18 @@ use crate::shimdoor::counts;
 
 use super::library;
 
-/// What the shim reads: a line for each mount around the command.
+/// The shim's input: a line for each mount around the command.
 const MOUNTS: &str = "SURGETANK_SHIM";
 const SKIP: &str = "SURGETANK_PRELOAD_SKIP";
 pub const LOADER: &str = "LD_PRELOAD";
 
-/// Variables for the command; none where the shim is switched off or cannot be.
+/// Variables for the command; none if the shim is disabled or not possible.
 pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static str, OsString)> {
     let Some(shim) = hello.shim.as_ref().filter(|_| config.preload) else {
         return Vec::new();
     };
     let parts = [shim.index.as_path(), shim.socket.as_path(), hello.over.as_path()].map(Path::as_os_str);
-    // They separate what the variable holds.
+    // These characters separate the variable's fields.
     if parts.iter().any(|part| part.as_bytes().iter().any(|byte| matches!(byte, b'\n' | b'\t'))) {
         return Vec::new();
     }
@@ -38,7 +37,7 @@ pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static st
     };
     let mounts = env::var_os(MOUNTS).unwrap_or_default().into_vec();
     let ours = parts.map(OsStr::as_bytes).join(&b'\t');
-    // (A run around this one over the same directory has another place to count.)
+    // (An enclosing run over the same directory counts in another place.)
     let of_others: Vec<&[u8]> = mounts
         .split(|byte| *byte == b'\n')
         .filter(|line| {
@@ -61,7 +60,7 @@ pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static st
     variables
 }
 
-/// After what is preloaded already, so that those see the program's calls first.
+/// Placed after other preloaded libraries, so that those see the program's calls first.
 fn preloaded(library: &OsStr) -> OsString {
     let mut list = env::var_os(LOADER).unwrap_or_default();
     let there = list.as_bytes().split(|byte| matches!(byte, b':' | b' ')).any(|one| one == library.as_bytes());

@@ -1,4 +1,5 @@
-//! Programs that stand still because nobody has room: told while they do, or a user would look for the fault in them.
+//! Reports programs that wait because no tier or store has room; without the report a user would seek the fault in the
+//! programs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,14 +12,14 @@ use crate::agent::line::{self, Broken};
 use crate::agent::wire::{Answer, Request};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// At a time; the others wait for the same.
+/// The limit per report; the other programs wait for the same room.
 const TOLD_MAX: usize = 3;
 
 pub struct Waiting {
     next: Instant,
-    /// Who was told of, with the second since which he waits.
+    /// The reported programs, with the second since which each waits.
     told: BTreeSet<(Vec<u8>, i64)>,
-    /// The question that is not answered yet.
+    /// The time of the question that is not answered yet.
     asked: Option<Instant>,
     stopped: Option<Instant>,
     silent: bool,
@@ -31,7 +32,7 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// When to look.
+    /// The time of the next question.
     pub fn next(&self) -> Instant {
         self.next
     }
@@ -41,7 +42,7 @@ impl Waiting {
         self.next = clock::tick() + LOOK_EVERY;
         if agent.has_answered() {
             self.asked = Some(clock::tick());
-            // (Of an agent that dies is heard elsewhere.)
+            // (Other code notices a dying agent.)
             let _ = agent.send(&Request::Waiting);
             return;
         }
@@ -55,7 +56,7 @@ impl Waiting {
         }
     }
 
-    /// The agent has not answered in its time.
+    /// The agent has not answered in time.
     pub fn is_silent(&self) -> bool {
         self.silent
     }

@@ -1,6 +1,6 @@
-//! Curves over time: axes with round numbers and units, drawn so that text keeps its size however wide the page is.
+//! Curves over time: axes with round numbers and units. Text keeps its size for every width of the page.
 //!
-//! Horizontal places are percentages, vertical ones pixels; only the curves themselves lie in a box that is stretched.
+//! Horizontal positions are percentages, vertical ones pixels; only the curves are in a stretched box.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::markup::shown;
 use crate::verbs::words::{bytes, count};
 
 pub const HEIGHT: f64 = 150.0;
-/// The box of the curves is so wide, whatever it is on the page.
+/// The width of the curves' box in its own units, for every width on the page.
 const WIDE: f64 = 1000.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub enum Unit {
 
 pub struct Curve {
     pub name: String,
-    /// Of the style sheet: `c0` …
+    /// A class of the style sheet: `c0` …
     pub class: &'static str,
-    /// Filled down to the axis; others are lines, dashed.
+    /// Filled down to the axis; other curves are dashed lines.
     pub filled: bool,
     /// Moment in µs, value.
     pub points: Vec<(f64, f64)>,
@@ -34,16 +34,16 @@ pub struct Chart<'a> {
     pub note: String,
     pub unit: Unit,
     pub end_us: f64,
-    /// Where points are farther apart nothing is drawn between them: nobody knows what was there.
+    /// Between points that are farther apart nothing is drawn: the values there are unknown.
     pub gap_us: f64,
     /// When the command ended.
     pub mark_us: Option<f64>,
-    /// Shown as a line where it is not far above the curves.
+    /// Shown as a line if it is not far above the curves.
     pub limit: Option<(f64, &'a str)>,
     pub curves: Vec<Curve>,
 }
 
-/// The least round step of which at most `most` cover `reach`.
+/// The smallest round step with which at most `most` steps cover `reach`.
 pub fn round_step(reach: f64, most: f64, unit: Unit) -> f64 {
     if reach <= 0.0 {
         return 1.0;
@@ -64,7 +64,7 @@ pub fn round_step(reach: f64, most: f64, unit: Unit) -> f64 {
     }
 }
 
-/// Moments to be written below an axis that ends at `end_us`.
+/// Labels below an axis that ends at `end_us`.
 pub fn moments(end_us: f64) -> Vec<(f64, String)> {
     const STEPS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
     let end = (end_us / 1e6).max(1e-6);
@@ -93,7 +93,7 @@ pub fn moments(end_us: f64) -> Vec<(f64, String)> {
     found
 }
 
-/// The axis of time below what is drawn: lines over the whole height, words, and when the command ended.
+/// The axis of time below the drawing: lines over the whole height, labels, and the end of the command.
 pub fn time_axis(end_us: f64, mark_us: Option<f64>, height: f64) -> String {
     let mut out = String::new();
     for (percent, text) in moments(end_us) {

@@ -1,11 +1,11 @@
-//! Text of the run as text of the page, and quantities in cells that can be sorted.
+//! The run's text as text of the page, and quantities in cells that can be sorted.
 
 use surgetank_core::report::PathText;
 
-/// What somebody else wrote, so that it can neither be markup nor an attribute's end, nor turn the line's direction around.
+/// Escapes text from outside, so that it cannot be markup, end an attribute, or reverse the line's direction.
 pub fn shown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    // (Control characters are spelt out there.)
+    // (Control characters are written out there.)
     for c in PathText(text.as_bytes().to_vec()).to_string().chars() {
         match c {
             '&' => out += "&amp;",
@@ -48,7 +48,7 @@ pub fn utc(unix_us: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", in_day / 3600, in_day / 60 % 60, in_day % 60)
 }
 
-/// A table whose columns can be sorted. `columns`: heading, and whether it has numbers. Nothing without rows.
+/// A table whose columns can be sorted. `columns`: heading, and whether it has numbers. Empty without rows.
 pub fn table(id: &str, columns: &[(&str, bool)], rows: &[String]) -> String {
     if rows.is_empty() {
         return String::new();

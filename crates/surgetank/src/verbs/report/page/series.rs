@@ -1,14 +1,14 @@
-//! Tiers' fill, the drain's queue and the traffic with the store, from the samples.
+//! The tiers' fill, the drain's queue and the traffic with the store, from the samples.
 
 use surgetank_core::report::run::{RunRecord, Sample};
 
 use super::chart::{Chart, Curve, Unit, figure};
 use crate::verbs::words::bytes;
 
-/// Colours are for tiers in their order; more of them repeat.
+/// Tiers get colours in their order; with more tiers the colours repeat.
 const CLASSES: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
-/// So many intervals without a sample are a gap.
+/// A gap is this many intervals without a sample.
 const GAP_INTERVALS: f64 = 5.0;
 
 pub fn figures(record: &RunRecord) -> String {
@@ -22,7 +22,7 @@ pub fn figures(record: &RunRecord) -> String {
         |value: &dyn Fn(&Sample) -> u64| points.iter().map(|point| (point.at_us as f64, value(point) as f64)).collect();
     let curve = |name: &str, class, filled, points| Curve { name: name.to_owned(), class, filled, points };
     let mut out = String::from("<div class=\"charts\">\n");
-    // Where the sampler did not come to its turn.
+    // The sampler did not get processor time there.
     let gap_us = GAP_INTERVALS * record.samples.interval_us.max(1) as f64;
     let gaps = points.windows(2).any(|two| two[1].at_us.saturating_sub(two[0].at_us) as f64 > gap_us);
     let mut show = |id: String, title: String, note: String, unit, limit, curves| {
@@ -87,7 +87,7 @@ pub fn figures(record: &RunRecord) -> String {
     out
 }
 
-/// Growth between samples, per second, as steps: it says nothing about when in between.
+/// Growth per second between samples, drawn as steps: the time of the growth in between is unknown.
 fn rates(points: &[Sample], value: fn(&Sample) -> u64) -> Vec<(f64, f64)> {
     points
         .windows(2)

@@ -1,4 +1,4 @@
-//! The tables: tiers and store, programs, sizes of requests, processes, files, decisions, and what is not safe.
+//! The tables: tiers and store, programs, sizes of requests, processes, files, decisions, and files that are not safe.
 
 use std::fmt::Write as _;
 
@@ -11,9 +11,9 @@ use super::section;
 use crate::verbs::report::text::micros;
 use crate::verbs::words::{bytes, count};
 
-/// Rows that are there at once; the others are behind a click.
+/// Rows that are visible at once; a click shows the rest.
 const ROWS_OPEN: usize = 25;
-/// Of a trace; the record has all.
+/// The limit of a trace's rows; the record has all.
 const ACCESSES_SHOWN: usize = 2000;
 
 pub fn all(record: &RunRecord) -> String {
@@ -180,7 +180,7 @@ fn programs(record: &RunRecord) -> String {
     folded("programs-table", &columns, &rows)
 }
 
-/// By which way, and what is only estimated.
+/// The doors that were used, and which figures are only estimated.
 fn ways(record: &RunRecord) -> String {
     let mut all = Doors::default();
     record.programs.iter().for_each(|program| all.join(&program.io));
@@ -215,7 +215,7 @@ fn ways(record: &RunRecord) -> String {
     out
 }
 
-/// `0`, `1`, `2–3`, `4–7` … of a class, short.
+/// A class's short name: `0`, `1`, `2–3`, `4–7` …
 fn class_name(class: usize) -> String {
     if class == 0 {
         return "0 B".into();
@@ -253,7 +253,7 @@ fn picture(io: &Io, wide: f64, high: f64, named: bool) -> String {
             if many == 0 {
                 continue;
             }
-            // A single one among millions can still be seen.
+            // A single request among millions stays visible.
             let tall = (share(sizes, class, most) * (half - 1.0)).max(1.5);
             let top = if up { half - tall } else { half };
             let style = if up { "c0" } else { "c1" };
@@ -334,7 +334,7 @@ fn processes(record: &RunRecord) -> String {
     out
 }
 
-/// Of a traced run.
+/// The accesses of a traced run.
 fn accesses(record: &RunRecord) -> String {
     let columns = [
         ("program", false),
@@ -437,7 +437,7 @@ fn decisions(record: &RunRecord) -> String {
     )
 }
 
-/// A long table is opened by a click.
+/// A long table opens with a click.
 fn folded(id: &str, columns: &[(&str, bool)], rows: &[String]) -> String {
     let table = table(id, columns, rows);
     if rows.len() <= ROWS_OPEN {

@@ -1,6 +1,8 @@
-//! What ran when: a bar for each process, or, where there are many, for each program how many of it were running.
+//! The programs over time: a bar for each process, or, with many processes, the number of running ones for each
+//! program.
 //!
-//! Processes that only started others (no I/O of their own in the directory) are shown like all others; the colour is the program's.
+//! Processes that only started other ones (no I/O of their own in the directory) appear like all others; the colour is
+//! the program's.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,12 +14,12 @@ use super::markup::shown;
 use crate::verbs::report::text::micros;
 use crate::verbs::words::{bytes, count};
 
-/// More of them are shown by program.
+/// More processes than this are shown by program.
 const BARS_MAX: usize = 40;
 const PROGRAMS_MAX: usize = 24;
 const CLASSES: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 const ROW: f64 = 22.0;
-/// Of how many are running: so many places across the chart.
+/// The number of positions across the chart at which running processes are counted.
 const PLACES: usize = 1000;
 
 pub fn figure(record: &RunRecord) -> String {
@@ -80,7 +82,7 @@ fn processes(record: &RunRecord) -> (Labels, String, String) {
             bytes(io.write_bytes),
             micros(io.read_us + io.write_us + io.sync_us + io.open_us)
         );
-        // (Never narrower than can be seen.)
+        // (Never too narrow to be visible.)
         let _ = write!(
             rows,
             "<rect class=\"bar {class}{unseen}\" x=\"{from:.2}%\" y=\"{:.0}\" height=\"{:.0}\" rx=\"2\" style=\"width:max(3px,{wide:.2}%)\"><title>{}</title></rect>",
@@ -97,7 +99,7 @@ fn shown_lines(text: &str) -> String {
     text.split('\n').map(shown).collect::<Vec<_>>().join("\n")
 }
 
-/// One row a program: how many of it were running, at each place of the chart the most.
+/// One row per program: at each position of the chart the maximum of its running processes.
 fn programs(record: &RunRecord) -> (Labels, String, String) {
     let classes = class_of(record);
     let mut known: Vec<(&str, Vec<(usize, usize)>)> = Vec::new();
@@ -163,7 +165,7 @@ fn programs(record: &RunRecord) -> (Labels, String, String) {
     (labels, rows, note)
 }
 
-/// How many of the spans (both ends included) cover each place.
+/// The number of spans (both ends included) that cover each position.
 fn running(spans: &[(usize, usize)]) -> Vec<u32> {
     let mut change = vec![0_i64; PLACES + 1];
     for (from, to) in spans {
