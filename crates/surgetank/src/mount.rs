@@ -1,17 +1,18 @@
 //! The kernel adapter: a thin, synchronous FUSE server on `/dev/fuse`, and the ways to mount it.
 //!
-//! It knows the kernel's protocol and nothing of tiers or names: what a file is, is said by whoever implements
-//! [`Filesystem`]. Reading order:
+//! It knows the kernel's protocol and nothing of tiers or names; the implementation of [`Filesystem`] decides what a
+//! file is. Reading order:
 //!
 //! * [`attach()`] makes the mount and yields the descriptor; [`namespaces`] makes a private place for it.
-//! * [`Session`] shakes hands with the kernel on that descriptor, and its crew of threads serves it.
-//! * [`request`] takes requests apart (every length checked, fuzzed), [`reply`] puts answers together, `dispatch` joins the
+//! * [`Session`] shakes hands with the kernel on that descriptor, and its worker pool serves it.
+//! * [`request`] decodes requests (every length checked, fuzzed), [`reply`] encodes answers, `dispatch` joins the
 //!   two through the trait; [`abi`] has the numbers of the protocol.
-//! * [`Notifier`] speaks to the kernel unasked: drop what you cache, here is a backing file.
-//! * [`mirror`] is a pass-through file system over a directory: the adapter's own test, and the slow store of the testbed.
+//! * [`Notifier`] sends unsolicited messages to the kernel: drop cached data, register a backing file.
+//! * [`mirror`] is a pass-through file system over a directory: the adapter's own test, and the slow store of the
+//!   testbed.
 //!
-//! The dangers this folder avoids: an answer that never comes (a program in D state), a panic that takes the mount with it,
-//! and the write-back cache, which loses appends as soon as anybody writes beside the mount (it is never asked for).
+//! The dangers that it avoids: a missing answer (a program in D state); a panic that ends the mount; the write-back
+//! cache, which loses appends as soon as a process writes beside the mount (it is never requested).
 
 pub mod abi;
 pub mod attach;

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 pub const VERSION_MAJOR: u32 = 7;
 /// The newest revision whose requests are understood here.
 pub const VERSION_MINOR: u32 = 45;
-/// The oldest kernel protocol served (Linux 5.4): below it structures are shorter.
+/// The oldest supported kernel protocol (Linux 5.4): older structures are shorter.
 pub const VERSION_MINOR_MIN: u32 = 31;
 
 pub const ROOT_NODE: u64 = 1;
@@ -66,7 +66,7 @@ pub mod opcode {
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// What kernel and server offer each other in INIT. Bits from 32 on travel in a second word.
+/// Features that kernel and server offer each other in INIT. Bits from 32 on are in a second word.
 pub mod init {
     pub const ASYNC_READ: u64 = 1;
     pub const POSIX_LOCKS: u64 = 1 << 1;
@@ -87,7 +87,7 @@ pub mod init {
     pub const HAS_RESEND: u64 = 1 << 39;
 }
 
-/// How an open file or directory behaves, in the answer to OPEN, CREATE and OPENDIR.
+/// The behaviour of an open file or directory, in the answer to OPEN, CREATE and OPENDIR.
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1;
     pub const KEEP_CACHE: u32 = 1 << 1;
@@ -98,7 +98,7 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
-/// Which fields of SETATTR count.
+/// The fields of SETATTR that are valid.
 pub mod fattr {
     pub const MODE: u32 = 1;
     pub const UID: u32 = 1 << 1;
@@ -114,7 +114,7 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// A request's number when it is sent again: this, and the number it had.
+/// The number of a request that the kernel sends again: this flag, and its earlier number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 pub const GETATTR_FH: u32 = 1;
@@ -126,7 +126,7 @@ pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 pub const FSYNC_DATA_ONLY: u32 = 1;
 pub const LK_FLOCK: u32 = 1;
 
-/// Messages the server sends unasked; the code stands where an answer has its error.
+/// Unsolicited messages of the server; the code replaces an answer's error.
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
@@ -152,7 +152,7 @@ pub mod device {
     pub const BACKING_CLOSE: Opcode = opcode::write::<u32>(GROUP, 2);
 }
 
-/// Takes fields off the front of a message; a message that ends too soon is EINVAL.
+/// Takes fields off the front of a message; a message that ends too early is EINVAL.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -187,7 +187,7 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// Bytes up to a NUL, which is taken too.
+    /// Bytes up to a NUL, which is consumed too.
     pub fn text(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
         let text = self.take(end)?;
@@ -195,7 +195,7 @@ impl<'a> Fields<'a> {
         Ok(text)
     }
 
-    /// One component of a path: never empty, never a way out of its directory.
+    /// One component of a path: never empty, and never a way out of its directory.
     pub fn name(&mut self) -> Result<&'a [u8], Errno> {
         match self.text()? {
             b"" | b"." | b".." => Err(Errno::INVAL),

@@ -1,7 +1,7 @@
-//! Making the mount and taking it away. What comes out is the descriptor that a [`super::Session`] serves.
+//! Makes the mount and removes it. The result is the descriptor that a [`super::Session`] serves.
 //!
-//! Two ways: mount(2), for root and for whoever is root of a user namespace; `fusermount3`, setuid, for everybody else.
-//! Mounts never honour setuid bits or device nodes.
+//! Two ways: mount(2) for root, also root of a user namespace; setuid `fusermount3` for all other users. Mounts never
+//! honour setuid bits or device nodes.
 
 use std::ffi::CString;
 use std::fmt::Write as _;
@@ -19,14 +19,14 @@ use surgetank_types::error::{Error, Result};
 
 const SOURCE: &str = "surgetank";
 const HELPER: &str = "fusermount3";
-/// Tells the helper which descriptor it sends the mount's back on.
+/// Names the descriptor on which the helper sends the mount's descriptor.
 const HELPER_CHANNEL: &str = "_FUSE_COMMFD";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachOptions {
-    /// What `mount` and `df` show as the type: `fuse.SUBTYPE`.
+    /// The type that `mount` and `df` show: `fuse.SUBTYPE`.
     pub subtype: String,
-    /// Others than the mounting user may enter.
+    /// Users other than the mounting one may enter.
     pub allow_other: bool,
     /// The kernel checks permission bits; otherwise the file system does.
     pub default_permissions: bool,
@@ -38,7 +38,7 @@ impl Default for AttachOptions {
     }
 }
 
-/// Mounts over `directory`: itself if permitted, through `fusermount3` if not.
+/// Mounts over `directory`: with mount(2) if permitted, otherwise through `fusermount3`.
 pub fn attach(directory: impl AsRef<Path>, options: &AttachOptions) -> Result<OwnedFd> {
     let directory = directory.as_ref();
     match attach_ourselves(directory, options) {
@@ -48,12 +48,12 @@ pub fn attach(directory: impl AsRef<Path>, options: &AttachOptions) -> Result<Ow
     }
 }
 
-/// As [`attach`], over the directory that a descriptor (O_PATH will do) stands for.
+/// Like [`attach`], over the directory of a descriptor (O_PATH suffices).
 pub fn attach_directory(directory: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedFd> {
     attach(descriptor_path(directory), options)
 }
 
-/// Unmounts. `lazy` takes it out of sight at once, also when in use; the session ends when the last user has gone.
+/// Unmounts. `lazy` hides the mount at once, even in use; the session ends when the last user has left.
 pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
     let directory = directory.as_ref();
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
@@ -101,7 +101,7 @@ fn attach_by_helper(directory: &Path, options: &AttachOptions, direct: Errno) ->
     let place: PathBuf = directory.canonicalize().map_err(|error| refused(directory).why(error))?;
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| refused(directory).why(errno))?;
-    // The helper must inherit its end: a duplicate without close-on-exec, alive until it has run.
+    // The helper must inherit its end: a duplicate without close-on-exec, open until the helper has run.
     let inherited = rustix::io::dup(&theirs).map_err(|errno| refused(directory).why(errno))?;
     drop(theirs);
     let mut text = format!("fsname={SOURCE},subtype={},nosuid,nodev", options.subtype);
@@ -139,7 +139,7 @@ fn receive_descriptor(channel: &OwnedFd) -> io::Result<OwnedFd> {
     descriptor.ok_or_else(|| io::Error::other("it sent no descriptor"))
 }
 
-/// The magic link of a descriptor: mount(2) takes it for the directory itself, whatever lies over its path.
+/// The magic link of a descriptor: mount(2) resolves it to the directory itself, whatever covers its path.
 pub fn descriptor_path(descriptor: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
 }

@@ -1,19 +1,19 @@
-//! The threads that serve one session.
+//! The worker pool: the threads that serve one session.
 //!
-//! Each thread reads a request, runs it and writes the answer. One thread is enough, and fastest, for operations that don't
-//! block: then nobody else waits in `read` to be woken in vain. The [`lookout`] hires another when all of them are asleep in
-//! an operation (an fsync to a slow store) or have no time to wait any more, and lets them go again when they are idle. A
-//! thread's buffers are allocated when it is hired and go with it.
+//! Each thread reads a request, runs it and writes the answer. One thread is enough, and fastest, for operations that
+//! do not block: then no other thread waits in `read` and wakes in vain. The [`lookout`] adds a thread in two cases:
+//! all threads sleep in an operation (an fsync to a slow store), or none has time to wait any more. It dismisses idle
+//! threads again. A thread's buffers are allocated when it starts and freed when it ends.
 //!
 //! Closes are carried out in the order in which the kernel sent them ([`turns`]).
 //!
-//! States of a thread: waiting (in `read`, or for who is in it) → serving → waiting … → gone. It leaves when the mount is gone (ENODEV), when the
-//! session is told to stop, or when it is let go. The last one to leave ends the file system. Threads whose request waits for
-//! another program ([`wait_long`]) do not count when the number of threads is decided.
+//! States of a thread: waiting (in `read`, or for the thread in it) → serving → waiting … → ended. A thread leaves when
+//! the mount is gone (ENODEV), when the session stops, or when it is dismissed. The last one to leave ends the file
+//! system. A thread whose request waits for another program ([`wait_long`]) does not count in the size of the pool.
 //!
-//! Invariants: every request that wants an answer gets exactly one, also when the file system panics (EIO); nobody is sent
-//! away from a request that was begun; there is a thread in `read` again at most a few milliseconds after the last one left
-//! it, so that no operation waits for long on another's sleep.
+//! Invariants: every request that wants an answer gets exactly one, also when the file system panics (EIO). No thread
+//! leaves while its request is unanswered. After the last thread left `read`, another one is in `read` within a few
+//! milliseconds, so that no operation waits long for another's sleep.
 
 mod dying;
 mod inbox;
@@ -40,29 +40,30 @@ use inbox::{Inbox, Received};
 use lookout::Lookout;
 pub use turns::Turns;
 
-/// So many threads may be stuck in operations beside those that serve.
+/// This many threads may be stuck in operations besides those that serve.
 const THREADS_STUCK_MAX: usize = 1024;
 
-/// One thread of the crew, as the others see it.
+/// One thread of the pool, as other threads see it.
 #[derive(Debug, Default)]
 struct Berth {
     /// The request being served; 0 for none.
     unique: AtomicU64,
-    /// The thread that made the request; 0 when the kernel did, or a thread that our pid namespace does not show.
+    /// The thread that made the request; 0 if the kernel made it, or a thread that our pid namespace does not show.
     caller: AtomicU32,
-    /// A signal arrived for the caller. The kernel reports the first one of a request, whatever the caller does about it.
+    /// A signal arrived for the caller. The kernel reports the first one of a request, whatever the caller does about
+    /// it.
     interrupted: AtomicBool,
-    /// The mount is gone, or the session is told to stop: no caller waits for the answer.
+    /// The mount is gone, or the session stops: no caller waits for the answer.
     abandoned: AtomicBool,
-    /// It may wait in its request for as long as another program likes.
+    /// The request may wait indefinitely for another program.
     waits_long: AtomicBool,
     /// The thread is in `read`.
     waiting: AtomicBool,
-    /// It is to leave when it has nothing to do.
+    /// The thread leaves when it is idle.
     let_go: AtomicBool,
     pthread: AtomicU64,
     tid: AtomicI32,
-    /// No other thread has it at the same time.
+    /// No other thread has this number at the same time.
     slot: u64,
 }
 
@@ -70,16 +71,16 @@ thread_local! {
     static BERTH: OnceCell<Arc<Berth>> = const { OnceCell::new() };
 }
 
-/// Whether any signal arrived for the caller of the request that this thread serves, or the mount is gone.
-/// Only a call that a local file system would interrupt too may end with EINTR because of that: the kernel sends INTERRUPT
-/// for every signal, also where the program's handler has SA_RESTART. All others look at [`killed`]. Reads and writes
-/// through the page cache are never interrupted: the kernel asks for them on its own behalf.
+/// Whether a signal arrived for the caller of this thread's request, or the mount is gone. Only a call that a local
+/// file system would interrupt too may end with EINTR because of that. The kernel sends INTERRUPT for every signal,
+/// even if the program's handler has SA_RESTART. All other calls check [`killed`]. Reads and writes through the page
+/// cache are never interrupted: the kernel requests them on its own behalf.
 pub fn interrupted() -> bool {
     BERTH.with(|berth| berth.get().is_some_and(|berth| berth.is_abandoned() || berth.is_interrupted()))
 }
 
-/// Whether the caller of the request that this thread serves is dying, or the mount is gone. Operations that wait long look
-/// at it again and again: the kernel lets a killed program end only after the answer, and reports no signal after the first.
+/// Whether the caller of this thread's request is dying, or the mount is gone. Operations that wait long check it
+/// repeatedly: the kernel lets a killed program end only after the answer, and reports no signal after the first.
 pub fn killed() -> bool {
     BERTH.with(|berth| {
         let Some(berth) = berth.get() else { return false };
@@ -90,9 +91,9 @@ pub fn killed() -> bool {
 /// A request that is being served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Current {
-    /// Which thread serves it: no other one has this at the same time.
+    /// The serving thread's number: no other thread has it at the same time.
     pub slot: u64,
-    /// The kernel's number, the same when it is sent again.
+    /// The kernel's number, the same when the kernel sends it again.
     pub number: u64,
     /// An earlier server read it and did not answer.
     pub again: bool,
@@ -111,9 +112,9 @@ pub fn current() -> Option<Current> {
     })
 }
 
-/// Says that the request which this thread serves may wait until another program does something, for a lock for instance.
-/// What that one asks must be served meanwhile, however many wait: this thread no longer counts among those of
-/// [`super::Options::threads_max`] until it has answered.
+/// Declares that this thread's request may wait until another program acts, for a lock for instance. That program's
+/// requests must be served meanwhile, however many threads wait. Until the answer this thread does not count towards
+/// [`super::Options::threads_max`].
 pub fn wait_long() {
     BERTH.with(|berth| {
         if let Some(berth) = berth.get() {
@@ -122,7 +123,7 @@ pub fn wait_long() {
     });
 }
 
-/// What the session and the threads share.
+/// The state that the session and the threads share.
 pub struct Crew {
     device: Arc<OwnedFd>,
     threads_max: usize,
@@ -183,7 +184,7 @@ impl Crew {
         self.roll().berths.len()
     }
 
-    /// Returns when the last thread has left, or after `patience`; says whether they all left.
+    /// Returns when the last thread has left, or after `patience`; returns whether all left.
     pub fn wait(&self, patience: Option<Duration>) -> bool {
         let going_on = |roll: &mut Roll| !roll.over;
         match patience {
@@ -198,7 +199,7 @@ impl Crew {
         }
     }
 
-    /// Tells every thread to leave after the request it serves, and waits for that.
+    /// Makes every thread leave after its current request, and waits for that.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         loop {
@@ -208,19 +209,20 @@ impl Crew {
                 }
                 berth.wake();
             });
-            // A thread may have looked at `stopping` just before and gone to `read` just after the signal: call again.
+            // A thread may have read `stopping` just before, and entered `read` just after the signal: signal again.
             if self.wait(Some(Duration::from_millis(2))) {
                 return;
             }
         }
     }
 
-    /// Threads that wait for requests or will soon be done with theirs.
+    /// Threads that wait for requests or will finish theirs soon.
     fn at_hand(&self) -> usize {
         self.roll().at_hand()
     }
 
-    /// Who serves what. Those who did so `before` wait long, as far as there may be more threads for them.
+    /// The threads and their requests. Those with the same request as `before` wait long, as far as more threads are
+    /// allowed for them.
     fn those_in_the_same(&self, before: &[(u64, u64)]) -> Vec<(u64, u64)> {
         let roll = self.roll();
         let mut room = THREADS_STUCK_MAX.saturating_sub(roll.berths.len() - roll.at_hand());
@@ -257,7 +259,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Lets the newest of the waiting threads go.
+    /// Dismisses the newest waiting thread.
     fn dismiss_one(&self) {
         let roll = self.roll();
         let staying =
@@ -288,7 +290,7 @@ impl Crew {
         self.leave(filesystem, berth);
     }
 
-    /// The next request, or `None` when this thread is to leave.
+    /// The next request, or `None` if this thread is to leave.
     fn receive<'a>(&self, berth: &Berth, inbox: &'a mut Inbox) -> Option<Received<'a>> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let outcome = loop {
@@ -301,7 +303,7 @@ impl Crew {
                 // A signal; or the request was withdrawn between wake-up and read.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
                 Err(Errno::NODEV) => {
-                    // Nobody waits for what the others are doing any more.
+                    // No caller waits for the other threads' operations any more.
                     self.roll().berths.iter().for_each(|berth| berth.abandoned.store(true, Ordering::Relaxed));
                     break None;
                 }
@@ -334,7 +336,8 @@ impl Crew {
             }
         };
         if let Operation::Interrupt { unique } = request.operation {
-            // Not found: it was read by a thread that has not said so yet (try again), or is answered (nobody minds).
+            // Not found: its thread has read it and not registered it yet (try again), or it has been answered (no
+            // effect).
             if !self.interrupt(unique) {
                 send(received, &header, Errno::AGAIN.raw_os_error(), &[]);
             }
@@ -353,7 +356,7 @@ impl Crew {
             Ok(Ok(())) => send(received, &header, 0, reply.body()),
             Ok(Err(fault)) => {
                 if fault.errno == Errno::IO {
-                    // Nobody asked for this one, and the program is told no more than the number.
+                    // The file system did not request this one, and the program learns only the errno.
                     tracing::warn!(node = header.node, opcode = header.opcode, "{fault}");
                 } else if !fault.note.is_empty() {
                     tracing::debug!(node = header.node, opcode = header.opcode, "{fault}");
@@ -405,7 +408,7 @@ impl Berth {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls the thread out of `read`. The caller holds the roll, from which a thread strikes itself before it ends.
+    /// Interrupts the thread's `read`. The caller holds the roll; a thread removes itself from the roll before it ends.
     fn wake(&self) {
         if self.waiting.load(Ordering::SeqCst) {
             // SAFETY: the thread is on the roll, so it lives and has stored its id before it first waited. The signal's
@@ -421,7 +424,7 @@ fn send(received: &Received<'_>, header: &Header, error: i32, body: &[u8]) {
     }
     let head = reply::header(header.unique, error, body.len());
     match rustix::io::writev(received.device, &reply::slices(&head, body)) {
-        // ENOENT: nobody waits for it any more. ENODEV: the mount is gone.
+        // ENOENT: no caller waits for it any more. ENODEV: the mount is gone.
         Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
         Err(errno) => {
             tracing::error!(%errno, opcode = header.opcode, "the kernel refused an answer")
@@ -433,7 +436,7 @@ fn wake_signal() -> libc::c_int {
     libc::SIGRTMIN() + 7
 }
 
-/// A handler that does nothing, so that the signal ends a blocking `read` with EINTR.
+/// An empty handler: the signal ends a blocking `read` with EINTR.
 fn install_wake_signal() {
     static INSTALLED: Once = Once::new();
     extern "C" fn nothing(_signal: libc::c_int) {}

@@ -1,4 +1,4 @@
-//! One request in, one answer out: joins the decoded request to the file system's method.
+//! One request in, one answer out: calls the file system's method for the decoded request.
 
 use rustix::io::Errno;
 use surgetank_types::error::Fault;
@@ -7,10 +7,10 @@ use super::filesystem::Filesystem;
 use super::reply::{DirectoryPlusSink, DirectorySink, Reply};
 use super::request::{Operation, Request};
 
-/// Largest extended attribute that Linux knows; larger answers cannot be asked for.
+/// Largest extended attribute that Linux allows; larger answers cannot be requested.
 const XATTR_BYTES_MAX: usize = 65536;
 
-/// Runs the operation; on success the answer's body is in `reply`. `bulk_bytes_max` bounds what READ and READDIR may ask for.
+/// Runs the operation; on success the answer's body is in `reply`. `bulk_bytes_max` limits READ and READDIR.
 pub fn answer<F: Filesystem + ?Sized>(
     fs: &F,
     request: &Request<'_>,
@@ -72,7 +72,7 @@ pub fn answer<F: Filesystem + ?Sized>(
         Operation::Fallocate { fh, mode, offset, length } => fs.fallocate(caller, id, fh, mode, offset, length)?,
         Operation::Lseek { fh, offset, whence } => reply.u64(fs.lseek(caller, id, fh, offset, whence)?),
         Operation::CopyFileRange { from, to, length, flags, wide } => {
-            // The older answer has 32 bits for the count: never copy more than it can say.
+            // The older answer has 32 bits for the count: never copy more than it can express.
             let length = if wide { length } else { length.min(u64::from(u32::MAX) & !0xfff) };
             let copied = fs.copy_file_range(caller, from, to, length, flags)?;
             if wide { reply.u64(copied) } else { count(reply, copied) }
@@ -103,7 +103,7 @@ pub fn answer<F: Filesystem + ?Sized>(
         Operation::Syncfs => fs.syncfs(caller, id)?,
         Operation::Ioctl => return Err(Errno::NOTTY.into()),
         Operation::Destroy => {}
-        // The handshake is over, and interrupts are the crew's business.
+        // The handshake is complete, and the pool handles interrupts.
         Operation::Init { .. } | Operation::Interrupt { .. } => return Err(Errno::INVAL.into()),
         Operation::Unknown => return Err(Errno::NOSYS.into()),
     }

@@ -1,11 +1,12 @@
-//! What the adapter asks of a file system: one synchronous method per operation.
+//! The adapter's trait for file systems: one synchronous method per operation.
 //!
-//! Methods run on the session's threads, several at once, and may block (the crew grows). A method that is not implemented
-//! answers ENOSYS, and where the kernel understands that as "never ask again" (flush, fsync, access, xattrs, lseek,
-//! fallocate, copy_file_range, syncfs, tmpfile), it doesn't.
+//! Methods run on the session's threads, several at once, and may block (the pool grows). A method that is not
+//! implemented answers ENOSYS. For flush, fsync, access, xattrs, lseek, fallocate, copy_file_range, syncfs and tmpfile
+//! the kernel takes that as "never ask again".
 //!
-//! Node ids (`id`) are the names the kernel uses for files; inode numbers (`Attr::ino`) are what programs see. The two are
-//! independent. Every [`Entry`] that is returned counts as one look-up of its node until [`Filesystem::forget`] takes it back.
+//! Node ids (`id`) are the kernel's names for files; inode numbers (`Attr::ino`) are what programs see. The two are
+//! independent. Every [`Entry`] that is returned counts as one look-up of its node until [`Filesystem::forget`] takes
+//! it back.
 
 use std::time::Duration;
 
@@ -18,16 +19,16 @@ use super::notifier::{BackingId, Notifier};
 use super::reply::{DirectoryPlusSink, DirectorySink};
 use super::session::Agreed;
 
-/// A name that was found or made.
+/// A name that was found or created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     pub id: u64,
-    /// Tells two files apart that got the same `id` one after the other. 0 when ids are never reused.
+    /// Distinguishes two files that got the same `id` one after the other. 0 if ids are never reused.
     pub generation: u64,
     pub attr: Attr,
-    /// How long the kernel may believe that the name leads here.
+    /// How long the kernel may cache the name.
     pub entry_ttl: Duration,
-    /// How long it may believe the attributes.
+    /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
 }
 
@@ -35,7 +36,7 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Looked {
     Found(Entry),
-    /// There is no such name; with a `ttl` above zero the kernel remembers that.
+    /// No such name exists; with a `ttl` above zero the kernel caches that.
     Missing {
         ttl: Duration,
     },
@@ -47,19 +48,19 @@ pub struct Attributes {
     pub ttl: Duration,
 }
 
-/// An open file. What is not set is off.
+/// An open file. Fields that are not set are off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Opened {
-    /// Comes back with every operation on the open file.
+    /// The kernel returns it with every operation on the open file.
     pub fh: u64,
     /// The kernel reads, writes and maps this file itself. All opens of one node must agree (EIO otherwise).
     pub backing: Option<BackingId>,
-    /// Reads and writes come here each time, past the page cache.
+    /// Reads and writes come to the file system each time, past the page cache.
     pub direct_io: bool,
     /// Cached pages from before this open stay valid.
     pub keep_cache: bool,
     pub nonseekable: bool,
-    /// `close` doesn't ask; saves one round trip a close.
+    /// `close` sends no request; saves one round trip per close.
     pub no_flush: bool,
     /// With `direct_io`: writers of one file need not wait for each other.
     pub parallel_writes: bool,
@@ -68,9 +69,9 @@ pub struct Opened {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenedDirectory {
     pub fh: u64,
-    /// The kernel keeps the listing…
+    /// The kernel caches the listing…
     pub cache: bool,
-    /// …and this open may use what it kept.
+    /// …and this open may use the cached one.
     pub keep_cache: bool,
 }
 
@@ -80,7 +81,7 @@ pub enum TimeChange {
     At(Timestamp),
 }
 
-/// What SETATTR changes; `None` is left alone.
+/// The changes of SETATTR; a `None` stays unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
     /// Permission bits (07777).
@@ -91,10 +92,10 @@ pub struct SetAttr {
     pub atime: Option<TimeChange>,
     pub mtime: Option<TimeChange>,
     pub ctime: Option<Timestamp>,
-    /// The open file through which it is asked (ftruncate, fchmod…).
+    /// The open file of the request (ftruncate, fchmod…).
     pub fh: Option<u64>,
     pub lock_owner: Option<u64>,
-    /// Clear setuid, and setgid of an executable, with it.
+    /// Also clear setuid, and setgid of an executable.
     pub kill_suidgid: bool,
 }
 
@@ -126,7 +127,7 @@ pub struct SpaceReport {
     pub name_bytes_max: u32,
 }
 
-/// A stretch of an open file.
+/// A range of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilePlace {
     pub id: u64,
@@ -140,10 +141,10 @@ fn absent<T>() -> FsResult<T> {
 
 #[allow(unused_variables)]
 pub trait Filesystem: Send + Sync + 'static {
-    /// The handshake is done; requests follow. The notifier is the way to the kernel for everything unasked.
+    /// The handshake is complete; requests follow. Unsolicited messages to the kernel go through the notifier.
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {}
 
-    /// The node is about to be asked about; the number may be one that an earlier server of the mount gave.
+    /// A request for this node follows; the number may come from an earlier server of the mount.
     fn recall(&self, id: u64) {}
 
     /// The session ended: no request follows, open handles are void.
@@ -168,7 +169,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// `mode` has the file type; the caller's umask is already taken off.
+    /// `mode` has the file type; the caller's umask is already applied.
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         absent()
     }
@@ -201,10 +202,10 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// `flags` never has O_CREAT; O_TRUNC is to be obeyed here, and clears setuid/setgid when `kill_suidgid`.
+    /// `flags` never has O_CREAT. This method must obey O_TRUNC, which clears setuid/setgid if `kill_suidgid`.
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened>;
 
-    /// Makes and opens. Without O_EXCL the name may exist by now, and is then opened.
+    /// Creates and opens. Without O_EXCL the name may exist by now, and is then opened.
     fn create(
         &self,
         caller: &Caller,
@@ -225,7 +226,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Fills `buffer` from `offset`; fewer bytes than its length mean the end of the file.
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize>;
 
-    /// `bytes` starts on a page boundary of memory. Returns how many were taken.
+    /// `bytes` starts on a page boundary of memory. Returns the number of bytes taken.
     fn write(
         &self,
         caller: &Caller,
@@ -238,7 +239,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// One `close` of a descriptor (there may be more, dup and fork share the open file).
+    /// One `close` of a descriptor (there may be more: dup and fork share the open file).
     fn flush(&self, caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
         absent()
     }
@@ -254,7 +255,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// Only SEEK_DATA and SEEK_HOLE come here. Not implemented: the kernel sees files as all data.
+    /// Only SEEK_DATA and SEEK_HOLE come here. Not implemented: the kernel treats files as all data.
     fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
         absent()
     }
@@ -276,7 +277,7 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Adds entries from `offset` (0, or the `next_offset` of an entry) until the sink is full or none is left.
     fn readdir(&self, caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()>;
 
-    /// Only asked for with [`super::Options::readdirplus`]. Every entry the sink took counts as a look-up.
+    /// Requested only with [`super::Options::readdirplus`]. Every entry that the sink took counts as a look-up.
     fn readdirplus(
         &self,
         caller: &Caller,
@@ -314,20 +315,21 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    /// Which lock is in the way of this one; [`surgetank_types::model::LockKind::None`] when none is. Locks are only asked
-    /// for with [`super::Options::locks`].
+    /// The lock that blocks this one; [`surgetank_types::model::LockKind::None`] if there is none. Locks are requested
+    /// only with [`super::Options::locks`].
     fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
         absent()
     }
 
-    /// Takes a lock or gives it back. In the way of another: EAGAIN, or with `wait` when it is gone
-    /// ([`super::wait_long`], and EINTR when [`super::interrupted`]). Nobody unlocks at close: [`Filesystem::flush`] ends
-    /// what its `lock_owner` has on ranges, [`Filesystem::release`] all that was taken through the handle.
+    /// Takes or releases a lock. If another lock blocks it: EAGAIN; with `wait`, it waits until that lock is gone
+    /// ([`super::wait_long`], and EINTR when [`super::interrupted`]). The kernel does not unlock at close.
+    /// [`Filesystem::flush`] ends the range locks of its `lock_owner`, [`Filesystem::release`] all locks taken through
+    /// the handle.
     fn setlk(&self, caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
         absent()
     }
 
-    /// access(2), asked only on a mount without `default_permissions`.
+    /// access(2), requested only on a mount without `default_permissions`.
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
         absent()
     }

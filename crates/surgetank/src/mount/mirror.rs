@@ -1,11 +1,11 @@
-//! A pass-through file system: shows a directory at another place, as it is.
+//! A pass-through file system: shows a directory at another place, unchanged.
 //!
-//! It exists for two purposes: to try the adapter against the real thing (every operation has a native twin to compare with),
-//! and to stand in for a busy parallel file system in the testbed, by sleeping before each metadata operation, and for one in
-//! trouble, by doing wrong what it is told to (`faults`).
+//! It tests the adapter: every operation has a native twin for comparison. In the testbed it stands in for a busy
+//! parallel file system, by sleeping before each metadata operation. It also stands in for a faulty one, by injecting
+//! faults (`faults`).
 //!
-//! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already taken the caller's off);
-//! [`serve_mirror`] sees to that. Files that it makes for others are given to them.
+//! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already applied the
+//! caller's); [`serve_mirror`] ensures that. Files that it creates for other users are given to them.
 
 mod faults;
 mod nodes;
@@ -33,17 +33,17 @@ use nodes::{Node, Nodes};
 /// How the mirror behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorOptions {
-    /// Slept before each metadata operation.
+    /// The sleep before each metadata operation.
     pub latency_metadata: Duration,
-    /// Let the kernel read and write the files itself.
+    /// The kernel reads and writes the files itself.
     pub passthrough: bool,
-    /// How long the kernel may believe names and attributes. Above zero, changes made beside the mirror show late.
+    /// How long the kernel may cache names and attributes. Above zero, changes made beside the mirror show late.
     pub ttl: Duration,
     /// A file's data is on the device when the close of a writer returns, as over NFS.
     pub flush_on_close: bool,
 }
 
-/// How often reads and writes came to the mirror rather than to the kernel's passthrough.
+/// The number of reads and writes that came to the mirror instead of the kernel's passthrough.
 #[derive(Debug, Default)]
 pub struct Traffic {
     pub reads: AtomicU64,
@@ -80,7 +80,7 @@ impl Mirror {
         })
     }
 
-    /// What goes wrong is said by this file.
+    /// This file describes the faults.
     #[must_use]
     pub fn with_faults(mut self, file: PathBuf) -> Self {
         self.faults = Faults::told_by(file);
@@ -107,7 +107,7 @@ impl Mirror {
         self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh)
     }
 
-    /// Before each metadata operation.
+    /// Runs before each metadata operation.
     fn metadata(&self, op: Op) -> FsResult<Wrong> {
         if !self.options.latency_metadata.is_zero() {
             std::thread::sleep(self.options.latency_metadata);
@@ -116,8 +116,8 @@ impl Mirror {
     }
 }
 
-/// Serves `source` at `mountpoint` in the foreground until it is unmounted, or SIGTERM or SIGINT comes (it is then unmounted,
-/// lazily). To be called before any other thread exists: it changes the umask, the signal mask and limits of the process.
+/// Serves `source` at `mountpoint` in the foreground until an unmount, SIGTERM or SIGINT (a signal unmounts lazily).
+/// Call it before any other thread exists: it changes the umask, the signal mask and limits of the process.
 pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions, faults: Option<PathBuf>) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| {
         Error::new(format!("cannot mirror {} at {}", source.display(), mountpoint.display())).why(why)
@@ -131,7 +131,7 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions, fa
         mirror = mirror.with_faults(file);
     }
     let mirror = Arc::new(mirror);
-    // The mounting helper refuses to open an ordinary user's mount to others.
+    // The mounting helper refuses to open an ordinary user's mount to other users.
     let allow_other = rustix::process::geteuid().is_root();
     let subtype = "surgetank-mirror".to_owned();
     let attach_options = AttachOptions { subtype, allow_other, default_permissions: true };
@@ -151,7 +151,7 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions, fa
     Ok(())
 }
 
-/// One descriptor is held for every file that the kernel knows.
+/// The mirror holds one descriptor for every file that the kernel knows.
 fn raise_descriptor_limit() {
     let wanted = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
     if rustix::process::setrlimit(Resource::Nofile, wanted).is_err() {
@@ -163,14 +163,14 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Threads started from here on sleep to the microsecond, not to the default 50.
+/// Threads started from here on sleep with microsecond precision, not the default 50.
 fn sleep_precisely() {
     let slack_ns: libc::c_ulong = 1_000;
     // SAFETY: PR_SET_TIMERSLACK takes an integer and touches nothing else.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack_ns) };
 }
 
-/// SIGTERM and SIGINT, blocked for this thread and those it starts.
+/// SIGTERM and SIGINT, blocked for this thread and those that it starts.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: sigemptyset initialises the set; the other calls get a valid set and signal numbers.
     unsafe {
@@ -185,6 +185,6 @@ fn block_signals() -> libc::sigset_t {
 
 fn signal_came(signals: &libc::sigset_t, patience: Duration) -> bool {
     let patience = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32) };
-    // SAFETY: both pointers are to living values; no information about the signal is asked for.
+    // SAFETY: both pointers are to living values; no information about the signal is requested.
     unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const patience) > 0 }
 }

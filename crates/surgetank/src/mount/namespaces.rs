@@ -1,8 +1,9 @@
 //! A private place for a mount: mount namespaces, with a user namespace around them for an ordinary user.
 //!
-//! The dangers: these calls change the whole process, so they are for single-threaded callers (between fork and exec, or
-//! before the first thread); an identity map keeps file owners and MPI's cross-process reads as they are, but setuid programs
-//! don't work inside; and `/dev/fuse` must be opened inside, the kernel refuses a descriptor from another user namespace.
+//! The dangers: these calls change the whole process, so their callers must be single-threaded (between fork and exec,
+//! or before the first thread). An identity map keeps file owners and MPI's cross-process reads unchanged, but setuid
+//! programs do not work inside. `/dev/fuse` must be opened inside: the kernel refuses a descriptor from another user
+//! namespace.
 
 use std::fs::File;
 use std::io;
@@ -13,22 +14,22 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 /// The namespaces of a running process, held open.
 #[derive(Debug)]
 pub struct Namespaces {
-    /// `None`: the same as ours (entering it again would be refused).
+    /// `None`: the same as ours (the kernel would refuse to enter it again).
     user: Option<File>,
     mount: File,
 }
 
-/// Gives this process its own mount table. Mounts made outside still arrive; those made inside stay inside.
+/// Gives this process its own mount table. Mounts from outside still arrive; mounts from inside stay inside.
 pub fn private_namespace_root() -> io::Result<()> {
     unshare(libc::CLONE_NEWNS)?;
     keep_mounts_inside()
 }
 
-/// The same for an ordinary user: inside a user namespace in which the process may mount, and everybody keeps their ids.
+/// The same for an ordinary user: inside a user namespace in which the process may mount, and every id stays the same.
 pub fn private_namespace_user() -> io::Result<()> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)?;
-    // A group map may be written only after setgroups is given up for good.
+    // A group map may be written only after setgroups is disabled permanently.
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
     std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
@@ -43,8 +44,8 @@ impl Namespaces {
         Ok(Self { user: foreign.then_some(user), mount: open("mnt")? })
     }
 
-    /// Enters them. Async-signal-safe, made for the moment between fork and exec. The working directory is lost: change to
-    /// one by its path afterwards.
+    /// Enters the namespaces. Async-signal-safe, for the moment between fork and exec. The working directory is lost:
+    /// change to it by its path afterwards.
     pub fn enter(&self) -> io::Result<()> {
         enter_namespaces(self.user.as_ref().map(AsFd::as_fd), self.mount.as_fd())
     }
@@ -52,7 +53,7 @@ impl Namespaces {
 
 /// [`Namespaces::enter`] on descriptors of `/proc/PID/ns/{user,mnt}`.
 pub fn enter_namespaces(user: Option<BorrowedFd<'_>>, mount: BorrowedFd<'_>) -> io::Result<()> {
-    // The user namespace first: it brings the right to enter the other.
+    // The user namespace comes first: it grants the right to enter the other.
     if let Some(user) = user {
         set_namespace(user, libc::CLONE_NEWUSER)?;
     }

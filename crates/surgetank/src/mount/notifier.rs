@@ -1,4 +1,4 @@
-//! What the server tells the kernel unasked: forget what you cached, and which file stands behind an open one.
+//! The server's unsolicited messages to the kernel: drop cached data, and register the backing file of an open one.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,13 +11,13 @@ use super::abi::{device, notify};
 use super::crew::Turns;
 use super::reply;
 
-/// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
-/// [`Notifier::backing_close`] **and** the last open file that uses it is gone.
+/// A backing file that is registered with the kernel for open files (passthrough). The kernel keeps it open until
+/// [`Notifier::backing_close`] **and** the close of the last open file that uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackingId(u32);
 
 impl BackingId {
-    /// One that an earlier server of this mount was given.
+    /// A backing id that an earlier server of this mount received.
     pub fn of(raw: u32) -> Self {
         Self(raw)
     }
@@ -26,10 +26,10 @@ impl BackingId {
     }
 }
 
-/// Cloneable; usable from any thread, also after the session ended (everything fails then).
+/// Cloneable; usable from any thread, also after the session ended (every call fails then).
 ///
-/// Never call the `inval_*` and `delete` methods while answering a request: the kernel may hold, for that very request, the
-/// lock that the invalidation wants. (Attributes alone need no lock.)
+/// Never call the `inval_*` and `delete` methods while answering a request. The kernel may hold, for that request, the
+/// lock that the invalidation needs. (Attributes alone need no lock.)
 #[derive(Debug, Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,
@@ -41,7 +41,7 @@ impl Notifier {
         Self { device, turns }
     }
 
-    /// What programs closed until now is released, but for what is slow. Never call it while answering a request.
+    /// Waits until all earlier closes are released, except slow ones. Never call it while answering a request.
     pub fn await_closes(&self) {
         self.turns.await_closes(self.device.as_fd());
     }
@@ -51,7 +51,8 @@ impl Notifier {
     }
 
     /// Drops cached attributes of a node and its cached pages from `offset` on: `length` bytes, 0 for all that follow;
-    /// a negative `offset` drops the attributes alone. For a directory: the cached listing. `false`: the kernel does not know it.
+    /// a negative `offset` drops the attributes alone. For a directory: the cached listing. `false`: the kernel does
+    /// not know the node.
     pub fn inval_inode(&self, id: u64, offset: i64, length: i64) -> io::Result<bool> {
         let mut body = [0; 24];
         body[0..8].copy_from_slice(&id.to_ne_bytes());
@@ -60,7 +61,7 @@ impl Notifier {
         self.tell(notify::INVAL_INODE, &body)
     }
 
-    /// Drops what is cached of the name (also that it doesn't exist).
+    /// Drops the cached entry of the name (also a negative one).
     pub fn inval_entry(&self, parent: u64, name: &[u8]) -> io::Result<()> {
         let mut body = Vec::with_capacity(16 + name.len() + 1);
         body.extend_from_slice(&parent.to_ne_bytes());
@@ -71,7 +72,7 @@ impl Notifier {
         self.tell(notify::INVAL_ENTRY, &body).map(|_known| ())
     }
 
-    /// As `inval_entry`, and tells those who watch the directory (inotify) that the file is gone.
+    /// Like `inval_entry`, and reports to watchers of the directory (inotify) that the file is gone.
     pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
         let mut body = Vec::with_capacity(24 + name.len() + 1);
         body.extend_from_slice(&parent.to_ne_bytes());
@@ -83,12 +84,12 @@ impl Notifier {
         self.tell(notify::DELETE, &body).map(|_known| ())
     }
 
-    /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, opened not as O_PATH;
-    /// its mode doesn't matter, the kernel opens it anew for each open with that open's flags. Needs CAP_SYS_ADMIN in the
-    /// initial user namespace. The descriptor may be closed afterwards.
+    /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, and not opened as
+    /// O_PATH. Its mode does not matter: the kernel opens it again for each open, with that open's flags. Needs
+    /// CAP_SYS_ADMIN in the initial user namespace. The descriptor may be closed afterwards.
     ///
-    /// The kernel will write with the credentials of this moment. CAP_FSETID is put aside for it: with it, a write by an
-    /// ordinary user would leave the setuid bit of the backing file standing.
+    /// The kernel will write with the credentials of this moment. CAP_FSETID is dropped for it: with it, a write by an
+    /// ordinary user would keep the setuid bit of the backing file.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
         let _aside = FsetidAside::put()?;
         let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
@@ -103,13 +104,13 @@ impl Notifier {
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// All requests that were read and not answered are to be read once more. They come in no particular order, before
-    /// others, with [`super::abi::UNIQUE_RESEND`] in their numbers.
+    /// Makes the kernel send again all requests that were read and not answered. They arrive in no particular order,
+    /// before other requests, with [`super::abi::UNIQUE_RESEND`] in their numbers.
     pub fn resend(&self) -> io::Result<()> {
         self.tell(notify::RESEND, &[]).map(|_known| ())
     }
 
-    /// A node or name that the kernel doesn't know needs no invalidation: `false`.
+    /// A node or name that the kernel does not know needs no invalidation: `false`.
     fn tell(&self, code: i32, body: &[u8]) -> io::Result<bool> {
         let header = reply::header(0, -code, body.len());
         match rustix::io::writev(self.device.as_fd(), &reply::slices(&header, body)) {

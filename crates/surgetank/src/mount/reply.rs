@@ -1,4 +1,4 @@
-//! Answers to the kernel, put together in buffers that each thread uses again and again.
+//! Answers to the kernel, built in buffers that each thread reuses.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::abi::{self, fopen};
 use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
 use super::notifier::BackingId;
 
-/// Longest validity told to the kernel; it counts in jiffies.
+/// The longest validity sent to the kernel, which counts in jiffies.
 const TTL_SECS_MAX: u64 = u32::MAX as u64;
-/// Bytes of one directory entry in front of its name, and of the attributes that READDIRPLUS puts before it.
+/// Bytes of one directory entry before its name, and of the attributes that READDIRPLUS puts before it.
 const DIRENT_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 128;
 
-/// One answer in the making: fields, or bulk bytes (file contents, listings), never both.
+/// One answer under construction: fields, or bulk bytes (file contents, listings), never both.
 #[derive(Default)]
 pub struct Reply {
     fields: Vec<u8>,
@@ -35,7 +35,7 @@ impl Reply {
         if self.bulk_used > 0 { &self.bulk[..self.bulk_used] } else { &self.fields }
     }
 
-    /// Room for a bulk answer of at most `size` bytes; [`Reply::use_bulk`] says how many became it.
+    /// Room for a bulk answer of at most `size` bytes; [`Reply::use_bulk`] sets the number that were used.
     pub fn bulk(&mut self, size: usize) -> &mut [u8] {
         if self.bulk.len() < size {
             // A fresh zeroed allocation costs no memory until it is touched, unlike growing the old one.
@@ -137,7 +137,7 @@ impl Reply {
     }
 }
 
-/// The header in front of an answer. `error` is 0 or a positive errno.
+/// The header of an answer. `error` is 0 or a positive errno.
 pub fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OUT_HEADER_BYTES] {
     let mut header = [0; abi::OUT_HEADER_BYTES];
     let bytes = u32::try_from(abi::OUT_HEADER_BYTES + body_bytes).unwrap_or(u32::MAX);
@@ -156,7 +156,7 @@ fn validity(ttl: Duration) -> (u64, u32) {
     if ttl.as_secs() >= TTL_SECS_MAX { (TTL_SECS_MAX, 0) } else { (ttl.as_secs(), ttl.subsec_nanos()) }
 }
 
-/// Writes fields one after another into a fixed array whose size the caller got right.
+/// Writes fields one after another into a fixed array; the caller must choose its size correctly.
 struct Pen<'a> {
     page: &'a mut [u8],
     at: usize,
@@ -220,7 +220,7 @@ impl<'a> DirectorySink<'a> {
         Self { page, used: 0 }
     }
 
-    /// `next_offset` is where a listing goes on behind this entry. `true` means full: the entry was not taken, stop.
+    /// `next_offset` is where a listing continues after this entry. `true` means full: the entry was not taken, stop.
     pub fn add(&mut self, ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
         self.append(&[], ino, next_offset, kind, name)
     }
@@ -263,12 +263,12 @@ impl<'a> DirectoryPlusSink<'a> {
         Self { plain: DirectorySink::new(page) }
     }
 
-    /// `false`: full. To be asked before anything is looked up, since what was looked up is counted.
+    /// `false`: full. Ask before any look-up, because look-ups are counted.
     pub fn fits(&self, name: &[u8]) -> bool {
         self.plain.fits(ENTRY_BYTES, name)
     }
 
-    /// As [`DirectorySink::add`]; an entry that was taken counts as one look-up.
+    /// Like [`DirectorySink::add`]; an entry that was taken counts as one look-up.
     pub fn add(&mut self, entry: &Entry, next_offset: u64, name: &[u8]) -> bool {
         self.plain.append(&entry_bytes(entry), entry.attr.ino, next_offset, entry.attr.kind, name)
     }

@@ -1,7 +1,7 @@
-//! Requests of the kernel, taken apart. Nothing is copied: names and data point into the buffer that was read.
+//! Decodes the kernel's requests. Nothing is copied: names and data point into the buffer that was read.
 //!
-//! Every field is length-checked: a message that is too short, says a wrong length or has a name that is none is EINVAL,
-//! never a panic, whatever bytes come (fuzzed).
+//! Every field is length-checked. A short message, a wrong length or an invalid name is EINVAL, never a panic, for any
+//! input (fuzzed).
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -13,13 +13,13 @@ use super::filesystem::{FilePlace, ReleaseFlags, SetAttr, TimeChange, WriteFlags
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub opcode: u32,
-    /// Names the request in its answer.
+    /// Identifies the request in its answer.
     pub unique: u64,
     pub node: u64,
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
-    /// What the sender says the whole message has.
+    /// The size of the whole message, according to the sender.
     bytes: u32,
     /// Bytes of extensions at the end.
     extension_bytes: usize,
@@ -43,7 +43,7 @@ impl Header {
         Ok(header)
     }
 
-    /// FORGETs are the only requests nobody waits for.
+    /// FORGETs are the only requests without an answer.
     pub fn wants_answer(&self) -> bool {
         !matches!(self.opcode, opcode::FORGET | opcode::BATCH_FORGET)
     }
@@ -200,7 +200,7 @@ pub enum Operation<'a> {
     Removexattr {
         name: &'a [u8],
     },
-    /// Which lock is in the way of this one?
+    /// Which lock blocks this one?
     Getlk {
         asked: LockRequest,
     },
@@ -220,7 +220,7 @@ pub enum Operation<'a> {
         unique: u64,
     },
     Destroy,
-    /// Poll, bmap, statx, DAX and whatever comes later.
+    /// Poll, bmap, statx, DAX and later additions.
     Unknown,
 }
 
@@ -248,7 +248,7 @@ impl Forgets<'_> {
     }
 }
 
-/// Takes one request apart.
+/// Decodes one request.
 pub fn decode(bytes: &[u8]) -> Result<Request<'_>, Errno> {
     let header = Header::decode(bytes)?;
     if header.bytes as usize != bytes.len() {

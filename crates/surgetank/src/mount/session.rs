@@ -1,9 +1,10 @@
 //! A session: the conversation with the kernel over one FUSE descriptor, from the handshake to the unmount.
 //!
-//! States: handshake (in [`Session::start`]) → serving → over (unmounted, or stopped). Whoever made the mount
-//! ([`super::attach()`], later a supervisor) hands the descriptor over; the session doesn't unmount.
+//! States: handshake (in [`Session::start`]) → serving → ended (unmounted, or stopped). The maker of the mount
+//! ([`super::attach()`], later a supervisor) provides the descriptor; the session does not unmount.
 //!
-//! Locks (flock, POSIX) come here only with [`Options::locks`]; otherwise the kernel keeps them itself. The write-back cache is never asked for.
+//! Locks (flock, POSIX) come here only with [`Options::locks`]; otherwise the kernel keeps them itself. The write-back
+//! cache is never requested.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,30 +21,31 @@ use super::notifier::Notifier;
 use super::reply::{self, Reply};
 use super::request::{self, Header, Offer, Operation};
 
-/// When the kernel asks for entries together with their attributes.
+/// When the kernel requests entries together with their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Readdirplus {
     #[default]
     Never,
-    /// When the program seems to want them (`ls -l`).
+    /// If the program seems to want them (`ls -l`).
     Auto,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Ask for passthrough ([`Agreed::passthrough`] says whether it was granted).
+    /// Request passthrough ([`Agreed::passthrough`] reports whether it was granted).
     pub passthrough: bool,
-    /// How many stacked file systems (overlay, another passthrough mount) this one counts as: backing files must lie on
-    /// fewer. The kernel allows 1 and 2.
+    /// The number of stacked file systems (overlay, another passthrough mount) for which this one counts. Backing files
+    /// must be on a file system with a smaller number. The kernel allows 1 and 2.
     pub stack_depth: u32,
     pub readdirplus: Readdirplus,
-    /// Ask for the locks of programs; the file system then has [`Filesystem::setlk`] and [`Filesystem::getlk`].
+    /// Request the locks of programs; the file system then has [`Filesystem::setlk`] and [`Filesystem::getlk`].
     pub locks: bool,
     /// Largest single read or write; a thread's buffers are that large.
     pub transfer_bytes_max: usize,
-    /// Requests that nobody waits for (read-ahead, releases) in flight at once.
+    /// Requests without a waiting program (read-ahead, releases) in flight at once.
     pub background_max: u16,
-    /// Operations that may block at once, without those that wait for somebody's lock. There is one thread until some do.
+    /// Operations that may block at once, without those that wait for a program's lock. There is one thread until some
+    /// do.
     pub threads_max: usize,
 }
 
@@ -61,27 +63,27 @@ impl Default for Options {
     }
 }
 
-/// What kernel and server agreed on.
+/// The agreement between kernel and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Agreed {
     pub minor: u32,
     pub passthrough: bool,
     pub readdirplus: bool,
-    /// Setuid and setgid bits are cleared by the file system, so writes need no look at them first.
+    /// The file system clears setuid and setgid bits, so the kernel need not check them before writes.
     pub killpriv: bool,
     pub transfer_bytes_max: usize,
-    /// Requests that a server read and did not answer can be had again: another one can take over.
+    /// The kernel can send again requests that were read and not answered: another server can take over.
     pub resends: bool,
 }
 
-/// How descriptors outlive the server: whoever holds them too is told of each clone, and an earlier server's are used again.
+/// Lets descriptors outlive the server: a keeper receives each clone, and this server uses an earlier server's clones.
 #[derive(Default)]
 pub struct Kept {
     pub clones: Vec<OwnedFd>,
     pub on_clone: Option<OnClone>,
 }
 
-/// Dropping it changes nothing: the crew goes on until the mount goes or [`Session::stop`] is called.
+/// Dropping it changes nothing: the pool continues until the mount ends or [`Session::stop`] is called.
 pub struct Session {
     crew: Arc<Crew>,
     notifier: Notifier,
@@ -89,7 +91,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Shakes hands on a freshly mounted descriptor and hires the crew. Returns when requests are being served.
+    /// Shakes hands on a freshly mounted descriptor and starts the pool. Returns when requests are being served.
     pub fn start<F: Filesystem>(device: OwnedFd, filesystem: &Arc<F>, options: &Options) -> io::Result<Self> {
         Self::start_kept(device, filesystem, options, Kept::default())
     }
@@ -104,7 +106,8 @@ impl Session {
         Self::serve(device, filesystem, options, kept, agreed, |_| Ok(Vec::new()))
     }
 
-    /// Goes on where another server of the descriptor ended without a word. What that one agreed on with the kernel holds.
+    /// Takes over from a server of the descriptor that ended without notice. That server's agreement with the kernel
+    /// stays valid.
     pub fn take_over<F: Filesystem>(
         device: OwnedFd,
         filesystem: &Arc<F>,
@@ -154,20 +157,20 @@ impl Session {
         self.crew.threads()
     }
 
-    /// Waits for the end (an unmount); `false` when it hadn't come after `patience`.
+    /// Waits for the end (an unmount); `false` if it did not come within `patience`.
     pub fn wait(&self, patience: Option<Duration>) -> bool {
         self.crew.wait(patience)
     }
 
-    /// Ends serving without an unmount: requests begun are answered, later ones wait for whoever serves the descriptor next,
-    /// or fail when the last copy of it is closed.
+    /// Ends serving without an unmount. Current requests are answered. Later ones wait for the next server of the
+    /// descriptor, or fail when the last copy of it is closed.
     pub fn stop(&self) {
         self.crew.stop();
     }
 }
 
-/// Reads what is sent again, before anybody else reads; in the order in which it was sent first, for closes count in that
-/// order. A new request that is among it comes last.
+/// Reads requests that the kernel sends again, before any other thread reads. They are sorted into their original
+/// order, because the order of closes matters. A new request among them comes last.
 fn read_again(device: &OwnedFd, transfer_bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
     let mut buffer = touched(transfer_bytes_max + abi::REQUEST_SLACK_BYTES);
     let mut found: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -223,7 +226,7 @@ fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
     Ok(agreed)
 }
 
-/// What is taken of the kernel's offer, and the answer that says so.
+/// The accepted part of the kernel's offer, and the answer with it.
 fn agree(offer: &Offer, options: &Options) -> (Agreed, Reply) {
     let mut wanted = init::ASYNC_READ
         | init::ATOMIC_O_TRUNC

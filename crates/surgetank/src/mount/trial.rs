@@ -1,4 +1,4 @@
-//! Can a mount be made here? Tried in a forked child that ends at once and takes its name spaces, and the mount, with it.
+//! Can a mount be made here? A forked child tries it, ends at once, and takes its namespaces and the mount with it.
 
 use std::ffi::CString;
 use std::io;
@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 
 #[derive(Clone, Copy)]
 pub struct Try {
-    /// In a user name space of our own.
+    /// In a user namespace of our own.
     pub user: bool,
-    /// Mount FUSE over the target; otherwise only make the name spaces.
+    /// Mount FUSE over the target; otherwise only create the namespaces.
     pub mount: bool,
 }
 
-/// Tries it in a child that ends at once; a mount dies with the child's name space.
+/// Tries it in a child that ends at once; a mount ends with the child's namespace.
 pub fn tried(target: &Path, what: Try) -> io::Result<()> {
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();
@@ -26,10 +26,11 @@ pub fn tried(target: &Path, what: Try) -> io::Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let attempt = move || -> io::Result<()> {
         attempt(what, &uid_map, &gid_map, &target, (uid, gid))?;
-        // SAFETY: ends the forked child at once, without exec and without running anything of the parent's.
+        // SAFETY: ends the forked child at once, without exec and without running any of the parent's code.
         unsafe { libc::_exit(0) }
     };
-    // SAFETY: between fork and exec `attempt` makes system calls only and allocates nothing; its strings were made before.
+    // SAFETY: between fork and exec `attempt` makes system calls only and allocates nothing; its strings were made
+    // before.
     unsafe { command.pre_exec(attempt) };
     command.spawn()?.wait().map(drop)
 }

@@ -1,13 +1,13 @@
 //! Whether the thread that waits for an answer will ever see it.
 //!
-//! The kernel reports every signal to us, and only the first one of a call; what the signal does is in `/proc`. A pending
-//! signal ends the process before its program runs on when nothing blocks, ignores or catches it and its default action is
-//! to end the process. (Most of them the kernel turns into a SIGKILL for each thread; not those that dump core, nor one that
-//! follows another pending signal.)
+//! The kernel reports only the first signal of a call to the server; `/proc` shows what the signal does. A pending
+//! signal ends the process before its program continues if the process does not block, ignore or catch it, and its
+//! default action is to end the process. (The kernel turns most of them into a SIGKILL for each thread; not those that
+//! dump core, nor one that follows another pending signal.)
 //!
-//! The danger it avoids: EINTR for a program that goes on.
+//! The danger that it avoids: EINTR for a program that continues.
 
-/// A thread that cannot be looked at counts as living: a wait too long is safer than a false EINTR.
+/// A thread that cannot be inspected counts as living: a long wait is safer than a false EINTR.
 pub(super) fn is_dying(thread: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     will_die(&status)
@@ -30,7 +30,7 @@ fn will_die(status: &str) -> bool {
     let set = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
     let bit = |number: i32| 1_u64 << (number - 1);
     let pending = set("SigPnd:") | set("ShdPnd:");
-    // A debugger decides what becomes of all others.
+    // A debugger decides the effect of all other signals.
     if pending & bit(libc::SIGKILL) != 0 || field("TracerPid:") != "0" {
         return pending & bit(libc::SIGKILL) != 0;
     }
@@ -42,7 +42,7 @@ fn will_die(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Sets of signals by their numbers.
+    /// Sets of signals by number.
     fn status(tracer: u32, sets: [&[i32]; 5]) -> String {
         let [own, shared, blocked, ignored, caught] =
             sets.map(|set| format!("{:016x}", set.iter().map(|number| 1_u64 << (number - 1)).sum::<u64>()));
@@ -57,7 +57,7 @@ mod tests {
         let dies = [
             status(0, [&[SIGKILL], &[], &[], &[], &[]]),
             status(0, [&[], &[SIGKILL], &[], &[], &[SIGALRM]]),
-            // Another signal that the program handles was first.
+            // Another signal, which the program handles, came first.
             status(0, [&[], &[SIGALRM, SIGTERM], &[], &[], &[SIGALRM]]),
             status(0, [&[], &[SIGQUIT], &[], &[], &[]]),
             status(77, [&[SIGKILL], &[], &[], &[], &[]]),

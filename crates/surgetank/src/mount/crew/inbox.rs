@@ -1,9 +1,9 @@
-//! Where a thread reads requests to, and how it waits for them.
+//! Reads requests into a thread's buffer, and waits for them.
 //!
-//! Being woken on another core costs more than most operations (10–40 µs in a virtual machine). So a thread looks for the next
-//! request for a moment before it goes to sleep, longer while longer would have been worth it ([`Looks`]), leaving the core to
-//! whoever wants it between two looks. That needs a descriptor that doesn't block: a clone, with its own queue of answers,
-//! which is why every request remembers where it came from.
+//! A wake-up on another core costs more than most operations (10–40 µs in a virtual machine). So a thread polls for the
+//! next request before it sleeps, longer if that would have paid ([`Looks`]). Between two polls it yields the core.
+//! Polling needs a non-blocking descriptor: a clone, with its own queue of answers. So every request remembers its
+//! descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,16 +15,16 @@ use rustix::io::Errno;
 
 use crate::mount::abi::{self, device};
 
-/// Always: less than half of what waking up costs.
+/// Always worthwhile: less than half of the cost of a wake-up.
 const LOOK_MIN: Duration = Duration::from_micros(20);
 const LOOK_MAX: Duration = Duration::from_micros(200);
-/// Who yields and does not get the core back for so long shares it with a program that computes. Whoever waits for a core
-/// there gets it later than who is woken up.
+/// A thread that yields and gets the core back only after this time shares it with a computing program. A thread that
+/// waits for a core there gets it later than one that is woken.
 const CROWDED: Duration = Duration::from_micros(500);
-/// It may have been the hypervisor, for once.
+/// Short at first: it may have been the hypervisor.
 const KEEP_OUT_MIN: Duration = Duration::from_millis(1);
 const KEEP_OUT_MAX: Duration = Duration::from_secs(1);
-/// A program that computes wants it all the time, but it may be a while until we look.
+/// A computing program wants the core all the time, but the next poll may be this much later.
 const SOON: Duration = Duration::from_millis(10);
 
 pub struct Inbox {
@@ -37,14 +37,14 @@ pub struct Inbox {
     looks: Looks,
 }
 
-/// How long to look before sleeping.
+/// How long to poll before sleeping.
 #[derive(Debug, Clone, Copy)]
 struct Looks {
     window: Duration,
-    /// No looking on that core before that: it is somebody else's.
+    /// No polling on that core before this time: a program uses it.
     not_before: Option<(usize, Instant)>,
     keep_out: Duration,
-    /// When looking was last allowed again.
+    /// When polling was last allowed again.
     allowed_since: Option<Instant>,
 }
 
@@ -66,12 +66,13 @@ impl Looks {
         }
     }
 
-    /// A request came after `waited`, most of which we slept, having looked in vain.
+    /// A request came after `waited`, mostly spent asleep after polling in vain.
     fn slept(&mut self, waited: Duration) {
         self.window = if waited <= LOOK_MAX { (self.window * 2).min(LOOK_MAX) } else { LOOK_MIN };
     }
 
-    /// We let somebody else have the core, and had it back only now. The sooner he wants it again, the longer it is left to him.
+    /// The thread yielded the core and got it back only now. The sooner the other program wants it again, the longer
+    /// the thread keeps off.
     fn crowded(&mut self, core: usize, let_go: Instant, now: Instant) {
         let soon = self.allowed_since.is_some_and(|then| let_go.duration_since(then) < self.keep_out.max(SOON));
         self.keep_out = if soon { (self.keep_out * 2).min(KEEP_OUT_MAX) } else { KEEP_OUT_MIN };
@@ -79,7 +80,7 @@ impl Looks {
     }
 }
 
-/// A request that was read: how long it is and where it came from.
+/// A request that was read: its length and origin.
 pub struct Place {
     bytes: usize,
     while_looking: bool,
@@ -87,7 +88,7 @@ pub struct Place {
 
 pub struct Received<'a> {
     pub bytes: &'a [u8],
-    /// Where the answer goes.
+    /// The descriptor for the answer.
     pub device: BorrowedFd<'a>,
 }
 
@@ -136,13 +137,13 @@ impl Inbox {
         Ok(Place { bytes, while_looking: false })
     }
 
-    /// A request that somebody else has read from the first descriptor.
+    /// Stores a request that another reader took from the first descriptor.
     pub fn put(&mut self, request: &[u8]) -> Place {
         self.bytes[self.start..self.start + request.len()].copy_from_slice(request);
         Place { bytes: request.len(), while_looking: false }
     }
 
-    /// The thread goes: others may need its clone.
+    /// The thread ends: another thread may need its clone.
     pub fn leave(self, clones: &Clones) {
         if let Some(clone) = self.looking {
             clones.free().push(clone);
@@ -162,16 +163,17 @@ impl Inbox {
     }
 }
 
-/// Memory whose pages are there already, as a buffer for requests has to be: when a server is killed in `read`, the kernel
-/// takes a request that is waiting all the same, finds no memory for a dying process, and gives the program EIO.
+/// Memory whose pages exist already. A server that is killed in `read` still takes a waiting request. The kernel then
+/// finds no memory for the dying process, and gives the program EIO.
 pub fn touched(bytes: usize) -> Vec<u8> {
     vec![u8::MAX; bytes]
 }
 
-/// Told of each clone before anything is read from it; `false`: it is not to be used.
+/// Called with each clone before any read from it; `false`: it must not be used.
 pub type OnClone = Box<dyn Fn(BorrowedFd<'_>) -> bool + Send + Sync>;
 
-/// Clones of the descriptor: when one is closed, what was read from it and not answered fails. So they are kept.
+/// Clones of the descriptor. When one is closed, requests that were read from it and not answered fail. So they are
+/// kept.
 #[derive(Default)]
 pub struct Clones {
     free: Mutex<Vec<OwnedFd>>,
@@ -195,7 +197,7 @@ impl Clones {
     }
 }
 
-/// Another descriptor of the same connection. Without one (no access to `/dev/fuse`) there is no looking.
+/// Another descriptor of the same connection. Without one (no access to `/dev/fuse`) the thread does not poll.
 fn clone_unblocking(origin: BorrowedFd<'_>) -> Option<OwnedFd> {
     let make = || -> io::Result<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -227,7 +229,7 @@ mod tests {
     #[test]
     fn who_was_kept_from_the_core_looks_less_and_less_often() {
         let mut looks = Looks::default();
-        // (Slices of 4 ms, and the next look half a millisecond after it may be.)
+        // (Slices of 4 ms, and the next poll half a millisecond after it is allowed.)
         let (mut now, mut kept_out, slice) = (Instant::now(), KEEP_OUT_MIN, Duration::from_millis(4));
         assert!(looks.may_begin(0, now));
         for _ in 0..12 {
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(looks.keep_out, KEEP_OUT_MAX);
         looks.crowded(0, now, now + slice);
         assert!(!looks.may_begin(0, now + slice) && looks.may_begin(1, now + slice), "another core is another matter");
-        // Nobody wanted it for long.
+        // No program wanted the core for long.
         now += 2 * KEEP_OUT_MAX;
         looks.crowded(0, now, now + slice);
         assert!(looks.may_begin(0, now + slice + KEEP_OUT_MIN));

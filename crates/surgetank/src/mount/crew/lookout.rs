@@ -1,10 +1,10 @@
-//! Decides how many threads the crew has. A thread of its own looks once a millisecond while there is traffic, and sleeps
-//! when there is none.
+//! Decides the number of threads. Its own thread checks once a millisecond while there is traffic, and sleeps
+//! otherwise.
 //!
-//! Hires when nobody waits for requests and everybody sleeps inside an operation (they block, and others would wait behind
-//! them), or when for a while nobody ever had time to wait and there are cores for more. Lets one go when for a second
-//! somebody was always idle. When all that there may be sleep, those that have been in one operation for a second (their
-//! store does not answer) no longer count.
+//! It adds a thread when no thread waits for requests and all sleep inside an operation, because other requests would
+//! wait behind them. It also adds one when for a while no thread ever waited and cores are free. It dismisses one when
+//! for a second a thread was always idle. When the maximum number of threads sleeps, threads that have been in one
+//! operation for a second (their store does not answer) no longer count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,16 +14,16 @@ use super::Crew;
 use crate::mount::filesystem::Filesystem;
 
 const TICK: Duration = Duration::from_millis(1);
-/// So many looks without anybody idle mean that there is more work than hands.
+/// This many checks without an idle thread mean too few threads.
 const BUSY_TICKS: u32 = 50;
-/// So many looks with somebody idle mean that there are too many hands.
+/// This many checks with an idle thread mean too many threads.
 const IDLE_TICKS: u32 = 1000;
-/// So many looks with everybody asleep, and it is seen whose operation is still the same.
+/// After this many checks with all threads asleep, the lookout compares which still have the same operation.
 const STUCK_TICKS: u32 = 1000;
-/// So many looks without a request, and the lookout sleeps.
+/// After this many checks without a request the lookout sleeps.
 const QUIET_TICKS: u32 = 20;
 
-/// How the crew rouses the lookout: costs one load while it is awake.
+/// The pool's means to wake the lookout: it costs one load while the lookout is awake.
 #[derive(Debug, Default)]
 pub struct Lookout {
     asleep: AtomicBool,
@@ -40,7 +40,7 @@ impl Lookout {
         }
     }
 
-    /// Sleeps until roused. `needless` is looked at after the crew can see that we sleep, so no call is missed.
+    /// Sleeps until woken. `needless` is checked after the pool can see the sleep, so no wake-up is missed.
     fn sleep_unless(&self, needless: impl FnOnce() -> bool) {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.asleep.store(true, Ordering::SeqCst);
@@ -96,25 +96,25 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
     }
 }
 
-/// Nobody computes: each thread sleeps in the operation it runs. (One that waits for a core is not asleep.)
+/// No thread computes: each sleeps in its operation. (A thread that waits for a core is not asleep.)
 fn all_asleep(crew: &Crew) -> bool {
     let roll = crew.roll();
     !roll.berths.is_empty() && roll.berths.iter().all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
 }
 
-/// One waits, and all the others sleep in what they do: it would be hired again at once.
+/// One waits, and all other threads sleep in operations: the lookout would add it again at once.
 fn last_one_free(crew: &Crew) -> bool {
     crew.waiting.load(Ordering::SeqCst) == 1 && all_asleep(crew)
 }
 
 fn asleep(tid: i32) -> bool {
     if tid == 0 {
-        return false; // hired a moment ago
+        return false; // added a moment ago
     }
     let Ok(text) = std::fs::read(format!("/proc/self/task/{tid}/stat")) else {
-        return true; // no /proc: rather a thread too many than an operation that waits
+        return true; // no /proc: one thread too many is better than a waiting operation
     };
-    // The state follows the name, which stands in brackets and may hold anything.
+    // The state follows the name, which is in brackets and may contain any character.
     let behind = text.iter().rposition(|&byte| byte == b')').map(|end| &text[end..]);
     matches!(behind.and_then(|rest| rest.get(2)), Some(b'S' | b'D'))
 }

@@ -1,9 +1,9 @@
-//! Files are stored in the order in which they were closed, and a program does not wait for its close to be dealt with
-//! (RELEASE has no answer that it waits for). So that no thread overtakes another, requests are read by one thread at a time,
-//! which puts down the RELEASEs among them, and each of those has its turn.
+//! Files are stored in the order of their closes, and a program does not wait for its close to be handled (RELEASE has
+//! no answer). So only one thread at a time reads requests. It registers each RELEASE in a queue, and the RELEASEs are
+//! carried out in that order.
 //!
-//! Who opens a file at another door after such a close has to come after it, too: that door waits until the RELEASEs that the
-//! kernel has sent are done ([`Turns::await_closes`]).
+//! A process that opens a file at another door after such a close must come after it, too. That door waits until the
+//! RELEASEs that the kernel has sent are done ([`Turns::await_closes`]).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,25 +18,25 @@ use super::inbox::{Inbox, Place};
 use crate::mount::abi::opcode;
 use crate::mount::request::Header;
 
-/// A close that takes so long (its file lies in a slow store) does not keep the others any longer.
+/// A close that takes this long (its file is in a slow store) does not delay the others any longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Where more requests than the kernel ever has waiting at once were read since, an earlier one was among them.
+/// If more requests have been read since than the kernel ever queues at once, an earlier one was among them.
 const READ_MAX: u64 = 256;
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
-/// Nobody is in `read`, or who was has not put down yet what he got.
+/// No thread is in `read`, or the one that was has not registered its request yet.
 const NOBODY: i32 = 0;
 const HAS_READ: i32 = -1;
 
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Whoever reads has this: requests that were read already, to be served before others.
+    /// The reading thread holds this: requests that were read already, to be served before others.
     reading: Mutex<VecDeque<Vec<u8>>>,
-    /// The thread that is in `read` (or one of the above).
+    /// The thread in `read` (or one of the values above).
     reader: AtomicI32,
     read: AtomicU64,
-    /// So often somebody looked and there was no request.
+    /// The number of polls that found no request.
     looks: AtomicU64,
     releases: Mutex<VecDeque<Release>>,
     done: Condvar,
@@ -46,7 +46,7 @@ pub struct Turns {
 #[derive(Debug)]
 struct Release {
     unique: u64,
-    /// Somebody waited for it in vain.
+    /// A thread waited for it in vain.
     slow: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
-    /// To be served before what the kernel has.
+    /// To be served before the kernel's requests.
     pub fn put_behind(&self, requests: Vec<Vec<u8>>) {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner).extend(requests);
     }
@@ -84,7 +84,7 @@ impl Turns {
         Ok(place)
     }
 
-    /// Returns when the RELEASEs that the kernel has sent until now are done, or some are slow.
+    /// Returns when the RELEASEs that the kernel has sent so far are done, or some are slow.
     pub fn await_closes(&self, device: BorrowedFd<'_>) {
         let until = Instant::now() + PATIENCE;
         let read = self.read.load(Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Turns {
         }
     }
 
-    /// Has every request that the kernel had when there had been so many looks been read, and put down?
+    /// Has every request that the kernel had at this number of polls been read and registered?
     fn all_are_read(&self, device: BorrowedFd<'_>, looks: u64) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)];
         if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::IN)
@@ -121,8 +121,8 @@ impl Turns {
         match self.reading.try_lock() {
             Ok(behind) => behind.is_empty(),
             Err(TryLockError::Poisoned(behind)) => behind.into_inner().is_empty(),
-            // Whoever reads sleeps until there is something, or looks, the second time since then in vain; or he has something, and
-            // runs.
+            // The reader sleeps until a request comes; or it polls, for the second time since then in vain; or it has a
+            // request and runs.
             Err(TryLockError::WouldBlock) => {
                 let reader = self.reader.load(Ordering::SeqCst);
                 let in_vain = || self.looks.load(Ordering::SeqCst) >= looks + 2;
@@ -131,7 +131,7 @@ impl Turns {
         }
     }
 
-    /// Waits until those before it are done. Nothing to wait for: not a RELEASE.
+    /// Waits until earlier RELEASEs are done. `None`: not a RELEASE.
     pub fn turn(&self, header: &Header) -> Option<Turn<'_>> {
         if header.opcode != opcode::RELEASE {
             return None;
@@ -204,7 +204,7 @@ mod tests {
             while turns.reader.load(Ordering::SeqCst) > NOBODY {
                 assert!(!turns.all_are_read(device.as_fd(), 0) || turns.reader.load(Ordering::SeqCst) <= NOBODY);
             }
-            // It is read, and not put down.
+            // It is read and not registered.
             assert!(!turns.all_are_read(device.as_fd(), 0));
             turns.looks.store(9, Ordering::SeqCst);
             assert!(!turns.all_are_read(device.as_fd(), 0), "who has one does not look");

@@ -1,23 +1,24 @@
-//! What goes wrong on purpose: a file beside the mount says it, and is looked at before each operation, so that a test turns
-//! faults on and off by writing it. No file, no faults.
+//! Injected faults. A file beside the mount describes them and is read before each operation, so that a test turns
+//! faults on and off by writing it. Without the file there are no faults.
 //!
-//! One fault a line, `#` begins a comment; the first line that fits an operation decides:
+//! One fault per line, `#` begins a comment; the first line that matches an operation decides:
 //!
 //! ```text
 //! OPERATIONS    WHAT           [N: the next N times only]
-//! all           hang                # until the file says otherwise, or the caller is killed
-//! change        EROFS               # an errno: it is not done
+//! all           hang                # until the file changes, or the caller is killed
+//! change        EROFS               # an errno: the operation is not done
 //! write,create  ENOSPC         3
-//! rename        lost:EIO       1    # it is done, and then this errno given all the same
-//! write         corrupt        2    # one byte of what is written is another one; told as success
-//! write         short               # half of it is written, and said so
+//! rename        lost:EIO       1    # the operation is done, but returns this errno
+//! write         corrupt        2    # one written byte is changed; reported as success
+//! write         short               # half of it is written and reported
 //! fsync         drop           1    # EIO, and the file's bytes are gone (zeros)
 //! ```
 //!
-//! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir statfs
-//! xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of directories), `all`, and `change`: those that change
-//! something. An N counts from when the file last got other text. Each operation that goes wrong adds a byte to `FILE.met`
-//! (one that hangs does not), so that a test can tell that its fault was met. Text that cannot be read fails every operation (EPROTO).
+//! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir
+//! statfs xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of
+//! directories), `all`, and `change`: those that change the file system. An N counts from the last change of the file's
+//! text. Each operation with a fault adds a byte to `FILE.met` (a hanging one does not), so that a test can verify that
+//! its fault occurred. Text that cannot be parsed fails every operation (EPROTO).
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -85,7 +86,7 @@ const ERRNOS: [(&str, Errno); 10] = [
     ("EAGAIN", Errno::AGAIN),
 ];
 
-/// How often who hangs looks whether he still has to.
+/// How often a hanging operation checks whether it still must hang.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,11 +106,11 @@ struct Fault {
     left: Option<u64>,
 }
 
-/// What an operation that is carried out has to do wrong.
+/// The fault of an operation that is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrong {
     Nothing,
-    /// Given instead of the answer.
+    /// Returned instead of the answer.
     Lost(Errno),
     Corrupt,
     Short,
@@ -137,7 +138,7 @@ impl Faults {
         Self { file: Some(file), now: Mutex::default() }
     }
 
-    /// Before an operation: fails, hangs, or says how it goes wrong.
+    /// Runs before an operation: fails, hangs, or returns its fault.
     pub fn meet(&self, op: Op) -> FsResult<Wrong> {
         loop {
             match self.next(op)? {
@@ -170,7 +171,7 @@ impl Faults {
             fault.what
         });
         if met.is_some_and(|what| what != What::Hang) {
-            // (A test that misses a byte fails; nobody else reads it.)
+            // (A test that misses a byte fails; no other code reads it.)
             drop(
                 OpenOptions::new().create(true).append(true).open(met_of(file)).and_then(|mut met| met.write_all(b"!")),
             );
@@ -185,7 +186,7 @@ fn met_of(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// Nothing of an empty line; nothing in the `Some` of one that cannot be read.
+/// `None` for an empty line; `Some(None)` for a line that cannot be parsed.
 fn parse(line: &str) -> Option<Option<Fault>> {
     let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
     let operations = words.next()?;

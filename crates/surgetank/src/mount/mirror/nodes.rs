@@ -1,4 +1,4 @@
-//! The files that the kernel knows, each held by an O_PATH descriptor so that its inode cannot be used for another.
+//! The files that the kernel knows, each held by an O_PATH descriptor so that its inode cannot be reused.
 //!
 //! Invariant: a (device, inode) pair has at most one node id at a time, and ids are never used again.
 
@@ -24,7 +24,7 @@ pub struct Node {
     pub opens: Mutex<Opens>,
 }
 
-/// All opens of a node must be alike: with a backing file, or without. The first decides, until the last is gone.
+/// All opens of a node must agree: with a backing file, or without. The first open decides, until the last is closed.
 #[derive(Default)]
 pub struct Opens {
     pub count: u64,
@@ -32,7 +32,7 @@ pub struct Opens {
 }
 
 impl Node {
-    /// Leads to the file itself, whatever its name is now.
+    /// Leads to the file itself, whatever its current name.
     pub fn path(&self) -> PathBuf {
         descriptor_path(self.fd.as_fd())
     }

@@ -1,4 +1,4 @@
-//! The mirror's operations: each is the system call it stands for, on the file that the node id names.
+//! The mirror's operations: each makes its own system call, on the file of the node id.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,7 +41,7 @@ impl Mirror {
         self.entry(rustix::fs::openat(&parent.fd, name, flags, Mode::empty())?)
     }
 
-    /// Something new under `name` belongs to who asked, with the group of a setgid directory.
+    /// A new file under `name` belongs to the caller, with the group of a setgid directory.
     fn give(&self, caller: &Caller, parent: &Node, made: impl AsFd, name: &[u8], flags: AtFlags) -> FsResult<()> {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         if uid != 0 || (caller.uid, caller.gid) == (uid, gid) {
@@ -76,7 +76,7 @@ impl Mirror {
             opens.count += 1;
             opens.backing
         };
-        // Writes were written through: a flush is for those only whose close waits for the device.
+        // Writes were written through: only a file whose close waits for the device needs a flush.
         let no_flush = !(self.options.flush_on_close && may_write(&file));
         Opened { fh: self.keep(node, file), backing, no_flush, ..Opened::default() }
     }
@@ -129,7 +129,7 @@ fn may_write(file: &OwnedFd) -> bool {
     rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR))
 }
 
-/// The server's own descriptor: it writes at the offsets it is told, through the page cache.
+/// Flags for the server's own descriptor: it writes at the requested offsets, through the page cache.
 fn own_flags(flags: OFlags) -> OFlags {
     let not_ours = OFlags::CREATE | OFlags::EXCL | OFlags::NOCTTY | OFlags::APPEND | OFlags::DIRECT | OFlags::NOFOLLOW;
     flags.difference(not_ours) | OFlags::CLOEXEC
@@ -364,7 +364,7 @@ impl Filesystem for Mirror {
         }
     }
 
-    /// Asked for only with [`MirrorOptions::flush_on_close`].
+    /// Requested only with [`MirrorOptions::flush_on_close`].
     ///
     /// [`MirrorOptions::flush_on_close`]: super::MirrorOptions::flush_on_close
     fn flush(&self, _: &Caller, _: u64, fh: u64, _: u64) -> FsResult<()> {
@@ -410,7 +410,7 @@ impl Filesystem for Mirror {
     fn readdir(&self, _: &Caller, _: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
         self.metadata(Op::Readdir)?;
         let handle = self.handle(fh)?;
-        // One listing at a time: they share the descriptor's position. Opens are not counted for directories.
+        // One listing at a time, because they share the descriptor's position. Opens are not counted for directories.
         let _turn = handle.node.opens();
         rustix::fs::seek(&handle.file, SeekFrom::Start(offset))?;
         let mut space = [MaybeUninit::uninit(); LISTING_BYTES];
