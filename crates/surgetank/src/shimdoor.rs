@@ -1,8 +1,8 @@
-//! The shim's door: an index of what we know in shared memory, which programs that preload the shim read without asking,
-//! and a socket on which they ask for what they want to write (docs/internals/doors.md).
+//! The shim's door: an index of the namespace in shared memory, which preloaded programs read without a request, and a
+//! socket on which they request what they want to write (docs/internals/doors.md).
 //!
-//! The mount stays the truth: whatever this door cannot serve at once it leaves to the mount, and a program that finds it
-//! closed goes there too.
+//! The mount stays authoritative: this door leaves to the mount what it cannot serve at once, and a program that finds
+//! the door closed uses the mount.
 
 pub mod abi;
 mod closings;
@@ -33,12 +33,12 @@ use closings::{Closed, Closings};
 use index::{Index, Place};
 pub use server::current;
 
-/// Programs believe the index for so long after the last sign of life.
+/// Programs trust the index for this long after the last sign of life.
 const BELIEVED: Duration = Duration::from_secs(2);
 const SIGN_EVERY: Duration = Duration::from_millis(200);
-/// So many times, and directories are looked at whose closes nobody waits for.
+/// After this many periods the agent ends the watches of directories without an open file.
 const REST_EVERY: u32 = 5;
-/// Closed files are gathered for so long; whoever needs to know takes them in at once.
+/// Closed files are gathered for this long; a thread that needs to know takes them in at once.
 const GATHERED: Duration = Duration::from_millis(1);
 
 pub struct Door {
@@ -47,7 +47,7 @@ pub struct Door {
     namespace: Weak<Namespace>,
     only_ids: Option<(u32, u32)>,
     giving: RwLock<()>,
-    /// `None`: nothing is lent.
+    /// `None`: no directory is delegated.
     ring: Option<ring::Ring>,
 }
 
@@ -59,8 +59,8 @@ pub struct Opened {
     door: Arc<Door>,
 }
 
-/// What an earlier agent left is not believed any more, until [`open`] has filled it anew. To be called before anything can
-/// change.
+/// Makes programs distrust the index of an earlier agent, until [`open`] has filled it again. Call it before any change
+/// is possible.
 pub fn disbelieve(key: &str, state: &Path) {
     let [in_memory, beside] = places_of_index(key, state);
     for path in [in_memory, beside] {
@@ -73,8 +73,8 @@ pub fn disbelieve(key: &str, state: &Path) {
     }
 }
 
-/// What an earlier agent was told last, and did not come to read. To be called before files on tiers that nobody knows are
-/// looked for; when the door is open it is forgotten.
+/// The last claims that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
+/// the door discards the claims.
 pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
     let of = |index: &PathBuf| {
         ring::left(index).unwrap_or_else(|why| {
@@ -85,7 +85,8 @@ pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
     places_of_index(key, state).iter().flat_map(of).collect()
 }
 
-/// Opens the door. Everything that is known is shown from now on. `again`: programs have the index of an earlier agent.
+/// Opens the door. Everything that is known is shown from now on. `again`: programs have mapped an earlier agent's
+/// index.
 pub fn open(
     namespace: &Arc<Namespace>,
     state: &Path,
@@ -139,7 +140,7 @@ fn place_of(device: &surgetank_tier::Device) -> io::Result<Place> {
     })
 }
 
-/// In memory if possible: on a disk its pages would be written back for nothing.
+/// In memory if possible: on a disk the kernel would write its pages back for nothing.
 fn create_index(
     key: &str,
     state: &Path,
@@ -159,7 +160,7 @@ fn places_of_index(key: &str, state: &Path) -> [PathBuf; 2] {
     [Path::new(leftovers::SHARED_MEMORY).join(name), state.join("index")]
 }
 
-/// A descriptor is being sent.
+/// Lives while a descriptor is granted.
 pub struct Giving<'a> {
     _in_ring: Option<ring::Giving<'a>>,
     _held: RwLockReadGuard<'a, ()>,
@@ -176,7 +177,7 @@ impl Opened {
         &self.socket
     }
 
-    /// Has the supervisor hold what says that the files are used, so that they outlive this agent.
+    /// Gives the supervisor the files whose locks say that they are in use, so that they outlive this agent.
     pub fn keep(&self, keeper: &dyn Keeper) {
         let index = self.door.index();
         let files = [("index", Some(index.memory().file())), ("ring", self.door.ring.as_ref().map(ring::Ring::file))];
@@ -217,7 +218,7 @@ impl Door {
         self.index().of_plain(dev, ino)
     }
 
-    /// To be held from before a descriptor is sent until ours is closed, which may be the last one by then.
+    /// Hold it from before a descriptor is sent until our own is closed, which may be the last one by then.
     pub fn giving(&self) -> Giving<'_> {
         let held = self.giving.read().unwrap_or_else(PoisonError::into_inner);
         Giving { _in_ring: self.ring.as_ref().map(ring::Ring::giving), _held: held }
@@ -235,7 +236,8 @@ impl Door {
         });
     }
 
-    /// Who waits for a descriptor does not wait for others' files to be sealed; and several at a time cost less.
+    /// A process that waits for a descriptor does not wait for the sealing of other files; and sealing several at a
+    /// time costs less.
     fn follow_closings(&self, stop: &OwnedFd) {
         use rustix::event::{PollFd, PollFlags, poll};
         loop {

@@ -1,4 +1,4 @@
-//! The layout that the shim reads: `shim/abi.h` in Rust, where each field is explained. A test compares the two.
+//! The layout that the shim reads: `shim/abi.h` in Rust; that header explains each field. A test compares the two.
 
 pub const MAGIC: u64 = 0x5844_494b_4e41_5453;
 pub const LAYOUT: u32 = 4;
@@ -184,7 +184,7 @@ pub mod set {
     pub const MTIME_NOW: u32 = 64;
 }
 pub const ASK_MOUNT: i32 = -1;
-/// In `valid` of an OPEN: asked before, of an agent that was killed.
+/// In `valid` of an OPEN: the program sent it before, to an agent that was killed.
 pub const AGAIN: u32 = 1;
 
 /// Without the name, which follows.

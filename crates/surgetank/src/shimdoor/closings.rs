@@ -1,11 +1,11 @@
-//! Notices that descriptors which we handed out are closed, whoever has them by then: the kernel tells (inotify) when the
-//! last of an open file's descriptors and mappings is gone, in the order in which it happened, across all processes, also
-//! when they are killed.
+//! Notices the close of descriptors that the agent granted, whichever process has them by then. The kernel reports
+//! (inotify) the end of an open file's last descriptor or mapping. It reports in order, across all processes, also for
+//! killed ones.
 //!
-//! A new file is told of by its directory, of which one watch serves all files that are made there: a watch of each file's
-//! own costs four times as much. What is told then is a name, so a file that is taken to another place gets a watch of its
-//! own before (`Namespace::watch_apart`), and a name may mean several files until all of them are closed: whoever is not
-//! closed is merely looked at in vain.
+//! A new file is reported by its directory, and one watch serves all files that are created there: a watch for each
+//! file costs four times as much. Such a report contains only a name. So a file that moves gets its own watch before
+//! (`Namespace::watch_apart`). A name may mean several files until all of them are closed; a file that is still open
+//! only costs a useless check.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,17 +19,17 @@ use surgetank_types::clock;
 use surgetank_types::model::FileId;
 
 const BUFFER_BYTES: usize = 64 << 10;
-/// struct inotify_event: watch, mask, cookie, bytes of the name that follows.
+/// struct inotify_event: watch, mask, cookie, and the size of the name that follows.
 const EVENT_BYTES: usize = 16;
 
-/// So many directories of which nothing is open stay watched, and for no longer than [`Closings::rest`] says: a watch costs
-/// whoever opens a file there a tenth of a microsecond.
+/// At most this many directories without an open file stay watched, and no longer than [`Closings::rest`] allows: a
+/// watch adds a tenth of a microsecond to each open there.
 pub(super) const IDLE_MAX: usize = 512;
 
 pub struct Closings {
     queue: OwnedFd,
     watched: Mutex<Watched>,
-    /// Whoever takes events in holds this until they are dealt with, so that nobody overtakes them.
+    /// A thread that takes events in holds this until it has handled them, so that no other thread overtakes it.
     taking: Mutex<Taking>,
 }
 
@@ -37,15 +37,15 @@ pub struct Closings {
 struct Watched {
     files: HashMap<i32, FileId>,
     dirs: HashMap<i32, Names>,
-    /// Of directories that are lent: their watches stay, whoever is open in them.
+    /// The delegated directories: their watches stay, whether files are open in them or not.
     lent: HashMap<i32, u32>,
-    /// Of directories of which nothing was open when somebody last looked, nor since.
+    /// Directories without an open file since the last check.
     idle: HashSet<i32>,
-    /// Directory's watch and name of those that are told of by their directories.
+    /// For files that their directory reports: the directory's watch, and the name.
     made: HashMap<FileId, (i32, Arc<[u8]>)>,
 }
 
-/// The files of a directory that are not closed yet, under the names with which they were made.
+/// The files of a directory that are not closed yet, under the names of their creation.
 type Names = HashMap<Arc<[u8]>, Vec<FileId>>;
 
 impl Watched {
@@ -53,7 +53,7 @@ impl Watched {
         self.dirs.get(&watch).is_some_and(HashMap::is_empty) && !self.lent.contains_key(&watch)
     }
 
-    /// The kernel tells of none of these any more. (An error: the directory is gone, which will be told.)
+    /// Ends the kernel's reports for these. (An error: the directory is gone, which the kernel will report.)
     fn drop_watches(&mut self, queue: &OwnedFd, those: &[i32]) {
         for watch in those {
             self.dirs.remove(watch);
@@ -77,15 +77,15 @@ impl Watched {
 
 struct Taking {
     buffer: Vec<u8>,
-    /// The kernel tells of a close an instant before the file counts as closed. Whoever looked in that instant looks again
-    /// before anything that came later, or a mark that was made after the data could be queued before it.
+    /// The kernel reports a close an instant before the file counts as closed. A file that was checked in that instant
+    /// is checked again before any later event. Otherwise a mark made after the data could be queued before it.
     early: Vec<(FileId, Instant)>,
 }
 
-/// So long that instant lasts, mostly; after that somebody else has the file open.
+/// That instant usually lasts at most this long; after that another process has the file open.
 const INSTANT: Duration = Duration::from_millis(50);
-/// But closing a large file may take its file system longer (ext4 begins to write it when it was emptied before): so many
-/// are looked at for so long, the latest.
+/// Closing a large file may take its file system longer (ext4 starts to write a file that was truncated before). So the
+/// latest of these files are checked for this long.
 const LONG_MAX: usize = 8;
 const LONG_INSTANT: Duration = Duration::from_secs(60);
 
@@ -93,7 +93,7 @@ const LONG_INSTANT: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy)]
 pub enum Closed {
     Of(FileId),
-    /// The kernel's queue overflowed: it may have been any.
+    /// The kernel's queue overflowed: any file may have been closed.
     Any,
 }
 
@@ -118,8 +118,8 @@ impl Closings {
         Ok(())
     }
 
-    /// The same of a file that was made in a directory. (That is watched already, mostly, and then the kernel gives the same
-    /// number again: which directory lies there now is for it to say.)
+    /// The same for a file created in a directory. (The directory usually has a watch already, and then the kernel
+    /// returns the same number again. Only the kernel knows which directory is there now.)
     pub fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
         let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
@@ -135,7 +135,8 @@ impl Closings {
         Ok(())
     }
 
-    /// Of whatever is made in the directory from now on the kernel tells; whose that is, [`Self::made_in`] says afterwards.
+    /// The kernel reports every file that is created in the directory from now on; [`Self::made_in`] adds their ids
+    /// afterwards.
     pub fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
         let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
@@ -156,7 +157,7 @@ impl Closings {
         }
     }
 
-    /// Called now and then: directories of which nothing has been open since the last time are watched no more.
+    /// Called periodically: ends the watches of directories without an open file since the last call.
     pub fn rest(&self) {
         let mut watched = self.watched();
         let (long, just): (Vec<i32>, Vec<i32>) = watched
@@ -169,7 +170,7 @@ impl Closings {
         watched.idle.extend(just);
     }
 
-    /// `false`: the kernel does not tell of that directory any more.
+    /// `false`: the kernel does not report that directory any more.
     pub fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool {
         let mut watched = self.watched();
         if !watched.dirs.contains_key(&watch) {
@@ -182,7 +183,7 @@ impl Closings {
         true
     }
 
-    /// Whom the kernel tells of.
+    /// The files that the event may mean.
     fn meant(&self, event: &Event<'_>) -> Vec<FileId> {
         let watched = self.watched();
         match event.name {
@@ -191,8 +192,8 @@ impl Closings {
         }
     }
 
-    /// Tells `each` of what was closed until now, in order; it says whether the file counts as closed. `heard`: called between
-    /// hearing of closes and asking whose they are.
+    /// Calls `each` for what was closed so far, in order; it returns whether the file counts as closed. `heard`: called
+    /// between reading the events and asking whose they are.
     pub fn take(&self, heard: impl Fn(), mut each: impl FnMut(Closed) -> bool) {
         let mut taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let Taking { buffer, early } = &mut *taking;
@@ -210,7 +211,8 @@ impl Closings {
                 if event.mask & libc::IN_Q_OVERFLOW != 0 {
                     each(Closed::Any);
                 } else if event.mask & libc::IN_CLOSE_WRITE != 0 {
-                    // What came early a moment ago, in this very round, may be closed by now, and this come after it.
+                    // A file that was early a moment ago, in this same round, may be closed by now, and this event came
+                    // after it.
                     look_again(early, &mut each);
                     for id in self.meant(&event) {
                         if !each(Closed::Of(id)) {
@@ -233,11 +235,11 @@ impl Closings {
 struct Event<'a> {
     watch: i32,
     mask: u32,
-    /// In a directory; empty: the file itself is watched.
+    /// The name in a directory; empty: the file itself is watched.
     name: &'a [u8],
 }
 
-/// As the kernel writes them one behind the other. The name is filled up with zeroes.
+/// Events as the kernel writes them, one after another. The name is padded with zeroes.
 fn events(mut rest: &[u8]) -> impl Iterator<Item = Event<'_>> {
     std::iter::from_fn(move || {
         let (event, after) = rest.split_at_checked(EVENT_BYTES)?;

@@ -1,11 +1,11 @@
-//! What programs count of themselves: one file in shared memory a run, a slot a process (`shim/counts.h` in C; a test
-//! compares the two).
+//! The counts of programs about themselves: one file in shared memory per run, one slot per process (`shim/counts.h` in
+//! C; a test compares the two).
 //!
-//! Programs may write anything into it, at any time, and cut it off: it is theirs. So the agent never maps it, it reads and
-//! writes it like any other file; numbers are read once, no length or index is taken from there, and what no process can have
-//! done is not believed ([`Counted::is_possible`]).
-//! The danger it avoids: an agent, or a program, that dies of a slot without memory behind it (SIGBUS); for programs slots are
-//! allocated before they may be used.
+//! Programs own the file: they may write anything into it, at any time, and truncate it. So the agent never maps it,
+//! but reads and writes it like any other file. It reads numbers once and takes no length or index from there. It
+//! rejects figures that no process can have reached ([`Counted::is_possible`]).
+//! The danger that it avoids: an agent or a program that dies of a slot without memory behind it (SIGBUS). Slots are
+//! allocated before programs may use them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -29,7 +29,7 @@ pub const COMMAND_BYTES: usize = 512;
 pub const FREE: u32 = 0;
 pub const LIVE: u32 = 1;
 pub const DONE: u32 = 2;
-/// So few slots are still worth it where there is no room for [`SLOTS_MAX`] (9 MB).
+/// Without room for [`SLOTS_MAX`] (9 MB), this many slots are still worthwhile.
 const SLOTS_MIN: usize = 256;
 
 #[repr(C)]
@@ -77,7 +77,7 @@ pub struct Head {
 
 pub const FILE_BYTES: usize = SLOTS_OFFSET + SLOTS_MAX * size_of::<RawSlot>();
 
-/// What a process has counted.
+/// The counts of one process.
 #[derive(Debug, Clone)]
 pub struct Counted {
     pub slot: usize,
@@ -85,23 +85,23 @@ pub struct Counted {
     pub parent: u32,
     /// CLOCK_MONOTONIC.
     pub begun_ns: u64,
-    /// 0: it did not come to its end, or not yet.
+    /// 0: it did not end in order, or has not ended yet.
     pub ended_ns: u64,
     pub plain: Io,
     pub mount: Io,
-    /// `None`: it did not come to its end, or moved nothing.
+    /// `None`: it did not end in order, or moved no data.
     pub kernel_ended: Option<Kernel>,
     pub program: String,
     pub command: String,
-    /// Its figures were impossible, and are taken out.
+    /// Its figures were impossible, and are removed.
     pub disbelieved: bool,
-    /// It may count on.
+    /// It may still count.
     pub alive: bool,
 }
 
 impl Counted {
-    /// Whether a process can have done this between its begin and `now_ns`. Far above what any machine does, far below what a slot
-    /// holds that somebody wrote into.
+    /// Whether a process can have reached this between its begin and `now_ns`. The limits are far above any machine's
+    /// speed, and far below the values in a slot that a program overwrote.
     pub fn is_possible(&self, now_ns: u64) -> bool {
         let lived_ns = now_ns.saturating_sub(self.begun_ns);
         let in_time =
@@ -119,7 +119,7 @@ impl Counted {
                     .iter()
                     .all(|us| us.saturating_mul(1000) <= lived_ns.saturating_mul(THREADS_MAX))
         };
-        // What a parent has waited for is in the kernel's figures.
+        // The kernel's figures include those of children that a parent waited for.
         let kernel_can_be = |kernel: &Kernel| {
             kernel.read_bytes < SUM_MAX
                 && kernel.write_bytes < SUM_MAX
@@ -138,7 +138,7 @@ impl Counted {
 
 /// A thousand cores, each in a call of 30 ns.
 const CALLS_PER_NS_MAX: u64 = 32;
-/// Not of memory's bandwidth: calls that share extents move 2 GiB in microseconds.
+/// Not memory's bandwidth: calls that share extents move 2 GiB in microseconds.
 const BYTES_PER_NS_MAX: u64 = 1 << 20;
 /// The address space.
 const MAPPED_BYTES_MAX: u64 = 1 << 57;
@@ -160,7 +160,7 @@ pub fn path_of(index: &Path, run: u32) -> PathBuf {
     path.into()
 }
 
-/// What agents that are gone left there.
+/// Removes files of ended agents.
 pub fn sweep(index: &Path) {
     let (Some(dir), Some(name)) = (index.parent(), index.file_name()) else { return };
     let mut prefix = name.to_owned();
@@ -195,14 +195,14 @@ impl Counts {
         made.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
-    /// That of an agent before this one: programs go on counting there.
+    /// The file of an earlier agent: programs continue to count there.
     pub fn take_over(path: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(path)?;
         if file.metadata()?.len() != FILE_BYTES as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let usable = word_in(&head_of(&file)?, offset_of!(Head, usable)) as usize;
-        // (What programs may have made of it.)
+        // (Programs may have changed it.)
         Ok(Self { file, path: path.to_path_buf(), usable: usable.min(SLOTS_MAX) })
     }
 
@@ -215,8 +215,8 @@ impl Counts {
         self.usable
     }
 
-    /// All slots that somebody has, but for those in `known`; of programs that are over, what they counted last. An error: the
-    /// file is not what it was.
+    /// All occupied slots, except those in `known`; for ended programs their last counts. An error: the file was
+    /// damaged.
     pub fn look(&self, known: &HashSet<usize>, is_alive: impl Fn(u32) -> bool) -> io::Result<Vec<Counted>> {
         let head = head_of(&self.file)?;
         let mut found = Vec::new();
@@ -225,8 +225,8 @@ impl Counts {
                 found.extend(self.read(slot)?);
             }
         }
-        // Who came to its end since its slot was read has written more into it.
-        // (Each process is asked about once: it is one answer for all its programs.)
+        // A process that ended since its slot was read has written more into it. (Each process is checked once: the
+        // answer holds for all its programs.)
         let mut of_process: HashMap<u32, (bool, u64)> = HashMap::new();
         for one in &mut found {
             let (alive, newest_ns) = of_process.entry(one.pid).or_insert_with(|| (is_alive(one.pid), 0));
@@ -245,8 +245,8 @@ impl Counts {
     fn read(&self, slot: usize) -> io::Result<Option<Counted>> {
         let mut bytes = [0_u8; size_of::<RawSlot>()];
         self.file.read_exact_at(&mut bytes, slot_offset(slot))?;
-        // SAFETY: as many bytes as a slot has, which holds plain numbers and bytes only: any value is one. Programs write while
-        // they are read: what is read may be of different moments, never invalid.
+        // SAFETY: as many bytes as a slot has, which contains plain numbers and bytes only: any value is valid.
+        // Programs write during the read: the parts may be of different moments, never invalid.
         let raw = unsafe { bytes.as_ptr().cast::<RawSlot>().read_unaligned() };
         if raw.pid == 0 {
             return Ok(None);
@@ -267,15 +267,15 @@ impl Counts {
         }))
     }
 
-    /// The process is over: somebody else may have the slot.
+    /// The process has ended: another one may use the slot.
     pub fn free(&self, slot: usize) -> io::Result<()> {
         self.file.write_all_at(&[0; size_of::<RawSlot>()], slot_offset(slot))?;
-        // Whoever finds it free finds it empty.
+        // A process that finds the slot free also finds it empty.
         fence(Ordering::SeqCst);
         self.file.write_all_at(&FREE.to_ne_bytes(), (offset_of!(Head, states) + 4 * slot) as u64)
     }
 
-    /// Processes to come do not find it any more: somebody removed its name.
+    /// A process removed its name: later processes do not find it any more.
     pub fn is_nameless(&self) -> bool {
         self.file.metadata().is_ok_and(|file| file.nlink() == 0)
     }
@@ -289,7 +289,7 @@ fn slot_offset(slot: usize) -> u64 {
     (SLOTS_OFFSET + slot * size_of::<RawSlot>()) as u64
 }
 
-/// Memory for the header and as many slots as there is room for, all of them if there is; how many they are.
+/// Allocates the header and all slots, or as many as there is room for; returns their number.
 fn provide(file: &File) -> io::Result<usize> {
     let mut slots = SLOTS_MAX;
     loop {
@@ -405,7 +405,7 @@ mod tests {
         assert!(size_of::<Head>() <= SLOTS_OFFSET);
     }
 
-    /// A process, as programs write it.
+    /// A process's slot, as programs write it.
     fn write(counts: &Counts, slot: usize, raw: &RawSlot, state: u32) {
         // SAFETY: its bytes; there is no padding between its numbers.
         let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(raw).cast::<u8>(), size_of::<RawSlot>()) };
@@ -443,7 +443,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// It ended after its slot was read and before it was asked whether it is alive: it was told of as killed, without its last bytes.
+    /// It ended between the read of its slot and the check whether it is alive: it was reported as killed, without its
+    /// last bytes.
     #[test]
     fn a_process_that_ended_while_it_was_looked_at_was_cut_short() {
         let dir = tempfile::tempdir().unwrap();
@@ -464,7 +465,7 @@ mod tests {
         assert_eq!(seen, [(77, 10, 99, false), (78, 10, 19, true), (78, 20, 0, true)]);
     }
 
-    /// Of 256 slots that doubled now and then, 600 processes at once found 369.
+    /// With 256 slots that doubled periodically, only 369 of 600 simultaneous processes found one.
     #[test]
     fn all_slots_are_there_from_the_beginning() {
         let dir = tempfile::tempdir().unwrap();
@@ -478,7 +479,7 @@ mod tests {
         assert!(again.look(&HashSet::new(), |_| true).unwrap().is_empty());
     }
 
-    /// A mapped file would have ended the agent (SIGBUS).
+    /// A mapped file would have killed the agent (SIGBUS).
     #[test]
     fn a_file_that_a_program_cuts_off_is_an_error() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! The index: what the namespace shows, written where the shim reads it. One writer, behind a lock; the layout and how it
-//! is read stand in `shim/abi.h`.
+//! The index: the namespace's visible files, in the form that the shim reads. It has one writer, behind a lock;
+//! `shim/abi.h` describes the layout and how to read it.
 //!
-//! A file has one record for as long as it is shown, and each name leads to a record and says whose it is. When a table is
-//! full, files are left out, and a directory of which a name is left out is not complete any more: what is not here is
-//! asked of the mount.
+//! A file has one record while it is shown. Each name leads to a record and states the record's file. When a table is
+//! full, files are left out, and a directory that misses a name is not complete any more: the shim asks the mount for
+//! what is not here.
 
 use std::io;
 use std::mem::offset_of;
@@ -19,7 +19,7 @@ use super::memory::Memory;
 use super::table::Table;
 
 const HEADER_BYTES: usize = 64 << 10;
-/// The devices' paths lie behind the header.
+/// The devices' paths follow the header.
 const ROOTS_OFFSET: usize = 4096;
 const NAMES: (usize, usize) = (1 << 12, 1 << 22);
 const RECORDS: (usize, usize) = (1 << 11, 1 << 21);
@@ -27,7 +27,7 @@ const LABELS: (usize, usize) = (1 << 8, 1 << 17);
 const DIRS: (usize, usize) = (1 << 9, 1 << 18);
 const PLAIN: (usize, usize) = (1 << 12, 1 << 22);
 
-/// A device as the shim has to know it.
+/// A device's facts for the shim.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub id: surgetank_types::model::DeviceId,
@@ -36,7 +36,7 @@ pub struct Place {
     pub noexec: bool,
 }
 
-/// Numbered places of equal size that are given out and taken back; number 0 is nobody's.
+/// Numbered places of equal size, which are allocated and freed; number 0 is never used.
 struct Slab {
     told_at: usize,
     offset: usize,
@@ -85,14 +85,14 @@ pub struct Index {
     plain: Table<abi::Plain>,
     numbers: HashMap<u64, u32>,
     places: Vec<Place>,
-    /// Directories of which some name is left out.
+    /// Directories that miss a name.
     wanting: HashSet<u64>,
-    /// In a user namespace that knows one user: everything is shown as his.
+    /// In a user namespace with one user: everything is shown as that user's.
     only_ids: Option<(u32, u32)>,
 }
 
 impl Index {
-    /// `again`: in the place of an earlier agent's, which programs have mapped.
+    /// `again`: in the place of an earlier agent's index, which programs have mapped.
     pub fn create(path: &Path, places: Vec<Place>, only_ids: Option<(u32, u32)>, again: bool) -> io::Result<Self> {
         let mut offset = HEADER_BYTES;
         let mut take = |bytes: usize| {
@@ -147,8 +147,8 @@ impl Index {
             ..Header::default()
         };
         if self.memory.is_taken_over() {
-            // Who reads it now finds the same mount, and a generation that is odd.
-            // SAFETY: the mapped header of an earlier agent; nobody writes it but us.
+            // A program that reads it now finds the same mount, and an odd generation.
+            // SAFETY: the mapped header of an earlier agent; only this agent writes it.
             let before = unsafe { self.memory.header().read_volatile() };
             header.magic = before.magic;
             header.generation = before.generation;
@@ -171,7 +171,7 @@ impl Index {
             header.device_count += 1;
             at += root.len() + 1;
         }
-        // SAFETY: the header's place; nobody reads it before the magic is there.
+        // SAFETY: the header's place; no process reads it before the magic is there.
         unsafe { self.memory.header().write_volatile(header) };
         self.names.tell(&self.memory);
         self.records.tell(&self.memory);
@@ -195,9 +195,9 @@ impl Index {
         self.memory.settle();
     }
 
-    /// There is a ring: from here on directories may be lent.
+    /// The ring exists: from here on directories may be delegated.
     pub fn has_ring(&self) {
-        // SAFETY: a field of the mapped header; nobody else writes it.
+        // SAFETY: a field of the mapped header; no other thread or process writes it.
         unsafe { (&raw mut (*self.memory.header()).flags).write_volatile(abi::WRITES | abi::RING) };
     }
 
@@ -227,7 +227,7 @@ impl Index {
         }
     }
 
-    /// The file's record, which says nothing until it is shown.
+    /// The file's record, which has no content until the file is shown.
     fn number(&mut self, id: FileId) -> Option<u32> {
         if let Some(number) = self.numbers.get(&id.0) {
             return Some(*number);
@@ -238,7 +238,7 @@ impl Index {
         Some(number)
     }
 
-    /// fstat of the plain file finds the record.
+    /// Lets fstat of the plain file find the record.
     fn point_from_plain(&mut self, number: u32, before: &Record, now: &Record) {
         if (before.backing_ino, before.device) == (now.backing_ino, now.device) {
             return;
@@ -250,7 +250,7 @@ impl Index {
             let slot = abi::Plain { backing_ino: now.backing_ino, device: now.device, record: number };
             let same = |there: &abi::Plain| (there.backing_ino, there.device) == (slot.backing_ino, slot.device);
             if !self.plain.put(&self.memory, slot, same) {
-                // Who opened it could not tell which file it is.
+                // A program that opened it could not determine which file it is.
                 self.write(number, Record { flags: now.flags & !of_record::RESIDENT, ..*now }, None);
             }
         }
@@ -299,7 +299,7 @@ impl Index {
             self.names.remove(&self.memory, a, same);
             return;
         };
-        // Somebody who is not shown: the mount knows.
+        // The file is not shown: the mount knows it.
         let known = self.numbers.get(&id.0).copied();
         let slot = abi::Name { a, b, id: known.map_or(0, |_| id.0), record: known.unwrap_or(0), reserved: 0 };
         if self.names.get(&self.memory, a, same) == Some(slot) {
@@ -315,7 +315,7 @@ impl Index {
         }
     }
 
-    /// Whose plain file this is.
+    /// The file of this plain file.
     pub fn of_plain(&self, dev: u64, ino: u64) -> Option<FileId> {
         self.places.iter().enumerate().filter(|(_, place)| place.dev == dev).find_map(|(device, _)| {
             let device = u32::try_from(device).ok()?;
@@ -371,11 +371,11 @@ impl Index {
     }
 
     fn record(&self, number: u32) -> Record {
-        // SAFETY: numbers that were given out lie within the slab; nobody else writes.
+        // SAFETY: allocated numbers are within the slab; no other thread or process writes.
         unsafe { *self.records.at(&self.memory, number).cast::<Record>() }
     }
 
-    /// Under the record's sequence number, odd while it is being written; with it a directory's label.
+    /// Writes under the record's sequence number, which is odd meanwhile; also writes a directory's label.
     fn write(&self, number: u32, record: Record, label: Option<(u32, &[u8])>) {
         let at = self.records.at(&self.memory, number).cast::<Record>();
         // SAFETY: as in `record`; aligned, for the slab's offset and the record's size are.

@@ -1,12 +1,12 @@
-//! Files in shared memory of agents that are dead: found and removed by the next agent of the same user, and by
-//! `surgetank doctor --clean`.
+//! Files of dead agents in shared memory. The next agent of the same user and `surgetank doctor --clean` find and
+//! remove them.
 //!
-//! An agent holds a shared lock (flock) on its index and on its ring from their creation on. The supervisor holds the same
-//! locks while it replaces an agent. So an exclusive lock proves that no agent uses the files, whatever process, mount or
-//! state directory it has.
+//! An agent holds a shared lock (flock) on its index and on its ring from their creation on. The supervisor holds the
+//! same locks while it replaces an agent. So an exclusive lock proves that no agent uses the files, regardless of its
+//! process, mount or state directory.
 //!
-//! The dangers it avoids: removing the files of a living agent, and removing a ring whose claims no agent has read. Such a
-//! ring is the only record of files on the tiers, so it stays for the next agent of its directory.
+//! The dangers that it avoids: removing the files of a living agent, and removing a ring whose claims no agent has
+//! read. Such a ring is the only record of files on the tiers, so it stays for the next agent of its directory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,13 +24,13 @@ pub const SHARED_MEMORY: &str = "/dev/shm";
 const INDEX: &str = ".index";
 const BLOCK_BYTES: u64 = 512;
 
-/// What dead agents left.
+/// The leftovers of dead agents.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     /// Removed, or to be removed.
     pub files: usize,
     pub bytes: u64,
-    /// Rings with claims that no agent has read, and how many claims.
+    /// Rings with claims that no agent has read, and the number of claims.
     pub kept: Vec<(PathBuf, usize)>,
 }
 
@@ -39,7 +39,7 @@ pub fn prefix() -> String {
     format!("surgetank-{}-", rustix::process::geteuid().as_raw())
 }
 
-/// A file of this user's agents. The directory is everybody's: what another user put there, or a link, is an error.
+/// A file of this user's agents. Every user can write to the directory: a file of another user, or a link, is an error.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let found = file.metadata()?;
@@ -53,7 +53,7 @@ pub fn create(path: &Path) -> io::Result<File> {
         match open(path) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => {}
             earlier => {
-                // A sweep that looks at it now ends first, or it could remove the new file.
+                // A sweep that checks the file now must end first, or it could remove the new file.
                 if let Ok(earlier) = earlier {
                     mark_used(&earlier);
                 }
@@ -64,7 +64,7 @@ pub fn create(path: &Path) -> io::Result<File> {
             }
         }
         let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(path) {
-            // Another one came in between.
+            // Another process created one in between.
             Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
             file => file?,
         };
@@ -144,7 +144,7 @@ fn unused(path: &Path) -> io::Result<Option<File>> {
     let file = open(path)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     let opened = file.metadata()?;
-    // Since it was looked at, an agent has put another one in its place.
+    // Since the check an agent has put another file in its place.
     let same = opened.nlink() > 0 && (opened.dev(), opened.ino()) == (seen.dev(), seen.ino());
     if same { Ok(Some(file)) } else { Err(io::ErrorKind::ResourceBusy.into()) }
 }
@@ -197,7 +197,7 @@ mod tests {
         assert!(target.exists() && place(dir.path(), "linked", "").is_symlink());
     }
 
-    /// Anyone can make files in shared memory, and lock them.
+    /// Any user can create files in shared memory, and lock them.
     #[test]
     fn file_of_another_user_is_not_waited_for() {
         if !rustix::process::geteuid().is_root() {

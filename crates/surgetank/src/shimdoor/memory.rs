@@ -1,7 +1,7 @@
-//! The shared file: mapped by the agent for writing, by everybody else for reading.
+//! The shared file: the agent maps it for writing, all other processes map it for reading.
 //!
-//! It has its full size from the beginning and never shrinks, so nobody can run off its end; what is used of it is
-//! allocated before it is touched, or a full file system would kill the agent instead of telling it.
+//! It has its full size from the beginning and never shrinks, so no reader can run off its end. The used part is
+//! allocated before it is touched; otherwise a full file system would kill the agent instead of returning an error.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ pub struct Memory {
     bytes: usize,
     file: File,
     path: PathBuf,
-    /// Programs have it from an earlier agent, and do not believe it until it is filled anew.
+    /// Programs have mapped it from an earlier agent, and distrust it until it is filled again.
     unsettled: AtomicBool,
 }
 
@@ -32,7 +32,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// A new file, only ours; what an earlier agent left under the name goes.
+    /// A new file for this user only; an earlier agent's file with this name is removed.
     pub fn create(path: &Path, bytes: usize) -> io::Result<Self> {
         let file = leftovers::create(path)?;
         let memory = file.set_len(bytes as u64).and_then(|()| map(&file, bytes));
@@ -45,7 +45,7 @@ impl Memory {
         }
     }
 
-    /// The file of an earlier agent, which programs have mapped: emptied, and not to be believed before [`Memory::settle`].
+    /// The file of an earlier agent, which programs have mapped: emptied, and distrusted until [`Memory::settle`].
     pub fn take_over(path: &Path, bytes: usize, keep_bytes: usize) -> io::Result<Self> {
         unsettle(path)?;
         let file = leftovers::open(path)?;
@@ -65,7 +65,7 @@ impl Memory {
         self.unsettled.load(Ordering::Relaxed)
     }
 
-    /// It is filled: programs may believe it.
+    /// It is filled: programs may trust it.
     pub fn settle(&self) {
         if self.unsettled.swap(false, Ordering::SeqCst) {
             fence(Ordering::SeqCst);
@@ -92,7 +92,7 @@ impl Memory {
         self.at(0).cast()
     }
 
-    /// Room in the file system for these bytes. `false`: there is none.
+    /// Allocates these bytes in the file system. `false`: there is no room.
     pub fn provide(&self, offset: usize, bytes: usize) -> bool {
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset as u64, bytes as u64).is_ok()
     }
@@ -110,7 +110,7 @@ impl Memory {
         generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Until then (CLOCK_MONOTONIC) the index may be believed.
+    /// Programs may trust the index until this time (CLOCK_MONOTONIC).
     pub fn live_until(&self, nanoseconds: u64) {
         self.word(std::mem::offset_of!(Header, alive_until_ns)).store(nanoseconds, Ordering::Release);
     }
@@ -134,7 +134,8 @@ fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Nobody believes the index that lies there until its generation is even again. For when no agent writes it.
+/// Makes programs distrust the index at this path until its generation is even again. Call it while no agent writes the
+/// index.
 pub fn unsettle(path: &Path) -> io::Result<()> {
     let file = leftovers::open(path)?;
     let at = std::mem::offset_of!(Header, generation) as u64;

@@ -1,8 +1,9 @@
-//! The ring in which the shim tells of the plain files that it made itself, in directories that are lent
-//! (`surgetank_core::namespace::lent`; the layout and who writes what stand in `shim/abi.h`, the other side is `shim/lent.c`).
+//! The ring in which the shim reports plain files that it created itself, in delegated directories
+//! (`surgetank_core::namespace::lent`). `shim/abi.h` describes the layout and the writers; `shim/lent.c` is the other
+//! side.
 //!
-//! Nothing in it is believed before it is checked: programs write it. It outlives the agent like the index does: what an
-//! earlier agent did not come to read is read by the next one, before it finds files on tiers that nobody knows.
+//! Programs write it, so every value is checked before use. It outlives the agent like the index: the next agent reads
+//! what an earlier agent did not, before it searches for unknown files on tiers.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +25,7 @@ use super::abi::{self, CLAIMS, Claim, phase};
 use super::leftovers;
 
 const BYTES: usize = abi::RING_SLOTS_OFFSET + CLAIMS as usize * size_of::<Claim>();
-/// So many are dealt with in one step, so that nobody waits long for the tree.
+/// At most this many are handled in one step, so that no thread waits long for the tree.
 const TAKEN_MAX: usize = 256;
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -32,21 +33,22 @@ pub struct Ring {
     base: NonNull<u8>,
     file: File,
     path: PathBuf,
-    /// The oldest claim that was not given back.
+    /// The oldest claim that was not returned.
     first: AtomicU64,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Which number each slot's next file gets, as we wrote it there.
+    /// The number of each slot's next file, as the agent wrote it there.
     numbers: Vec<u64>,
-    /// Claims that were taken and not given back yet.
+    /// Claims that were taken and not returned yet.
     taken: Vec<u64>,
-    /// Whose claims were revoked in the middle.
+    /// Claims that were revoked while their program was using them.
     strays: Vec<Stray>,
 }
 
-// SAFETY: the mapping belongs to this value; what others write meanwhile is read and written by atomics or copied and checked.
+// SAFETY: the mapping belongs to this value; what programs write meanwhile is read and written by atomics or copied and
+// checked.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -58,8 +60,8 @@ pub fn path_of(index: &Path) -> PathBuf {
 }
 
 impl Ring {
-    /// A new one; or that of an earlier agent, which programs have mapped and may be writing, all of whose claims were taken
-    /// up by [`left`]. `numbers`: one for each slot.
+    /// Creates a ring, or takes over that of an earlier agent. Programs have mapped such a ring and may be writing it;
+    /// [`left`] took up all of its claims. `numbers`: one for each slot.
     pub fn create(index: &Path, again: bool, numbers: &mut dyn FnMut() -> u64) -> io::Result<Self> {
         let path = path_of(index);
         let taken_over = again.then(|| leftovers::open(&path).ok()).flatten();
@@ -70,18 +72,18 @@ impl Ring {
             None => leftovers::create(&path)?,
         };
         file.set_len(BYTES as u64)?;
-        // A full file system would kill us at the first write.
+        // A full file system would kill the agent at the first write.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)?;
         let ring = Self::of(file, path)?;
         let next = ring.word(offset_of!(abi::Ring, next)).load(Ordering::SeqCst);
         ring.word(offset_of!(abi::Ring, epoch)).fetch_add(1, Ordering::SeqCst);
-        // (Nor does an earlier agent.)
+        // (An earlier agent grants no descriptors any more either.)
         ring.word(offset_of!(abi::Ring, giving)).store(0, Ordering::SeqCst);
         let mut state = ring.state();
         for claim in next..next + CLAIMS {
             let number = numbers();
             state.numbers[(claim % CLAIMS) as usize] = number;
-            // (What another program may still write to stays out of use.)
+            // (A slot to which another program may still write stays out of use.)
             let before = ring.phase_word(claim).load(Ordering::SeqCst) & 7;
             let retired = matches!(before, phase::REVOKED | phase::SKIP);
             ring.offer(claim, number, if retired { phase::SKIP } else { phase::FREE });
@@ -133,7 +135,7 @@ impl Ring {
         self.word(Self::slot(claim) + offset_of!(Claim, state))
     }
 
-    /// The slot is this claim's, whoever takes it.
+    /// Assigns the slot to this claim, for any program to take.
     fn offer(&self, claim: u64, number: u64, phase: u64) {
         self.word(Self::slot(claim) + offset_of!(Claim, number)).store(number, Ordering::Relaxed);
         self.phase_word(claim).store(claim << 3 | phase, Ordering::SeqCst);
@@ -141,11 +143,11 @@ impl Ring {
 
     fn next(&self) -> u64 {
         let first = self.first.load(Ordering::Relaxed);
-        // (A program that writes nonsense there must not make us look for long.)
+        // (An invalid value from a program must not cause a long search.)
         self.word(offset_of!(abi::Ring, next)).load(Ordering::SeqCst).clamp(first, first + CLAIMS)
     }
 
-    /// Is there anything in it?
+    /// Are there claims to take?
     pub fn waits(&self) -> bool {
         self.next() != self.first.load(Ordering::Relaxed)
     }
@@ -155,7 +157,7 @@ impl Ring {
         (state >> 3 == claim).then_some(state & 7)
     }
 
-    /// The next files that were made; to be followed by [`Self::give_back`] when programs find them in the index.
+    /// The next created files. Call [`Self::give_back`] after programs find them in the index.
     pub fn take(&self) -> Vec<Claimed> {
         let mut state = self.state();
         state.taken.clear();
@@ -167,7 +169,7 @@ impl Ring {
                     state.taken.push(claim);
                 }
                 Some(phase::VOID | phase::REVOKED | phase::SKIP) => state.taken.push(claim),
-                // On its way, or given back before an older one.
+                // In progress, or returned before an older one.
                 _ => {}
             }
             if files.len() == TAKEN_MAX {
@@ -179,7 +181,8 @@ impl Ring {
 
     fn read(&self, claim: u64, number: u64) -> Claimed {
         let at = self.base.as_ptr().wrapping_add(Self::slot(claim)).cast::<Claim>();
-        // SAFETY: a slot of the mapping; any bytes are a claim, and what a program writes meanwhile is checked as any other.
+        // SAFETY: a slot of the mapping; any bytes are a claim, and what a program writes meanwhile is checked as any
+        // other.
         let slot = unsafe { at.read_volatile() };
         let name = slot.name.get(..slot.name_bytes as usize).unwrap_or_default();
         Claimed {
@@ -193,7 +196,7 @@ impl Ring {
         }
     }
 
-    /// What was taken is in the index: its slots are free for others.
+    /// The taken files are in the index: their slots are free again.
     pub fn give_back(&self, numbers: &mut dyn FnMut() -> u64) {
         let mut state = self.state();
         let taken = std::mem::take(&mut state.taken);
@@ -205,7 +208,7 @@ impl Ring {
         fence(Ordering::SeqCst);
         for claim in taken {
             let slot = (claim % CLAIMS) as usize;
-            // A number that was not used is offered again.
+            // An unused number is offered again.
             let phase = self.phase(claim);
             if phase == Some(phase::DONE) {
                 state.numbers[slot] = numbers();
@@ -225,8 +228,8 @@ impl Ring {
         turn.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// As long as this lives programs make nothing: the close of what they are sent just now would be told of when ours is
-    /// closed, after those of files that they made later.
+    /// While this lives programs create no file. The kernel would report the close of the descriptor being sent only
+    /// when ours is closed, after the closes of files that they created later.
     pub fn giving(&self) -> Giving<'_> {
         let giving = self.word(offset_of!(abi::Ring, giving));
         giving.fetch_add(1, Ordering::SeqCst);
@@ -237,8 +240,8 @@ impl Ring {
         self.word(offset_of!(abi::Ring, limit)).store(claims.min(CLAIMS), Ordering::Relaxed);
     }
 
-    /// Whatever was looked up until now makes no file any more: those that are being made are waited for, and those of
-    /// programs that do not go on are revoked.
+    /// Ends file creation by earlier look-ups: waits for creations in progress, and revokes those of programs that do
+    /// not continue.
     pub fn stop_claims(&self, patience: Duration) {
         self.word(offset_of!(abi::Ring, epoch)).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -260,7 +263,7 @@ impl Ring {
         }
     }
 
-    /// Where somebody may have made a plain file that counts for nothing, since this was asked last.
+    /// Places where a program may have created a plain file that does not count, since the last call.
     pub fn take_strays(&self) -> Vec<Stray> {
         std::mem::take(&mut self.state().strays)
     }
@@ -274,7 +277,7 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// What an earlier agent did not come to read. Nothing is made by what was looked up before.
+/// The claims that an earlier agent did not read. Earlier look-ups create no file any more.
 pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
     let path = path_of(index);
     let file = match leftovers::open(&path) {
@@ -296,7 +299,7 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
     }
     ring.first.store(head(offset_of!(abi::Ring, first)), Ordering::SeqCst);
     ring.stop_claims(PATIENCE);
-    // And by what is looked up from here on: nobody would come to read of it.
+    // Look-ups from here on create none either: no agent would read their claims.
     let (first, next) = (ring.first.load(Ordering::Relaxed), ring.next());
     for claim in next..first + CLAIMS {
         let free = claim << 3 | phase::FREE;
@@ -314,11 +317,11 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
     Ok(files)
 }
 
-/// A program that is about to make a file goes on within this time, or is not waited for.
+/// A program that is about to create a file continues within this time, or the agent does not wait for it.
 pub const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Ring {
-    /// The file stays where it is.
+    /// Keeps the file.
     fn keep(mut self) {
         self.path = PathBuf::new();
     }

@@ -1,5 +1,5 @@
-//! The shim's requests: one thread that waits for all connections, answers what it can at once, and hands what waits for
-//! the store (fsync) to a thread of its own.
+//! Serves the shim's requests: one thread waits for all connections and answers what it can at once. A separate thread
+//! takes each request that waits for the store (fsync).
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -38,11 +38,11 @@ pub struct Server {
     uid: u32,
 }
 
-/// A request and who sent it.
+/// A request and its sender.
 struct Message {
     request: Request,
     name: Vec<u8>,
-    /// What stands behind the name.
+    /// The bytes after the name.
     more: Vec<u8>,
     caller: Caller,
 }
@@ -55,7 +55,8 @@ impl Server {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // Inherited by what is accepted: who sends at once, between accept and anything done after it, is known too.
+        // Accepted sockets inherit it: the server also knows a sender that sends immediately, between accept and any
+        // later call.
         rustix::net::sockopt::set_socket_passcred(&listener, true)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new(Address::of(socket)?.path())?)?;
         rustix::net::listen(&listener, WAITING_MAX)?;
@@ -116,7 +117,7 @@ impl Server {
     fn answer(&self, client: Arc<OwnedFd>, message: Message) {
         let Some(namespace) = self.door.namespace() else { return };
         let ours = message.caller.uid == self.uid;
-        // Whose plain file it asks about may stand in the ring only.
+        // The plain file of the request may be known from the ring only.
         namespace.settle();
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
@@ -135,7 +136,7 @@ impl Server {
         }
     }
 
-    /// What waits for the store keeps nobody else waiting.
+    /// A request that waits for the store delays no other request.
     fn aside(&self, what: Aside, client: Arc<OwnedFd>, message: Message, namespace: Arc<Namespace>) {
         let door = Arc::clone(&self.door);
         let told = Arc::clone(&client);
@@ -168,17 +169,17 @@ impl Server {
         let only = self.door.only_ids;
         let change = SetAttr {
             perm: on(set::MODE).then_some(request.mode & 0o7777),
-            // Who sets the owner that is shown changes nothing: the true one stays.
+            // Setting the owner that is shown changes nothing: the true one stays.
             uid: on(set::UID).then_some(request.uid).filter(|uid| only.is_none_or(|only| only.0 != *uid)),
             gid: on(set::GID).then_some(request.gid).filter(|gid| only.is_none_or(|only| only.1 != *gid)),
             size_bytes: None,
             atime: time(set::ATIME, set::ATIME_NOW, request.atime_s, request.atime_ns),
             mtime: time(set::MTIME, set::MTIME_NOW, request.mtime_s, request.mtime_ns),
             times_now: !on(set::ATIME) && !on(set::MTIME),
-            // As every chown, whatever the true owner is.
+            // As in every chown, whatever the true owner is.
             kill_suidgid: on(set::UID | set::GID),
         };
-        // With set-user-id or set-group-id the kernel has to know what it looks after.
+        // With set-user-id or set-group-id the kernel must know the file that it protects.
         if change.perm.is_some_and(|perm| perm & 0o6000 != 0) {
             return abi::ASK_MOUNT;
         }
@@ -211,7 +212,7 @@ impl Server {
     }
 }
 
-/// Of an attribute that is asked for or set: its name, and what it is set to.
+/// The attribute that a request gets or sets: its name, and its new value.
 fn split(message: &Message) -> Result<(&[u8], &[u8]), i32> {
     message.more.split_at_checked(message.request.mode as usize).ok_or(libc::EINVAL)
 }
@@ -226,7 +227,7 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
         let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
         match namespace.set_attribute_known(&message.caller, id, attribute, value) {
             Some(Ok(())) => {
-                // (Its time of change is another one.)
+                // (The file has a new time of change.)
                 namespace.forget_attributes_for_sure(id);
                 return 0;
             }
@@ -243,13 +244,13 @@ fn attribute(namespace: &Namespace, message: &Message) -> Result<Vec<u8>, i32> {
     let (attribute, _) = split(message)?;
     namespace.catch_up();
     let id = namespace.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
-    // (Where it is gone meanwhile the mount looks again.)
+    // (If the file is gone meanwhile, the mount looks it up again.)
     let value = namespace.attribute_known(id, attribute).ok_or(abi::ASK_MOUNT)?;
     let value = value.map_err(|fault| fault.errno.raw_os_error())?;
     if value.len() > abi::VALUE_BYTES_MAX { Err(abi::ASK_MOUNT) } else { Ok(value) }
 }
 
-/// How often a name is looked up whose file went meanwhile.
+/// How often a name is looked up whose file disappears meanwhile.
 const LOOKS_MAX: usize = 3;
 
 #[derive(Clone, Copy)]
@@ -263,13 +264,13 @@ thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 static ASIDES: AtomicU64 = AtomicU64::new(0);
-/// So many requests do not wait for the store at once, or their numbers are lost with the agent.
+/// At most this many requests wait for the store at once; beyond that their numbers would be lost with the agent.
 const ASIDE_SLOTS: u64 = 1024;
 const SERVER_SLOT: u64 = ASIDE_SLOTS;
-/// Requests of the kernel have smaller numbers.
+/// The kernel's requests have smaller numbers.
 const NUMBERS_FROM: u64 = 1 << 62;
 
-/// The request that this thread serves, if it is one of which two must be told apart: its slot, its number.
+/// This thread's request, if it needs a number to be distinguished: slot and number.
 pub fn current() -> Option<(u64, u64)> {
     let number = NUMBER.get();
     (number != 0).then(|| (SLOT.get(), number))
@@ -300,7 +301,7 @@ fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult
     let dir = FileId(request.dir);
     let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
     match hand() {
-        // Writers that are gone already may be what it lacks room for.
+        // The missing room may still belong to writers that have closed already.
         Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.catch_up() => hand(),
         handed => handed,
     }
@@ -323,12 +324,12 @@ fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     door.take_closings();
     match door.of_plain(dev, ino) {
         Some(id) => namespace.fsync_handed(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0),
-        // Without a name by now, and closed by whoever could write it.
+        // The file has no name by now, and its writers have closed it.
         None => 0,
     }
 }
 
-/// A request, the name in it and what stands behind that, as it came over the socket; `None`: it is none.
+/// A request, its name and the bytes after it, as received; `None`: it is not a valid request.
 pub fn parse(bytes: &[u8]) -> Option<(Request, &[u8], &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<Request>())?;
     // SAFETY: `head` holds as many bytes, and any bytes are a request.
@@ -339,7 +340,7 @@ pub fn parse(bytes: &[u8]) -> Option<(Request, &[u8], &[u8])> {
     is_name.then_some((request, name, more))
 }
 
-/// `None`: the program has gone.
+/// `None`: the program has disconnected.
 fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
     let mut bytes = [0; size_of::<Request>() + abi::NAME_BYTES_MAX + 1 + abi::MORE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
@@ -354,7 +355,7 @@ fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
         _ => None,
     });
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    // What was sent before we asked for them has none: then whoever connected just now.
+    // A message sent before credentials were enabled has none: then those of the connection's opener count.
     let credentials = credentials.map_or_else(|| rustix::net::sockopt::socket_peercred(client), Ok)?;
     let (request, name, more) = parse(&bytes[..received.bytes]).ok_or_else(invalid)?;
     let caller = Caller {
@@ -375,11 +376,11 @@ fn reply(client: &OwnedFd, status: i32, file: Option<BorrowedFd<'_>>) {
     if !files.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
     }
-    // Whoever is gone needs no answer; what was opened for him is closed, and that is noticed.
+    // A program that has ended needs no answer; its descriptor is closed, and the agent notices that.
     let _ = rustix::net::sendmsg(client, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
 }
 
-/// As getxattr: without room its length, with too little an error.
+/// Like getxattr: without room it returns the length, with too little room an error.
 fn reply_value(client: &OwnedFd, value: &[u8], room_bytes: u32) {
     let asks_length = room_bytes == 0;
     if !asks_length && value.len() > room_bytes as usize {

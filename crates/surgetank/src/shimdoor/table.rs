@@ -1,8 +1,8 @@
-//! Open-addressed tables in shared memory, written by one, read by many who take no lock.
+//! Open-addressed tables in shared memory, with one writer and many readers that take no lock.
 //!
-//! An entry that readers can find is never changed except in the word that publishes it or in one that they check
-//! afterwards; an erased one stays as "was used", so that probes go on past it. When too many are used, the table is
-//! rebuilt in place, twice as large if need be, while the index's generation is odd and readers keep away.
+//! An entry that readers can find never changes, except in the word that publishes it, or in one that readers check
+//! afterwards. An erased entry stays as "was used", so that probes continue past it. When too many are used, the table
+//! is rebuilt in place, twice as large if needed, while the index's generation is odd and readers keep away.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -11,7 +11,7 @@ use super::memory::Memory;
 
 /// An entry of a table.
 pub trait Slot: Copy + Default {
-    /// Where its probe begins.
+    /// The begin of its probe.
     fn start(&self) -> u64;
     fn is_free(&self) -> bool;
     fn is_gone(&self) -> bool;
@@ -20,7 +20,7 @@ pub trait Slot: Copy + Default {
     /// # Safety
     /// `at` points to an entry of the mapped table.
     unsafe fn publish(&self, at: *mut Self);
-    /// Takes the place of another one with the same key, which no reader misses meanwhile.
+    /// Replaces an entry with the same key; readers always find one of the two.
     ///
     /// # Safety
     /// As above.
@@ -28,7 +28,7 @@ pub trait Slot: Copy + Default {
         // SAFETY: the caller's promise.
         unsafe { self.publish(at) };
     }
-    /// Readers go on past it.
+    /// Readers continue past it.
     ///
     /// # Safety
     /// As above.
@@ -58,7 +58,8 @@ impl Slot for abi::Name {
         }
     }
     unsafe fn replace(&self, at: *mut Self) {
-        // SAFETY: the caller's promise; readers who see one of both compare the id with the record's own, and ask the mount.
+        // SAFETY: the caller's promise; readers that see one of both compare the id with the record's own, and ask the
+        // mount.
         unsafe {
             AtomicU64::from_ptr(&raw mut (*at).id).store(self.id, Ordering::Release);
             AtomicU32::from_ptr(&raw mut (*at).record).store(self.record, Ordering::Release);
@@ -100,12 +101,12 @@ by_record!(abi::Dir, |dir: &abi::Dir| abi::mix(dir.ino));
 by_record!(abi::Plain, |plain: &abi::Plain| abi::mix(plain.backing_ino.wrapping_add(u64::from(plain.device))));
 
 pub struct Table<S> {
-    /// Where the header says where the table is.
+    /// Offset of the header field that gives the table's offset.
     told_at: usize,
     offset: usize,
     pub capacity: usize,
     capacity_max: usize,
-    /// Entries in use, and those that were.
+    /// Entries in use, plus entries that were.
     taken: usize,
     live: usize,
     slot: std::marker::PhantomData<S>,
@@ -138,7 +139,7 @@ impl<S: Slot> Table<S> {
         let mut index = start as usize & mask;
         loop {
             let at = self.at(memory, index);
-            // SAFETY: the index is below the capacity, whose bytes are mapped; nobody else writes.
+            // SAFETY: the index is below the capacity, whose bytes are mapped; no other thread or process writes.
             let slot = unsafe { *at };
             if slot.is_free() {
                 return None;
@@ -155,7 +156,7 @@ impl<S: Slot> Table<S> {
         self.find(memory, start, is).map(|at| unsafe { *at })
     }
 
-    /// Puts it in the place of the one for which `is` holds, or adds it. `false`: the table is full.
+    /// Replaces the entry for which `is` holds, or adds one. `false`: the table is full.
     pub fn put(&mut self, memory: &Memory, slot: S, is: impl Fn(&S) -> bool) -> bool {
         if let Some(at) = self.find(memory, slot.start(), is) {
             // SAFETY: `find` returns entries of the table.
@@ -195,7 +196,8 @@ impl<S: Slot> Table<S> {
         }
     }
 
-    /// Anew, without what is gone; larger when more than a third is in use. `false`: no room, everything stays.
+    /// Rebuilds the table without erased entries; larger if more than a third is in use. `false`: no room, everything
+    /// stays.
     fn rebuild(&mut self, memory: &Memory) -> bool {
         let grows = self.live * 3 > self.capacity;
         let capacity = if grows { self.capacity * 2 } else { self.capacity };

@@ -1,4 +1,5 @@
-//! The layout against `shim/abi.h`; the index against a map, read back as the shim reads it; what is told of closes.
+//! Compares the layout with `shim/abi.h`, and the index with a map, read back as the shim reads it; checks the reports
+//! of closes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -186,7 +187,7 @@ fn index(dir: &std::path::Path) -> Index {
     index
 }
 
-/// Reads the file as a stranger does, without the writer's memory.
+/// Reads the file as a foreign process does, without the writer's memory.
 struct Reader {
     bytes: Vec<u8>,
 }
@@ -241,7 +242,7 @@ fn a_hundred_thousand_names_come_and_go() {
         index.show(&shown(id, Kind::File, 1), b"");
         index.name(FileId(1), name.as_bytes(), Some(FileId(id)));
         names.insert(id, name);
-        // Most of them go again, and the places are used anew.
+        // Most of them are removed again, and their places are reused.
         if id % 3 != 0 {
             let gone = id - 1;
             if let Some(name) = names.remove(&gone) {
@@ -360,7 +361,7 @@ fn a_name_that_is_replaced_is_always_there() {
     });
 }
 
-/// The agent's writer against the shim's reader, as it is built into programs: each look is of one moment.
+/// The agent's writer against the shim's reader, as built into programs: each look-up sees one moment only.
 #[test]
 fn no_look_is_of_two_moments() {
     let dir = tempfile::tempdir().unwrap();
@@ -384,7 +385,7 @@ fn no_look_is_of_two_moments() {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
     let mut round = 0;
     loop {
-        // One file after the other has the record and the name.
+        // Two files alternately have the record and the name.
         let (now, other) = if round / 16 % 2 == 0 { (5, 6) } else { (6, 5) };
         if round % 16 == 0 {
             index.hide(FileId(other));
@@ -396,7 +397,7 @@ fn no_look_is_of_two_moments() {
         index.show(&of_round(10, Kind::Directory, round), &label(round));
         round += 1;
         if round % 1000 == 0 {
-            // (A name of its own each time: tables grow, too.)
+            // (A new name each time: tables grow, too.)
             index.name(FileId(1), format!("name-{round}").as_bytes(), Some(FileId(1)));
             if reading.try_wait().unwrap().is_some() || std::time::Instant::now() > until {
                 break;
@@ -411,7 +412,7 @@ fn no_look_is_of_two_moments() {
     assert!(looks.len() == 4 && looks.iter().all(|looks| *looks > 1000), "{round} rounds: {said}");
 }
 
-/// Whom is told of until now, of those that are closed.
+/// The files that are reported so far, among the closed ones.
 fn told(closings: &Closings, closed: &[u64]) -> Vec<u64> {
     let mut told = Vec::new();
     closings.take(
@@ -440,7 +441,7 @@ fn files_are_told_of_in_the_order_of_their_closes() {
         files.insert(id, File::create(dir.join(name)).unwrap());
         closings.watch_in(dir, name.as_bytes(), FileId(id)).unwrap();
     }
-    // Nobody's business.
+    // An unrelated file.
     drop(File::create(one.join("strange")).unwrap());
     for id in [3, 2, 4, 1] {
         files.remove(&id);
@@ -466,7 +467,7 @@ fn a_name_may_be_that_of_several_files() {
     assert_eq!(told(&closings, &[1]), [1]);
     drop(second);
     assert_eq!(told(&closings, &[1, 2]), [2]);
-    // Closed, and that not taken in, when the next one is made.
+    // The file is closed, and that event not taken in, when the next one is created.
     fs::remove_file(place.path().join("name")).unwrap();
     drop(make(3));
     fs::remove_file(place.path().join("name")).unwrap();
@@ -489,7 +490,7 @@ fn a_file_that_is_taken_elsewhere_is_told_of_if_it_is_watched_itself() {
     fs::rename(from.join("a"), to.join("b")).unwrap();
     drop(file);
     assert_eq!(told(&closings, &[1]), [1]);
-    // With its directory it needs none.
+    // A file that moves with its directory needs no watch.
     let file = File::create(from.join("a")).unwrap();
     closings.watch_in(&from, b"a", FileId(2)).unwrap();
     fs::rename(&from, to.join("from")).unwrap();
@@ -513,7 +514,7 @@ fn another_directory_of_a_name_is_watched_anew_and_idle_ones_not_for_ever() {
         let dir = place.path().join("again");
         let (id, file) = make(&dir);
         drop(file);
-        // Told of after the directory has gone, too.
+        // It is reported after the directory is removed, too.
         if turn == 1 {
             fs::remove_dir_all(&dir).unwrap();
         }
