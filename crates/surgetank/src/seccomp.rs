@@ -1,17 +1,18 @@
-//! The door without a mount: the command's system calls on paths are put before the agent (seccomp user notification), which
-//! answers them from the namespace and puts descriptors of plain files into the command's table.
+//! The door without a mount. The kernel passes the command's system calls on paths to the agent (seccomp user
+//! notification). The agent answers them from the namespace and puts descriptors of plain files into the command's
+//! table.
 //!
 //! ```text
 //! command ── openat ──► kernel: filter ──► listener ──► agent: walk the path
-//!    ▲                                                    ├─ outside: "go on as if nobody had asked"
+//!    ▲                                                    ├─ outside: "continue the call unchanged"
 //!    │                                                    └─ inside:  namespace → plain file on a tier (or in the store)
 //!    └────────────── a descriptor, or the result ◄──────────┘
 //! ```
-//! Reading, writing and mapping are the kernel's. Directories are the bare ones, so that entering them and paths out of
-//! them work: they are made there at once (`namespace/early`), and hold nothing else before it is drained.
+//! The kernel itself reads, writes and maps. Directories are the bare ones, so that entering them and paths out of them
+//! work. They are created there at once (`namespace/early`); everything else appears in them when it is drained.
 //!
-//! What goes on as it was asked is looked at by the kernel once more: a program that changes a path in another thread
-//! meanwhile gets to the bare directory. This door protects against accidents, not against programs.
+//! The kernel reads the path of a continued call again: a program that changes the path in another thread meanwhile
+//! reaches the bare directory. This door protects against accidents, not against malicious programs.
 
 mod arm;
 mod attributes;

@@ -1,4 +1,4 @@
-//! The run's side: puts a command under the filter, between fork and exec.
+//! The run's side: installs the filter in the command's process, between fork and exec.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -12,14 +12,14 @@ use super::{filter, reach};
 use crate::agent::line::{self, Broken, Limits};
 
 const NEW_LISTENER: libc::c_ulong = 1 << 3;
-/// Once a call was taken, only what kills the caller interrupts it: nothing is done twice. From 5.19 on.
+/// After the agent has taken a call, only a fatal signal interrupts it: no call is done twice. From 5.19 on.
 const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 
-/// Everything that the child needs, made before the fork.
+/// Everything that the child needs, prepared before the fork.
 pub struct Arming {
     program: Vec<libc::sock_filter>,
     agent: UnixStream,
-    /// Goes to the agent with the listener.
+    /// Sent to the agent with the listener.
     reach: OwnedFd,
 }
 
@@ -32,12 +32,12 @@ impl Arming {
         };
         agent.set_read_timeout(Some(line::BUSY_PATIENCE))?;
         let (served, reach) = reach::pair()?;
-        // From the first call on: the exec that follows is one.
+        // From the first call on: the exec that follows is a trapped call.
         reach::serve(served)?;
         Ok(Self { program: filter::program(), agent, reach })
     }
 
-    /// In the child. System calls only; returns when the agent serves.
+    /// Runs in the child. System calls only; returns when the agent serves.
     pub fn arm(&self) -> io::Result<()> {
         let listener = install(&self.program)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -53,7 +53,7 @@ impl Arming {
     }
 }
 
-/// Puts this thread under the filter.
+/// Installs the filter for this thread.
 fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
     let whole =
         libc::sock_fprog { len: u16::try_from(program.len()).unwrap_or(0), filter: program.as_ptr().cast_mut() };
@@ -70,7 +70,7 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made for us.
+        // SAFETY: the kernel just created it for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     };
     let try_either = || match try_with(NEW_LISTENER | WAIT_KILLABLE) {
@@ -78,9 +78,9 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
         other => other,
     };
     match try_either() {
-        // Who is not root first gives up what setuid programs would give.
+        // A process that is not root must first give up the privileges of setuid programs.
         Err(why) if why.raw_os_error() == Some(libc::EACCES) => {
-            // SAFETY: a number for a flag of our own.
+            // SAFETY: a number for a flag of this process.
             if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -90,10 +90,10 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
     }
 }
 
-/// Can calls be put before an agent here? Why not, if not.
+/// Can calls be passed to an agent here? If not, the reason.
 pub fn is_possible() -> Result<(), String> {
-    // Whether descriptors can be injected and answered in one step, which came last (5.14), only a listener tells; its
-    // kernel does.
+    // Injecting a descriptor and answering in one step came last (5.14). Only a listener shows whether it works, so its
+    // kernel version decides.
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Changing what a file is: permissions, owners, times, size, extended attributes.
+//! Changes a file's attributes: permissions, owners, times, size, extended attributes.
 
 use rustix::io::Errno;
 use surgetank_core::namespace::SetAttr;
@@ -11,7 +11,7 @@ const XATTR_VALUE_BYTES_MAX: usize = 65536;
 const XATTR_NAME_BYTES_MAX: usize = 256;
 
 impl Call<'_> {
-    /// `None`: outside.
+    /// `None`: the path is outside.
     fn target(&self, dirfd: i32, path: usize, flags: i32) -> Result<Option<Known>, Errno> {
         let text = self.path(path)?;
         if text.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
@@ -120,7 +120,7 @@ impl Call<'_> {
         self.set_times(known.id, time(times[0]), time(times[1]), false)
     }
 
-    /// By a descriptor, as everything that is written.
+    /// Through a descriptor, like every write.
     pub(super) fn truncate(&self) -> Answered {
         let Some(known) = self.target(libc::AT_FDCWD, 0, 0)? else { return Ok(Answer::Continue) };
         match known.attr.kind {
@@ -152,7 +152,7 @@ impl Call<'_> {
         if name.is_empty() { Err(Errno::RANGE) } else { Ok(name) }
     }
 
-    /// A value, as far as there is room; no room at all asks for its size.
+    /// Copies a value, as far as there is room; no room at all asks for its size.
     fn put_value(&self, value: &[u8], out: usize, room: usize) -> Answered {
         let room = usize::try_from(self.arg(room)).unwrap_or(usize::MAX);
         if room > 0 {

@@ -1,4 +1,4 @@
-//! One call that waits for its answer: who makes it, with what, and what it is told.
+//! One call that waits for its answer: the caller, the arguments and the answer.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use super::reach::Reach;
 use super::supervisor::Supervisor;
 use super::task::Task;
 
-/// What the kernel is told to answer.
+/// The answer for the kernel.
 pub enum Answer {
-    /// Make the call as it is.
+    /// Continue the call unchanged.
     Continue,
     Value(i64),
     Descriptor {
@@ -34,9 +34,9 @@ pub struct Call<'a> {
     pub notice: Notice,
     pub task: Task<'a>,
     caller: Cell<Option<Caller>>,
-    /// The last that was read, for who is told of a refusal.
+    /// The last path that was read, for the message about a refusal.
     named: RefCell<Vec<u8>>,
-    /// What the namespace counts as looked up for us.
+    /// The look-ups that the namespace counts for this call.
     looked: RefCell<Vec<FileId>>,
 }
 
@@ -69,12 +69,13 @@ impl<'a> Call<'a> {
         self.notice.args[index]
     }
 
-    /// An argument that is an int: its upper half means nothing.
+    /// An argument of type int: its upper half has no meaning.
     pub fn int(&self, index: usize) -> i32 {
         self.notice.args[index] as i32
     }
 
-    /// Who asks. An ordinary user's agent serves only this user, and need not look (which takes longer than most calls).
+    /// The caller's identity. An ordinary user's agent serves only this user, and need not look it up (which takes
+    /// longer than most calls).
     pub fn caller(&self) -> Result<Caller, Errno> {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         if uid.is_root() {
@@ -83,7 +84,7 @@ impl<'a> Call<'a> {
         Ok(Caller { uid: uid.as_raw(), gid: gid.as_raw(), pid: self.task.tid, umask: 0o777 })
     }
 
-    /// Whose a new file will be, with the umask of this moment.
+    /// The owner of a new file, with the current umask.
     pub fn creator(&self) -> Result<Caller, Errno> {
         if let Some(caller) = self.caller.get() {
             return Ok(caller);
@@ -93,7 +94,7 @@ impl<'a> Call<'a> {
         Ok(caller)
     }
 
-    /// The path at an argument. Read, it is the caller's only if the caller still waits.
+    /// The path at an argument. The bytes are the caller's only if the caller still waits after the read.
     pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
         let path = match self.task.string(self.arg(index), super::task::PATH_BYTES_MAX) {
             Err(Errno::PERM) => {
@@ -117,12 +118,12 @@ impl<'a> Call<'a> {
         Ok(Known { id: found.id, attr: found.attr })
     }
 
-    /// The namespace counted a look-up for what it made.
+    /// The namespace counted a look-up for the new file.
     pub fn made(&self, id: FileId) {
         self.looked.borrow_mut().push(id);
     }
 
-    /// The file stays known when the call is over.
+    /// The file stays known after the call.
     pub fn keep(&self, id: FileId) {
         let mut looked = self.looked.borrow_mut();
         if let Some(index) = looked.iter().position(|one| *one == id) {
@@ -134,7 +135,7 @@ impl<'a> Call<'a> {
         Ok(Known { id, attr: self.namespace().getattr(id, None).map_err(errno)?.attr })
     }
 
-    /// What cannot be served is refused, and a person is told.
+    /// Refuses a call that cannot be served, and reports it to the user.
     pub fn refuse(&self, what: &'static str, with: Errno) -> Answered {
         self.tell(what);
         Err(with)

@@ -1,4 +1,4 @@
-//! From a call's number to what answers it.
+//! Maps a call's number to its handler.
 
 use rustix::io::Errno;
 use surgetank_types::model::Kind;
@@ -14,7 +14,7 @@ fn follows(flags: i32) -> bool {
     flags & libc::AT_SYMLINK_NOFOLLOW == 0
 }
 
-/// What the kernel of tomorrow may mean by another flag is nothing that we could leave out.
+/// A flag that a future kernel defines may be essential, so an unknown flag is refused.
 pub(super) fn known_flags(flags: i32, known: i32) -> Result<(), Errno> {
     if flags & !known == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }
@@ -69,14 +69,15 @@ impl Call<'_> {
             libc::SYS_name_to_handle_at => self.outside_only(int(0), 1, "file handles", Errno::OPNOTSUPP),
             libc::SYS_open_by_handle_at => self.refuse("opening by file handle", Errno::PERM),
             number::SETXATTRAT | number::GETXATTRAT | number::LISTXATTRAT | number::REMOVEXATTRAT => {
-                // Libraries go back to the older calls.
+                // Libraries fall back to the older calls.
                 Err(Errno::NOSYS)
             }
             number::FILE_GETATTR | number::FILE_SETATTR => Err(Errno::NOSYS),
             libc::SYS_bind => self.bind(),
             libc::SYS_chroot => self.chroot(),
             libc::SYS_pivot_root => self.refuse("pivot_root (containers started inside)", Errno::PERM),
-            // Elsewhere what is to be mounted is no path ("none", "tmpfs"), though it could be the name of a file.
+            // In other cases the source of the mount is not a path ("none", "tmpfs"), although it could be the name of
+            // a file.
             libc::SYS_mount if self.arg(3) & (libc::MS_BIND | libc::MS_MOVE) == 0 => Ok(Answer::Continue),
             libc::SYS_mount => self.outside_only(FDCWD, 0, "mounting the directory elsewhere", Errno::PERM),
             number::OPEN_TREE | number::MOVE_MOUNT | number::OPEN_TREE_ATTR => {
@@ -122,7 +123,7 @@ impl Call<'_> {
         Err(Errno::NOSYS)
     }
 
-    /// What is not to be had inside.
+    /// Calls that do not work inside.
     fn outside_only(&self, dirfd: i32, path: usize, what: &'static str, with: Errno) -> Answered {
         if self.arg(path) == 0 {
             return Ok(Answer::Continue);
@@ -134,7 +135,7 @@ impl Call<'_> {
         }
     }
 
-    /// A socket lies where the kernel makes it: on the bare directory, where nobody would find it.
+    /// The kernel would create the socket in the bare directory, where no program would find it.
     fn bind(&self) -> Answered {
         const FAMILY_BYTES: usize = 2;
         let bytes = usize::try_from(self.int(2)).unwrap_or(0).min(size_of::<libc::sockaddr_un>());

@@ -1,22 +1,22 @@
-//! The filter: which system calls are put before the agent.
+//! The filter: decides which system calls the agent sees.
 //!
-//! Whatever names a file, or asks after what a descriptor is, is trapped; reading, writing and mapping are not. What is
-//! allowed is decided by the call's number alone, which the kernel remembers: an untrapped call costs nothing.
+//! Calls that name a file, or query a descriptor's file, are trapped; reading, writing and mapping are not. The call's
+//! number alone decides what is allowed, and the kernel caches that: an untrapped call costs nothing.
 
 use std::mem::offset_of;
 
-/// In a trapped call's sixth argument, which none of them uses: the caller knows what it does (the preload shim).
+/// In a trapped call's sixth argument, which none of them uses: the preload shim marks calls that must pass unchanged.
 pub const PASS: u64 = 0x5374_7261_6e6b_5365;
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
-/// Set in the number of a call of the x32 kind.
+/// The bit in the number of an x32 call.
 #[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
-/// Numbers that are the same on all architectures, and newer than the tables of some C libraries.
+/// Numbers that are the same on all architectures, and too new for the tables of some C libraries.
 pub mod number {
     use libc::c_long;
     pub const IO_URING_SETUP: c_long = 425;
@@ -146,18 +146,18 @@ pub fn program() -> Vec<libc::sock_filter> {
     let sixth = (offset_of!(libc::seccomp_data, args) + 5 * 8) as u32;
     let mut steps = vec![
         step(LOAD, 0, 0, offset_of!(libc::seccomp_data, arch) as u32),
-        // Another architecture's calls (32-bit programs) have other numbers: none of them.
+        // Another architecture's calls (32-bit programs) have other numbers: all are refused.
         step(EQUAL, 1, 0, ARCHITECTURE),
         step(RETURN, 0, 0, NO_SUCH_CALL),
         step(LOAD, 0, 0, offset_of!(libc::seccomp_data, nr) as u32),
     ];
     #[cfg(target_arch = "x86_64")]
     steps.extend([step(AT_LEAST, 0, 1, X32), step(RETURN, 0, 0, NO_SUCH_CALL)]);
-    // What is opened in a ring comes by no filter.
+    // A file that is opened through a ring passes no filter.
     steps.extend([step(EQUAL, 0, 1, number::IO_URING_SETUP as u32), step(RETURN, 0, 0, NO_SUCH_CALL)]);
     let trapped: Vec<_> = trapped().collect();
     for (index, number) in trapped.iter().enumerate() {
-        // Over the rest of the list and the ALLOW behind it.
+        // Jumps over the rest of the list and the ALLOW after it.
         steps.push(step(EQUAL, trapped.len() - index, 0, *number as u32));
     }
     steps.push(step(RETURN, 0, 0, ALLOW));
@@ -176,7 +176,7 @@ pub fn program() -> Vec<libc::sock_filter> {
 mod tests {
     use super::*;
 
-    /// What the filter says; as the kernel would run it.
+    /// The filter's verdict, evaluated as the kernel would.
     fn run(program: &[libc::sock_filter], number: u32, architecture: u32, sixth: u64) -> u32 {
         let mut data = [0_u8; 64];
         data[..4].copy_from_slice(&number.to_ne_bytes());

@@ -1,4 +1,5 @@
-//! The kernel's side of user notification (include/uapi/linux/seccomp.h): calls come in on a descriptor, answers go out.
+//! The kernel's interface for user notification (include/uapi/linux/seccomp.h): calls arrive on a descriptor, answers
+//! leave.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Notice {
-    /// Of this very call; void as soon as the caller is gone or was interrupted.
+    /// Identifies this call; void as soon as the caller has ended or was interrupted.
     pub id: u64,
     /// Thread id, in our pid namespace.
     pub tid: u32,
@@ -56,26 +57,26 @@ pub struct Listener(OwnedFd);
 impl Listener {
     pub fn new(descriptor: OwnedFd) -> Self {
         let listener = Self(descriptor);
-        // The caller runs on at once on the processor that answered; kernels before 6.6 do not know it.
+        // The caller continues at once on the processor that answered; kernels before 6.6 do not support it.
         let _ = listener.ioctl(SET_FLAGS, SYNC_WAKE_UP as *mut libc::c_void);
         listener
     }
 
     fn ioctl(&self, request: u64, argument: *mut libc::c_void) -> io::Result<i32> {
-        // SAFETY: each request comes with the structure that it wants, alive during the call, or with a plain number.
+        // SAFETY: each request comes with its structure, alive during the call, or with a plain number.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
 
     /// Waits for a call.
     pub fn receive(&self) -> io::Result<Notice> {
-        // The kernel insists on zeros.
+        // The kernel requires zeros.
         let mut notice = Notice::default();
         self.ioctl(RECEIVE, (&raw mut notice).cast())?;
         Ok(notice)
     }
 
-    /// Does the caller still wait for this answer? What was read from its memory is its own if it does.
+    /// Does the caller still wait for this answer? If it does, bytes that were read from its memory are its own.
     pub fn is_valid(&self, id: u64) -> bool {
         let mut id = id;
         self.ioctl(IS_VALID, (&raw mut id).cast()).is_ok()
@@ -93,12 +94,12 @@ impl Listener {
         self.send(Response { id, value: 0, error: -errno, flags: 0 })
     }
 
-    /// The kernel makes the call as if nobody had asked.
+    /// The kernel continues the call unchanged.
     pub fn let_go(&self, id: u64) -> io::Result<()> {
         self.send(Response { id, value: 0, error: 0, flags: CONTINUE })
     }
 
-    /// Puts a descriptor into the caller's table, and its number is the answer.
+    /// Puts a descriptor into the caller's table, and returns its number as the answer.
     pub fn hand_over(&self, id: u64, file: BorrowedFd<'_>, close_on_exec: bool) -> io::Result<()> {
         let mut add = AddDescriptor {
             id,

@@ -1,8 +1,8 @@
-//! Directory listings. The program has the bare directory open, and its position there is ours to use: the kernel keeps it
-//! with the open file, shares it among duplicates and children, and seeks in it, all without us.
+//! Directory listings. The program has the bare directory open, and its position there is free for our use. The kernel
+//! keeps it with the open file, shares it among duplicates and children, and seeks in it, all without the agent.
 //!
-//! A position is the number of a name, which a name gets when it is first listed and keeps: so whoever reads on finds
-//! every name that stayed exactly once, whatever was listed by others meanwhile.
+//! A position is the number of a name. A name gets its number when it is first listed, and keeps it. So a program that
+//! continues a listing finds every name that stayed exactly once, even if other programs list in between.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use surgetank_types::model::{FileId, Kind};
 
 use super::call::{Answer, Answered, Call, errno};
 
-/// Who reads on so much later reads what is there by then.
+/// A program that continues this much later gets the names of that moment.
 const SNAPSHOT_BELIEVED: Duration = Duration::from_secs(5);
 const DIRS_MAX: usize = 1024;
 /// "." and ".." come first.
@@ -30,7 +30,7 @@ pub struct Cookies {
 struct Book {
     numbers: HashMap<Box<[u8]>, u64>,
     next: u64,
-    /// By number.
+    /// Sorted by number.
     snapshot: Vec<(u64, Listed)>,
     taken: Instant,
 }
@@ -71,7 +71,7 @@ impl Cookies {
     }
 }
 
-/// Entries as getdents64 (or the older getdents) puts them.
+/// Entries in the format of getdents64 (or the older getdents).
 struct Filling {
     bytes: Vec<u8>,
     room: usize,
@@ -80,7 +80,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// False: it does not fit any more.
+    /// False: the entry does not fit any more.
     fn add(&mut self, number: u64, ino: u64, kind: Kind, name: &[u8]) -> bool {
         let head = if self.wide { 19 } else { 18 };
         let bare = head + name.len() + if self.wide { 1 } else { 2 };
@@ -107,7 +107,7 @@ impl Filling {
 }
 
 fn list(namespace: &Namespace, call: &Call<'_>, dir: FileId) -> Result<Vec<Listed>, Errno> {
-    // Reading was permitted when it was opened.
+    // The permission to read was checked at the open.
     let caller = surgetank_types::model::Caller { uid: 0, gid: 0, pid: call.task.tid, umask: 0 };
     let opened = namespace.opendir(&caller, dir).map_err(errno)?;
     let listed = namespace.listing(opened.fh, 0).map(|listed| listed.to_vec()).map_err(errno);
@@ -127,7 +127,7 @@ impl Call<'_> {
         let cookies = || self.supervisor.cookies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if position == 0 || !cookies().fresh(known.id) {
             if namespace.path_of(known.id).is_none() {
-                // Deleted: nothing is in it.
+                // A deleted directory is empty.
                 return Ok(Answer::Value(0));
             }
             let listed = list(namespace, self, known.id)?;

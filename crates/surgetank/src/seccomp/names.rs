@@ -1,4 +1,4 @@
-//! Names: making, removing, renaming.
+//! Operations on names: create, remove, rename.
 
 use rustix::io::Errno;
 use surgetank_types::model::{Caller, Kind};
@@ -29,7 +29,7 @@ impl Call<'_> {
         let made =
             self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o1777 & !caller.umask).map_err(errno)?;
         self.made(made.id);
-        // So that whoever enters it need not wait; if it cannot be yet, he will.
+        // So that a program that enters it need not wait; if it is not possible yet, the program waits.
         if let Err(fault) = self.namespace().real_dir(made.id)
             && fault.errno != Errno::AGAIN
         {
@@ -129,7 +129,7 @@ impl Call<'_> {
             (Some(_), Walked::Inside(target)) => target,
             _ => return Err(Errno::XDEV),
         };
-        // As the kernel: whose last name is gone gets no other one.
+        // As in the kernel: a file without a name gets no new one.
         let source = source.filter(|source| source.attr.links > 0).ok_or(Errno::NOENT)?;
         if target.found.is_some() {
             return Err(Errno::EXIST);
@@ -145,7 +145,8 @@ impl Call<'_> {
         DONE
     }
 
-    /// As the kernel with `fs.protected_hardlinks`: no names for a file that one could not write, or that runs as another.
+    /// As in the kernel with `fs.protected_hardlinks`: no new names for a file that the caller could not write, or that
+    /// runs as another user.
     fn permit_link(&self, caller: &Caller, source: &Known) -> Result<(), Errno> {
         let protected = || std::fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|text| text.starts_with(b"1"));
         let attr = source.attr;
@@ -175,7 +176,7 @@ impl Call<'_> {
             0 => libc::S_IFREG,
             libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),
             libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => {
-                // The kernel asks the directory first.
+                // The kernel checks the directory first.
                 self.namespace().access(&caller, spot.dir, 3).map_err(errno)?;
                 return Err(Errno::PERM);
             }
@@ -184,7 +185,7 @@ impl Call<'_> {
         };
         let perm = mode & 0o7777 & !caller.umask;
         if kind == libc::S_IFREG {
-            // As any other file is made: by a descriptor, which is closed at once.
+            // Created like any other file: through a descriptor, which is closed at once.
             let flags = libc::O_WRONLY | libc::O_CREAT;
             let made = self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags).map_err(errno)?;
             drop(made);

@@ -1,4 +1,4 @@
-//! Opening, entering, executing: what gives a program something of ours that the kernel then serves by itself.
+//! Opens, enters, executes: calls that give a program a file which the kernel then serves by itself.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use super::call::{Answer, Answered, Call, Known, errno};
 use super::walk::{Spot, Walked};
 use super::{program, task};
 
-/// What is changed and not drained yet is waited for so long, where the kernel must find it in the store.
+/// If the kernel must find a change in the store, the call waits at most this long for its drain.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const SCRIPTS_MAX: usize = 5;
@@ -40,7 +40,7 @@ impl Call<'_> {
         if how.resolve == 0 {
             return self.open(self.int(0), 1, how.flags as i32, how.mode as u32);
         }
-        // How a path is to be resolved is promised by the kernel alone.
+        // Only the kernel itself can guarantee how a path is resolved.
         match self.walk_at(self.int(0), &path, how.flags as i32 & libc::O_NOFOLLOW == 0)? {
             Walked::Outside(to) => self.go_outside(self.int(0), &path, to.as_deref()),
             Walked::Inside(_) => self.refuse("openat2 with RESOLVE flags", Errno::NOSYS),
@@ -61,22 +61,22 @@ impl Call<'_> {
                 return Err(Errno::INVAL);
             }
             if flags & libc::O_TMPFILE == libc::O_TMPFILE {
-                // As file systems that do not have it: who is told so makes a file with a name.
+                // As in file systems without the feature: a program with that errno creates a named file.
                 if spot.known()?.attr.kind != Kind::Directory {
                     return Err(Errno::NOTDIR);
                 }
                 return self.refuse("files without a name (O_TMPFILE)", Errno::OPNOTSUPP);
             }
-            // As the kernel says of a slash behind a name, whatever has it.
+            // As in the kernel for a slash after a name, whichever file has it.
             if creates && spot.must_be_dir && !spot.name.is_empty() {
                 return Err(Errno::ISDIR);
             }
             let file: OwnedFd = match spot.found {
                 Some(_) if excludes => return Err(Errno::EXIST),
                 Some(known) => match self.open_known(&spot, known, flags) {
-                    // Deleted while we looked: as if it had never been there.
+                    // The file was deleted meanwhile: as if it had never existed.
                     Err(Errno::NOENT | Errno::STALE) if !spot.name.is_empty() => continue,
-                    // The deleted directory that somebody stands in.
+                    // A deleted directory that is a process's working directory.
                     Err(Errno::STALE) => return Err(Errno::NOENT),
                     other => match other? {
                         Some(file) => file,
@@ -103,7 +103,7 @@ impl Call<'_> {
         self.remember(id, rustix::fs::fstat(&file));
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             drop(file);
-            // The mode does not bind the process that makes the file.
+            // The mode does not restrict the process that creates the file.
             let maker = Caller { uid: 0, ..caller };
             let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
             let file = self.namespace().open_plain(&maker, id, flags).map_err(errno)?;
@@ -132,7 +132,7 @@ impl Call<'_> {
         let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
         self.remember(id, rustix::fs::fstat(&file));
         (self.supervisor.gave)(self.task.tid, id, flags, false);
-        // What is written to the plain file is not seen by us.
+        // The agent does not see writes to the plain file.
         if writes && caller.uid != 0 {
             self.namespace().clear_suidgid(&caller, id);
         }
@@ -155,7 +155,7 @@ impl Call<'_> {
                 if !path_only {
                     self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
                 }
-                // The kernel injects no O_PATH descriptors: one that can be read does all that such a one does.
+                // The kernel injects no O_PATH descriptors: a readable one can do everything that an O_PATH one can.
                 self.directory(known.id, flags & libc::O_NOATIME).map(|(file, _)| Some(file))
             }
             _ if spot.must_be_dir || flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
@@ -165,29 +165,29 @@ impl Call<'_> {
             }
             Kind::Symlink => Err(Errno::LOOP),
             Kind::File if path_only => {
-                // To have its name takes no right to read it.
+                // Opening with O_PATH needs no permission to read.
                 let anybody = Caller { uid: 0, gid: 0, pid: self.task.tid, umask: 0 };
                 let file = self.namespace().open_plain(&anybody, known.id, libc::O_RDONLY).map_err(errno)?;
                 self.remember(known.id, rustix::fs::fstat(&file));
                 Ok(Some(file.into()))
             }
             Kind::File => self.plain(known.id, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Some),
-            // A fifo or a device is what the store has: all must meet at the same one.
+            // A fifo or a device is the store's own: all processes must open the same one.
             _ => Ok(None),
         }
     }
 
-    /// The kernel opens it, and must find it under this of its names: else O_CREAT makes a file there.
+    /// The kernel opens the file, and must find it under this one of its names: otherwise O_CREAT creates a file there.
     fn special(&self, dirfd: i32, path: &[u8], spot: &Spot, id: FileId) -> Answered {
         let below = self.await_file(id)?;
         self.await_name(dirfd, path, spot, &below)?;
-        // What the program does with its descriptor is asked of the catalog, which has the attributes.
+        // The catalog answers later calls on the program's descriptor, because it has the attributes.
         self.remember(id, rustix::fs::lstat(&*self.bare(&below)));
         Ok(Answer::Continue)
     }
 
     fn await_name(&self, dirfd: i32, path: &[u8], spot: &Spot, below: &[u8]) -> Result<(), Errno> {
-        // Through /proc it is the open file itself, wherever that lies.
+        // Through /proc it is the open file itself, at any path.
         if !spot.name.is_empty() {
             let until = clock::tick() + PATIENCE;
             let ours = rustix::fs::stat(&*self.bare(below))?;
@@ -196,7 +196,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The bare directory, open.
+    /// Opens the bare directory.
     fn directory(&self, id: FileId, flags: i32) -> Result<(OwnedFd, Real), Errno> {
         let until = clock::tick() + PATIENCE;
         let mut opened_up = false;
@@ -209,7 +209,7 @@ impl Call<'_> {
                     ) {
                         Ok(file) => {
                             let stat = rustix::fs::fstat(&file)?;
-                            // Unless the drain moved something while we opened it.
+                            // Unless the drain moved it during the open.
                             if self.namespace().real_dir(id).is_ok_and(|now| now == real) {
                                 if self.supervisor.remember_dir(stat.st_dev, stat.st_ino, id) {
                                     self.keep(id);
@@ -218,7 +218,7 @@ impl Call<'_> {
                             }
                         }
                         Err(Errno::NOENT | Errno::NOTDIR) if clock::tick() < until => {}
-                        // A mode that lets us in may wait in the queue.
+                        // The mode that admits the caller may wait in the queue.
                         Err(Errno::ACCESS) if !opened_up => {
                             opened_up = true;
                             self.namespace().attributes_ahead(id);
@@ -243,7 +243,7 @@ impl Call<'_> {
         path
     }
 
-    /// Everything is drained now; a moment passes.
+    /// Makes everything due now, and waits a moment.
     fn wait(&self, until: Instant, what: &'static str) -> Result<(), Errno> {
         self.check()?;
         if clock::tick() >= until {
@@ -255,8 +255,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The kernel makes the call. A path that led through the directory must lead it to where it led us: links and moved
-    /// directories have to be drained for that.
+    /// The kernel continues the call. A path that passed through the directory must lead the kernel to the same place.
+    /// Links and moved directories have to be drained for that.
     pub(super) fn go_outside(&self, dirfd: i32, path: &[u8], leads_to: Option<&[u8]>) -> Answered {
         let Some(leads_to) = leads_to else { return Ok(Answer::Continue) };
         let theirs = self.seen_from_here(dirfd, path)?.into_bytes();
@@ -272,7 +272,7 @@ impl Call<'_> {
         Ok(Answer::Continue)
     }
 
-    /// The path as we can look at it ourselves.
+    /// The path as this process can access it.
     fn seen_from_here(&self, dirfd: i32, path: &[u8]) -> Result<CString, Errno> {
         let mut whole = if path.first() == Some(&b'/') {
             let root = self.supervisor.root_of(self.task);
@@ -286,7 +286,7 @@ impl Call<'_> {
         CString::new(whole).map_err(|_| Errno::NOENT)
     }
 
-    /// Waits until the kernel finds, by this path, the very thing that lies at `below`.
+    /// Waits until this path leads the kernel to the very file at `below`.
     fn await_path(&self, dirfd: i32, path: &[u8], ours: rustix::fs::Stat, until: Instant) -> Result<bool, Errno> {
         let theirs = rustix::fs::stat(self.seen_from_here(dirfd, path)?.as_c_str());
         if let Ok(theirs) = theirs
@@ -315,15 +315,15 @@ impl Call<'_> {
             if !real.in_place {
                 self.wait(until, "a directory that was moved")?;
             } else if self.await_path(libc::AT_FDCWD, &path, rustix::fs::fstat(&file)?, until)? {
-                // The kernel asks the bare directory whether he may.
+                // The kernel checks the permission at the bare directory.
                 self.namespace().attributes_ahead(known.id);
                 return Ok(Answer::Continue);
             }
         }
     }
 
-    /// Who follows a file (tail -f) is told of the plain file's changes: nothing happens to the bare one. Of a directory
-    /// what is told is what is drained.
+    /// A watcher of a file (tail -f) gets the plain file's events: the bare one does not change. A directory's events
+    /// come from the drain.
     pub(super) fn inotify_add_watch(&self) -> Answered {
         let path = self.path(1)?;
         let mask = self.arg(2) as u32;
@@ -343,7 +343,7 @@ impl Call<'_> {
         Ok(Answer::Value(inotify::add_watch(&theirs, link, flags)?.into()))
     }
 
-    /// The store has it as programs see it.
+    /// Waits until the store has the file as programs see it.
     fn await_file(&self, id: FileId) -> Result<Vec<u8>, Errno> {
         let until = clock::tick() + PATIENCE;
         loop {
@@ -401,7 +401,7 @@ impl Call<'_> {
 fn same(a: &[u8], b: &[u8]) -> bool {
     match (rustix::fs::lstat(a), rustix::fs::lstat(b)) {
         (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) => true,
-        // One of them names a link, the other what it leads to.
+        // One of them names a link, the other its target.
         (Ok(_), Ok(_)) => match (rustix::fs::stat(a), rustix::fs::stat(b)) {
             (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
             _ => false,
@@ -410,7 +410,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     }
 }
 
-/// Where a link ends that leads to nothing; any other path as it is.
+/// The end of a dangling link; any other path unchanged.
 fn end_of(path: &[u8]) -> Vec<u8> {
     const LINKS_MAX: usize = 40;
     let mut end = path.to_vec();
@@ -429,7 +429,7 @@ fn absent(path: &[u8]) -> bool {
     rustix::fs::lstat(path).is_err()
 }
 
-/// What a path lies in.
+/// The path's parent directory.
 fn above(path: &[u8]) -> &[u8] {
     let path = path.strip_suffix(b"/").unwrap_or(path);
     match path.iter().rposition(|byte| *byte == b'/') {

@@ -1,18 +1,19 @@
-//! What the kernel opens by itself when it executes a file: the interpreter of a script, and that of a dynamic program.
+//! The files that the kernel opens by itself when it executes a file: the interpreter of a script, and that of a
+//! dynamic program.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// As much as the kernel looks at.
+/// The number of bytes that the kernel reads.
 const HEAD_BYTES: usize = 256;
-/// A program's own table is short; of a longer one the kernel refuses most, too.
+/// A program's own table is short; the kernel refuses most longer ones, too.
 const SEGMENTS_BYTES_MAX: usize = 1 << 16;
 const PATH_BYTES_MAX: usize = 4096;
 
 pub fn interpreter_of(path: &CStr) -> Option<Vec<u8>> {
-    // Not to wait for whoever is at a fifo's other end.
+    // The open must not wait for a process at a fifo's other end.
     let file =
         File::options().read(true).custom_flags(libc::O_NONBLOCK).open(OsStr::from_bytes(path.to_bytes())).ok()?;
     let mut head = vec![0; HEAD_BYTES];
@@ -76,7 +77,7 @@ mod tests {
         assert_eq!(named(b"#!\n/bin/sh"), None);
         assert_eq!(named(b"echo"), None);
         assert_eq!(named(b""), None);
-        // Cut off anywhere, it has none, and nothing breaks.
+        // A program that is truncated anywhere has no interpreter, and causes no error.
         let program = std::fs::read("/bin/sh").unwrap();
         assert!(named(&program).unwrap().contains("ld-linux"));
         for length in [5, 40, 57, 63, 70, 200, 500] {

@@ -1,9 +1,10 @@
-//! Reaching into programs where the agent may not.
+//! Access to processes that the agent itself may not access.
 //!
-//! Under Yama (`kernel.yama.ptrace_scope` 1, as Ubuntu has it) an ordinary user's process may read the memory of its own
-//! descendants only, and take their descriptors. The command's processes are no descendants of the agent, but they are
-//! `run`'s: it is the parent of the first, and becomes that of the orphans. So a thread of `run` does it for the agent,
-//! who asks over a socket that came with the filter's listener. When `run` is gone, whoever is left gets EPERM.
+//! Under Yama (`kernel.yama.ptrace_scope` 1, the default of Ubuntu) an ordinary user's process may read the memory and
+//! take the descriptors of its own descendants only. The command's processes are descendants of `run`, not of the
+//! agent: `run` is the parent of the first, and becomes that of the orphans. So a thread of `run` acts for the agent,
+//! which asks over a socket that came with the filter's listener. When `run` has ended, the remaining processes get
+//! EPERM.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,7 +19,7 @@ use rustix::net::{
 
 use super::task::Task;
 
-/// One message holds no more: what is longer goes in pieces.
+/// The limit of one message: longer data goes in pieces.
 const PIECE_BYTES_MAX: usize = 32 << 10;
 const HEAD_BYTES: usize = 24;
 
@@ -26,7 +27,7 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 const DESCRIPTOR: u32 = 2;
 
-/// Both ends: `run` serves the first, the agent asks the second.
+/// Both ends: `run` serves the first, the agent sends requests on the second.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -39,12 +40,12 @@ impl Reach {
         Self(Mutex::new(socket))
     }
 
-    /// What comes back is how much was moved, and a descriptor if one was asked for.
+    /// Returns the number of bytes moved, and a descriptor if the request wanted one.
     fn ask(&self, head: Head, sent: &[u8], into: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
-        // One question at a time: an answer does not say whose it is.
+        // One request at a time: an answer does not identify its request.
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let head = head.to_bytes();
-        // Nobody there: as if it had never been.
+        // `run` has ended: the same as no access.
         let gone = |_| Errno::PERM;
         let parts = [IoSlice::new(&head), IoSlice::new(sent)];
         rustix::net::sendmsg(&*socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)
@@ -105,7 +106,7 @@ impl Reach {
     }
 }
 
-/// What is asked. `len` is the descriptor's number where one is asked for.
+/// A request. `len` is the descriptor's number if it wants one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Head {
     what: u32,
@@ -138,7 +139,7 @@ impl Head {
     }
 }
 
-/// In `run`: does what the agent asks, until nobody can ask any more.
+/// In `run`: serves the agent's requests, until no process holds the other end.
 pub fn serve(socket: OwnedFd) -> io::Result<()> {
     let work = move || {
         let mut buffer = vec![0; PIECE_BYTES_MAX];
@@ -191,10 +192,10 @@ fn one(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// May an agent be helped so, or need it no help? `scope` is what `kernel.yama.ptrace_scope` says.
+/// May `run` help an agent so, or does the agent need no help? `scope` is the value of `kernel.yama.ptrace_scope`.
 pub fn permitted(scope: &str, may_trace: bool) -> Result<(), String> {
     match scope.trim() {
-        // 1: descendants only, which `run` reaches into.
+        // 1: descendants only, which `run` can access.
         "" | "0" | "1" => Ok(()),
         "2" if may_trace => Ok(()),
         other => Err(format!(

@@ -1,4 +1,4 @@
-//! What a file is: the catalog's answer, the same for a name and for a descriptor of whatever plain file is behind it.
+//! A file's attributes: the catalog's answer, the same for a name and for a descriptor of its plain file.
 
 use rustix::io::Errno;
 use surgetank_types::model::Attr;
@@ -23,7 +23,7 @@ fn zeroed<T>() -> T {
 }
 
 impl Call<'_> {
-    /// What a path with AT_EMPTY_PATH and the like means; `None`: nothing of ours.
+    /// The file of a path with AT_EMPTY_PATH and the like; `None`: it is outside the directory.
     fn meant(&self, dirfd: i32, path: usize, flags: i32) -> Result<Option<Known>, Errno> {
         let empty = flags & libc::AT_EMPTY_PATH != 0;
         let text = if self.arg(path) == 0 && empty { Vec::new() } else { self.path(path)? };
@@ -135,7 +135,7 @@ impl Call<'_> {
         Ok(Answer::Value(shown.len() as i64))
     }
 
-    /// /proc/…/fd/N of a file of ours: its name here instead of the plain file's.
+    /// /proc/…/fd/N of a served file: its name here instead of the plain file's.
     fn name_of_descriptor(&self, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
         let Ok(text) = std::str::from_utf8(path) else { return Ok(None) };
         let parts: Vec<&str> = text.split('/').collect();
@@ -151,7 +151,7 @@ impl Call<'_> {
         Ok(self.object(&link)?.and_then(|known| self.name_of(known)))
     }
 
-    /// The whole path; `None`: it has no name any more.
+    /// The whole path; `None`: the file has no name any more.
     fn name_of(&self, known: Known) -> Option<Vec<u8>> {
         let path = self.namespace().path_of(known.id)?;
         let mut name = self.supervisor.over.clone();
@@ -162,12 +162,12 @@ impl Call<'_> {
         Some(name)
     }
 
-    /// Where the bare directory is by now is not where programs see it, as long as a rename waits for the drain.
+    /// While a rename waits for the drain, the bare directory's path is not the path that programs see.
     pub(super) fn getcwd(&self) -> Answered {
         let Some(known) = self.object(&self.task.proc("cwd"))? else { return Ok(Answer::Continue) };
         let mut name = self.name_of(known).ok_or(Errno::NOENT)?;
         name.push(0);
-        // The kernel tells no longer one.
+        // The kernel returns no longer path.
         if name.len() > super::task::PATH_BYTES_MAX {
             return Err(Errno::NAMETOOLONG);
         }
@@ -197,7 +197,7 @@ impl Call<'_> {
         let space = self.namespace().statfs().map_err(errno)?;
         let path = std::ffi::CString::new(self.supervisor.over.clone()).map_err(|_| Errno::IO)?;
         let mut out: libc::statfs = zeroed();
-        // The file system's kind is the bare directory's: what is drained there will be of it.
+        // The file system's type is the bare directory's: drained files will be on it.
         // SAFETY: a C string and room for the answer.
         if unsafe { libc::statfs(path.as_ptr(), &raw mut out) } != 0 {
             return Err(Errno::IO);

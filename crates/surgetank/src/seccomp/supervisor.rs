@@ -1,5 +1,4 @@
-//! What answers: the listeners of all runs, the threads that serve them, and what is known of the descriptors that were
-//! given.
+//! Answers calls: the listeners of all runs, the threads that serve them, and the files of granted descriptors.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -26,9 +25,9 @@ use super::task::Task;
 use crate::agent::address::Address;
 use crate::shimdoor;
 
-/// Operations that wait (for the drain, for the store) hold a thread each.
+/// An operation that waits (for the drain, for the store) occupies a thread.
 const THREADS_MAX: usize = 256;
-/// Files of the store that programs may still have open; of those before them descriptors count as strangers.
+/// Files of the store that programs may still have open; descriptors of older ones count as foreign.
 const REMEMBERED_MAX: usize = 1 << 16;
 
 /// A plain file or a bare directory: device and inode number.
@@ -44,15 +43,15 @@ pub struct Supervisor {
     files: Mutex<HashMap<Number, FileId>>,
     pub cookies: Mutex<Cookies>,
     pub refusals: Arc<Refusals>,
-    /// Somebody changed his root.
+    /// A process changed its root.
     pub rooted: AtomicBool,
-    /// Runs that are being served.
+    /// The number of runs that are being served.
     crews: Arc<AtomicUsize>,
     pub calls: AtomicU64,
     pub gave: Gave,
 }
 
-/// Told of each descriptor of a file that a program is given: thread, file, flags of open, and whether it was made.
+/// Called for each descriptor of a file that a program gets: thread, file, flags of open, and whether it was created.
 pub type Gave = Box<dyn Fn(u32, FileId, i32, bool) + Send + Sync>;
 
 /// The door while it is open.
@@ -68,7 +67,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the door: runs bring their listeners to `socket`.
+/// Opens the door: runs send their listeners to `socket`.
 pub fn open(
     namespace: &Arc<Namespace>,
     shim: &shimdoor::Opened,
@@ -113,7 +112,7 @@ impl Opened {
         self.supervisor.refusals.clone()
     }
 
-    /// Somebody lives under one of our filters.
+    /// A process lives under one of the filters.
     pub fn in_use(&self) -> bool {
         self.supervisor.crews.load(Ordering::Acquire) > 0
     }
@@ -122,7 +121,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
-        // Wakes the one who waits in accept.
+        // Wakes the thread in accept.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
@@ -146,7 +145,7 @@ fn admit(supervisor: &Arc<Supervisor>, socket: &UnixListener, closing: &AtomicBo
     }
 }
 
-/// Receives a listener. The one byte that goes back says that its calls are served from now on.
+/// Receives a listener. The one byte in return reports that its calls are served from now on.
 fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     let ours = rustix::process::geteuid();
@@ -158,7 +157,7 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    // The filter's listener, and who reaches into the programs for us.
+    // The filter's listener, and the socket for access to the programs.
     let descriptors: Vec<OwnedFd> = ancillary
         .drain()
         .filter_map(|message| match message {
@@ -186,8 +185,8 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
     Ok(())
 }
 
-/// The threads of one listener. One of them waits for calls at a time; who got one lets the next wait, and makes one if
-/// there is none.
+/// The threads of one listener. One of them waits for calls at a time. A thread that gets one lets the next thread
+/// wait, and creates one if there is none.
 struct Crew {
     supervisor: Arc<Supervisor>,
     listener: Listener,
@@ -223,7 +222,7 @@ impl Crew {
                 let mut fds = [PollFd::new(&crew.listener, PollFlags::IN)];
                 match rustix::event::poll(&mut fds, None) {
                     Ok(_) if fds[0].revents().contains(PollFlags::IN) => {}
-                    // Nobody lives under the filter any more.
+                    // No process lives under the filter any more.
                     Ok(_) => return,
                     Err(Errno::INTR) => continue,
                     Err(why) => {
@@ -233,7 +232,7 @@ impl Crew {
                 }
                 match crew.listener.receive() {
                     Ok(notice) => notice,
-                    // The caller was killed before we came.
+                    // The caller was killed before the agent took the call.
                     Err(_) => continue,
                 }
             };
@@ -253,7 +252,7 @@ impl Crew {
                 Ok(Answer::Descriptor { file, close_on_exec }) => {
                     let _giving = crew.supervisor.shim.giving();
                     let handed = match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
-                        // Its table is full.
+                        // The caller's descriptor table is full.
                         Err(why) if why.raw_os_error() == Some(libc::EMFILE) => crew.listener.fail(id, libc::EMFILE),
                         other => other,
                     };
@@ -288,7 +287,7 @@ impl Supervisor {
         lock(&self.dirs).get(&(dev, ino)).copied()
     }
 
-    /// Returns whether it was not known before.
+    /// Returns whether the directory is new here.
     pub fn remember_dir(&self, dev: u64, ino: u64, id: FileId) -> bool {
         lock(&self.dirs).insert((dev, ino), id) != Some(id)
     }
@@ -309,7 +308,7 @@ impl Supervisor {
         known != Some(id)
     }
 
-    /// "/" unless somebody called chroot.
+    /// "/" unless a process called chroot.
     pub fn root_of(&self, task: Task<'_>) -> Vec<u8> {
         if !self.rooted.load(Ordering::Relaxed) {
             return b"/".to_vec();

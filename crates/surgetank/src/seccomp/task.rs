@@ -1,4 +1,4 @@
-//! A thread whose call is being answered: its memory, its descriptors, who it is.
+//! A thread whose call is being answered: its memory, its descriptors, its identity.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,11 +15,11 @@ pub const PATH_BYTES_MAX: usize = 4096;
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub tid: u32,
-    /// Who may reach into it where we may not.
+    /// Access through `run`, if the agent itself has none.
     reach: Option<&'a Reach>,
 }
 
-/// What `/proc/TID/status` says.
+/// The fields of `/proc/TID/status`.
 #[derive(Debug, Clone, Copy)]
 pub struct Status {
     pub caller: Caller,
@@ -28,7 +28,7 @@ pub struct Status {
 }
 
 impl Task<'static> {
-    /// With nobody's help.
+    /// Without access through `run`.
     pub fn of(tid: u32) -> Self {
         Self { tid, reach: None }
     }
@@ -55,7 +55,7 @@ impl<'a> Task<'a> {
         usize::try_from(moved).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::FAULT))
     }
 
-    /// As much as there is.
+    /// Reads as many bytes as there are.
     pub fn read_some(self, at: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
         match (self.transfer(at, buffer.as_mut_ptr().cast(), buffer.len(), false), self.reach) {
             (Err(Errno::PERM), Some(reach)) => reach.read(self.tid, at, buffer),
@@ -96,7 +96,7 @@ impl<'a> Task<'a> {
         Ok(value)
     }
 
-    /// Bytes up to a NUL. At a page's end the memory may end.
+    /// Bytes up to a NUL. The memory may end at a page's end.
     pub fn string(self, at: u64, bytes_max: usize) -> Result<Vec<u8>, Errno> {
         let mut string = Vec::new();
         let mut at = at;
@@ -128,7 +128,7 @@ impl<'a> Task<'a> {
         };
         Some(Status {
             caller: Caller {
-                // The fourth: with which files are accessed.
+                // The fourth id, which decides the access to files.
                 uid: field("Uid:", 3)?.parse().ok()?,
                 gid: field("Gid:", 3)?.parse().ok()?,
                 pid: self.tid,
@@ -151,7 +151,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Opens a directory whose path may be longer than the kernel takes at once.
+/// Opens a directory whose path may be longer than the kernel accepts at once.
 pub fn open_directory(path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let each = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut from: Option<OwnedFd> = None;

@@ -1,21 +1,21 @@
-//! Paths: where does one lead, past whatever links, inside the directory or outside of it?
+//! Paths: does one lead inside the directory or outside, through any links?
 //!
-//! Outside, the host's own links are read, from the caller's root; inside, the namespace is asked. A program that changes
-//! a path while we look is told the truth about one of the two; it deceives nobody but itself.
+//! Outside, the agent reads the host's own links, from the caller's root; inside, it asks the namespace. A program that
+//! changes a path meanwhile gets the result of one of the two paths; it deceives only itself.
 
 use rustix::io::Errno;
 use surgetank_types::model::{FileId, Kind};
 
 use super::call::{Call, Known, errno};
 
-/// As the kernel.
+/// The kernel's limit.
 const LINKS_MAX: usize = 40;
 
-/// A place inside.
+/// A place inside the directory.
 #[derive(Debug)]
 pub struct Spot {
     pub dir: FileId,
-    /// Empty: the path means `found` itself, whatever its name.
+    /// Empty: the path means `found` itself, under any name.
     pub name: Vec<u8>,
     pub found: Option<Known>,
     /// The path ends with a slash.
@@ -23,13 +23,13 @@ pub struct Spot {
 }
 
 pub enum Walked {
-    /// Where it leads, if it led there through the directory (by one of its links, or out of it): what the kernel finds
-    /// there depends on what is drained.
+    /// The path's destination, if the path passed through the directory (by one of its links, or out of it). What the
+    /// kernel finds there depends on what is drained.
     Outside(Option<Vec<u8>>),
     Inside(Spot),
 }
 
-/// Where a relative path starts.
+/// The start of a relative path.
 enum At {
     Out(Vec<u8>),
     In(FileId),
@@ -131,7 +131,7 @@ impl Call<'_> {
                             push(&mut rest, &target, &mut must_be_dir);
                         }
                         Err(Errno::INVAL) => at = At::Out(next),
-                        // It is not there, or may not be looked at: the kernel knows what to say.
+                        // It is absent, or may not be read: the kernel returns the right error.
                         Err(_) => {
                             for name in rest.iter().rev() {
                                 next.push(b'/');
@@ -192,12 +192,12 @@ impl Call<'_> {
         At::Out(over[..end.max(1)].to_vec())
     }
 
-    /// `None`: nothing of ours (not a directory, no such descriptor).
+    /// `None`: outside the directory (not a directory, no such descriptor).
     fn base(&self, dirfd: i32) -> Result<Option<At>, Errno> {
         let link = self.link_of(dirfd);
         let text = match rustix::fs::readlink(&*link, Vec::new()) {
             Ok(text) => text.into_bytes(),
-            // So deep that its path cannot be told: ours if we gave it.
+            // Too deep for the kernel to report its path: inside if the agent granted it.
             Err(Errno::NAMETOOLONG) => {
                 let stat = rustix::fs::stat(&*link)?;
                 let ours = self.supervisor.dir(stat.st_dev, stat.st_ino);
@@ -214,7 +214,7 @@ impl Call<'_> {
         Ok(self.dir_at(&link, &text)?.map(At::In))
     }
 
-    /// What /proc has for where a relative path starts.
+    /// The link in /proc for the start of a relative path.
     pub fn link_of(&self, dirfd: i32) -> String {
         match dirfd {
             libc::AT_FDCWD => self.task.proc("cwd"),
@@ -222,7 +222,7 @@ impl Call<'_> {
         }
     }
 
-    /// The directory of ours to which a link of /proc leads.
+    /// The served directory to which a link in /proc leads.
     pub fn dir_at(&self, link: &str, text: &[u8]) -> Result<Option<FileId>, Errno> {
         let Ok(stat) = rustix::fs::stat(link) else { return Ok(None) };
         if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
@@ -234,7 +234,7 @@ impl Call<'_> {
         if stat.st_nlink == 0 || text.ends_with(b" (deleted)") {
             return Err(Errno::NOENT);
         }
-        // Opened before the agent was there.
+        // The process opened it before the agent started.
         let mut id = FileId::ROOT;
         for name in text[self.supervisor.over.len()..].split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
             id = self.lookup(id, name).map_err(errno)?.id;
@@ -244,12 +244,12 @@ impl Call<'_> {
         Ok(Some(id))
     }
 
-    /// Links below /proc that lead to what somebody has open, whatever their text says.
+    /// Links below /proc that lead to an open file, whatever their text is.
     fn magic(&self, next: &mut Vec<u8>, follow: bool) -> Result<Magic, Errno> {
         let text = String::from_utf8_lossy(next).into_owned();
         let parts: Vec<&str> = text.split('/').skip(2).collect();
         match parts.as_slice() {
-            // Of the caller, not ours.
+            // The caller's own entry, not the agent's.
             ["self" | "thread-self"] if follow => {
                 *next = format!("/proc/{}", self.task.tid).into_bytes();
                 return Ok(Magic::Elsewhere(next.clone()));
@@ -277,7 +277,7 @@ impl Call<'_> {
         }
     }
 
-    /// The file of ours that a descriptor is of.
+    /// The served file of a descriptor.
     pub fn of_descriptor(&self, number: i32) -> Result<Option<Known>, Errno> {
         if number < 0 {
             return Ok(None);
@@ -302,7 +302,8 @@ impl Call<'_> {
             libc::S_IFDIR => Ok(None),
             kind => {
                 let Some(id) = self.supervisor.file(stat.st_dev, stat.st_ino) else { return Ok(None) };
-                // Forgotten by now: it is what it is. (A deleted fifo's number may be another one's outside.)
+                // The file's name is forgotten by now; its id still identifies it. (Outside, another file may have a
+                // deleted fifo's number.)
                 let is_it = |known: &Known| {
                     known.attr.kind.type_bits() == kind && (known.attr.kind == Kind::File || known.attr.links > 0)
                 };
@@ -316,12 +317,12 @@ enum Magic {
     None,
     Dir(FileId),
     File(Known),
-    /// On with this path.
+    /// Continue with this path.
     Elsewhere(Vec<u8>),
     Nowhere,
 }
 
-/// Puts the components in front of what is still to be walked.
+/// Puts the components before those that are left to walk.
 fn push(rest: &mut Vec<Vec<u8>>, path: &[u8], must_be_dir: &mut bool) {
     if rest.is_empty() && path.ends_with(b"/") {
         *must_be_dir = true;
