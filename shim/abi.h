@@ -1,12 +1,13 @@
-/* What the agent writes and the shim reads: the index in shared memory, and the messages on the socket.
+/* The interface between agent and shim: the index in shared memory, and the messages on the socket.
  *
- * One writer (the agent, under its tree's lock), any number of readers in strangers' processes, who map the file
- * read-only and believe nothing that they cannot check. `crates/surgetank/src/shimdoor/abi.rs` is the same in Rust; a
- * test compares the two. docs/internals/doors.md explains. All numbers are little-endian, as the machine's.
+ * There is one writer (the agent, under its tree's lock) and any number of readers in foreign processes. Readers map
+ * the file read-only and trust nothing that they cannot check. `crates/surgetank/src/shimdoor/abi.rs` is the same in
+ * Rust; a test compares the two. docs/internals/doors.md explains it. All numbers are little-endian, like the
+ * machine's.
  *
- * Reading. `generation` odd, or changed during the look-up: tables are being rebuilt, leave it to the mount. A record is
- * read under its own `seq` (odd: being written; changed: read again, at most a few times, then leave it to the mount).
- * `alive_until_ns` in the past: the agent is dead or stopped, leave it to the mount.
+ * Reading. `generation` odd, or changed during the look-up: tables are being rebuilt, leave the call to the mount. A
+ * record is read under its own `seq`. Odd: being written. Changed: read again, at most a few times, then leave the call
+ * to the mount. `alive_until_ns` in the past: the agent is dead or stopped, leave the call to the mount.
  */
 #ifndef SURGETANK_ABI_H
 #define SURGETANK_ABI_H
@@ -18,25 +19,29 @@
 #define ST_DEVICES_MAX 16u
 #define ST_NAME_BYTES_MAX 255u
 
-/* Of a record. */
-#define ST_KNOWN 1u       /* the attributes here are the file's: stat may be answered from them */
+/* Flags of a record. */
+#define ST_KNOWN 1u       /* the attributes here are the file's: stat may use them */
 #define ST_RESIDENT 2u    /* a plain file on `device`, at the path of its first name, that may be opened there for reading */
-#define ST_LIVE 4u        /* size, blocks and times are the plain file's own at this moment: ask it (fstatat on the tier) */
-#define ST_COMPLETE 8u    /* directory: a name that the table does not have does not exist */
+#define ST_LIVE 4u        /* size, blocks and times are the plain file's own now: read them there (fstatat on the tier) */
+#define ST_COMPLETE 8u    /* directory: a name that is not in the table does not exist */
 #define ST_SEARCHABLE 16u /* directory: the agent's user may look names up in it */
-#define ST_FRESH 64u      /* with ST_LIVE: permissions and access time are the plain file's too, until the first version.
-                             Whoever has it open for writing changes them there, while the owner may read and write */
-#define ST_LINKED 32u     /* several names: what was opened under this one has to have `backing_ino` */
+/* with ST_LIVE, until the first version: permissions and access time are the plain file's too. A process that has it
+ * open for writing changes them there, while the owner may read and write
+ */
+#define ST_FRESH 64u
+#define ST_LINKED 32u     /* several names: a file opened under this one must have `backing_ino` */
 
-#define ST_LENT 128u      /* directory, with ST_COMPLETE: new plain files in it are made by the shim itself, on `device`, and told of
-                             in the ring; a name that the table does not have may be there already */
+/* directory, with ST_COMPLETE: it is delegated. The shim itself creates new plain files in it, on `device`, and reports
+ * them in the ring; a name that is not in the table may exist there already
+ */
+#define ST_LENT 128u
 
-/* Of the index. */
-#define ST_WRITES 1u /* creating and opening for writing may be asked of the agent */
-#define ST_RING 2u   /* there is a ring: directories may be lent */
+/* Flags of the index. */
+#define ST_WRITES 1u /* the agent accepts requests to create and to open for writing */
+#define ST_RING 2u   /* the ring exists: directories may be delegated */
 
-/* Of a device. */
-#define ST_DEVICE_NOEXEC 1u /* the tier is mounted noexec: a file with an execute bit is left to the mount */
+/* Flags of a device. */
+#define ST_DEVICE_NOEXEC 1u /* the tier is mounted noexec: files with an execute bit are left to the mount */
 
 /* A table: `capacity` entries (a power of two) from `offset` on are in use. It grows in place, under an odd generation. */
 struct st_table {
@@ -62,10 +67,10 @@ struct st_header {
     uint64_t key[2];     /* of st_hash */
     uint64_t mount_dev;  /* st_dev of the mount */
     uint32_t root;       /* the root directory's record */
-    uint32_t uid;        /* the agent's user; whoever is another leaves everything to the mount */
+    uint32_t uid;        /* the agent's user; a process of another user leaves every call to the mount */
     struct st_table names;   /* struct st_name, open addressing, linear probing from a & (capacity - 1) */
-    struct st_table records; /* struct st_record; number 0 is nobody */
-    struct st_table labels;  /* struct st_label; number 0 is nobody */
+    struct st_table records; /* struct st_record; number 0 is never used */
+    struct st_table labels;  /* struct st_label; number 0 is never used */
     struct st_table dirs;    /* struct st_dir, probing from st_mix(ino) & (capacity - 1) */
     struct st_table plain;   /* struct st_plain, probing from st_mix(backing_ino + device) & (capacity - 1) */
     uint32_t device_count;
@@ -76,7 +81,7 @@ struct st_header {
 /* Name in a directory → record. `a` 0: never used, the end of a probe; 1: was used. */
 struct st_name {
     uint64_t a, b; /* st_hash(parent's id, name) */
-    uint64_t id;   /* the record's `id` has to be this */
+    uint64_t id;   /* the record's `id` must be this */
     uint32_t record;
     uint32_t reserved;
 };
@@ -94,54 +99,57 @@ struct st_record {
     uint32_t label; /* directories: their own name and parent */
     uint64_t rdev;
     uint64_t size_bytes;
-    uint64_t blocks; /* of 512 */
+    uint64_t blocks; /* of 512 bytes */
     int64_t atime_s, mtime_s, ctime_s;
     uint32_t atime_ns, mtime_ns, ctime_ns;
     uint32_t reserved;
 };
 
-/* Where a directory is: read under its record's `seq`. */
+/* The place of a directory: read under its record's `seq`. */
 struct st_label {
     uint32_t parent; /* record; the root's is itself */
     uint32_t name_bytes;
     uint8_t name[ST_NAME_BYTES_MAX + 1];
 };
 
-/* Inode number of a directory as programs see it → record (whose `ino` has to be the same). Record 0: never used; ~0: was used. */
+/* Inode number of a directory as programs see it → record (whose `ino` must be the same). Record 0: never used; ~0: was
+ * used.
+ */
 struct st_dir {
     uint64_t ino;
     uint32_t record;
     uint32_t reserved;
 };
 
-/* Plain file → record (whose `device` and `backing_ino` have to be the same). Record 0: never used; ~0: was used. */
+/* Plain file → record (whose `device` and `backing_ino` must be the same). Record 0: never used; ~0: was used. */
 struct st_plain {
     uint64_t backing_ino;
     uint32_t device;
     uint32_t record;
 };
 
-/* ---- The ring: beside the index, and called like it with ".ring" behind; programs write it too. A claim is a number that is
- * taken from `next`; its slot is number `claim % ST_CLAIMS`, whose `state` is `claim << 3 | phase`, or somebody else has it. */
+/* ---- The ring: next to the index, under its name plus ".ring"; programs write it too. A claim is a number taken from
+ * `next`. Its slot is number `claim % ST_CLAIMS`. The slot belongs to the claim if its `state` is `claim << 3 | phase`.
+ */
 
 #define ST_RING_MAGIC UINT64_C(0x474e49524b4e4154) /* "TANKRING" */
 #define ST_CLAIMS 1024u
-#define ST_CLAIM_FREE 0u    /* may be taken; or was, by somebody who did not come further */
-#define ST_CLAIM_MADE 1u    /* about to make the plain file */
-#define ST_CLAIM_DONE 2u    /* the plain file is made, and `dev` and `ino` are its */
-#define ST_CLAIM_VOID 3u    /* nothing was made */
-#define ST_CLAIM_REVOKED 4u /* by the agent, which did not wait any longer: nothing that is made counts */
-#define ST_CLAIM_SKIP 5u    /* the slot is nobody's any more: whose claim was revoked may still write there */
+#define ST_CLAIM_FREE 0u    /* may be taken; or was, by a program that got no further */
+#define ST_CLAIM_MADE 1u    /* the program is about to create the plain file */
+#define ST_CLAIM_DONE 2u    /* the plain file exists, and `dev` and `ino` are its */
+#define ST_CLAIM_VOID 3u    /* no file was created */
+#define ST_CLAIM_REVOKED 4u /* by the agent, after its time limit: a file created now does not count */
+#define ST_CLAIM_SKIP 5u    /* the slot is retired: the program with the revoked claim may still write there */
 
 struct st_ring {
     uint64_t magic;
     uint32_t layout;
     uint32_t claims;
-    uint64_t epoch; /* grows when directories stop being lent: what was looked up before is void */
-    uint64_t turn;  /* odd: slots are being given back. Whoever looked through them looks again if it changed */
-    uint64_t first; /* the oldest claim that may be looked at */
-    uint64_t limit; /* so many claims may wait for the agent; more than that ask it */
-    uint64_t giving; /* descriptors that the agent has a copy of, which it has sent: nothing is made meanwhile */
+    uint64_t epoch; /* grows when a delegation ends: earlier look-ups are void */
+    uint64_t turn;  /* odd: slots are being returned. A reader that finds it changed reads the slots again */
+    uint64_t first; /* the oldest claim that may be read */
+    uint64_t limit; /* at most this many claims may wait for the agent; beyond that the shim sends a request */
+    uint64_t giving; /* number of sent descriptors of which the agent still has a copy: meanwhile no file is created */
     uint64_t unused;
     uint64_t next; /* in a cache line of its own */
     uint64_t filler[7];
@@ -186,8 +194,9 @@ static inline uint64_t st_load4(const char *at)
     return word;
 }
 
-/* 128 bits under a random key: names are not compared again. Words of 8 bytes; the last one ends where the name ends and
- * may overlap the one before; of names shorter than that it has all bytes too, some of them twice. */
+/* 128 bits under a random key: names are not compared afterwards. It reads words of 8 bytes; the last one ends where
+ * the name ends and may overlap the one before. A shorter name is covered completely, with some bytes read twice.
+ */
 static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *name, uint64_t bytes, uint64_t *a, uint64_t *b)
 {
     uint64_t x = st_fold(key[0] ^ parent, UINT64_C(0xa0761d6478bd642f));
@@ -212,20 +221,22 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
     *b = y;
 }
 
-/* ---- The socket: SOCK_SEQPACKET, one request and one reply a message, in turn. */
+/* ---- The socket: SOCK_SEQPACKET, alternately one request and one reply, each one message. */
 
 #define ST_OPEN 1u    /* open for writing, or create: directory + name */
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
 #define ST_SETATTR 3u /* dev + ino */
-#define ST_SETATTR_NAMED 4u /* directory + name; an agent from before answers EINVAL */
-/* An attribute whose name begins with "user.", of directory + name. Behind the name come the attribute's name, of `mode` bytes,
-   and what it is set to, of `valid` bytes; or `valid` is the room for what it is, which comes behind the reply. */
+#define ST_SETATTR_NAMED 4u /* directory + name; an earlier agent answers EINVAL */
+/* Sets or gets an attribute of directory + name; the attribute's name begins with "user.". After the name come the
+ * attribute's name, of `mode` bytes, and its new value, of `valid` bytes. To get a value, `valid` is the room for it;
+ * the value follows the reply.
+ */
 #define ST_SETXATTR 5u
 #define ST_GETXATTR 6u
-#define ST_MORE_BYTES_MAX 1024u /* behind the name */
-#define ST_VALUE_BYTES_MAX 4096u /* behind the reply */
+#define ST_MORE_BYTES_MAX 1024u /* after the name */
+#define ST_VALUE_BYTES_MAX 4096u /* after the reply */
 
-/* ST_OPEN's `valid`: asked before, of an agent that was killed; `dev` and `ino` say which request it is. */
+/* ST_OPEN's `valid`: the program sent it before, to an agent that was killed; `dev` and `ino` identify the request. */
 #define ST_AGAIN 1u
 
 /* ST_SETATTR's `valid`. */
@@ -248,7 +259,7 @@ struct st_request {
     int64_t atime_s, mtime_s;
     uint32_t atime_ns, mtime_ns;
     uint32_t name_bytes;
-    uint32_t more_bytes; /* behind the name */
+    uint32_t more_bytes; /* after the name */
     uint8_t name[ST_NAME_BYTES_MAX + 1]; /* only `name_bytes` of it are sent */
 };
 

@@ -1,6 +1,7 @@
-/* Talks to the agent: one request, one reply. Danger avoided: a descriptor of ours in the way of the program's. A connection
- * may be closed, or its number reused, by the program at any time, so each is looked at before it is used; a child never
- * talks through its parent's. Only system calls: no lock, no cancellation point, nothing that a signal handler may not do.
+/* The connection to the agent: one request, one reply. Danger avoided: a descriptor of the shim that conflicts with the
+ * program's. The program may close a connection or reuse its number at any time, so the shim checks each before use. A
+ * child never uses its parent's connections. Only system calls: no lock, no cancellation point, nothing that a signal
+ * handler may not do.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -13,7 +14,7 @@
 #include <time.h>
 
 #define POOL 8
-#define HIGH 512 /* descriptors from here on are in nobody's way, and are kept */
+#define HIGH 512 /* descriptors from here on conflict with no program's, and are kept */
 
 struct connection {
     uint32_t claimed;
@@ -22,7 +23,7 @@ struct connection {
     const struct st_domain *domain;
 };
 static struct connection pool[POOL];
-static int pool_owner; /* process; -1: being taken over */
+static int pool_owner; /* process; -1: a process is taking it over */
 
 static bool is_ours(const struct connection *connection)
 {
@@ -31,7 +32,7 @@ static bool is_ours(const struct connection *connection)
            now.st_dev == connection->dev && now.st_ino == connection->ino;
 }
 
-/* To a high number: what the agent sends has to get the lowest free one, as open promises. */
+/* Moves it to a high number: the agent's descriptor must get the lowest free one, as open promises. */
 static int raise(int descriptor)
 {
     static const int least[] = {HIGH, 200, 50, 20};
@@ -54,7 +55,7 @@ static long connect_to(int descriptor, const struct sockaddr_un *address)
     return result;
 }
 
-/* A path that is too long for an address goes by a descriptor of its directory. */
+/* A path that is too long for an address is reached through a descriptor of its directory. */
 static __attribute__((noinline)) long connect_far(int descriptor, const struct st_domain *domain)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -102,7 +103,7 @@ static int dial(const struct st_domain *domain)
     return raise((int)descriptor);
 }
 
-/* In a fork child: the parent's connections are closed here, not used. */
+/* In a fork child: closes the parent's connections instead of using them. */
 static bool take_over(int pid)
 {
     int before = __atomic_load_n(&pool_owner, __ATOMIC_ACQUIRE);
@@ -132,7 +133,7 @@ static void release(struct connection *connection)
     __atomic_store_n(&connection->claimed, 0, __ATOMIC_RELEASE);
 }
 
-/* A place of the pool for this domain, connected or not; NULL: none. */
+/* A place of the pool for this domain, connected or not; NULL: none is free. */
 static struct connection *claim_one(const struct st_domain *domain)
 {
     int pid;
@@ -143,7 +144,7 @@ static struct connection *claim_one(const struct st_domain *domain)
             if (!claim(&pool[at]))
                 continue;
             if (pool[at].descriptor && !is_ours(&pool[at]))
-                pool[at].descriptor = 0; /* the program has closed it; what has its number now is not ours */
+                pool[at].descriptor = 0; /* the program has closed it; the number is another file's now */
             if (pool[at].descriptor ? pool[at].domain == domain : !connected)
                 return &pool[at];
             release(&pool[at]);
@@ -162,7 +163,7 @@ static void keep(struct connection *connection, const struct st_domain *domain, 
     connection->descriptor = descriptor;
 }
 
-/* `about`: of an attribute. Its name and value are the program's memory, which only the kernel looks at. */
+/* `about`: an attribute. Its name and value are the program's memory, which only the kernel reads. */
 static int send_request(int socket, const struct st_request *request, const struct st_attribute *about)
 {
     size_t bytes = offsetof(struct st_request, name) + request->name_bytes;
@@ -213,7 +214,9 @@ static int receive_reply(int socket, bool cloexec, int *descriptor, struct st_at
     return reply.status;
 }
 
-/* The mount answers only when an agent serves it, and with an error when none will. Its other door opens just after that. */
+/* The mount answers only when an agent serves it, and with an error when none will. The agent's socket opens just after
+ * that.
+ */
 bool st_agent_replaced(const struct st_domain *domain, int turn)
 {
     const struct timespec moment = {.tv_nsec = 1000000};

@@ -1,14 +1,17 @@
-/* A descriptor of the tier's directory from which files were opened last: the next ones are opened from there, by their name
- * alone. (For who reads many small files, walking the tier's whole path for each cost more than our look-ups.) There is one,
- * it names a directory and can do nothing else (O_PATH), is closed on exec, stands where programs have no numbers, and is
- * given up with the index (chroot, setuid, sandboxes).
+/* The anchor: a descriptor of the tier's directory from which files were opened last. The next files are opened from
+ * there, by name alone. (When a program reads many small files, walking the tier's whole path for each costs more than
+ * the shim's look-ups.) There is one anchor. It names a directory and has no other use (O_PATH), is closed on exec, has
+ * a number that programs do not use, and is released with the index (chroot, setuid, sandboxes).
  *
- * Dangers avoided: the directory of another path (one of its files has to lie in it, under its name, when it is found; it counts
- * until its record is written, the index rebuilt, or any directory moved on the tiers); another directory under its number
- * (whatever closes or replaces it makes it nobody's, and a reader looks again afterwards whether it still is the one that he
- * opened from); closing a number that is somebody else's by now (whoever makes it nobody's closes it, unless that is the
- * program, and looks whether it is ours). A fork in the very moment in which one is being made leaves the child a descriptor
- * that nobody knows of.
+ * Dangers avoided:
+ * - The directory of another path: one of its files must be in it, under its name, when it is found. It is valid until
+ *   its record is written, the index is rebuilt, or any directory moves on the tiers.
+ * - Another directory under its number: each call that closes or replaces the number releases the anchor. A reader
+ *   checks after its open that the anchor is still the one that it used.
+ * - Closing a number that belongs to another file by now: the thread that releases the anchor closes the number, unless
+ *   the program did, and checks that it still is the anchor.
+ *
+ * A fork at the moment of the anchor's creation leaves the child an unknown descriptor.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -19,19 +22,19 @@
 #define NUMBERS_FROM 192
 #define IN_A_ROW_MIN 3u
 #define IN_A_ROW_MAX 1024u
-#define SERVES 8u   /* an anchor that was good for less was not worth it */
-#define LOST_MAX 16 /* so often the program closed it */
+#define SERVES 8u   /* an anchor that served fewer opens was not worth it */
+#define LOST_MAX 16 /* limit of closes by the program */
 
 #define RELAXED(from) __atomic_load_n(&(from), __ATOMIC_RELAXED)
 #define PUT(to, what) __atomic_store_n(&(to), (what), __ATOMIC_RELAXED)
 
 uint64_t st_anchor_word;
-/* Of the word's turn: which directory, what counted when it was found, and what the descriptor is. */
+/* For the word's turn: the directory, the validity conditions when it was found, and the descriptor's identity. */
 static struct {
     uint64_t id, generation, dev, ino;
     uint32_t domain, device, record, seq, moves;
 } at;
-static uint32_t writing;   /* somebody writes that */
+static uint32_t writing;   /* a thread writes that */
 static uint64_t candidate; /* the directory from which a file was opened last */
 static uint32_t in_a_row, wanted = IN_A_ROW_MIN, served;
 static int lost;
@@ -47,7 +50,7 @@ static uint32_t moves_of(const struct st_domain *domain)
     return __atomic_load_n(&domain->index->moves, __ATOMIC_ACQUIRE);
 }
 
-/* Makes it nobody's. Whoever does so answers for the descriptor. */
+/* Releases the anchor. The thread that does so must handle the descriptor. */
 static bool take(uint64_t *word)
 {
     uint64_t none = ((*word >> ST_ANCHOR_BITS) + 1) << ST_ANCHOR_BITS;
@@ -64,7 +67,7 @@ static bool is(int number, uint64_t dev, uint64_t ino)
     return !st_sys_failed(st_sys_fstat(number, &now)) && now.st_dev == dev && now.st_ino == ino;
 }
 
-/* The name as it was looked up: another thread may be changing the path. */
+/* The name as it was looked up: another thread may change the path. */
 static bool copy_name(const struct st_place *place, char *to)
 {
     for (uint32_t byte = 0; byte < place->name_bytes; byte++) {
@@ -97,7 +100,7 @@ bool st_anchor_still(const struct st_place *place, const struct st_anchor *ancho
     return RELAXED(st_anchor_word) == anchor->word && moves_of(place->from.domain) == anchor->moves;
 }
 
-/* Shall there be one of that file's directory? */
+/* Is an anchor wanted for that file's directory? */
 static bool is_wanted(const struct st_place *place)
 {
     if (RELAXED(over) || !st_on(ST_ON_INDEX) || (place->record.flags & ST_LINKED))
@@ -115,7 +118,7 @@ static bool is_wanted(const struct st_place *place)
     return true;
 }
 
-/* The next one has to be earned. */
+/* The next anchor needs more opens in a row. */
 static void was_in_vain(void)
 {
     uint32_t more = RELAXED(wanted) * 2;
@@ -128,7 +131,7 @@ static void close_if(int number, const struct stat *directory)
         st_sys_close(number);
 }
 
-/* Its stat is taken at once: while nobody else can know of it. */
+/* Its stat is taken at once, while no other thread can know the descriptor. */
 static int open_directory(const char *path, struct stat *directory)
 {
     long opened = st_sys(__NR_openat, AT_FDCWD, path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0, ST_OWN_CALL);
@@ -140,7 +143,7 @@ static int open_directory(const char *path, struct stat *directory)
         return (int)number;
     if (!st_sys_failed(number))
         close_if((int)number, directory);
-    PUT(over, true); /* the program may have no such numbers, or has them all */
+    PUT(over, true); /* the program may have no such numbers, or uses all of them */
     return -1;
 }
 
@@ -170,7 +173,7 @@ static void publish(const struct st_place *place, const struct stat *directory, 
         close_if(number, directory);
     if (old && is(old, dev, ino))
         st_sys_close(old);
-    /* Until now nobody knew that the number was taken: whoever closed it or put another file there did so unseen. */
+    /* Until now no wrapper knew the number: another thread may have closed or replaced it unseen. */
     uint64_t now = __atomic_load_n(&st_anchor_word, __ATOMIC_SEQ_CST);
     if ((now & ST_ANCHOR_NUMBER) == (unsigned)number && !is(number, directory->st_dev, directory->st_ino))
         take(&now);
@@ -191,7 +194,7 @@ void st_anchor_opened(const struct st_place *place, char *path)
     struct stat directory, file;
     char name[ST_NAME_BYTES_MAX + 1];
     int number = open_directory(path, &directory);
-    /* Nothing on the way was written, and the file lies there. (What the index says already may not have been done yet.) */
+    /* Nothing on the way was written, and the file is there. (A change in the index may not be done on the tier yet.) */
     bool sure = number >= 0 && copy_name(place, name) &&
                 st_index_device(place->from.domain, place->record.device, &device, &root) &&
                 !st_sys_failed(st_sys(__NR_newfstatat, number, name, &file, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
@@ -210,14 +213,14 @@ void st_anchor_opened(const struct st_place *place, char *path)
 void st_anchor_lost(int descriptor)
 {
     uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE);
-    /* (A vfork child has a descriptor of its own.) */
+    /* (A vfork child has its own descriptors.) */
     if (!descriptor || (word & ST_ANCHOR_NUMBER) != (unsigned)descriptor || st_is_vforked() || !take(&word))
         return;
     if (__atomic_add_fetch(&lost, 1, __ATOMIC_RELAXED) >= LOST_MAX)
         PUT(over, true);
 }
 
-/* Also in the child of a fork that was not seen: it has a descriptor of its own. */
+/* Also in the child of an unseen fork: it has its own descriptor. */
 void st_anchor_end(void)
 {
     if (st_is_vforked())
@@ -229,7 +232,7 @@ void st_anchor_end(void)
         st_sys_close(number);
 }
 
-/* A fork copies descriptors before memory: the number may be another file's here. */
+/* A fork copies descriptors before memory: here the number may be another file's. */
 void st_anchor_forked(void)
 {
     uint64_t word = RELAXED(st_anchor_word);

@@ -1,7 +1,7 @@
-/* Extended attributes by path ("user.*": others are not served). Of files that are ours (hints, where they are, and what a store that
- * does not have them yet cannot know) the agent is asked at once, where the mount would be asked twice. Danger avoided: an
- * attribute that is set twice, or an answer about another file; what the index is not sure of, and all that is unusual, is
- * the mount's.
+/* Extended attributes by path ("user.*": others are not served). For served files the shim sends one request to the
+ * agent, where the mount would need two. Such attributes are hints, locations, and values that a store without the file
+ * cannot know. Danger avoided: an attribute that is set twice, or an answer about another file. The shim leaves
+ * uncertain and unusual cases to the mount.
  */
 #define _GNU_SOURCE
 #include "shim.h"

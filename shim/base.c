@@ -1,7 +1,7 @@
-/* Where a relative path begins: the record of the working directory or of a directory's descriptor. Danger avoided: taking
- * one directory for another. The kernel's answer is remembered until a call changes the working directory, or gives the
- * descriptor's number to another file. A remembered "outside" that is wrong only costs time; a remembered "inside" is given
- * up for good as soon as something may change what it stands for without our seeing it.
+/* The start of a relative path: the record of the working directory or of a directory's descriptor. Danger avoided:
+ * confusing two directories. The kernel's answer is cached until a call changes the working directory, or gives the
+ * descriptor's number to another file. A wrong cached "outside" only costs time. A cached "inside" is dropped
+ * permanently as soon as an unseen call may change its meaning.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -16,7 +16,7 @@
 uint8_t st_hints[ST_DESCRIPTORS];
 struct st_known st_known[ST_DESCRIPTORS];
 
-/* `turn` grows with every change of the working directory; what was remembered under another turn is void. */
+/* `turn` grows with every change of the working directory; a value cached in another turn is void. */
 static uint64_t turn = 2;
 static uint32_t moving;
 static bool never;
@@ -52,7 +52,7 @@ bool st_base_known_outside(int dirfd)
     return (unsigned)dirfd < ST_DESCRIPTORS && __atomic_load_n(&st_hints[dirfd], __ATOMIC_RELAXED);
 }
 
-/* Device, inode and number of links of a directory, without making the mount ask its agent. */
+/* Device, inode and number of links of a directory, without a request from the mount to its agent. */
 static bool ask(int dirfd, uint64_t *dev, uint64_t *ino, bool *removed)
 {
     static bool no_statx;
@@ -92,7 +92,7 @@ static bool remembered(struct st_base *out)
         then != __atomic_load_n(&turn, __ATOMIC_RELAXED) || __atomic_load_n(&moving, __ATOMIC_RELAXED))
         return false;
     out->domain = &st_process.domains[domain];
-    /* A directory that was removed has no record under that id any more. */
+    /* A removed directory has no record under that id any more. */
     struct st_record record;
     return st_index_read_head(out->domain, out->record, &record) && record.id == out->id;
 }
@@ -113,18 +113,20 @@ static void remember(const struct st_base *base, uint64_t then)
     __atomic_store_n(&inside.seq, seq + 2, __ATOMIC_RELEASE);
 }
 
-/* ---- Descriptors. What is known of a number counts as long as `filled` says that it was found out in the present turn. */
+/* ---- Descriptors. A number's cached value is valid if `filled` has the present turn. */
 
 #define FILLING UINT64_MAX
 
-/* A fork copies descriptors before memory, so what another thread found out in between is of what its parent has. */
+/* A fork copies descriptors before memory, so a value that another thread found in between concerns the parent's
+ * descriptors.
+ */
 #define FORK (UINT64_C(1) << 48)
 static uint64_t forks;
 
 void st_base_forked(void)
 {
     __atomic_fetch_add(&forks, FORK, __ATOMIC_RELAXED);
-    /* Nor is the working directory's, and nobody here is changing it. */
+    /* The same holds for the working directory, and no thread here is changing it. */
     __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&moving, 0, __ATOMIC_RELAXED);
     st_anchor_forked();
@@ -137,7 +139,7 @@ static uint64_t turn_of(const struct st_known *known)
 
 static bool may_know(int dirfd)
 {
-    /* Standard streams are exchanged inside libc (daemon, forkpty); a vfork child has other descriptors. */
+    /* libc itself replaces standard streams (daemon, forkpty); a vfork child has its own descriptors. */
     return dirfd > 2 && dirfd < ST_DESCRIPTORS && !__atomic_load_n(&never, __ATOMIC_RELAXED) && st_owns_memory();
 }
 
@@ -153,7 +155,7 @@ static bool known(int dirfd, struct st_base *out)
     out->record = __atomic_load_n(&known->record, __ATOMIC_RELAXED);
     out->id = __atomic_load_n(&known->id, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    struct st_record record; /* none under that id: it was removed */
+    struct st_record record; /* no record has that id: the directory was removed */
     return __atomic_load_n(&known->filled, __ATOMIC_RELAXED) == filled &&
            st_index_read_head(out->domain, out->record, &record) && record.id == out->id;
 }
@@ -206,7 +208,7 @@ bool st_base_of(int dirfd, struct st_base *out)
         return true;
     if (!may_know(dirfd))
         return ask_base_of(dirfd, out);
-    /* Whoever gives the number to another file meanwhile sees that somebody asks, and begins another turn. */
+    /* A thread that gives the number to another file meanwhile sees `asking`, and begins another turn. */
     struct st_known *known = &st_known[dirfd];
     __atomic_fetch_add(&known->asking, 1, __ATOMIC_SEQ_CST);
     uint64_t then = turn_of(known);

@@ -1,6 +1,6 @@
-/* System calls that a program makes by number, through libc's syscall(). Danger avoided: believing what was remembered of a
- * descriptor, of the working directory or of who we are, after a call that our wrapper of its name does not see. (What is
- * made without libc altogether is not seen: catalogue.md, "Limits".)
+/* System calls that a program makes by number, through libc's syscall(). Danger avoided: trusting cached facts about a
+ * descriptor, the working directory or the identity after a call that bypassed the wrapper of its name. (Calls without
+ * libc are not seen: catalogue.md, "Limits".)
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -19,7 +19,7 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
     return -1;
 }
 
-/* Many calls of these two only ask. */
+/* Many calls of these two only query. */
 static bool ends_paths(long number, long a)
 {
     switch (number) {
@@ -29,14 +29,14 @@ static bool ends_paths(long number, long a)
     }
 }
 
-/* Returns who makes the call. */
+/* Returns the function that makes the call. */
 __attribute__((used, visibility("hidden"))) void *st_syscall_begins(long number, long a)
 {
     switch (number) {
     case __NR_close:
         st_kind_forget((int)a);
         break;
-    /* Rare, and it is not known how they end. */
+    /* These are rare, and their outcome is not known. */
 #ifdef __NR_dup2
     case __NR_dup2:
 #endif
@@ -72,7 +72,7 @@ __attribute__((used, visibility("hidden"))) void *st_syscall_begins(long number,
     return next ? next : (void *)call;
 }
 
-/* Nothing of ours stands on the stack when the call is made: it may return twice, or on another stack. */
+/* The stack has nothing of the shim when the call is made: it may return twice, or on another stack. */
 #if defined(__x86_64__)
 __asm__(".text\n.globl syscall\n.type syscall, @function\nsyscall:\n"
         "\tendbr64\n\tpushq %rdi\n\tpushq %rsi\n\tpushq %rdx\n\tpushq %rcx\n\tpushq %r8\n\tpushq %r9\n\tsubq $8, %rsp\n"

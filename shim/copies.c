@@ -1,5 +1,5 @@
-/* copy_file_range where one of the files is a plain file and the other the mount's: two file systems to the kernel (EXDEV),
- * one to the program, which may know no other way. Danger avoided: a copy that fails only because of how a file was opened.
+/* copy_file_range between a plain file and a file of the mount: two file systems to the kernel (EXDEV), one to the
+ * program, which may know no other way. Danger avoided: a copy that fails only because of how a file was opened.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -8,10 +8,10 @@
 #include <sys/types.h>
 
 #define PIECE 16384
-/* The program calls again for the rest, as it has to anyway. */
+/* The program calls again for the rest, as it must in any case. */
 #define AT_ONCE (1 << 20)
 
-/* Bytes copied, or the kernel's answer if there are none. */
+/* Bytes copied, or the kernel's error if there are none. */
 static long copy(int in, off_t from, int out, off_t to, size_t bytes)
 {
     char piece[PIECE];

@@ -1,6 +1,7 @@
-/* Counts what this process does with files of the mount, in a slot of its run's file (counts.h). Danger avoided: a program
- * that is slower, or dies, because it is counted. Every number is added to memory that is already there; nothing waits; a
- * process without a slot is not counted. In a fork child the page that names the slot is wiped: it takes one of its own.
+/* Counts this process's use of files of the mount, in a slot of its run's file (counts.h). Danger avoided: a program
+ * that is slower, or dies, because of counting. Every addition is to memory that exists already, and no call waits. A
+ * process without a slot is not counted. In a fork child the kernel wipes the page that names the slot: the child takes
+ * its own.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -167,7 +168,7 @@ void st_counts_forked(void)
 {
     if (!st_counting)
         return;
-    memset(own, 0, sizeof *own); /* where the kernel does not */
+    memset(own, 0, sizeof *own); /* if the kernel does not wipe it */
     claim();
     st_streams_rebase();
 }
@@ -182,7 +183,9 @@ static bool has_moved(const struct st_slot *slot)
 
 void st_counts_end(bool flushed)
 {
-    /* Who never had a slot has nothing to say: a child of a fork that we did not see, or one that came when all were taken. */
+    /* A process that never had a slot has no counts: a child of an unseen fork, or one that came when all slots were
+     * taken.
+     */
     if (!st_counting || !__atomic_load_n(&own->claimed, __ATOMIC_ACQUIRE))
         return;
     st_streams_end(flushed);
@@ -191,7 +194,7 @@ void st_counts_end(bool flushed)
         /* A vfork child: the slot is its parent's. */
         if (!slot || !st_on(ST_ON_INDEX) || slot->pid != (uint32_t)st_sys_getpid())
             continue;
-        /* It costs tens of microseconds, so only those pay who have read or written something. */
+        /* It costs tens of microseconds, so only processes that have read or written pay it. */
         if (has_moved(slot))
             kernel_counts(slot->kernel_ended);
         __atomic_store_n(&slot->ended_ns, st_now_ns(), __ATOMIC_RELEASE);
@@ -203,12 +206,12 @@ __attribute__((destructor)) static void end(void)
     st_counts_end(true);
 }
 
-/* ---- Whose is a descriptor? */
+/* ---- Which file is a descriptor of? */
 
 static unsigned learn(int descriptor)
 {
     struct stat stat;
-    if (!st_on(ST_ON_INDEX)) /* in a sandbox, perhaps: no system call of ours may be made */
+    if (!st_on(ST_ON_INDEX)) /* perhaps in a sandbox: the shim may make no system call */
         return ST_KIND_FOREIGN;
     if (st_sys_failed(st_sys_fstat(descriptor, &stat)))
         return 0;
@@ -230,13 +233,13 @@ static unsigned learn(int descriptor)
         if (st_index_plain(&st_process.domains[owner.number], owner.device, stat.st_ino, &record, &number, &busy))
             return ST_KIND_OURS + owner.number * ST_IOS + ST_IO_PLAIN;
         if (busy || st_lent_plain(&st_process.domains[owner.number], owner.device, stat.st_ino, &record))
-            return 0; /* the next call looks again */
+            return 0; /* the next call checks again */
     }
     return ST_KIND_FOREIGN;
 }
 
-/* A vfork child has its parent's memory and other descriptors: what it finds out is not written down, but for what would only
- * make the parent count less.
+/* A vfork child has its parent's memory and its own descriptors. So its findings are not recorded, except those that
+ * only make the parent count less.
  */
 unsigned st_kind_learn(int descriptor)
 {

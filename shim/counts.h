@@ -1,11 +1,11 @@
-/* What programs do in a run, counted by themselves: a file in shared memory that the agent makes for each run, a slot a
- * process. `crates/surgetank/src/shimdoor/counts.rs` is the same in Rust; a test compares the two. docs/report.md says what
- * is counted and what is not.
+/* The counts of programs about themselves in a run: a file in shared memory that the agent creates for each run, with
+ * one slot per process. `crates/surgetank/src/shimdoor/counts.rs` is the same in Rust; a test compares the two.
+ * docs/report.md says what is counted and what is not.
  *
- * Slots below `usable` are allocated before the file has a reader, so touching them cannot fail. A process takes a slot by
- * changing its state from FREE to LIVE and adds to it without locks; the agent reads it at any time and, when the process is over
- * or the slot is DONE, empties it and sets it FREE. Programs can write what they want here: the agent believes no number
- * enough to be hurt by it, and does not map the file, which they could cut off under it.
+ * Slots below `usable` are allocated before the file has a reader, so touching them cannot fail. A process takes a slot
+ * by changing its state from FREE to LIVE, and adds to it without locks. The agent reads it at any time. When the
+ * process has ended or the slot is DONE, the agent empties the slot and sets it FREE. Programs can write anything here:
+ * no number can harm the agent. The agent does not map the file, because a program could truncate it.
  */
 #ifndef SURGETANK_COUNTS_H
 #define SURGETANK_COUNTS_H
@@ -24,7 +24,7 @@
 #define ST_SLOT_LIVE 1u
 #define ST_SLOT_DONE 2u
 
-#define ST_IO_PLAIN 0u /* descriptors of plain files: straight on the tier */
+#define ST_IO_PLAIN 0u /* descriptors of plain files: directly on the tier */
 #define ST_IO_MOUNT 1u /* descriptors of the mount */
 #define ST_IOS 2u
 
@@ -45,7 +45,7 @@ struct st_io {
 struct st_slot {
     uint32_t pid, parent;
     uint64_t begun_ns, ended_ns; /* CLOCK_MONOTONIC; 0: not yet */
-    uint64_t kernel_ended[ST_KERNEL]; /* all 0: not looked at */
+    uint64_t kernel_ended[ST_KERNEL]; /* all 0: not read */
     struct st_io io[ST_IOS];
     uint8_t program[ST_PROGRAM_BYTES];
     uint8_t command[ST_COMMAND_BYTES]; /* words, each ended by a NUL */

@@ -1,6 +1,6 @@
-/* Operations on descriptors of plain files that the mount has to know of: attributes, syncing, extended attributes, names.
- * Danger avoided: a change of the plain file that the agent does not learn of. The agent is asked; without it the same is
- * done through the mount by path; a file without a path is changed itself.
+/* Operations on descriptors of plain files that the mount must know about: attributes, syncing, extended attributes,
+ * names. Danger avoided: a change of the plain file that the agent does not learn about. The shim sends a request to
+ * the agent; without an agent it does the same through the mount by path. A file without a path is changed directly.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -28,13 +28,13 @@ static int result_of(long raw)
     return st_sys_failed(raw) ? failed((int)-raw) : (int)raw;
 }
 
-/* Diverted, and there is somebody to tell? */
+/* Is it diverted, and is the mount there? */
 static bool held_by_mount(int descriptor, struct st_held *held)
 {
     return st_on(ST_ON_INDEX | ST_ON_PATHS) && st_held(descriptor, held);
 }
 
-/* 0, -1 with errno, or ST_PASS: nobody did it. */
+/* 0, -1 with errno, or ST_PASS: not done. */
 static int ask_about(const struct st_held *held, struct st_request *request)
 {
     if (!st_on(ST_ON_INDEX))
@@ -47,9 +47,9 @@ static int ask_about(const struct st_held *held, struct st_request *request)
 
 /* ---- Attributes */
 
-#define OWNER_ONLY 07600 /* of a mode: the bits that have to be just the owner's right to read and write */
+#define OWNER_ONLY 07600 /* of a mode: these bits must be exactly the owner's right to read and write */
 
-/* The plain file's own attributes count, and will until this descriptor is closed. */
+/* The plain file's own attributes are valid, and will be until this descriptor is closed. */
 static bool is_fresh(const struct st_held *held, int descriptor)
 {
     const struct st_record *record = &held->record;
@@ -82,7 +82,7 @@ static int change_owner(int descriptor, uid_t uid, gid_t gid)
     if (!held_by_mount(descriptor, &held))
         return ST_PASS;
     struct st_request request = {.op = ST_SETATTR, .uid = uid, .gid = gid};
-    /* Who has it already. (The time of the change is that of the writing.) */
+    /* The file has these owners already. (The time of the change is that of the writing.) */
     if ((uid == (uid_t)-1 || uid == held.record.uid) && (gid == (gid_t)-1 || gid == held.record.gid) &&
         is_fresh(&held, descriptor))
         return 0;
@@ -102,7 +102,7 @@ static bool good_time(const struct timespec *time)
 
 static const struct timespec NOW[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
 
-/* What was passed, or the present; false: leave it to the kernel. */
+/* The times passed, or the present; false: leave the call to the kernel. */
 static bool good_times(const struct timespec **times)
 {
     if (!*times) {
@@ -132,7 +132,7 @@ static void ask_for_times(struct st_request *request, uint32_t op, const struct 
     }
 }
 
-/* By the mount it is two requests, and this is one. */
+/* The mount needs two requests, the agent needs one. */
 int st_change_times(int dirfd, const char *path, const struct timespec times[2])
 {
     struct st_place place;
@@ -253,21 +253,21 @@ ST_WRAP(int, fchownat, int dirfd, const char *path, uid_t uid, gid_t gid, int fl
     return next ? next(dirfd, path, uid, gid, flags) : result_of(st_sys(__NR_fchownat, dirfd, path, uid, gid, flags));
 }
 
-/* ---- Syncing: the plain file first, then what the agent promises beyond that. */
+/* ---- Syncing: the plain file first, then the agent's further guarantees. */
 
 static int sync_by_mount(const struct st_held *held, int descriptor)
 {
     char text[ST_TEXT];
     const char *path = descriptor < 0 ? NULL : st_held_path(held, descriptor, text);
     if (!path)
-        return 0; /* no name: nobody will look for it after a crash */
+        return 0; /* no name: no program will look for it after a crash */
     long opened = st_sys(__NR_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
     if (opened == -EACCES)
         opened = st_sys(__NR_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0);
     if (opened == -ENOENT)
         return 0;
     if (st_sys_failed(opened))
-        return failed(EIO); /* it cannot be said that it is safe */
+        return failed(EIO); /* the shim cannot say that it is safe */
     long result = st_sys(__NR_fsync, opened);
     st_sys_close((int)opened);
     return result_of(result);
@@ -299,7 +299,7 @@ static int sync_descriptor(int result, int descriptor)
 SYNC(fsync)
 SYNC(fdatasync)
 
-/* ---- msync names memory: which files are there is in /proc/self/maps. */
+/* ---- msync names memory: /proc/self/maps says which files are mapped there. */
 
 struct reader {
     int descriptor;
@@ -322,7 +322,7 @@ static int next_byte(struct reader *reader)
     return (unsigned char)reader->text[reader->at++];
 }
 
-/* A number in `base` up to the first other byte, which is read too. */
+/* A number in `base` up to the first other byte, which is consumed too. */
 static unsigned long next_number(struct reader *reader, unsigned base, int *end)
 {
     unsigned long number = 0;
@@ -388,7 +388,7 @@ ST_WRAP(int, msync, void *start, size_t bytes, int flags)
     return result;
 }
 
-/* ---- Questions about the file system, and extended attributes */
+/* ---- Queries about the file system, and extended attributes */
 
 #define STATFS(name, by_path, type)                                                     \
     ST_WRAP(int, name, int descriptor, struct type *out)                              \

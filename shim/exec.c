@@ -1,6 +1,7 @@
-/* Starting programs. They are found through the mount; here they are refused on a mount that is not here, a link to a descriptor
- * is followed to the path below the mount, and programs that cannot take the shim are started without it. Danger avoided:
- * anything but plain calls on the stack, since these run in vfork children. Names without a slash are searched by libc itself.
+/* Starts programs. The mount serves their files. The shim refuses programs on an absent mount, and replaces a link to a
+ * descriptor by the path below the mount. It starts programs that cannot take the shim without it. Danger avoided:
+ * operations beyond plain calls on the stack, since these functions run in vfork children. libc itself searches names
+ * without a slash.
  */
 #define _GNU_SOURCE
 #include "foreign.h"
@@ -31,11 +32,11 @@ size_t st_environment_count(char *const *environment, size_t *list_bytes)
     *list_bytes = 1;
     for (; environment && environment[count]; count++)
         if (!strncmp(environment[count], LIST_NAME, sizeof LIST_NAME - 1) && strlen(environment[count]) >= *list_bytes)
-            *list_bytes = strlen(environment[count]) + 1; /* of several the longest */
+            *list_bytes = strlen(environment[count]) + 1; /* the longest of several */
     return count;
 }
 
-/* What else is preloaded stays. */
+/* Keeps other preloaded libraries. */
 static bool others_in(const char *from, char *list)
 {
     char *to = list + sizeof LIST_NAME - 1;
@@ -74,7 +75,7 @@ static const char *search_path(bool search)
     return search ? "/bin:/usr/bin" : NULL;
 }
 
-/* Also in a program that the shim does not serve: what it starts inherits the environment. */
+/* Also in a program that the shim does not serve: its children inherit the environment. */
 static bool is_foreign(const char *path, bool search)
 {
     return st_is_text(path) && st_is_foreign(path, search_path(search));
@@ -91,7 +92,7 @@ __attribute__((noinline)) static int exec_without(exec_call *next, const char *p
     return next(path, arguments, copy);
 }
 
-/* `with`: the call that takes an environment. */
+/* `with`: the variant that takes an environment. */
 #define EXEC(name, with, search, TYPES, PARAMETERS, ARGUMENTS, environment)                       \
     ST_WRAP(int, name, const char *path, PARAMETERS)                                          \
     {                                                                                           \
@@ -114,7 +115,7 @@ EXEC(execv, execve, false, LIST(char *const *), LIST(char *const *a), LIST(a), e
 EXEC(execvp, execvpe, true, LIST(char *const *), LIST(char *const *a), LIST(a), environ)
 EXEC(execvpe, execvpe, true, LIST(char *const *, char *const *), LIST(char *const *a, char *const *b), LIST(a, b), b)
 
-/* The ones with a list: it becomes an array on the stack, as in libc. */
+/* The variants with a list, which becomes an array on the stack, as in libc. */
 static size_t count_list(va_list arguments)
 {
     size_t count = 1;
@@ -146,7 +147,9 @@ EXEC_LIST(execle, false, char *const *environment = va_arg(arguments, char *cons
 
 typedef int spawn_call(pid_t *, const char *, const void *, const void *, char *const *, char *const *);
 
-/* (The working directory that the actions give the child is not known here: a relative path may be another program's there.) */
+/* (The working directory that the actions give the child is not known here: a relative path may be another program's
+ * there.)
+ */
 __attribute__((noinline)) static int spawn_without(spawn_call *next, pid_t *pid, const char *path, const void *actions,
                                                    const void *attributes, char *const *arguments, char *const *environment)
 {
@@ -156,7 +159,7 @@ __attribute__((noinline)) static int spawn_without(spawn_call *next, pid_t *pid,
     return next(pid, path, actions, attributes, arguments, copy);
 }
 
-/* These return the error. */
+/* These functions return the error. */
 #define SPAWN(name, search)                                                                                             \
     ST_WRAP(int, name, pid_t *pid, const char *path, const void *actions, const void *attributes, char *const *arguments, \
             char *const *environment)                                                                                   \

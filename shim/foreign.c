@@ -1,11 +1,15 @@
-/* Programs that cannot take the shim: the loader or a sanitizer's runtime would end them, or complain. They are started without
- * it and go by the mount. Danger avoided: a program that dies because it was started here. Alone among the shim's files this one
- * is part of `surgetank` as well, which starts the first program: it needs nothing of the others and only makes system calls,
- * since it runs in vfork children.
+/* Programs that cannot take the shim: the loader or a sanitizer's runtime would end them, or print an error. They start
+ * without it and use the mount. Danger avoided: a program that dies because it was started here. Unlike the shim's
+ * other files, this one is also part of `surgetank`, which starts the first program. So it needs none of the other
+ * files, and makes only system calls, since it runs in vfork children.
  *
- * Foreign are: an ELF file of another machine or word size, or with a loader that is neither glibc's nor musl's (under musl the
- * shim does nothing); a program that is linked to a sanitizer's library, which has to come first; a script by its interpreter.
- * A static program has no loader, and hands the environment on. What cannot be read is taken for a program as any other.
+ * Foreign programs are:
+ * - an ELF file of another machine or word size, or with a loader that is neither glibc's nor musl's (under musl the
+ *   shim is inactive);
+ * - a program that is linked to a sanitizer's library, which must come first;
+ * - a script whose interpreter is one of these.
+ *
+ * A static program has no loader, and passes the environment on. An unreadable file counts as an ordinary program.
  */
 #define _GNU_SOURCE
 #include "foreign.h"
@@ -14,7 +18,7 @@
 #include <elf.h>
 #include <string.h>
 
-#define SCRIPTS_MAX 5 /* as the kernel */
+#define SCRIPTS_MAX 5 /* the kernel's limit */
 #define PIECE 512
 #define SEGMENTS_MAX 64
 #define ENTRIES_MAX 512
@@ -58,7 +62,7 @@ static bool is_sanitizer(const char *library)
     return false;
 }
 
-/* Where in the file an address of the program is; 0: nowhere. */
+/* The offset in the file of an address of the program; 0: none. */
 static uint64_t offset_of(int file, const Elf64_Ehdr *head, uint64_t address)
 {
     Elf64_Phdr segment;
@@ -121,7 +125,7 @@ static bool is_foreign_program(int file, const Elf64_Ehdr *head)
     return false;
 }
 
-/* A script's interpreter takes the place of `text`; false: it is no script. */
+/* A script's interpreter replaces `text`; false: it is not a script. */
 static bool interpreter_in(char text[PIECE])
 {
     char *from = text + 2, *to = text;
@@ -153,12 +157,12 @@ bool st_is_foreign_file(int file, char script[ST_FOREIGN_TEXT])
     return false;
 }
 
-/* -1: there is none that could be read. */
+/* -1: no readable file. */
 static int foreign_at(const char *path)
 {
     char script[ST_FOREIGN_TEXT];
     for (int depth = 0; depth < SCRIPTS_MAX; depth++) {
-        /* Not to wait at a fifo, nor to get a terminal. */
+        /* The open must not wait at a fifo, nor acquire a terminal. */
         long file = st_sys(__NR_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
         if (st_sys_failed(file))
             return depth ? 0 : -1;

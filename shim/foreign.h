@@ -6,9 +6,9 @@
 
 #define ST_FOREIGN_TEXT 512
 
-/* `search`: PATH, where a name without a slash is looked for; NULL: it is a path. */
+/* `search`: the PATH for a name without a slash; NULL: `program` is a path. */
 bool st_is_foreign(const char *program, const char *search);
-/* The open file; if it is a script, its interpreter is put into `script`. */
+/* Checks the open file; for a script, its interpreter is put into `script`. */
 bool st_is_foreign_file(int file, char script[ST_FOREIGN_TEXT]);
 
 #endif

@@ -1,18 +1,20 @@
-/* Descriptors of plain files: is one diverted, which record is it, and what is its path below the mount? Danger avoided: a
- * program that gets to know the tier's paths or inode numbers. Stateless: the file's own (device, inode) is looked up, so
- * that dup, fork, exec and descriptors sent through sockets need no care.
+/* Descriptors of plain files: is one diverted, which record does it have, and what is its path below the mount? Danger
+ * avoided: a program that learns the tier's paths or inode numbers. Stateless: the file's own (device, inode) is looked
+ * up, so dup, fork, exec and descriptors sent through sockets need no special care.
  */
 #define _GNU_SOURCE
 #include "shim.h"
 
 #include <string.h>
 
-#define WAITS_MAX 10000 /* of a millisecond */
-#define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables, or a record */
+#define WAITS_MAX 10000 /* of a millisecond each */
+#define TURNS_MAX 200 /* yields to other processes, while the agent rebuilds its tables, or a record */
 
 uint32_t st_opened_as[ST_DESCRIPTORS];
 
-/* The record that the descriptor was opened by, if that is the file's: it is in the cache, and a table's entry for it is not. */
+/* The record with which the descriptor was opened, if it is still the file's: it is in the cache, and a table's entry
+ * for it is not.
+ */
 static bool held_as_opened(int descriptor, struct st_held *out)
 {
     uint64_t generation;
@@ -48,7 +50,7 @@ static bool held_in(int descriptor, struct st_held *out)
         else if (!steady && !(wait++ < WAITS_MAX && st_agent_replaced(out->domain, wait)))
             return false;
         else if (!steady)
-            turn--; /* another agent fills it anew */
+            turn--; /* another agent fills it again */
     }
     return false;
 }
@@ -120,7 +122,7 @@ const char *st_held_path(const struct st_held *held, int descriptor, char text[S
         return NULL;
     memmove(text + held->domain->mount_bytes, text + device.root_bytes, rest + 1);
     memcpy(text, held->domain->mount, held->domain->mount_bytes);
-    /* If the index knows that path, it has to be that file. */
+    /* If the index knows that path, it must be that file. */
     struct st_place place;
     if (st_on(ST_ON_INDEX) && st_begin(&place, AT_FDCWD, text)) {
         enum st_found found = st_find(&place);

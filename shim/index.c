@@ -1,6 +1,6 @@
-/* Reads the index that the agent writes: every look is bounded, checked against the mapping, and done again if the agent
- * wrote meanwhile. Danger avoided: believing a number in shared memory. Nothing outside [0, mapped_bytes) is ever read,
- * whatever the file holds.
+/* Reads the index that the agent writes: every read is bounded, checked against the mapping, and repeated if the agent
+ * wrote meanwhile. Danger avoided: trusting a number in shared memory. No byte outside [0, mapped_bytes) is ever read,
+ * whatever the file contains.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -8,11 +8,11 @@
 #include <time.h>
 
 #define TRIES 3
-#define PROBES_MAX 4096u /* a table that needs more is not one that the agent wrote */
+#define PROBES_MAX 4096u /* a table that needs more is not from the agent */
 
 #define RELAXED(from) __atomic_load_n(from, __ATOMIC_RELAXED)
 
-/* Where a table is now; `capacity` 0 if that is not inside the mapping. */
+/* The current place of a table; `capacity` 0 if it is not inside the mapping. */
 struct span {
     const uint8_t *entries;
     uint64_t capacity;
@@ -88,20 +88,20 @@ bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_re
     return read_words(domain, number, out, sizeof *out / 8);
 }
 
-/* Was it left alone because it changes? (Otherwise it is nobody's.) */
+/* Was it skipped because it is changing? (Otherwise it is free.) */
 static bool st_index_is_written(const struct st_domain *domain, uint32_t number)
 {
     const struct st_record *record = st_index_record_at(domain, number);
     return record && (RELAXED(&record->seq) & 1 || RELAXED(&record->id));
 }
 
-/* Only up to `label`: what a directory on the way needs. */
+/* Only up to `label`: a directory on the way needs no more. */
 bool st_index_read_head(const struct st_domain *domain, uint32_t number, struct st_record *out)
 {
     return read_words(domain, number, out, offsetof(struct st_record, rdev) / 8);
 }
 
-/* The label of a directory that was read just now; false if the directory was written since. */
+/* The label of a directory that was just read; false if the directory was written since. */
 bool st_index_label(const struct st_domain *domain, const struct st_record *directory, uint32_t number, struct st_label *out)
 {
     struct span labels = span_of(domain, &domain->index->labels, sizeof(struct st_label));
@@ -113,7 +113,8 @@ bool st_index_label(const struct st_domain *domain, const struct st_record *dire
     out->name_bytes = RELAXED(&label->name_bytes);
     if (out->name_bytes > ST_NAME_BYTES_MAX)
         return false;
-    const uint64_t *words = (const void *)label->name; /* labels are 264 bytes from an offset that is a multiple of 8 */
+    /* labels are 264 bytes each, from an offset that is a multiple of 8 */
+    const uint64_t *words = (const void *)label->name;
     for (uint32_t at = 0; at < out->name_bytes; at += 8) {
         uint64_t value = RELAXED(words + at / 8);
         __builtin_memcpy(out->name + at, &value, 8);
@@ -180,8 +181,9 @@ bool st_index_directory(const struct st_domain *domain, uint64_t ino, struct st_
     return false;
 }
 
-/* Also of files whose agent is dead: what a file is called does not change any more. `busy`: it is there, and just being
- * written, by a writer that may have lost its processor. */
+/* Also for files whose agent is dead: a file's name does not change any more. `busy`: the record exists, and is being
+ * written, by a writer that may have lost its processor.
+ */
 bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number,
                     bool *busy)
 {
@@ -224,8 +226,9 @@ bool st_index_device(const struct st_domain *domain, uint32_t device, struct st_
     return **root == '/';
 }
 
-/* Whose plain files have this st_dev? Several tiers, of several agents, may lie on one file system: the next one after
- * `after`, where that was one of them. */
+/* Which plain files have this st_dev? Several tiers, of several agents, may be on one file system: this returns the
+ * next one after `after`, if `after` was one of them.
+ */
 bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after)
 {
     uint32_t first = after ? owner->number : 0;

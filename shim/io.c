@@ -1,6 +1,6 @@
-/* Reading, writing and mapping: passed on, and counted where the descriptor is one of the run's files. Danger avoided: cost
- * for anybody else's descriptors, which is one look at a table; and a descriptor's number that is believed after its file was
- * closed. Large requests and vectors are timed all, small ones one in sixteen.
+/* Reading, writing and mapping: passed on, and counted if the descriptor is one of the run's files. Dangers avoided:
+ * cost for other descriptors beyond one table look-up; a descriptor's number that is trusted after its file was closed.
+ * All large requests and vectors are timed, and one in sixteen small ones.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -29,12 +29,12 @@ struct request {
     uint64_t times;
 };
 
-/* The next call's time stands for so many calls; 0: it is not taken. */
+/* The next call's time represents this many calls; 0: it is not taken. */
 static uint64_t times_of(const struct st_io *io, bool write, size_t bytes)
 {
     if (bytes >= TIMED_BYTES)
         return 1;
-    /* Any number that changes with each call will do. */
+    /* Any number that changes with each call suffices. */
     const uint64_t *sizes = write ? io->write_sizes : io->read_sizes;
     unsigned class = bytes ? 64u - (unsigned)__builtin_clzll(bytes) : 0;
     return __atomic_load_n(&sizes[class], __ATOMIC_RELAXED) % TIMED_EACH ? 0 : TIMED_EACH;
@@ -48,7 +48,7 @@ static struct request begin(struct st_io *io, bool write, size_t bytes)
     return request;
 }
 
-/* `descriptor`: whose position that moved, or none's. */
+/* `descriptor`: the one whose position moved; NONE: no position moved. */
 #define NONE (-1)
 static void moved(const struct request *request, bool write, int descriptor, long bytes)
 {
@@ -66,7 +66,7 @@ static void moved(const struct request *request, bool write, int descriptor, lon
         st_streams_passed(descriptor, (uint64_t)bytes);
 }
 
-/* A vector may lie where there is nothing, which only the kernel may find out; so all calls with one are timed. */
+/* A vector may be in unmapped memory, which only the kernel may discover; so all calls with a vector are timed. */
 #define VECTOR_BYTES TIMED_BYTES
 
 #define LIST(...) __VA_ARGS__
@@ -106,7 +106,7 @@ PWRITES(pwrite)
 PWRITES(pwrite64)
 PWRITES(__pwrite64)
 
-/* Checked by libc itself, which ends the program where `room` is too small. */
+/* libc itself checks these, and ends the program if `room` is too small. */
 COUNTED(ssize_t, __read_chk, false, descriptor, bytes, LIST(void *, size_t, size_t), LIST(void *to, size_t bytes, size_t room),
         LIST(to, bytes, room), ((void)room, st_sys(__NR_read, descriptor, to, bytes)))
 #define PREADS_CHECKED(name) \
@@ -121,7 +121,7 @@ PREADS_CHECKED(__pread64_chk)
             LIST(const struct iovec *vector, int count), LIST(vector, count), st_sys(number, descriptor, vector, count))
 VECTORS(readv, false, __NR_readv)
 VECTORS(writev, true, __NR_writev)
-/* The kernel takes the place as two halves. */
+/* The kernel takes the offset as two halves. */
 #define PLACED(name, write, number) \
     COUNTED(ssize_t, name, write, NONE, VECTOR_BYTES, LIST(const struct iovec *, int, off_t), \
             LIST(const struct iovec *vector, int count, off_t at), LIST(vector, count, at), \
@@ -141,7 +141,7 @@ PLACED_2(pwritev2, true, __NR_pwritev2)
 PLACED_2(pwritev64v2, true, __NR_pwritev2)
 #endif
 
-/* ---- From one descriptor to another: a read of the one and a write of the other, both in the call's time. */
+/* ---- From one descriptor to another: a read of one and a write of the other, both with the call's time. */
 
 void st_counted_copy(int in, const void *from_place, int out, const void *to_place, uint64_t begun, long bytes)
 {
@@ -180,7 +180,7 @@ ST_WRAP(ssize_t, splice, int in, off64_t *from, int out, off64_t *to, size_t byt
     return moved_bytes;
 }
 
-/* ---- Mapping: pages come by themselves. */
+/* ---- Mapping: the kernel loads pages without calls. */
 
 #define MAPS(name)                                                                                              \
     ST_WRAP(void *, name, void *at, size_t bytes, int protection, int flags, int descriptor, off_t from)      \
@@ -232,8 +232,8 @@ ST_WRAP(int, close_range, unsigned first, unsigned last, int flags)
 {
     int (*next)(unsigned, unsigned, int) = ST_NEXT(close_range);
     if (flags & CLOSE_RANGE_UNSHARE)
-        st_base_never(); /* as unshare(CLONE_FILES) */
-    if (!(flags & CLOSE_RANGE_CLOEXEC)) /* which closes nothing now */
+        st_base_never(); /* like unshare(CLONE_FILES) */
+    if (!(flags & CLOSE_RANGE_CLOEXEC)) /* which closes no descriptor now */
         forget_range(first, last);
     return next ? next(first, last, flags) : (int)result_of(st_sys(__NR_close_range, first, last, flags));
 }
@@ -256,7 +256,7 @@ ST_WRAP(void, closefrom, int first)
         if (from != to)                                                                           \
             st_kind_forget(to);                                                                   \
         int result = next ? next(from, to) : (int)result_of(st_sys(__NR_dup3, from, to, 0));      \
-        st_base_forget(to); /* who asked in between */                                            \
+        st_base_forget(to); /* a thread may have cached it in between */                                            \
         if (stream != ST_NO_STREAM)                                                               \
             st_streams_again(stream, to);                                                         \
         return result;                                                                            \
@@ -277,7 +277,7 @@ ST_WRAP(int, dup3, int from, int to, int flags)
     return result;
 }
 
-/* ---- A position that the program moves under a stream */
+/* ---- A position that the program moves beneath a stream */
 
 #define LSEEKS(name)                                                                                         \
     ST_WRAP(off_t, name, int descriptor, off_t at, int whence)                                             \

@@ -1,9 +1,10 @@
-/* Directories that the agent has lent: the shim makes the plain file itself and tells of it in a ring in shared memory, which
- * the agent reads before it answers anybody (docs/internals/doors.md, "Lent directories"). Danger avoided: a file that nobody
- * knows of, or one that is made where the directory was a moment ago. Whatever is not as it should be is asked of the agent.
+/* Directories that the agent has delegated. The shim creates the plain file itself and reports it in a ring in shared
+ * memory, which the agent reads before it answers any request (docs/internals/doors.md). Dangers avoided: a file that
+ * the agent does not know; a file that is created where the directory was a moment ago. In any unexpected state the
+ * shim sends a request to the agent.
  *
- * A claim is written down first, then it is looked whether directories are still lent, then the plain file is made: who stops
- * lending looks at the claims after that, and waits for those that were made.
+ * The order is: write the claim, check that directories are still delegated, create the plain file. An agent that ends
+ * a delegation reads the claims after that, and waits for those in progress.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -16,10 +17,10 @@
 #define NO_RING ((struct st_ring *)-1)
 #define OWN_NAMES ".surgetank"
 #define OWN_INODES (UINT64_C(1) << 56) /* as crates/core/src/namespace/tree.rs has it */
-/* Of open's flags, what an open file keeps, and what is about the descriptor. */
+/* Of open's flags, those that an open file keeps, and those of the descriptor. */
 #define PASSED_ON (O_ACCMODE | O_APPEND | O_NONBLOCK | O_NOATIME | O_CLOEXEC)
 
-/* The agent closes what it has sent at once, unless we were given its processor when it sent it. */
+/* The agent closes its copy right after sending, unless the shim runs on its processor. */
 #define GIVING_TURNS 8
 
 static struct st_ring *rings[ST_DOMAINS_MAX];
@@ -60,7 +61,7 @@ static struct st_ring *map(const struct st_domain *domain)
     return ring;
 }
 
-/* Mapped when it is needed first; NULL: there is none. */
+/* Mapped on first use; NULL: there is none. */
 static struct st_ring *ring_of(const struct st_domain *domain)
 {
     if (!(RELAXED(&domain->index->flags) & ST_RING))
@@ -101,13 +102,13 @@ bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn)
     return ring && RELAXED(&ring->turn) == turn;
 }
 
-/* The claims that may stand in the ring, from `*at` on; how many. */
+/* The claims that may be in the ring, from `*at` on; returns their number. */
 static uint64_t claims(struct st_ring *ring, uint64_t *at)
 {
     uint64_t next = __atomic_load_n(&ring->next, __ATOMIC_ACQUIRE);
     *at = __atomic_load_n(&ring->first, __ATOMIC_ACQUIRE);
     uint64_t count = next - *at;
-    return count > ST_CLAIMS ? 0 : count; /* it was read while both changed; the turn has, too */
+    return count > ST_CLAIMS ? 0 : count; /* it was read while both changed; the turn has changed, too */
 }
 
 bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes)
@@ -191,7 +192,9 @@ static bool change(struct st_claim *slot, uint64_t claim, unsigned from, unsigne
     return __atomic_compare_exchange_n(&slot->state, &before, state_of(claim, to), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 }
 
-/* What the agent has only just sent, and we may have closed, has to be closed there before anything is made. */
+/* Before a file is created, the agent must have closed its copy of a descriptor that it just sent and the program may
+ * have closed.
+ */
 static bool all_given(struct st_ring *ring)
 {
     for (int turn = 0; __atomic_load_n(&ring->giving, __ATOMIC_SEQ_CST); turn++) {
@@ -236,7 +239,7 @@ int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t
         change(slot, claim, ST_CLAIM_MADE, ST_CLAIM_VOID);
         return ST_PASS;
     }
-    /* (Should it fail, the file is there and nobody's; the agent puts its own over it when it is asked for the name.) */
+    /* (If it fails, an unclaimed file remains; the agent replaces it when a program requests the name.) */
     bool done = !st_sys_failed(st_sys_fstat((int)opened, &stat)) && stat.st_gid == gid;
     if (done) {
         __atomic_store_n(&slot->dev, stat.st_dev, __ATOMIC_RELAXED);

@@ -1,5 +1,6 @@
-/* Names of descriptors: readlink of /proc/self/fd/N, linkat and execveat of a descriptor. Danger avoided: a tier's path in a
- * program's hands, which means nothing tomorrow, and a link or a program made behind the agent's back.
+/* Names of descriptors: readlink of /proc/self/fd/N, linkat and execveat of a descriptor. Danger avoided: a program
+ * that learns a tier's path, which is not valid later; a link or a program that is created without the agent's
+ * knowledge.
  */
 #define _GNU_SOURCE
 #include "foreign.h"
@@ -15,7 +16,7 @@ static int failed(int error)
     return -1;
 }
 
-/* Only the kernel's own links to descriptors; a symbolic link that somebody wrote is shown as it is. */
+/* Only the kernel's own links to descriptors; a user's symbolic link is shown unchanged. */
 static bool may_be_descriptor(int dirfd, const char *path)
 {
     if ((uintptr_t)path < ST_MEMORY_MIN)
@@ -23,7 +24,7 @@ static bool may_be_descriptor(int dirfd, const char *path)
     return *path == '/' ? !strncmp(path, "/proc/", 6) || !strncmp(path, "/dev/fd/", 8) : dirfd != AT_FDCWD && *path;
 }
 
-/* What the link says with the tier's root replaced by the mount; 0: leave it. */
+/* The link's text with the tier's root replaced by the mount; 0: leave it. */
 static ssize_t read_instead(int dirfd, const char *path, char *out, size_t bytes)
 {
     char text[ST_TEXT];
@@ -109,14 +110,14 @@ ST_WRAP(int, linkat, int dirfd, const char *path, int to_dirfd, const char *to, 
     return next(dirfd, path, to_dirfd, to, flags);
 }
 
-/* The program that a descriptor is of, or the script's interpreter, cannot take the shim. */
+/* Whether the descriptor's program, or the script's interpreter, cannot take the shim. */
 static bool is_foreign_descriptor(int descriptor)
 {
     char script[ST_FOREIGN_TEXT];
     return descriptor >= 0 && (st_is_foreign_file(descriptor, script) || (*script && st_is_foreign(script, NULL)));
 }
 
-/* Of a descriptor ("" with AT_EMPTY_PATH) or a path relative to one. */
+/* For a descriptor ("" with AT_EMPTY_PATH) or a path relative to one. */
 static bool is_foreign_at(int dirfd, const char *path, int flags)
 {
     if (!st_is_text(path))

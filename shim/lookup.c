@@ -1,5 +1,5 @@
-/* Paths → records, and records → the plain file's path. Danger avoided: answering for a path that meant something else at
- * that moment; whatever was seen on the way is kept (`chain`, `slot`) so that it can be looked at again afterwards.
+/* Paths → records, and records → the plain file's path. Danger avoided: an answer for a path that meant another file at
+ * that moment. Everything read on the way is kept (`chain`, `slot`), so that it can be checked afterwards.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -10,7 +10,7 @@
 #define TRIES 3
 #define LEVELS_MAX 256
 
-/* Past slashes and "." components. */
+/* Skips slashes and "." components. */
 static const char *skip(const char *at)
 {
     for (;;) {
@@ -23,7 +23,7 @@ static const char *skip(const char *at)
     }
 }
 
-/* `path` is at or below the mount (textually; ".." matches nothing): `rest` is what follows. */
+/* `path` is at or below the mount (textually; ".." never matches): `rest` is what follows. */
 bool st_mount_prefix(const struct st_domain *domain, const char *path, const char **rest)
 {
     const char *want = domain->mount;
@@ -68,7 +68,7 @@ static bool read_directory(struct st_place *place, uint32_t number, uint64_t id,
     return (out->flags & (ST_KNOWN | ST_SEARCHABLE)) == (ST_KNOWN | ST_SEARCHABLE);
 }
 
-/* A name that the index does not have may stand in the ring, and go from there into the index while we look. */
+/* A name that is not in the index may be in the ring, and move from there into the index during the look-up. */
 __attribute__((noinline)) static enum st_found step_lent(struct st_place *place, const struct st_record *directory, uint32_t number,
                                                          const char *name, uint32_t bytes, struct st_name *entry)
 {
@@ -106,7 +106,7 @@ static enum st_found step(struct st_place *place, const struct st_record *direct
         return ST_UNSURE;
     const struct st_record *record = st_index_record_at(domain, number);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    /* A directory that is being written is about to get a name, or to lose one: look again. */
+    /* A directory that is being written is about to gain or lose a name: read again. */
     return record && __atomic_load_n(&record->seq, __ATOMIC_RELAXED) == directory->seq ? ST_MISSING : ST_LEAVE;
 }
 
@@ -134,7 +134,7 @@ static enum st_found walk(struct st_place *place)
         bool final = !*at;
         at = skip(at);
         if (!final && !*at)
-            return ST_LEAVE; /* a slash at the end: the mount knows best what that asks */
+            return ST_LEAVE; /* a slash at the end: the mount knows best what that requires */
         place->rest_bytes += (uint32_t)bytes + (place->rest_bytes ? 1 : 0);
         if (place->rest_bytes >= PATH_MAX || !read_directory(place, number, id, &directory))
             return ST_LEAVE;
@@ -176,12 +176,12 @@ enum st_found st_find(struct st_place *place)
         if (found != ST_LEAVE && st_index_same_generation(domain, place->generation))
             return found;
         if (found == ST_LEAVE && st_index_same_generation(domain, place->generation) && try > 0)
-            return ST_LEAVE; /* twice the same: not because the agent was writing */
+            return ST_LEAVE; /* twice the same result: the agent was not writing */
     }
     return ST_LEAVE;
 }
 
-/* `name` and a slash are put before `at`; NULL: no room. */
+/* Puts `name` and a slash before `at`; NULL: no room. */
 static char *before(char *text, char *at, const void *name, size_t bytes)
 {
     if ((size_t)(at - text) < bytes + 1)
@@ -192,7 +192,7 @@ static char *before(char *text, char *at, const void *name, size_t bytes)
     return at;
 }
 
-/* The names from the root down to where a relative path begins, put before `at`. */
+/* Puts the names from the root down to the start of the relative path before `at`. */
 static char *climb(struct st_place *place, char *text, char *at)
 {
     const struct st_domain *domain = place->from.domain;
@@ -219,7 +219,7 @@ static char *climb(struct st_place *place, char *text, char *at)
     return at;
 }
 
-/* Written from the end of `text` to its front: what was asked for, where that began, the device's root. */
+/* Written from the end of `text` to its front: the path, its starting directory, the device's root. */
 char *st_plain_path(struct st_place *place, char text[ST_TEXT])
 {
     const char *root;

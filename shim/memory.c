@@ -1,9 +1,9 @@
-/* Memory that a program passes to us: is it there? The kernel answers EFAULT where it is not, and so must the shim, which looks
- * at it first. Danger avoided: a program that dies of a look of ours.
+/* Memory that a program passes: is it mapped? The kernel returns EFAULT if it is not. The shim must do the same, and it
+ * reads the memory first. Danger avoided: a program that dies of the shim's read.
  *
- * What surely is there needs no system call: the stack in use, the heap up to the program's break, the program's own segments.
- * Of anything else the kernel is asked with a call that copies eight bytes and then does nothing. The answer is not kept:
- * memory that was there may be gone.
+ * Some memory needs no system call, because it is certainly mapped: the stack in use, the heap up to the program's
+ * break, the program's own segments. For other memory the shim makes a call that copies eight bytes and has no other
+ * effect. The answer is not cached: mapped memory may be unmapped later.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 
-#define PAGE 4096u /* of the smallest machine: a larger page is asked for several times */
+#define PAGE 4096u /* the smallest page: a larger one is tested several times */
 #define SEGMENTS_MAX 8
 #define THREAD_STACK_MAX (16u << 20)
 
@@ -41,7 +41,7 @@ void st_memory_start(void)
             sealed_to = sealed_from + headers[at].p_memsz;
         }
     unsigned used = 0;
-    bool known = false; /* where the segments lie: the headers have to be in one */
+    bool known = false; /* the segments' base: the headers must be in one of them */
     for (unsigned long at = 0; headers && at < count; at++) {
         const ElfW(Phdr) *header = &headers[at];
         uintptr_t from = base + header->p_vaddr, to = from + header->p_memsz;
@@ -59,7 +59,7 @@ void st_memory_start(void)
     }
     if (!known)
         memset(segments, 0, sizeof segments);
-    /* Those that lie one behind the other, page by page. */
+    /* The contiguous ones, page by page. */
     st_program = segments[0].from;
     uintptr_t end = segments[0].to;
     for (unsigned at = 1; at < SEGMENTS_MAX && segments[at].to && segments[at].from - end < PAGE - (end - 1) % PAGE; at++)
@@ -72,8 +72,9 @@ void st_memory_start(void)
         st_heap_begin = (uintptr_t)now;
 }
 
-/* Any other answer than EFAULT (a filter's, say) is none about memory. To see whether it can be written the kernel writes eight
- * bytes there: the caller gives eight that the program lets us write. */
+/* Any answer except EFAULT (a filter's, for example) says nothing about memory. To test whether memory is writable the
+ * kernel writes eight bytes there: the caller passes eight bytes that the program lets the shim write.
+ */
 static bool is_there(uintptr_t at, bool to_write)
 {
     if (!to_write)
@@ -81,7 +82,9 @@ static bool is_there(uintptr_t at, bool to_write)
     return (to_write ? st_sys(__NR_rt_sigprocmask, 0, 0, at, 8) : st_sys(__NR_rt_sigprocmask, -1, at, 0, 8)) != -EFAULT;
 }
 
-/* Surely there: a segment of the program, or the stack of a thread, above which libc keeps the thread's own structure. */
+/* Certainly mapped: a segment of the program, or the stack of a thread, above which libc keeps the thread's own
+ * structure.
+ */
 static bool is_known(uintptr_t at, size_t bytes, bool to_write)
 {
     uintptr_t here = (uintptr_t)__builtin_frame_address(0), thread = st_this_thread();
@@ -93,7 +96,7 @@ static bool is_known(uintptr_t at, size_t bytes, bool to_write)
     return false;
 }
 
-/* The heap may have begun before us. It is one piece, so what is there before its known beginning is part of it. */
+/* The heap may have begun before the shim. It is contiguous, so mapped memory before its known beginning is part of it. */
 static void learn_heap(uintptr_t at)
 {
     uintptr_t begin = __atomic_load_n(&st_heap_begin, __ATOMIC_RELAXED);
@@ -128,7 +131,7 @@ bool st_memory_slow(const void *memory, size_t bytes, bool to_write)
         return false;
     if (is_known(at, bytes, to_write))
         return true;
-    /* Eight bytes of the structure itself, on each of its pages; a shorter one is not looked at. */
+    /* Eight bytes of the structure itself, on each of its pages; a shorter structure is not tested. */
     for (uintptr_t page = at; page <= last; page += PAGE - page % PAGE) {
         uintptr_t eight = !to_write || last - page >= 7 ? page : last - 7;
         if ((!to_write || bytes >= 8) && !is_there(eight, to_write))

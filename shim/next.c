@@ -1,7 +1,7 @@
-/* Finds the next function of a name: our own walk over the loaded objects' hash tables, the first time it is called.
- * Danger avoided: dlsym in a signal handler or a vfork child (it locks and may allocate), and its cost at every start.
- * The objects that were loaded at start never go away and never change their order, so reading them needs no lock; those
- * that dlopen adds come after them and are not looked at.
+/* Finds the next function of a name: walks the loaded objects' hash tables on the first call. Danger avoided: dlsym in
+ * a signal handler or a vfork child (it locks and may allocate), and its cost at every start. The objects that were
+ * loaded at start are never unloaded and never change their order, so reading them needs no lock. Objects from dlopen
+ * come after them and are not searched.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -110,7 +110,9 @@ static void *find_sysv(const struct link_map *object, const struct tables *table
     return NULL;
 }
 
-/* glibc's; weak, so that another loader loads us as well. Every loader writes where its own is into the program. */
+/* glibc's; weak, so that another loader loads the shim as well. Every loader writes the address of its own into the
+ * program.
+ */
 #pragma weak _r_debug
 
 static const struct link_map *first, *last; /* of those that were there at start */
@@ -132,7 +134,7 @@ static const struct r_debug *of_program(void)
     return NULL;
 }
 
-/* Other libraries' constructors may call us before ours have run. */
+/* Other libraries' constructors may call the shim before its own have run. */
 static const struct link_map *first_object(void)
 {
     const struct link_map *object = __atomic_load_n(&first, __ATOMIC_ACQUIRE);

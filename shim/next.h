@@ -1,4 +1,4 @@
-/* The functions after ours: every libc function that the shim takes the place of, by name (catalogue.md says why each). */
+/* The next functions: every libc function that the shim wraps, by name (catalogue.md gives the reasons). */
 #ifndef SURGETANK_NEXT_H
 #define SURGETANK_NEXT_H
 
@@ -42,7 +42,7 @@ enum st_next_number {
     ST_NEXT_COUNT
 };
 
-#define ST_NEXT_NOBODY ((void *)1) /* looked for and not found */
+#define ST_NEXT_NOBODY ((void *)1) /* searched and not found */
 
 extern void *st_next_found[ST_NEXT_COUNT];
 void *st_next_search(enum st_next_number which);

@@ -1,5 +1,6 @@
-/* What makes a descriptor that is no file of the run's: what was known of its number is over. Danger avoided: pipes and sockets
- * taken for the file that had the number before, where that was closed past libc (libuv does so).
+/* Functions that create a descriptor outside the run's files: cached facts about its number become void. Danger
+ * avoided: pipes and sockets that count as the file which had the number before, if that was closed without libc (libuv
+ * does so).
  */
 #define _GNU_SOURCE
 #include "shim.h"

@@ -1,6 +1,6 @@
-/* The open family and fopen. Reading: the plain file is opened, if it still is the file when that has happened. Writing and
- * creating: the agent opens and sends the descriptor. Danger avoided: a descriptor of another file than the path's, or a
- * file made behind the agent's back.
+/* The open family and fopen. Reading: the shim opens the plain file, and checks afterwards that it is still the file.
+ * Writing and creating: the agent opens and sends the descriptor. Danger avoided: a descriptor of another file than the
+ * path's, or a file that is created without the agent's knowledge.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -14,7 +14,7 @@
 #ifndef O_TMPFILE
 #define O_TMPFILE (020000000 | O_DIRECTORY)
 #endif
-#ifdef __aarch64__ /* the kernel's O_LARGEFILE, which means nothing here */
+#ifdef __aarch64__ /* the kernel's O_LARGEFILE, which has no meaning here */
 #define LARGEFILE 0400000
 #else
 #define LARGEFILE 0100000
@@ -34,7 +34,7 @@ static bool writes(int flags)
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC);
 }
 
-/* Copies on the tier are all the agent's user's: what the file's own mode denies is left to the mount to refuse. */
+/* Copies on the tier all belong to the agent's user: if the file's own mode denies access, the mount must refuse. */
 static bool may_read(const struct st_domain *domain, const struct st_record *record)
 {
     uint32_t uid = domain->index->uid;
@@ -106,7 +106,7 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     request.name_bytes = place->name_bytes;
     memcpy(request.name, place->name, place->name_bytes);
     if (flags & O_EXCL) {
-        /* Two of these would not be the same: should no answer come, it is asked about. */
+        /* These values identify the request: without an answer, the shim asks the next agent about it. */
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         request.dev = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -126,12 +126,12 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     }
     if (answer > 0)
         return failed(answer);
-    /* No answer: it may have been carried out. Doing that again would show only with this flag. */
+    /* No answer: the agent may have carried it out. Only this flag makes a repetition visible. */
     bool unsure = answer == ST_UNHEARD || (answer == ST_UNSENT && request.valid);
     return unsure && (flags & O_EXCL) ? failed(EIO) : ST_PASS;
 }
 
-/* The agent has lent the directory: what is not there is made here. */
+/* The agent has delegated the directory: the shim creates missing files here. */
 static int make_lent(struct st_place *place, int flags, mode_t mode, uint64_t epoch)
 {
     uint32_t mask = st_umask();
@@ -173,7 +173,7 @@ static int open_found(struct st_place *place, int flags, mode_t mode)
     }
 }
 
-/* For what only the mount can do: O_PATH, O_DIRECTORY, O_TMPFILE, O_DIRECT, and flags that came after this was written. */
+/* The mount alone serves O_PATH, O_DIRECTORY, O_TMPFILE, O_DIRECT, and flags newer than this code. */
 __attribute__((noinline)) static int open_inside(struct st_place *place, int flags, mode_t mode)
 {
     int opened = ST_PASS;
@@ -196,7 +196,7 @@ int st_open(int dirfd, const char *path, int flags, mode_t mode)
     return open_inside(&place, flags, mode);
 }
 
-/* ---- What programs call. */
+/* ---- The functions that programs call. */
 
 #define TAKES_MODE(flags) (((flags) & O_CREAT) || ((flags) & O_TMPFILE) == O_TMPFILE)
 
@@ -242,7 +242,7 @@ static int raw_openat(int dirfd, const char *path, int flags, mode_t mode)
         return st_fresh(next ? next(dirfd, path, flags, mode) : raw_openat(dirfd, path, flags, mode));       \
     }
 
-/* The checked variants are only called where no mode is needed; libc itself complains if one is. */
+/* Programs call the checked variants only without a mode; libc itself reports an error otherwise. */
 #define OPEN_2(name)                                                                                         \
     ST_WRAP(int, name, const char *path, int flags)                                                        \
     {                                                                                                        \
@@ -292,7 +292,7 @@ CREAT(creat64)
 
 /* ---- fopen */
 
-/* fopen's mode as open's flags, or -1: leave it to libc (conversions, and what it would complain of). */
+/* fopen's mode as open's flags, or -1: leave the call to libc (conversions, and modes that it would reject). */
 static int flags_of(const char *mode)
 {
     int flags;
@@ -325,7 +325,7 @@ static FILE *open_stream(const char *path, const char *mode, bool *pass)
     if (opened < 0)
         return NULL;
     if ((flags & (O_APPEND | O_ACCMODE)) == (O_APPEND | O_WRONLY))
-        st_sys(__NR_lseek, opened, 0, SEEK_END); /* as fopen does; fdopen does not */
+        st_sys(__NR_lseek, opened, 0, SEEK_END); /* like fopen; fdopen does not do it */
     FILE *stream = stream_of(opened, mode);
     if (!stream)
         st_sys_close(opened);

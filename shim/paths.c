@@ -1,6 +1,6 @@
-/* The other functions that take a path: the mount serves them. They are here because a mount that is not here has to refuse
- * them, and because a link to a descriptor (/proc/self/fd/N) leads to the file's path below the mount. Danger avoided: a
- * function that was forgotten writes into the bare directory.
+/* The other functions that take a path: the mount serves them. The shim wraps them for two reasons. It must refuse them
+ * on an absent mount, and it must replace a link to a descriptor (/proc/self/fd/N) by the file's path below the mount.
+ * Danger avoided: a function without a wrapper writes into the bare directory.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -30,7 +30,7 @@ static long unknown(void)
     return -1;
 }
 
-/* `failure` is what the function returns when it fails. */
+/* `failure` is the function's return value on failure. */
 #define PATH_CALL(result, failure, name, TYPES, PARAMETERS, ARGUMENTS, dirfd, path) \
     ST_WRAP(result, name, PARAMETERS)                                             \
     {                                                                               \
@@ -136,7 +136,9 @@ PATH_CALL(ssize_t, -1, llistxattr, LIST(const char *, char *, size_t), LIST(cons
 FOLLOW1(removexattr, const char *)
 PATH1(lremovexattr, const char *)
 
-/* Names. Who makes a file anew removes it first, to be sure (git): what the index says is missing is not looked for at the mount. */
+/* Names. A program that recreates a file removes it first, to be sure (git). If the index says that the file is
+ * missing, the shim does not ask the mount.
+ */
 static bool is_missing(int dirfd, const char *path)
 {
     struct st_place place;
@@ -293,7 +295,7 @@ PATH_CALL(char *, NULL, mkdtemp, LIST(char *), LIST(char *path), LIST(path), AT_
 PATH_CALL(FILE *, NULL, tmpfile, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
 PATH_CALL(FILE *, NULL, tmpfile64, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
 
-/* Streams: a stream that exists is opened anew by libc, on the mount, and its number means another file. */
+/* Streams: libc reopens an existing stream on the mount, and its number means another file. */
 #define REOPENS(name)                                                               \
     ST_WRAP(FILE *, name, const char *path, const char *mode, FILE *stream)       \
     {                                                                               \
@@ -313,7 +315,7 @@ REOPENS(freopen64)
 PATH_CALL(FILE *, NULL, setmntent, LIST(const char *, const char *), LIST(const char *path, const char *a), LIST(path, a),
           AT_FDCWD, path)
 
-/* Paths made of paths */
+/* Paths built from paths */
 FOLLOW_CALL(char *, NULL, realpath, LIST(const char *, char *), LIST(const char *path, char *a), LIST(path, a), AT_FDCWD,
             path)
 FOLLOW_CALL(char *, NULL, __realpath_chk, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),
@@ -328,7 +330,7 @@ PATH_CALL(int, -1, fanotify_mark, LIST(int, unsigned, uint64_t, int, const char 
 PATH_CALL(int, -1, name_to_handle_at, LIST(int, const char *, void *, int *, int),
           LIST(int dirfd, const char *path, void *a, int *b, int c), LIST(dirfd, path, a, b, c), dirfd, path)
 
-/* Sockets with a path: bind makes a file. */
+/* Sockets with a path: bind creates a file. */
 static bool socket_refused(const struct sockaddr *address, socklen_t bytes)
 {
     struct sockaddr_un copy;

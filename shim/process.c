@@ -1,6 +1,6 @@
-/* What changes what a path means to this process, or who it is: working directory, user, namespaces, sandboxes, fork. Danger
- * avoided: answering from the index for somebody who may not know, or about another tree. Afterwards such a process leaves
- * everything to the mount; paths of mounts that are not here stay refused.
+/* Calls that change the meaning of paths or the identity of this process: working directory, user, namespaces,
+ * sandboxes, fork. Danger avoided: an answer from the index to a process without the permission, or about another tree.
+ * Afterwards such a process leaves all calls to the mount; paths of absent mounts stay refused.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -30,7 +30,7 @@ static void about_to_move(void)
 {
     int pid;
     if (st_self(&pid) != ST_SELF_OWN)
-        st_base_never(); /* perhaps our parent's memory, but not its working directory */
+        st_base_never(); /* perhaps the parent's memory, but not its working directory */
     st_base_moving();
 }
 
@@ -60,7 +60,7 @@ ST_WRAP(int, fchdir, int descriptor)
     return result;
 }
 
-/* libc walks with chdir of its own inside these. */
+/* Inside these functions libc calls chdir itself. */
 #define NFTW(name)                                                                                      \
     ST_WRAP(int, name, const char *path, void *visit, int descriptors, int flags)                     \
     {                                                                                                   \
@@ -100,7 +100,7 @@ FTS_OPEN(fts64_open)
         st_streams_forking();                                                                             \
         pid_t child = next ? next() : failed(ENOSYS);                                                     \
         if (child == 0) {                                                                                 \
-            st_base_forked(); /* before anything counts as ours */                                        \
+            st_base_forked(); /* before any fact is taken as this process's */                                        \
             st_self_forked();                                                                             \
             for (int which = 0; which < ST_COUNTS; which++)                                               \
                 __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */ \
@@ -125,7 +125,7 @@ ST_WRAP(int, daemon, int stay, int keep)
     return result;
 }
 
-/* ---- Ends without destructors: that it was one is noted. What waits in streams to be written is left behind. */
+/* ---- Ends without destructors: recorded as ends. Unwritten data in streams is lost. */
 
 #define ENDS(name)                                                        \
     __attribute__((noreturn)) ST_WRAP(void, name, int status)           \
@@ -141,7 +141,7 @@ ENDS(_exit)
 ENDS(_Exit)
 ENDS(quick_exit)
 
-/* ---- Users and groups: an identity that stays what it is changes nothing. */
+/* ---- Users and groups: a call that keeps the identity changes nothing. */
 
 struct identity {
     int uid, gid;
@@ -183,7 +183,7 @@ SET_ID(setregid, LIST(gid_t, gid_t), LIST(gid_t a, gid_t b), LIST(a, b))
 SET_ID(setresuid, LIST(uid_t, uid_t, uid_t), LIST(uid_t a, uid_t b, uid_t c), LIST(a, b, c))
 SET_ID(setresgid, LIST(gid_t, gid_t, gid_t), LIST(gid_t a, gid_t b, gid_t c), LIST(a, b, c))
 
-/* These give no sign of whether anything changed. */
+/* These functions do not report whether anything changed. */
 #define GIVES_UP(name, condition, bits, TYPES, PARAMETERS, ARGUMENTS)                                       \
     ST_WRAP(int, name, PARAMETERS)                                                                        \
     {                                                                                                       \
@@ -202,7 +202,7 @@ ST_WRAP(int, unshare, int flags)
 {
     int (*next)(int) = ST_NEXT(unshare);
     if (flags & CLONE_FILES)
-        st_base_never(); /* this thread's descriptors are others than its neighbours' */
+        st_base_never(); /* this thread's descriptors differ from its neighbours' */
     int result = next ? next(flags) : result_of(st_sys(__NR_unshare, flags));
     if (result == 0 && (flags & ~(CLONE_FILES | CLONE_SYSVSEM)))
         st_off(ST_ON_INDEX | ST_ON_PATHS);
@@ -221,7 +221,7 @@ ST_WRAP(int, chroot, const char *path)
     return result;
 }
 
-/* Sandboxes (seccomp, Landlock) begin with one of these; system calls of ours may not be on their lists. */
+/* Sandboxes (seccomp, Landlock) begin with one of these; their lists may forbid the shim's system calls. */
 ST_WRAP(int, prctl, int option, ...)
 {
     va_list arguments;

@@ -1,6 +1,6 @@
-/* A mount that is not here (srun, ssh, a container, an agent that is gone): is a path at or below it? Danger avoided: writing
- * into, or believing, the bare directory under the mount. Speed does not matter here. Paths are normalised as text, so a
- * symbolic link that leads there from outside is not seen.
+/* An absent mount (srun, ssh, a container, an agent that has ended): is a path at or below it? Danger avoided: writing
+ * into the bare directory under the mount, or trusting it. Speed does not matter here. Paths are normalised as text, so
+ * a symbolic link that leads there from outside is not seen.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -33,7 +33,7 @@ static long append(char *text, long bytes, const char *path)
     return bytes;
 }
 
-/* Where a relative path begins; false: not known. */
+/* The start of a relative path; false: not known. */
 static bool place_of(int dirfd, char text[PATH_MAX])
 {
     char link[32];

@@ -1,4 +1,6 @@
-/* One line at the end of a program that was told to (SURGETANK_REPORT=1). Danger avoided: stdio, which may be gone by then. */
+/* Prints one line at the end of a program on request (SURGETANK_REPORT=1). Danger avoided: stdio, which may not work
+ * any more by then.
+ */
 #define _GNU_SOURCE
 #include "shim.h"
 

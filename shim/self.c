@@ -1,9 +1,9 @@
-/* Which process is this, and what is its umask? Danger avoided: a child that shares its parent's memory (vfork) or has a copy
- * of it (fork) using what belongs to the parent.
+/* Which process is this, and what is its umask? Danger avoided: a child that shares its parent's memory (vfork), or has
+ * a copy of it (fork), and uses what belongs to the parent.
  *
- * The process's number stands in a page that the kernel wipes in fork children; a vfork child sees its parent's number, which
- * is not its own. Only children of a fork that went through our wrapper write their own number: in any other child the page
- * stays wiped, because the one who looks might be a vfork child of a fork child, and would write the wrong number.
+ * The process's number is in a page that the kernel wipes in fork children. A vfork child sees its parent's number,
+ * which is not its own. Only children of a fork through the wrapper write their own number. In any other child the page
+ * stays wiped, because the reader might be a vfork child of a fork child, and would write the wrong number.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -17,12 +17,12 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-static int *owner;      /* in the page that is wiped; NULL: none */
-static bool wiped;      /* the kernel does that */
+static int *owner;      /* in the wiped page; NULL: none */
+static bool wiped;      /* the kernel supports that */
 static uint32_t mask = ST_UMASK_UNKNOWN;
 
 #define MANY UINTPTR_MAX
-static uintptr_t vforker; /* the thread that called vfork; MANY: several, or something like it */
+static uintptr_t vforker; /* the thread that called vfork; MANY: several, or a similar call */
 
 void st_self_start(void)
 {
@@ -51,8 +51,9 @@ enum st_self st_self(int *pid)
     return written && wiped ? ST_SELF_VFORKED : ST_SELF_UNKNOWN;
 }
 
-/* ---- Without a system call: has anybody called vfork since we were last alone in our memory? Only for what may be wrong in a child that
- * was made by a bare system call (it counts for its parent). */
+/* ---- Without a system call: has a thread called vfork since this process last had its memory alone? Only for uses
+ * where an error is harmless: a child of a bare system call would count for its parent.
+ */
 
 static void shares_memory(uintptr_t who)
 {
@@ -62,7 +63,7 @@ static void shares_memory(uintptr_t who)
     while (!__atomic_compare_exchange_n(&vforker, &before, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
-/* Who called vfork is back, so its child is gone. */
+/* The thread that called vfork runs again, so its child has ended. */
 static bool is_own(uintptr_t who, enum st_self self)
 {
     if (self == ST_SELF_OWN && who == st_this_thread())
@@ -73,7 +74,7 @@ static bool is_own(uintptr_t who, enum st_self self)
 bool st_owns_memory(void)
 {
     int pid;
-    /* Wiped: the child of a fork that we did not see, which may itself have called vfork by now. */
+    /* Wiped: the child of an unseen fork, which may itself have called vfork by now. */
     if (!wiped || !__atomic_load_n(owner, __ATOMIC_RELAXED))
         return false;
     uintptr_t who = __atomic_load_n(&vforker, __ATOMIC_RELAXED);
@@ -90,7 +91,9 @@ bool st_is_vforked(void)
     return !is_own(who, self) && self == ST_SELF_VFORKED;
 }
 
-/* Who calls vfork returns twice, so no function in C may stand between: ours only notes it, and goes on in the next one. */
+/* A caller of vfork returns twice, so no C function may be in between: the wrapper only records it, and jumps to the
+ * next function.
+ */
 __attribute__((used, visibility("hidden"))) void *st_vfork_begins(void)
 {
     void *next = ST_NEXT(vfork);
@@ -108,7 +111,7 @@ __asm__(".text\n.globl vfork\n.type vfork, %function\nvfork:\n"
         ".size vfork, .-vfork\n.globl __vfork\n.set __vfork, vfork\n");
 #endif
 
-/* A child in our memory that is no thread may live as long as it wants. */
+/* A child that shares the memory and is not a thread may live for any time. */
 #define CLONES(name)                                                                                           \
     ST_WRAP(int, name, int (*begins)(void *), void *stack, int flags, void *argument, ...)                     \
     {                                                                                                          \

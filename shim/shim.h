@@ -1,5 +1,5 @@
-/* What the shim's own files share. Nothing here is a libc symbol; nothing allocates, locks or prints. Danger avoided: a
- * second meaning of the same thing in two files. catalogue.md says which libc function is where.
+/* Declarations that the shim's files share. None is a libc symbol; none of the functions allocates, locks or prints.
+ * Danger avoided: two meanings of one thing in two files. catalogue.md says which libc function is in which file.
  */
 #ifndef SURGETANK_SHIM_H
 #define SURGETANK_SHIM_H
@@ -13,14 +13,15 @@
 
 #define ST_DOMAINS_MAX 4u
 #define ST_PASS (-2)   /* make the call as if there were no shim */
-#define ST_TEXT 1024u  /* paths made here: buffers on stacks that may be a signal's, so longer ones are left to the mount */
+/* paths built here: the buffers are on stacks that may be a signal's, so longer paths are left to the mount */
+#define ST_TEXT 1024u
 #define ST_CHAIN 24u
 #define ST_DESCRIPTORS 1024
 
 #define st_likely(x) __builtin_expect(!!(x), 1)
 #define st_unlikely(x) __builtin_expect(!!(x), 0)
 
-/* A function under libc's name, seen by programs; inside the shim it has no other use, so its C name is never written. */
+/* A function under libc's name, visible to programs. The shim itself does not call it, so its C name is never written. */
 #define ST_WRAP(result, name, ...)                                                                   \
     result st_wrap_##name(__VA_ARGS__) __asm__(#name) __attribute__((visibility("default")));      \
     result st_wrap_##name(__VA_ARGS__)
@@ -28,9 +29,9 @@
 /* ---- State of the process (start.c); `on` only ever loses bits after the constructor. */
 
 #define ST_ON_INDEX 1u    /* look-ups of paths, and requests to the agent */
-#define ST_ON_PATHS 2u    /* paths below the mount mean here what they mean to the agent */
+#define ST_ON_PATHS 2u    /* paths below the mount mean the same here as to the agent */
 #define ST_ON_IDENTITY 4u /* descriptors of plain files are shown as the mount's */
-#define ST_ON_DEAD 8u     /* some mount is not here: its paths are refused */
+#define ST_ON_DEAD 8u     /* a mount is absent: its paths are refused */
 
 struct st_domain {
     const struct st_header *index; /* NULL: not usable, or dead */
@@ -49,7 +50,7 @@ struct st_process {
     uint32_t domain_count;
     bool report;
     bool writes; /* this program may open for writing through the agent */
-    bool wrote;  /* it has */
+    bool wrote;  /* it has done so */
     struct st_domain domains[ST_DOMAINS_MAX];
 };
 extern struct st_process st_process;
@@ -67,7 +68,7 @@ static inline void st_off(uint32_t bits)
         st_anchor_end();
 }
 
-/* ---- Memory that a program passes (memory.c): is it there? Asked before the shim looks at it. */
+/* ---- Memory that a program passes (memory.c): is it mapped? Checked before the shim reads it. */
 
 static inline uintptr_t st_this_thread(void)
 {
@@ -82,14 +83,14 @@ static inline uintptr_t st_this_thread(void)
 
 void st_memory_start(void);
 extern uintptr_t st_stack_end, st_heap_begin, st_program, st_program_bytes;
-extern void *__curbrk __attribute__((weak)); /* libc's: where the heap ends */
+extern void *__curbrk __attribute__((weak)); /* libc's: the end of the heap */
 static inline uintptr_t st_break(void)
 {
     return &__curbrk ? (uintptr_t)__curbrk : 0;
 }
 #define ST_STACK_MAX (64u << 20) /* less than the kernel leaves free below the first thread's stack */
-#define ST_MEMORY_MIN 4096u      /* nothing is below */
-/* Without a call: on the stack in use, if that is the first thread's, or in the heap, with room for a path behind it. */
+#define ST_MEMORY_MIN 4096u      /* no memory is below */
+/* Without a call: on the stack in use, if it is the first thread's, or in the heap, with room for a path after it. */
 static inline bool st_surely_there(uintptr_t at, size_t bytes)
 {
     uintptr_t here = (uintptr_t)__builtin_frame_address(0);
@@ -113,8 +114,9 @@ static inline bool st_writable(const void *memory, size_t bytes)
 {
     return st_likely(st_surely_there((uintptr_t)memory, bytes)) || st_memory_slow(memory, bytes, true);
 }
-/* A path as it was passed; of one that cannot be read an address that the kernel answers with EFAULT, too. Every wrapper
- * begins with this, or with `st_through`. */
+/* A path as the program passed it; an unreadable one becomes an address for which the kernel returns EFAULT, too. Every
+ * wrapper begins with this, or with `st_through`.
+ */
 #define ST_NO_MEMORY ((const char *)1)
 static inline const char *st_path(const char *path)
 {
@@ -138,40 +140,40 @@ static inline void st_count(enum st_count which)
 
 enum st_self { ST_SELF_OWN, ST_SELF_VFORKED, ST_SELF_UNKNOWN };
 void st_self_start(void);
-void st_self_forked(void); /* in the child of a fork that we saw */
+void st_self_forked(void); /* in the child of a fork through the wrapper */
 enum st_self st_self(int *pid);
-/* Without a system call, where nobody has called vfork. Believes of a child that was made by a bare system call that it is its parent. */
+/* Without a system call, if no thread has called vfork. A child of a bare system call counts as its parent here. */
 bool st_is_vforked(void);
-/* For sure: not in a vfork child, nor in the child of a fork that we did not see. Without a system call, as above. */
+/* Certain: neither in a vfork child, nor in the child of an unseen fork. Without a system call, as above. */
 bool st_owns_memory(void);
 
 #define ST_UMASK_UNKNOWN (~UINT32_C(0))
-uint32_t st_umask(void); /* ST_UMASK_UNKNOWN: leave it to the mount */
+uint32_t st_umask(void); /* ST_UMASK_UNKNOWN: leave the call to the mount */
 void st_umask_start(void);
 
-/* ---- Where relative paths begin (base.c). */
+/* ---- The start of relative paths (base.c). */
 
 struct st_base {
     const struct st_domain *domain;
     uint32_t record;
     uint64_t id;
 };
-bool st_base_known_outside(int dirfd); /* cheap; true: leave it to the mount */
+bool st_base_known_outside(int dirfd); /* cheap; true: leave the call to the mount */
 bool st_base_of(int dirfd, struct st_base *out);
 void st_base_moving(void); /* around chdir */
 void st_base_moved(void);
-void st_base_never(void); /* they may change behind our back: never believe what is remembered of them */
+void st_base_never(void); /* they may change unseen: never trust cached values again */
 
-void st_base_forked(void); /* in the child of a fork that we saw */
+void st_base_forked(void); /* in the child of a fork through the wrapper */
 
-/* What is remembered of a directory's descriptor (base.c says how). */
+/* The cached facts about a directory's descriptor (base.c explains them). */
 struct st_known {
     uint64_t turn;   /* grows when the number may mean another file */
-    uint64_t filled; /* the turn that this is of + 1; 0: none */
+    uint64_t filled; /* the turn of these values + 1; 0: none */
     uint64_t id;
     uint32_t record;
     uint16_t domain;
-    uint16_t asking; /* so many are finding out */
+    uint16_t asking; /* number of threads that are asking */
 };
 extern struct st_known st_known[ST_DESCRIPTORS];
 
@@ -186,14 +188,15 @@ struct st_anchor {
     char name[ST_NAME_BYTES_MAX + 1];
 };
 struct st_place;
-/* True: what was found is `number` + `name`, if that can be opened, and `still` is true afterwards. */
+/* True: the file is at `number` + `name`, if that can be opened, and `still` is true afterwards. */
 bool st_anchor_of(const struct st_place *place, struct st_anchor *out);
 bool st_anchor_still(const struct st_place *place, const struct st_anchor *anchor);
 void st_anchor_forked(void);
-void st_anchor_opened(const struct st_place *place, char *path); /* by its path, which is cut: the next ones may lie there, too */
+/* opened by its path, which is cut: the next files may be there, too */
+void st_anchor_opened(const struct st_place *place, char *path);
 void st_anchor_lost(int descriptor);
 
-/* The number is about to mean another file, or does. */
+/* The number is about to mean another file, or means it already. */
 static inline void st_base_forget(int descriptor)
 {
     if (st_unlikely((__atomic_load_n(&st_anchor_word, __ATOMIC_RELAXED) & ST_ANCHOR_NUMBER) == (unsigned)descriptor))
@@ -204,20 +207,20 @@ static inline void st_base_forget(int descriptor)
         __atomic_fetch_add(&known->turn, 1, __ATOMIC_SEQ_CST);
 }
 
-/* ---- Counting (counts.c; streams.c for stdio). Of each descriptor: whose is it? */
+/* ---- Counting (counts.c; streams.c for stdio). For each descriptor: which file is it of? */
 
-#define ST_KINDS 65536u /* descriptors from there on are not counted */
+#define ST_KINDS 65536u /* higher descriptors are not counted */
 #define ST_KIND_FOREIGN 1u
 #define ST_KIND_OURS 2u /* + domain * ST_IOS + ST_IO_PLAIN or ST_IO_MOUNT; 0: not known yet */
 extern uint8_t st_kinds[ST_KINDS];
-extern bool st_counting; /* only ever becomes true, in the constructor */
+extern bool st_counting; /* becomes true in the constructor only, and stays so */
 void st_counts_map(unsigned domain, const char *path);
 void st_counts_start(char *const *arguments);
-void st_counts_forked(void); /* in the child of a fork that we saw */
-void st_counts_end(bool flushed); /* the process is about to end, and what waits in streams to be written is; or is not */
+void st_counts_forked(void); /* in the child of a fork through the wrapper */
+void st_counts_end(bool flushed); /* the process is about to end; `flushed`: data that waits in streams will be written */
 void st_counts_total(struct st_io *out);
 int st_counted_open(const struct st_domain *domain, int descriptor, int flags); /* returns the descriptor */
-/* Where a call that syncs began; 0: it is on no file of ours. */
+/* The begin of a syncing call; 0: the file is not counted. */
 uint64_t st_sync_begins(int descriptor);
 void st_counted_sync(int descriptor, uint64_t begun_ns);
 unsigned st_kind_learn(int descriptor);
@@ -249,21 +252,21 @@ static inline void st_add(uint64_t *to, uint64_t what)
     __atomic_fetch_add(to, what, __ATOMIC_RELAXED);
 }
 
-/* Around what moves bytes from one descriptor to another; 0: it is not counted. */
+/* Around calls that move bytes from one descriptor to another; 0: not counted. */
 uint64_t st_copy_begun(int in, int out);
-/* A place: where the caller said from or to where; NULL: the descriptor's position, which has moved. */
+/* A place: the pointer to the caller's offset; NULL: the descriptor's position, which has moved. */
 void st_counted_copy(int in, const void *from_place, int out, const void *to_place, uint64_t begun, long bytes);
 
 struct _IO_FILE;
 void st_streams_start(void);
-void st_streams_rebase(void); /* in a fork child: what is counted from here on is its own */
+void st_streams_rebase(void); /* in a fork child: counts from here on are its own */
 void st_streams_end(bool flushed);
 void st_streams_forking(void);
-void st_streams_leave(void); /* before exec, which leaves what waits to be written behind */
+void st_streams_leave(void); /* before exec, which loses data that waits to be written */
 void st_streams_passed(int descriptor, uint64_t bytes); /* by read or write on it, not by stdio */
 void st_streams_shifted(int descriptor, int64_t by);    /* its position, by lseek */
 void st_streams_over(int descriptor, bool still_open);  /* its number is about to mean, or means, another file */
-/* Around what puts another file under a stream, which goes on there; ST_NO_STREAM: there is none. */
+/* Around calls that put another file under a stream, which continues there; ST_NO_STREAM: there is none. */
 #define ST_NO_STREAM (~0u)
 #define ST_STANDARD 128u /* the first of the standard streams */
 unsigned st_streams_on(int descriptor);
@@ -279,7 +282,7 @@ void st_stream_opened(struct _IO_FILE *stream, int descriptor);
 void st_stream_closing(struct _IO_FILE *stream);
 
 extern uint8_t st_hints[ST_DESCRIPTORS]; /* 1: this directory was outside of all mounts */
-/* A descriptor that a call passed on has returned: what was known of its number is over. */
+/* A call that was passed on returned this descriptor: cached facts about its number are void. */
 static inline int st_fresh(int descriptor)
 {
     st_base_forget(descriptor);
@@ -289,7 +292,7 @@ static inline int st_fresh(int descriptor)
         return descriptor;
     unsigned kind = __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED);
     if (st_unlikely(kind >= ST_KIND_OURS))
-        st_kind_over(descriptor, false); /* it was closed behind our back */
+        st_kind_over(descriptor, false); /* it was closed unseen */
     else if (kind)
         __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
     if (st_unlikely((unsigned)descriptor <= 2))
@@ -304,31 +307,31 @@ struct st_link {
 };
 
 struct st_place {
-    struct st_base from; /* where `rest` begins */
+    struct st_base from; /* the start of `rest` */
     const char *rest;
     const char *name; /* the last component */
     uint32_t name_bytes;
-    uint32_t rest_bytes;  /* normalised, without a slash at the front */
-    uint32_t dir;         /* record of the directory that has the last name */
-    uint32_t dir_flags;   /* what was read of that */
+    uint32_t rest_bytes;  /* normalised, without a leading slash */
+    uint32_t dir;         /* record of the directory with the last name */
+    uint32_t dir_flags;   /* flags as read from that record */
     uint32_t dir_device;
     uint32_t dir_seq;
     uint64_t dir_id;
     uint32_t number;      /* of `record` */
     struct st_record record;
-    const struct st_name *slot; /* where the last name was found */
+    const struct st_name *slot; /* the place of the last name */
     struct st_name slot_read;
     uint64_t generation;
-    uint32_t depth; /* > ST_CHAIN: the chain is not whole */
+    uint32_t depth; /* > ST_CHAIN: the chain is incomplete */
     struct st_link chain[ST_CHAIN];
 };
 
 enum st_found {
-    ST_LEAVE,   /* nothing is known: leave it to the mount */
-    ST_FOUND,   /* `record` is what the last name is */
-    ST_MISSING, /* certain: there is no such name, and its directory exists */
+    ST_LEAVE,   /* unknown: leave the call to the mount */
+    ST_FOUND,   /* `record` is the last name's */
+    ST_MISSING, /* certain: the name does not exist, and its directory does */
     ST_NOWHERE, /* certain: a directory on the way does not exist */
-    ST_UNSURE,  /* the directory is known, whether it has the name is not */
+    ST_UNSURE,  /* the directory is known, but not whether it has the name */
 };
 
 /* Is the path below a mount whose index is in use? Fills `from` and `rest`. */
@@ -336,7 +339,7 @@ bool st_begin_slow(struct st_place *place, int dirfd, const char *path);
 enum st_found st_find(struct st_place *place);
 /* The plain file's path in `text`, or NULL. */
 char *st_plain_path(struct st_place *place, char text[ST_TEXT]);
-/* Is what was found still so? And where: has no directory on the way been written since? */
+/* Is the result still valid? And for the directories: was none on the way written since? */
 bool st_still(const struct st_place *place);
 bool st_chain_still(const struct st_place *place);
 bool st_mount_prefix(const struct st_domain *domain, const char *path, const char **rest);
@@ -350,7 +353,7 @@ static inline bool st_begin(struct st_place *place, int dirfd, const char *path)
     return st_begin_slow(place, dirfd, path);
 }
 
-/* index.c: one look at the mapped index each; false: leave it to the mount */
+/* index.c: each reads the mapped index once; false: leave the call to the mount */
 bool st_index_alive(const struct st_domain *domain);
 bool st_index_generation(const struct st_domain *domain, uint64_t *out);
 bool st_index_same_generation(const struct st_domain *domain, uint64_t generation);
@@ -380,15 +383,15 @@ struct st_held {
     struct stat stat; /* of the plain file */
 };
 bool st_held(int descriptor, struct st_held *out);
-/* `descriptor`: whose stat that is; -1: of none that is known. */
+/* `descriptor`: the descriptor of that stat; -1: unknown. */
 bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out);
-/* By which record a number was opened last: worth a look, and no more. */
+/* The record with which a number was opened last: a hint that must be checked. */
 extern uint32_t st_opened_as[ST_DESCRIPTORS];
-/* The path below the mount of what a diverted descriptor has open, in `text`; NULL: it has none, or it is not known. */
+/* The path below the mount of a diverted descriptor's file, in `text`; NULL: it has none, or it is not known. */
 const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT]);
 char *st_write_number(char *to, unsigned long number);
 const char *st_proc_path(int descriptor, char text[32]);
-/* "/proc/self/fd/N" and its like of a diverted descriptor → its path below the mount; anything else as it is. */
+/* "/proc/self/fd/N" and the like of a diverted descriptor → its path below the mount; any other path unchanged. */
 const char *st_through_slow(const char *path, char text[ST_TEXT]);
 static inline const char *st_through(const char *path, char text[ST_TEXT])
 {
@@ -398,7 +401,7 @@ static inline const char *st_through(const char *path, char text[ST_TEXT])
     return st_through_slow(path, text);
 }
 
-/* ---- A mount that is not here (refuse.c). Sets errno if so. */
+/* ---- An absent mount (refuse.c). Sets errno if so. */
 bool st_refused_slow(int dirfd, const char *path);
 static inline bool st_refused(int dirfd, const char *path)
 {
@@ -406,43 +409,44 @@ static inline bool st_refused(int dirfd, const char *path)
 }
 
 /* ---- The agent (agent.c). 0 or an errno, ST_ASK_MOUNT, or one of these. */
-#define ST_UNSENT (-2) /* nobody was asked */
-#define ST_UNHEARD (-3) /* asked, but no answer came */
+#define ST_UNSENT (-2) /* the request was not sent */
+#define ST_UNHEARD (-3) /* sent, but no answer came */
 int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor);
-/* With what stands behind the request and the reply of ST_SETXATTR and ST_GETXATTR. */
+/* The data after the request and the reply of ST_SETXATTR and ST_GETXATTR. */
 struct st_attribute {
     const char *name;
     uint32_t name_bytes;
-    uint32_t room_bytes;  /* for what is asked */
-    uint32_t value_bytes; /* of what was asked */
+    uint32_t room_bytes;  /* for the value */
+    uint32_t value_bytes; /* of the value */
     void *value;
 };
 int st_ask_attribute(const struct st_domain *domain, const struct st_request *request, struct st_attribute *about);
-/* The agent was killed: returns when another one serves the mount, and a moment later each further time; false: none will. */
+/* The agent was killed: returns when another one serves the mount, and on later calls after a moment; false: none will. */
 bool st_agent_replaced(const struct st_domain *domain, int turn);
 
-/* Of the file that the path leads to, by the agent; -1 with errno, or ST_PASS (descriptors.c). */
+/* Changes the times of the path's file through the agent; -1 with errno, or ST_PASS (descriptors.c). */
 int st_change_times(int dirfd, const char *path, const struct timespec times[2]);
 
-/* ---- Lent directories (lent.c) */
+/* ---- Delegated directories (lent.c) */
 
-/* To be called before the look-up. False: nothing is lent. */
+/* Call it before the look-up. False: no directory is delegated. */
 bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch);
-/* What was not found in a lent directory is made: a descriptor, or ST_PASS: it is to be asked for. */
+/* Creates a missing file in a delegated directory: a descriptor, or ST_PASS: ask the agent. */
 int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
-/* Look-ups in the index and the ring together: the turn before both has to be the one after both. False: not readable. */
+/* For look-ups in index and ring together: the turn before both must equal the turn after both. False: not readable. */
 bool st_lent_turn(const struct st_domain *domain, uint64_t *turn);
 bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn);
 bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
 bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id);
-/* A plain file that was made, and of which the index does not know yet. */
+/* A created plain file that the index does not have yet. */
 bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
 
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);
 
-/* exec.c: for a program that cannot take the shim, the environment without it. `copy` has room for as many and one more, `list`
- * for a path list as long as LD_PRELOAD's. */
+/* exec.c: the environment without the shim, for a program that cannot take it. `copy` has room for as many entries and
+ * one more, `list` for a path list as long as LD_PRELOAD's.
+ */
 size_t st_environment_count(char *const *environment, size_t *list_bytes);
 void st_environment_without(char *const *environment, char **copy, char *list);
 

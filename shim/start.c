@@ -1,6 +1,6 @@
-/* The beginning: environment, the mounts and their indices, and whether this program is one that the shim serves. Danger
- * avoided: slowing every program's start, and believing that a mount is here because a variable says so: a job step on
- * another node or in a container inherits the variable, and finds the bare directory.
+/* The beginning: environment, the mounts and their indices, and whether the shim serves this program. Danger avoided:
+ * slowing every program's start, and trusting a variable that a mount is here: a job step on another node or in a
+ * container inherits the variable, and finds the bare directory.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -17,7 +17,7 @@
 #define TEXTS 16384
 
 struct st_process st_process;
-static char texts[TEXTS]; /* our own copy: programs overwrite their environment with a new title */
+static char texts[TEXTS]; /* a private copy: programs overwrite their environment with a new title */
 
 static const char *variable(char *const *environment, const char *name, size_t bytes)
 {
@@ -41,7 +41,7 @@ static bool listed(const char *list, const char separator, const char *name)
     return false;
 }
 
-/* The Go runtime makes its own system calls: it changes the directory without our seeing it. */
+/* The Go runtime makes its own system calls: it changes the directory unseen. */
 static bool is_go(void)
 {
     const ElfW(Phdr) *headers = (const void *)getauxval(AT_PHDR);
@@ -82,7 +82,7 @@ static bool good_header(const struct st_header *header, const struct stat *file)
            header->total_bytes <= (uint64_t)file->st_size;
 }
 
-/* Opens and checks the index; -1 if there is none that could be believed. */
+/* Opens and checks the index; -1 if there is no valid one. */
 static int open_index(const char *path, struct st_header *header)
 {
     struct stat file;
@@ -101,7 +101,7 @@ enum presence { ABSENT, PRESENT, SEALED };
 
 static enum presence presence_of(long result)
 {
-    /* Where we may not even look, we cannot write either. */
+    /* Without the right to look there, the program cannot write there either. */
     return result == -EACCES || result == -EPERM ? SEALED : st_sys_failed(result) ? ABSENT : PRESENT;
 }
 
@@ -121,7 +121,7 @@ static enum presence device_of(const char *mount, uint64_t *dev)
     return presence_of(result);
 }
 
-/* Without an index that says which device the mount is, any FUSE mount will do. */
+/* Without an index that states the mount's device, any FUSE mount suffices. */
 static enum presence fuse_at(const char *mount)
 {
     struct statfs stat;
@@ -158,7 +158,7 @@ static void start_domain(struct st_domain *domain, const char *index_path)
     st_sys_close(opened);
 }
 
-/* "INDEX<TAB>SOCKET<TAB>MOUNT", one a line, and "<TAB>COUNTS" where there is such a file; cut into strings in place. */
+/* "INDEX<TAB>SOCKET<TAB>MOUNT" per line, plus "<TAB>COUNTS" if there is such a file; cut into strings in place. */
 static void start_domains(char *lines)
 {
     while (lines && *lines && st_process.domain_count < ST_DOMAINS_MAX) {
@@ -188,7 +188,9 @@ static void start_domains(char *lines)
     }
 }
 
-/* Under another C library nothing is done but to pass calls on; it does not even give us arguments. What it starts may have glibc. */
+/* Under another C library the shim only passes calls on; that library does not even pass arguments here. Its children
+ * may use glibc.
+ */
 extern const char *gnu_get_libc_version(void) __attribute__((weak));
 
 __attribute__((constructor)) static void start(int count, char **arguments, char **environment)

@@ -1,6 +1,6 @@
-/* The stat family and questions of existence. Paths are answered from the index, descriptors of plain files are shown as the
- * mount's files. Danger avoided: two identities of one file; tar, cp -a, git, rsync and tail -F compare (st_dev, st_ino) of
- * path and descriptor.
+/* The stat family and checks of existence. Paths are answered from the index; descriptors of plain files are shown as
+ * the mount's files. Danger avoided: two identities of one file; tar, cp -a, git, rsync and tail -F compare (st_dev,
+ * st_ino) of path and descriptor.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -40,7 +40,7 @@ static void put_times(const struct st_record *record, struct stat *out)
     out->st_ctim = (struct timespec){record->ctime_s, record->ctime_ns};
 }
 
-/* `out` is of the plain file: make it the mount's. */
+/* Changes `out` from the plain file's attributes to the mount's. */
 static void put_over(const struct st_domain *domain, const struct st_record *record, struct stat *out)
 {
     struct timespec changed = {record->ctime_s, record->ctime_ns};
@@ -94,7 +94,7 @@ __attribute__((noinline)) static int stat_inside(struct st_place *place, struct 
     if (follow && S_ISLNK(record->mode))
         return ST_PASS;
     if (st_unlikely(record->flags & ST_LENT) && (st_lent_any_in(place->from.domain, record->id) || !st_still(place)))
-        return ST_PASS; /* its times are those of what was made in it last */
+        return ST_PASS; /* its times are those of the last creation in it */
     if (record->flags & ST_LIVE) {
         if (!stat_plain(place, out))
             return ST_PASS;
@@ -157,7 +157,7 @@ PATH_STAT(stat64, 0)
 PATH_STAT(lstat, AT_SYMLINK_NOFOLLOW)
 PATH_STAT(lstat64, AT_SYMLINK_NOFOLLOW)
 
-/* The versioned ones: 0 is the kernel's structure, 1 is x86_64's, and both are `struct stat`. */
+/* The versioned functions: 0 is the kernel's structure, 1 is x86_64's, and both are `struct stat`. */
 #define PATH_XSTAT(name, flags)                                                                         \
     ST_WRAP(int, name, int version, const char *path, struct stat *out)                               \
     {                                                                                                   \
@@ -267,7 +267,9 @@ static int statx_path(int dirfd, const char *path, int flags, unsigned mask, str
     return 0;
 }
 
-/* A descriptor's statx: only what was asked for is there, so what tells files apart is asked for again if it may be ours. */
+/* A descriptor's statx returns only the requested fields, so the identifying fields are requested again if the file may
+ * be served.
+ */
 static void identify_statx(int descriptor, struct statx *out)
 {
     struct st_held held;
@@ -301,7 +303,7 @@ ST_WRAP(int, statx, int dirfd, const char *path, int flags, unsigned mask, struc
     return result;
 }
 
-/* ---- Existence. Only F_OK is answered: what one may do with a file is the mount's to say. */
+/* ---- Existence. Only F_OK is answered: the mount decides about permissions. */
 
 static int exists(int dirfd, const char *path, int mode)
 {

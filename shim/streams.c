@@ -1,8 +1,11 @@
-/* stdio reads and writes inside libc, unseen: what a stream moved is what its descriptor's position moved, seeks taken
- * off, and what still waits to be written. Looked at when it is closed, moved, or the program ends. Dangers avoided: counting
- * twice what a program reads or writes itself on the descriptor under a stream; and touching a FILE that another thread
- * closes. One that is not the caller's own argument, nor one of libc's three, is read as a file would be (/proc/self/mem),
- * which gives an error where there is nothing, and what was read counts only if the stream is still the same afterwards.
+/* stdio reads and writes inside libc, unseen. A stream moved as many bytes as its descriptor's position moved, minus
+ * seeks, plus data that waits to be written. The shim checks this when the stream is closed or moved, or when the
+ * program ends.
+ *
+ * Dangers avoided: counting twice what a program itself reads or writes on the descriptor beneath a stream; touching a
+ * FILE that another thread closes. A FILE that is neither the caller's own argument nor one of libc's three is read
+ * like a file (/proc/self/mem), which returns an error for unmapped memory. The result counts only if the stream is
+ * still the same afterwards.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -17,29 +20,31 @@
 #define ALL_STREAMS (STREAMS + 3u)
 #define PROBES 8u
 #define TAKEN ((FILE *)1)
-#define APPENDING 0x1000 /* libc's own: flushed to the file's end, wherever its position is */
+#define APPENDING 0x1000 /* libc's own: flushed to the file's end, at any position */
 
 struct stream {
     FILE *file; /* NULL: free; TAKEN: about to be in use */
-    uint32_t turn; /* grows each time that it is another stream's */
+    uint32_t turn; /* grows each time that another stream uses it */
     int descriptor;
     bool appends;
     uint64_t passed;   /* by read and write on the descriptor since `position` */
-    /* Counted up to there: the descriptor's position, and where a program that writes goes on (if it appends: the
-     * file's end). Between two seeks a stream is only read or only written, as the standard wants it. */
+    /* Everything up to here is counted: the descriptor's position, and the position at which a writing program
+     * continues (if it appends: the file's end). Between two seeks a stream is only read or only written, as the
+     * standard requires.
+     */
     int64_t position, logical;
-    int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
-    bool inherited;   /* of a parent, or by a child: its position moves for all of them */
-    int64_t seen;     /* of what all of them have accounted for */
+    int64_t buffered; /* at the begin of a seek: libc has the file's content from here to `position` */
+    bool inherited;   /* from a parent, or by a child: its position moves for all of them */
+    int64_t seen;     /* the part of the family's total that is included */
 };
 static struct stream streams[ALL_STREAMS];
 static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
 static uint32_t open_streams; /* of the others */
-/* Of each stream, what a process and its fork children have accounted for, in a page that they share; NULL: none yet. */
+/* For each stream, what a process and its fork children have accounted for, in a page that they share; NULL: none yet. */
 static int64_t *family;
 
-/* Of each descriptor: its stream's number + 1; what a stream knows of a descriptor that is not marked so is over. */
-#define DIRECT ST_STREAM_DIRECT /* none, and the program has moved its position */
+/* For each descriptor: its stream's number + 1. A stream's facts about a descriptor without this mark are void. */
+#define DIRECT ST_STREAM_DIRECT /* no stream, and the program has moved its position */
 uint8_t st_stream_marks[ST_KINDS];
 
 static void mark(int descriptor, unsigned what)
@@ -64,7 +69,7 @@ static struct stream *stream_on(int descriptor)
     return which && which <= ALL_STREAMS ? &streams[which - 1] : NULL;
 }
 
-/* (In a sandbox no system call of ours may be made.) */
+/* (In a sandbox the shim may make no system call.) */
 static int64_t position_of(int descriptor)
 {
     if (!st_on(ST_ON_INDEX))
@@ -73,7 +78,7 @@ static int64_t position_of(int descriptor)
     return st_sys_failed(at) ? -1 : at;
 }
 
-/* A vfork child has its parent's memory and other descriptors. */
+/* A vfork child has its parent's memory and its own descriptors. */
 static bool is_own(void)
 {
     int pid;
@@ -94,7 +99,7 @@ static struct stream *find(FILE *file)
     return NULL;
 }
 
-/* One to fill, which nobody looks at before `publish`. */
+/* A stream to fill, which no thread reads before `publish`. */
 static struct stream *claim(FILE *file)
 {
     unsigned from = (unsigned)((uintptr_t)file >> 4);
@@ -120,7 +125,7 @@ static int64_t of_family(const struct stream *stream)
     return family ? __atomic_load_n(&family[stream - streams], __ATOMIC_RELAXED) : 0;
 }
 
-/* Of what its position says the others have to take off what is accounted for here. */
+/* Other family members must subtract the bytes that are accounted for here from their position's movement. */
 static void tell_family(struct stream *stream, int64_t bytes)
 {
     if (!stream->inherited || !family)
@@ -129,15 +134,15 @@ static void tell_family(struct stream *stream, int64_t bytes)
     __atomic_fetch_add(&stream->seen, bytes, __ATOMIC_RELAXED);
 }
 
-/* ---- What a FILE says */
+/* ---- The state of a FILE */
 
 struct look {
     bool writes, used;
     int64_t pending; /* waits to be written */
-    int64_t ahead;   /* negative: was read ahead, and is given back before that is written */
+    int64_t ahead;   /* negative: was read ahead, and is returned before the next write */
 };
 
-/* `file` may be a copy, and of anything: nothing that it points to is followed unless it is the program's own. */
+/* `file` may be a copy, and of anything: its pointers are not followed unless it is the program's own. */
 static struct look look_at(FILE *file, bool own)
 {
     int64_t room = file->_IO_buf_end - file->_IO_buf_base, pending = file->_IO_write_ptr - file->_IO_write_base;
@@ -168,7 +173,7 @@ static bool copied(const struct stream *stream, int memory, FILE *copy)
            copy->_fileno == stream->descriptor;
 }
 
-/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. `own`: the caller's argument, or NULL. */
+/* Counts up to now; `flushed`: includes data that waits to be written. `own`: the caller's argument, or NULL. */
 static void account(struct stream *stream, FILE *own, int memory, bool flushed)
 {
     FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE), copy;
@@ -185,17 +190,17 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
     if (now < 0 || !has_descriptor(stream) || __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file ||
         __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
         return;
-    /* Who appends has its descriptor anywhere until it writes. */
+    /* An appending stream has its descriptor at any position until it writes. */
     bool at_end = look.writes && stream->appends && now == stream->position;
     int64_t to = (at_end ? stream->logical : now + look.ahead) + (flushed ? look.pending : 0);
     int64_t passed = (int64_t)__atomic_load_n(&stream->passed, __ATOMIC_RELAXED);
     int64_t others = stream->inherited ? of_family(stream) - stream->seen : 0;
     int64_t bytes = to - (look.writes ? stream->logical : stream->position) - passed - others;
     if (bytes < 0 && stream->inherited)
-        return; /* another one is ending, and has accounted for what it is about to write */
+        return; /* another thread is ending, and has accounted for the data that it is about to write */
     __atomic_fetch_sub(&stream->passed, (uint64_t)passed, __ATOMIC_RELAXED);
     __atomic_fetch_add(&stream->seen, others, __ATOMIC_RELAXED);
-    /* A standard stream whose buffer was never made was never used: others share its descriptor. */
+    /* A standard stream without a buffer was never used: other streams share its descriptor. */
     bool used = look.used || stream < standard;
     stream->position = look.writes && stream->appends ? now : to;
     stream->logical = look.writes || !stream->appends ? to : stream->logical;
@@ -222,7 +227,7 @@ static int64_t end_of(int descriptor, int64_t otherwise)
     return st_sys_failed(st_sys_fstat(descriptor, &stat)) ? otherwise : stat.st_size;
 }
 
-/* What it moves is counted from here on. */
+/* Counts its movements from here on. */
 static void begin(struct stream *stream, int descriptor)
 {
     int64_t now = position_of(descriptor);
@@ -269,7 +274,7 @@ static int fileno_of(FILE *file)
     return descriptor;
 }
 
-/* One that nobody has seen being opened: it began at the front, and only stdio has moved it. */
+/* A stream whose open was not seen: it began at the front, and only stdio has moved it. */
 static struct stream *known(FILE *file)
 {
     struct stream *stream = find(file);
@@ -396,7 +401,7 @@ void st_streams_shifted(int descriptor, int64_t by)
         __atomic_fetch_add(&stream->logical, by, __ATOMIC_RELAXED);
 }
 
-/* ---- What programs call. */
+/* ---- The functions that programs call. */
 
 ST_WRAP(int, fclose, FILE *file)
 {
@@ -420,21 +425,22 @@ ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
     return file;
 }
 
-/* A seek to where the buffer has the file's content moves nothing; another one goes to the beginning of a block, and reads at
- * least up to where the program wants to be. */
+/* A seek to a position whose content is in the buffer moves nothing. Any other seek goes to the beginning of a block,
+ * and reads at least up to the program's target.
+ */
 static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
     if (!stream || !has_descriptor(stream))
         return NULL;
     account(stream, file, -1, true);
-    /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
+    /* (Written data was flushed, and not kept; before its first seek libc does not know its position.) */
     bool has = !__fwriting(file) && file->_IO_read_base && file->_offset >= 0;
     stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
     return stream;
 }
 
-/* Where the program goes on, or -1. Who holds the stream's lock is not waited for. */
+/* The position at which the program continues, or -1. It does not wait for another holder of the stream's lock. */
 static int64_t logical_of(FILE *file)
 {
     int before = errno;
@@ -457,7 +463,7 @@ static void sought(struct stream *stream, FILE *file)
     bool had_it = stream->buffered < stream->position && logical >= stream->buffered && logical <= stream->position;
     int64_t read = file->_IO_read_end - file->_IO_read_base, block = (int64_t)__fbufsize(file);
     struct stat stat;
-    /* Beyond the file's end it has read in vain, and thrown that away. */
+    /* Beyond the file's end libc has read in vain, and discarded that. */
     if (io && !had_it && read == 0 && logical > 0 && block > 0 && logical % block && __freadable(file) &&
         !st_sys_failed(st_sys_fstat(stream->descriptor, &stat)) && stat.st_size < logical)
         read = stat.st_size - (logical - logical % block);
@@ -499,8 +505,8 @@ ST_WRAP(void, rewind, FILE *file)
     sought(stream, file);
 }
 
-/* ---- Children have the same streams and descriptors. Fork children account for theirs in common; what programs that they
- * became, or that were spawned, moved on standard streams between fork and wait is theirs.
+/* ---- Children have the same streams and descriptors. Fork children account for theirs together with the parent. What
+ * later programs of a child, or spawned programs, moved on standard streams between fork and wait is theirs.
  */
 
 static void share(void)

@@ -1,5 +1,5 @@
-/* System calls without libc: they return a negative errno and leave `errno` alone, are no cancellation points and are
- * not seen by other preloaded libraries. Danger avoided: a shim that changes the errno of a call that succeeds.
+/* System calls without libc: they return a negative errno and leave `errno` unchanged, are not cancellation points, and
+ * other preloaded libraries do not see them. Danger avoided: a shim that changes the errno of a call that succeeds.
  */
 #ifndef SURGETANK_SYS_H
 #define SURGETANK_SYS_H
@@ -10,8 +10,9 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-/* The sixth argument's register is emptied again: the program's next call would take ST_OWN_CALL along otherwise, and reach
- * the bare directory. */
+/* The sixth argument's register is cleared afterwards: otherwise the program's next call would carry ST_OWN_CALL, and
+ * reach the bare directory.
+ */
 static inline long st_sys6(long number, long a, long b, long c, long d, long e, long f)
 {
 #if defined(__x86_64__)
@@ -52,8 +53,10 @@ static inline bool st_sys_failed(long result)
     return result < 0 && result >= -4095;
 }
 
-/* Where there is no mount the agent is asked before each call that names a file (seccomp), unless the sixth argument, which
- * these calls do not have, is this: our own look at what lies on a tier. crates/surgetank/src/seccomp/filter.rs has the same. */
+/* Without a mount the agent sees each call that names a file (seccomp), unless the sixth argument has this value. These
+ * calls do not use that argument. The value marks the shim's own access to a tier.
+ * crates/surgetank/src/seccomp/filter.rs has the same.
+ */
 #define ST_OWN_CALL 0x537472616e6b5365L
 
 static inline void st_sys_close(int descriptor)
@@ -66,7 +69,7 @@ static inline long st_sys_fstat(int descriptor, struct stat *out)
     return st_sys(__NR_fstat, descriptor, out, 0, 0, 0, ST_OWN_CALL);
 }
 
-/* st_dev as the kernel's statx gives it and as stat gives it */
+/* st_dev from the major and minor numbers of statx, in the form of stat */
 static inline uint64_t st_device_number(uint32_t major, uint32_t minor)
 {
     return ((uint64_t)(major & 0xfffu) << 8) | ((uint64_t)(major & ~0xfffu) << 32) | (minor & 0xffu) |

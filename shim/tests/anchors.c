@@ -1,5 +1,6 @@
-/* The descriptor of the tier's directory: files are opened from the right one whatever is done to its number, there is one at
- * most, and none is left where a program confines itself. */
+/* The anchor, a descriptor of the tier's directory. Files are opened from the right directory whatever happens to its
+ * number; there is at most one, and none is left in a program that confines itself.
+ */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -31,7 +32,7 @@ static bool is_plain(const char *path)
     return same && !strcmp(text, wanted);
 }
 
-/* Descriptors of directories that can do nothing else; of them the last one in `number`. */
+/* Counts directories' descriptors without another use; the last one is put into `number`. */
 static int anchors(int *number)
 {
     int count = 0;
@@ -63,7 +64,7 @@ static void *opens(void *file)
     return NULL;
 }
 
-/* In a child, since it ends what may be anchored. */
+/* In a child, since it ends anchoring. */
 static void ends(bool (*confine)(void))
 {
     int status = -1, number;
@@ -81,7 +82,7 @@ static bool by_prctl(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
 static bool by_number(void) { return syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0; }
 static bool by_chroot(void)
 {
-    /* (/proc is looked at afterwards.) */
+    /* (/proc is read afterwards.) */
     return geteuid() != 0 ? by_prctl() : chroot("/") == 0;
 }
 static bool by_setuid(void) { return geteuid() != 0 ? by_prctl() : setgid(65534) == 0; }
@@ -95,7 +96,7 @@ void check_anchors(const char *where)
     anchored_at("target-dir/file");
     CHECK(is_plain("a/file") && is_plain("a/b/c/deep") && is_plain("top") && is_plain("target-dir/file"));
 
-    /* Closed, by all means. */
+    /* Closed, by every kind of call. */
     number = anchored_at("a/file");
     CHECK(close(number) == 0 && is_plain("a/file"));
     number = anchored_at("a/file");
@@ -103,19 +104,19 @@ void check_anchors(const char *where)
     number = anchored_at("a/file");
     CHECK(syscall(SYS_close, number) == 0 && is_plain("a/file"));
 
-    /* Replaced by a directory that has a file of that name, and stays the program's. */
+    /* Replaced by a directory that has a file of that name; the number stays the program's. */
     number = anchored_at("a/file");
     other = open(below(mount, "target-dir"), O_RDONLY | O_DIRECTORY);
     CHECK(dup2(other, number) == number && is_plain("a/file"));
     for (int again = 0; again < 100; again++)
         CHECK(is_plain("a/file"));
     CHECK(fcntl(number, F_GETFD) == 0 && close(number) == 0);
-    /* Closed behind our back, but had from a call that is seen. */
+    /* Closed unseen, but then returned by a call that is seen. */
     number = anchored_at("a/file");
     CHECK(close(number) == 0 && fcntl(other, F_DUPFD, number) == number && is_plain("a/file") && close(number) == 0);
     close(other);
 
-    /* A vfork child closes its own; none is left behind in its parent. */
+    /* A vfork child closes its own; none is left in its parent. */
     for (int again = 0; again < 40; again++) {
         number = anchored_at("a/file");
         pid_t child = vfork();
@@ -139,7 +140,7 @@ void check_anchors(const char *where)
     ends(by_chroot);
     ends(by_setuid);
 
-    /* Several threads, each in a directory of its own; and there is no room. */
+    /* Several threads, each in its own directory; and no room. */
     static const char *files[] = {"a/file", "target-dir/file", "a/b/c/deep"};
     pthread_t threads[3];
     for (int at = 0; at < 3; at++)

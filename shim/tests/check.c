@@ -1,6 +1,6 @@
-/* Checks of the shim, run under it by `run`: check live MOUNT TIER LOG | dead MOUNT | stress MOUNT ROUNDS |
- * fuzz INDEX MOUNT ROUNDS | pointers MOUNT | poke MOUNT | measure MOUNT TIER | memory MOUNT. Files below MOUNT begin with "mount", those of
- * the tier with "plain", so every check can tell who served, and fails without the shim.
+/* Checks of the shim, run under it by `run`: check live MOUNT TIER LOG | dead MOUNT | stress MOUNT ROUNDS | fuzz INDEX
+ * MOUNT ROUNDS | pointers MOUNT | poke MOUNT | measure MOUNT TIER | memory MOUNT. Files below MOUNT begin with "mount",
+ * those of the tier with "plain", so every check can tell which side served, and fails without the shim.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -194,7 +194,9 @@ static void check_stat(void)
     CHECK(lstat("link", &out) == 0 && S_ISLNK(out.st_mode));
     CHECK(stat("link", &out) == 0 && S_ISREG(out.st_mode));
     CHECK(stat(".", &out) == 0 && syscall(SYS_newfstatat, AT_FDCWD, ".", &raw, 0) == 0 && out.st_ino == raw.st_ino);
-    /* size in the index is the plain file's, below the mount it is another: who answered? */
+    /* The size in the index is the plain file's, the file below the mount has another one: this shows which side
+     * answered.
+     */
     CHECK(stat("top", &out) == 0 && syscall(SYS_newfstatat, AT_FDCWD, "top", &raw, 0) == 0 && out.st_size != raw.st_size);
     CHECK(stat("hidden-file", &out) == 0 && syscall(SYS_newfstatat, AT_FDCWD, "hidden-file", &raw, 0) == 0 &&
           out.st_size == raw.st_size);
@@ -202,7 +204,7 @@ static void check_stat(void)
     CHECK(stat("live-file", &raw) == 0 && write(growing, "more", 4) == 4 && stat("live-file", &out) == 0 &&
           out.st_size == raw.st_size + 4);
     close(growing);
-    /* A file of the tier's file system that is none of ours keeps its identity. */
+    /* A file of the tier's file system that Surgetank does not serve keeps its identity. */
     char name[4096];
     snprintf(name, sizeof name, "%s/../foreign", tier);
     int foreign = open(name, O_RDWR | O_CREAT, 0600);
@@ -314,7 +316,7 @@ static void check_children(const char *self)
     SERVED("plain", open("a/file", O_RDONLY));
     child = vfork();
     if (child == 0) {
-        /* A vfork child's directory and mask are its own, and its memory is ours. */
+        /* A vfork child's directory and mask are its own, and its memory is the parent's. */
         if (chdir("a/b") || (umask(077), 0) || open("c/deep", O_RDONLY) < 0)
             _exit(1);
         int made = open("by-vfork", O_WRONLY | O_CREAT, 0666);
@@ -343,7 +345,7 @@ static void check_children(const char *self)
     }
     CHECK(child_of(child) == 0);
     close(opened);
-    /* All descriptors closed, ours too, and their numbers reused. */
+    /* All descriptors closed, the shim's too, and their numbers reused. */
     child = fork();
     if (child == 0) {
         failures = 0;
@@ -356,7 +358,7 @@ static void check_children(const char *self)
         made = open("after-closing", O_WRONLY | O_CREAT, 0600);
         CHECK(made == 3 && logged("1 after-closing 101 600 0 0"));
         for (int at = 10; at < 600; at++)
-            CHECK(fcntl(at, F_GETFD) == 0); /* none of them was taken for ours */
+            CHECK(fcntl(at, F_GETFD) == 0); /* none of them was confused with the shim's */
         SERVED("plain", open("top", O_RDONLY));
         _exit(failures);
     }
@@ -394,7 +396,7 @@ static void check_threads(void)
     CHECK(failures == before);
 }
 
-/* Last: from here on the process leaves everything to the mount. */
+/* The last check: from here on the process leaves every call to the mount. */
 static void check_giving_up(void)
 {
     CHECK(chdir(mount) == 0);
@@ -421,7 +423,7 @@ static void check_giving_up(void)
     child = fork();
     if (child == 0) {
         failures = 0;
-        CHECK(syscall(SYS_setresuid, -1, geteuid(), -1) == 0); /* by hand: what it changed is not asked */
+        CHECK(syscall(SYS_setresuid, -1, geteuid(), -1) == 0); /* by hand: the shim does not check what it changed */
         SERVED("mount", open("top", O_RDONLY));
         _exit(failures);
     }
@@ -451,7 +453,7 @@ static void check_memory(void)
     long before = 0;
     CHECK(chdir(mount) == 0);
     for (int at = 0; at < 1000000; at++) {
-        if (at == 1000 || at == 2000) /* the first time brings in what the question itself needs */
+        if (at == 1000 || at == 2000) /* the first rounds load what the measurement itself needs */
             before = resident_kib();
         stat(at % 2 ? "a/file" : "/nowhere", &out);
         if (at % 4 == 0)

@@ -1,4 +1,4 @@
-/* What the shim's checks share: a condition that did not hold is printed with its place and counted. */
+/* Shared by the shim's checks: a condition that does not hold is printed with its place and counted. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -17,7 +17,7 @@ extern int failures;
         }                                                                                                  \
     } while (0)
 
-/* What an open gave: "plain" from the tier, "mount" from below the mount, "" closed or not opened. */
+/* The source of an open file: "plain" from the tier, "mount" from below the mount, "" closed or not opened. */
 const char *who(int descriptor);
 const char *below(const char *mount, const char *path);
 

@@ -1,5 +1,5 @@
-/* A mount that is not here: every function that takes a path refuses paths at or below it, and the bare directory stays as
- * it was (`run` compares). Paths that lead out of it work.
+/* An absent mount: every function that takes a path refuses paths at or below it, and the bare directory stays
+ * unchanged (`run` compares). Paths that lead out of it work.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -42,7 +42,7 @@ static int calls;
     } while (0)
 #define DEAD_RETURNS(call) DEAD((errno = (call), -1))
 
-/* What new programs do not call any more, but old ones do. */
+/* Functions that only old programs call. */
 extern int __xstat(int, const char *, struct stat *);
 extern int __lxstat(int, const char *, struct stat *);
 extern int __fxstatat(int, int, const char *, struct stat *, int);
@@ -278,7 +278,7 @@ void check_dead(const char *mount)
     everything(AT_FDCWD, mount, below(mount, "a/fresh"));
     snprintf(with_dots, sizeof with_dots, "%s/elsewhere/.././/%s/./a/..", parent, last);
     everything(AT_FDCWD, with_dots, below(mount, ".//fresh"));
-    /* Relative paths: from above, from a descriptor, and from inside (where only the kernel itself can bring us). */
+    /* Relative paths: from above, from a descriptor, and from inside (which only the kernel itself can reach). */
     CHECK(chdir(parent) == 0);
     everything(AT_FDCWD, below(last, "top"), below(last, "fresh"));
     int above = open(parent, O_RDONLY | O_DIRECTORY), inside = (int)syscall(SYS_openat, AT_FDCWD, below(mount, "a"), O_RDONLY | O_DIRECTORY);
@@ -287,7 +287,7 @@ void check_dead(const char *mount)
     everything(inside, "../top", "../fresh");
     CHECK(syscall(SYS_chdir, below(mount, "a")) == 0);
     everything(AT_FDCWD, "file", "fresh");
-    /* What is outside works. */
+    /* Paths outside work. */
     struct stat out;
     CHECK(stat("../..", &out) == 0 && stat("/", &out) == 0);
     int elsewhere = open("../../elsewhere", O_WRONLY | O_CREAT, 0600);

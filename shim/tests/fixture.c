@@ -1,10 +1,10 @@
-/* A stand-in for the agent: writes an index for two plain directory trees, MOUNT (what the mount would show) and TIER (the
- * plain files), and serves the socket. Files of the two differ in content, so a test sees who served. What a record says
- * follows from words in its name: cold, live, linked, hidden (not ST_KNOWN), partial, closed.
+/* A stand-in for the agent: writes an index for two plain directory trees, MOUNT (the mount's view) and TIER (the plain
+ * files), and serves the socket. Files of the two differ in content, so a test sees which side served. Words in a
+ * record's name decide its content: cold, live, linked, hidden (not ST_KNOWN), partial, closed.
  *
  *   fixture INDEX SOCKET MOUNT TIER [serve LOG]
  *
- * Danger avoided: testing the shim against itself; nothing of it is used here but abi.h.
+ * Danger avoided: testing the shim against itself; it uses only abi.h from the shim.
  */
 #define _GNU_SOURCE
 #include "../abi.h"
@@ -223,7 +223,7 @@ static uint32_t by_backing(uint64_t ino)
     return 0;
 }
 
-/* Opens on the tier; a file that is new gets a record and a stand-in below MOUNT. */
+/* Opens on the tier; a new file gets a record and a stand-in below MOUNT. */
 static int serve_open(const struct st_request *request, const char *name, int *opened)
 {
     char path[PATH_MAX], text[2 * PATH_MAX];

@@ -1,4 +1,6 @@
-/* An index that somebody scribbles in while it is read: nothing may crash, hang, or be opened outside of the two trees. */
+/* An index that is overwritten with random values while it is read: the shim must not crash, hang, or open a file
+ * outside the two trees.
+ */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -53,7 +55,7 @@ void check_fuzz(const char *index, const char *mount, int rounds)
     struct st_header good = *header;
     close(opened);
     for (int round = 0; round < rounds; round++) {
-        /* Half of them in the header, half in the entries that are in use; and the header's clock and counter stay good. */
+        /* Half of the changes are in the header, half in the entries in use; the header's clock and counter stay valid. */
         for (int change = 0; change < 1 + round % 4; change++) {
             uint64_t value = interesting(), choice = next_random();
             size_t at = 24 + next_random() % (sizeof *header - 32);
@@ -73,7 +75,7 @@ void check_fuzz(const char *index, const char *mount, int rounds)
             memcpy(bytes, before, (size_t)file.st_size);
     }
     memcpy(bytes, before, (size_t)file.st_size);
-    /* Not a relative path: that the directory was outside for a moment may be remembered. */
+    /* Not a relative path: the shim may have cached that the directory was outside for a moment. */
     CHECK(!strcmp(who(open(below(mount, "top"), O_RDONLY)), "plain"));
     printf("%d rounds\n", rounds);
 }

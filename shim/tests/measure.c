@@ -1,5 +1,5 @@
-/* Nanoseconds of processor time a call, the best of many short rounds: libc's function (under the shim, the shim's) and the
- * bare system call in turn, so that a busy machine disturbs both.
+/* Nanoseconds of processor time per call, the best of many short rounds. libc's function (under the shim, the shim's)
+ * and the bare system call alternate, so that a busy machine disturbs both.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -47,7 +47,7 @@ static double now(void)
 void measure(const char *mount, const char *tier)
 {
     struct stat out;
-    /* Outside on another device than the mount: the stand-in of a mount shares its own with most of the machine. */
+    /* Outside on another device than the mount: the mount's stand-in shares its device with most of the machine. */
     const char *outside = strdup(below(tier, "a/file"));
     const char *inside = strdup(below(mount, "a/b/c/deep")), *direct = strdup(below(tier, "a/b/c/deep"));
     const char *mapped = strcpy(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), outside);

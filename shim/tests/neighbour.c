@@ -1,4 +1,4 @@
-/* Another preloaded library, before or after the shim: says which opens it saw and passes them on. */
+/* Another preloaded library, before or after the shim: reports the opens that it sees and passes them on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

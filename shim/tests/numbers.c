@@ -1,4 +1,4 @@
-/* Directories' descriptors: what is remembered of a number may not outlive it, whoever gives it to another directory. */
+/* Directories' descriptors: cached facts about a number must not outlive it, whatever gives it to another directory. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -15,7 +15,7 @@
 
 static const char *mount;
 
-/* By nothing that the shim could see. */
+/* Makes a call that the shim cannot see. */
 static long unseen(long number, long a, long b, long c)
 {
     long result;
@@ -56,7 +56,7 @@ static bool leads_to(int directory, const char *name)
     return !strcmp(text, wanted);
 }
 
-/* A number that is remembered as that of "a": 40, whatever else is open. */
+/* A number that is cached as that of "a": 40, whatever else is open. */
 static int remembered(void)
 {
     int opened = open(below(mount, "a"), O_RDONLY | O_DIRECTORY);
@@ -68,7 +68,7 @@ static int remembered(void)
     return number;
 }
 
-/* Its number is free: "target-dir" gets it by calls that nobody sees. */
+/* Its number is free: "target-dir" gets it by unseen calls. */
 static void other_at(int number)
 {
     int opened = open_unseen("target-dir");
@@ -121,7 +121,7 @@ void check_numbers(const char *where)
     CHECK(dup3(other, number, O_CLOEXEC) == number && leads_to(number, "target-dir"));
     close(number);
 
-    /* Closed behind our back, but had from a call that is seen. */
+    /* Closed unseen, but then returned by a call that is seen. */
     number = remembered();
     unseen(SYS_close, number, 0, 0);
     CHECK(fcntl(other, F_DUPFD, number) == number && leads_to(number, "target-dir"));
@@ -138,7 +138,7 @@ void check_numbers(const char *where)
     CHECK(waitpid(child, &status, 0) == child && status == 0 && leads_to(number, "a"));
     close(number);
 
-    /* Each of these ends remembering for good, so in a child. */
+    /* Each of these ends caching permanently, so it runs in a child. */
     child = fork();
     if (child == 0) {
         failures = 0;
@@ -161,7 +161,7 @@ void check_numbers(const char *where)
         CHECK(waitpid(child, &status, 0) == child && status == 0);
     }
 
-    /* A vfork child of a child that we do not know: of a fork by a bare system call. */
+    /* A vfork child of a child that the shim does not know: of a fork by a bare system call. */
     child = (pid_t)unseen(SYS_clone, SIGCHLD, 0, 0);
     if (child == 0) {
         failures = 0;

@@ -1,5 +1,5 @@
-/* Pointers to memory that is not there: the shim answers as the kernel does, EFAULT, and the program lives. Memory at the edge
- * of what is there is served. Run once before a mount that is here and once before one that is not.
+/* Pointers to unmapped memory: the shim returns EFAULT, as the kernel does, and the program lives. Memory at the edge
+ * of a mapping is served. It runs once with a present mount and once with an absent one.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -37,7 +37,7 @@
 
 extern char **environ;
 
-/* Three pages, of which the middle one is there. */
+/* Three pages, of which the middle one is mapped. */
 static char *island(int protection)
 {
     long page = sysconf(_SC_PAGESIZE);
@@ -120,7 +120,7 @@ static void bad_paths(const char *bad, const char *good)
     CHECK(posix_spawn(&child, bad, NULL, NULL, arguments, environ) == EFAULT);
 }
 
-/* `out`: of memory that cannot be written. */
+/* `out`: memory that cannot be written. */
 static void bad_structures(const char *bad, void *out, const char *path, int descriptor)
 {
     FAULTS(stat(path, out));
@@ -139,7 +139,9 @@ static void bad_structures(const char *bad, void *out, const char *path, int des
     FAULTS(getxattr(path, (const char *)bad, NULL, 0));
 }
 
-/* A path whose end is the page's end, on the stack, in the heap, among the program's own data; and where an answer is put. */
+/* A path whose end is the page's end, on the stack, in the heap, among the program's own data; and the memory for an
+ * answer.
+ */
 static void edges(const char *path)
 {
     long page = sysconf(_SC_PAGESIZE);
@@ -154,7 +156,7 @@ static void edges(const char *path)
         CHECK(stat(paths[which], out) == 0 && out->st_ino == named.st_ino);
     }
     free(heap);
-    /* What is beside a structure that is not aligned stays as it is. */
+    /* Memory next to an unaligned structure stays unchanged. */
     char *beside = island(PROT_READ | PROT_WRITE);
     size_t odd[] = {4, (size_t)page - sizeof named - 1};
     for (size_t which = 0; which < sizeof odd / sizeof *odd; which++) {
@@ -176,9 +178,9 @@ static void *look(void *of)
     for (size_t which = 0; which < sizeof bad / sizeof *bad; which++)
         bad_paths(bad[which], "/nowhere");
     if (access(path, F_OK))
-        return NULL; /* the mount is not here */
+        return NULL; /* the mount is absent */
     int descriptor = open(path, O_RDONLY);
-    /* (The name of an attribute is text, and what is cut off is there.) */
+    /* (The name of an attribute is text, and the truncated one is mapped.) */
     for (size_t which = 0; which < sizeof bad / sizeof *bad; which++)
         if (bad[which] != cut)
             bad_structures(bad[which], (void *)(uintptr_t)bad[which], path, descriptor);

@@ -1,5 +1,6 @@
-/* Many things at once: threads, fork, vfork, posix_spawn, a signal handler that opens and asks, opens in destructors of
- * threads' values. Danger looked for: a lock, an allocation or a lost errno in a place where there must be none.
+/* Many operations at once: threads, fork, vfork, posix_spawn, a signal handler that opens and asks, opens in
+ * destructors of threads' values. It looks for a lock, an allocation or a lost errno in a place where there must be
+ * none.
  */
 #define _GNU_SOURCE
 #include "check.h"

@@ -1,5 +1,5 @@
-/* Reads an index as the shim does while the agent's own writer writes it (crates/surgetank/src/shimdoor/tests.rs): whatever
- * a look says is there must be of one moment. usage: torn INDEX, until the file INDEX.over is there; says how much it read.
+/* Reads an index as the shim does while the agent's own writer writes it (crates/surgetank/src/shimdoor/tests.rs):
+ * every result must be of one moment. usage: torn INDEX, until the file INDEX.over exists; prints how much it read.
  */
 #define _GNU_SOURCE
 #include "../index.c"
@@ -13,7 +13,7 @@
 
 struct st_process st_process;
 
-/* What the writer makes of a round's number: every field says it. */
+/* The writer derives every field from a round's number. */
 static bool is_of_one_moment(const struct st_record *record)
 {
     uint64_t round = record->size_bytes;
@@ -46,7 +46,7 @@ int main(int count, char **words)
             if (st_index_name(&domain, 1, "current", 7, &slot, &entry) == ST_FOUND && entry.id &&
                 st_index_read(&domain, entry.record, &record)) {
                 records++;
-                /* (A record that was given to another file says nothing yet.) */
+                /* (A record that was given to another file has no content yet.) */
                 if (record.flags & ST_KNOWN && !is_of_one_moment(&record))
                     return printf("torn: record %u of %lu\n", entry.record, record.id), 1;
                 named += record.id == entry.id;
