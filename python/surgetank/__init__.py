@@ -1,3 +1,3 @@
-"""Surgetank's Python side: what a workflow's graph knows about its files, and what the agent is told of it."""
+"""Surgetank's Python side: derives facts about files from a workflow's graph, and sends hints to the agent."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,7 @@
-"""What we ask of the agent, through the `surgetank` binary: hints, waiting, prefetching, evicting, staging.
+"""Requests to the agent, through the `surgetank` binary: hints, waiting, prefetching, evicting, staging.
 
-Everything is a vector of words; nothing goes through a shell. Long lists are split so that no command line is too long.
+Every command is a vector of words; none goes through a shell. Long lists are split so that no command line is too
+long.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 from . import jsontext
 from .problem import Problem
 
-# Linux takes 128 KiB a word and 2 MiB in all, the environment included.
+# Linux accepts 128 KiB per word and 2 MiB in all, the environment included.
 WORDS_BYTES_MAX = 1 << 19
 
 
 def binary() -> str:
-    """The program: `SURGETANK_BINARY`, the one beside this Python, or the one on the path."""
+    """The program: `SURGETANK_BINARY`, the one next to this Python, or the one on the path."""
     named = os.environ.get("SURGETANK_BINARY")
     beside = Path(sys.executable).parent / "surgetank"
     found = named or (str(beside) if os.access(beside, os.X_OK) else shutil.which("surgetank"))
@@ -37,7 +38,7 @@ def binary() -> str:
 
 
 def mounted(directory: str) -> bool:
-    """Whether we see it through Surgetank, by whichever door."""
+    """Whether this process sees it through Surgetank, by any door."""
     try:
         return bool(os.getxattr(directory, "user.surgetank.state"))
     except OSError:
@@ -46,13 +47,13 @@ def mounted(directory: str) -> bool:
 
 @dataclass
 class Agent:
-    """The agent that serves the directory we are in; `state` as `--state`."""
+    """The agent that serves the current directory; `state` as `--state`."""
 
     program: str = field(default_factory=binary)
     state: str | None = None
 
     def hint(self, hints: list[dict[str, Any]]) -> str | None:
-        """Tells what each `path` is to be (keys as in docs/hints.md); what the agent did not take, or None."""
+        """Sends hints for each `path` (keys as in docs/hints.md); returns the agent's refusals, or None."""
         if not hints:
             return None
         lines = "".join(jsontext.hint_line(hint) for hint in hints)
@@ -61,13 +62,13 @@ class Agent:
         return None if asked.returncode == 0 else asked.stderr.decode(errors="replace").strip()
 
     def wait(self, paths: Iterable[str]) -> str:
-        """Until these are durable; what is said where not all of them are."""
+        """Waits until these are durable; returns the message about those that are not."""
         said = (_said(words) for words in self.wait_words(paths))
         return "\n".join(filter(None, said))
 
     def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
-        """The same as commands, for who starts them himself."""
-        # A name such as `a=b` is not to be taken for a hint.
+        """The same as commands, for callers that start them."""
+        # A name such as `a=b` must not count as a hint.
         named = (path if path.startswith("/") else f"./{path}" for path in paths)
         return self._commands(["hint"], named, [f"mode={mode}"])
 
@@ -85,7 +86,7 @@ class Agent:
         return self._commands(["evict"], paths)
 
     def status(self, directory: str) -> dict[str, Any] | None:
-        """Of the agent that serves `directory`; None: nobody does."""
+        """The status of the agent that serves `directory`; None: no agent does."""
         words = [self.program, "status", "--json", *self._state(), "--", directory]
         asked = subprocess.run(words, capture_output=True, check=False)
         try:
@@ -95,7 +96,7 @@ class Agent:
         return told[0] if told else None
 
     def records(self) -> list[dict[str, Any]]:
-        """What runs left (docs/report.md), the newest last."""
+        """The records of runs (docs/report.md), the newest last."""
         words = [self.program, "report", "--list", "--json", *self._state()]
         asked = subprocess.run(words, capture_output=True, check=False)
         try:
@@ -123,13 +124,13 @@ class Agent:
 
 
 def _said(words: list[str]) -> str:
-    """Nothing when all went well."""
+    """Empty on success."""
     ran = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     return "" if ran.returncode == 0 else ran.stderr.decode(errors="replace").strip() or f"exit code {ran.returncode}"
 
 
 def _literal(path: str) -> str:
-    """`prefetch` takes globs: this one means the one file."""
+    """`prefetch` takes globs: this one matches the one file."""
     return escaped(path)
 
 

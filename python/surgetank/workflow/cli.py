@@ -18,7 +18,7 @@ from .problem import Problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 we or the machine failed, 2 wrong usage or description (docs/exit-codes.md)."""
+    """Exit codes: 0 done, 1 Surgetank or the machine failed, 2 wrong usage or description (docs/exit-codes.md)."""
     try:
         args = _parser().parse_args(arguments)
         code: int = args.do(args)
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"surgetank workflow: {problem}", file=sys.stderr)
         return problem.code
     except BrokenPipeError:
-        # Who reads us has gone: no second complaint at the interpreter's end.
+        # The reader of standard output has gone: this prevents a second error at the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

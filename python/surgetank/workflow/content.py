@@ -1,8 +1,8 @@
 """Content that can be verified: any block of a file follows from the file's name and the block's number.
 
-One mebibyte is drawn from SHAKE-128 for each name. A block is a mask of its own, and then that mebibyte from another byte on for
-each number, going round. So a block that is wrong, in the wrong place, of another file or cut short is found out, and comparing
-one costs two copies of it: what a replay takes shall be the storage's time.
+SHAKE-128 yields one mebibyte per name. A block is its own mask, followed by that mebibyte, rotated by an offset that
+depends on the number. So a check finds a block that is wrong, misplaced, from another file or truncated. Comparing a
+block costs two copies of it: a replay's time must be the storage's time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MASK_BYTES = 4096
 
 
 class Content:
-    """Of one file, by its name."""
+    """The content of one file, from its name."""
 
     def __init__(self, name: str) -> None:
         self._name = os.fsencode(name)
@@ -37,7 +37,7 @@ class Content:
         return found.startswith(mask) and found[MASK_BYTES:] == self._base()[begin : begin + length - MASK_BYTES]
 
     def _place(self, number: int) -> tuple[bytes, int]:
-        """Its mask, and where in the mebibyte the rest of it begins."""
+        """Its mask, and the offset in the mebibyte at which the rest begins."""
         drawn = hashlib.shake_128(b"%d %s" % (number, self._name)).digest(MASK_BYTES + 8)
         return drawn[:MASK_BYTES], int.from_bytes(drawn[MASK_BYTES:], "little") % BLOCK_BYTES
 
@@ -57,7 +57,7 @@ def write(path: str, name: str, size: int) -> None:
 
 
 def verify(path: str, name: str, size: int) -> str | None:
-    """Reads all of a file; what is wrong with it."""
+    """Reads the whole file; returns what is wrong with it."""
     content = Content(name)
     try:
         with open(path, "rb", buffering=0) as stream:
@@ -74,7 +74,7 @@ def verify(path: str, name: str, size: int) -> str | None:
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """Number and length of each."""
+    """Number and length of each block."""
     return [(at // BLOCK_BYTES, min(BLOCK_BYTES, size - at)) for at in range(0, size, BLOCK_BYTES)]
 
 

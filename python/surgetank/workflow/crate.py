@@ -1,7 +1,9 @@
-"""`surgetank workflow crate`: a Workflow Run RO-Crate of a run (https://w3id.org/ro/wfrun/workflow/0.5), with each of its tasks
-(https://w3id.org/ro/wfrun/provenance/0.5), for whoever asks later what was made of what, by which command, when, and where it lay.
+"""`surgetank workflow crate`: a Workflow Run RO-Crate of a run (https://w3id.org/ro/wfrun/workflow/0.5), with each of
+its tasks (https://w3id.org/ro/wfrun/provenance/0.5). It records which command made which file from which, when, and
+where the file was stored.
 
-Content is referred to by default, as results may be large; `--files` copies it. A file that is not any more what the run left has no checksum.
+The crate refers to content by default, as results may be large; `--files` copies it. A file that has changed since
+the run gets no checksum.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ def add_crate(subparsers: Any) -> argparse.ArgumentParser:
 
 @dataclass
 class Run:
-    """What a run's directory says."""
+    """The contents of a run's directory."""
 
     directory: Path
-    # The workflow's.
+    # The workflow's directory.
     root: Path
     workflow: Workflow
     report: dict[str, Any]
@@ -96,7 +98,7 @@ def read(name: str, root: Path) -> Run:
 
 
 def write(run: Run, record: Mapping[str, Any] | None, out: Path, copy: str, licence: str) -> None:
-    """`record`: of `surgetank report --json`, where there is one."""
+    """`record`: from `surgetank report --json`, if there is one."""
     try:
         from rocrate.rocrate import ROCrate  # type: ignore[import-untyped]
     except ImportError:
@@ -121,10 +123,10 @@ class _Writer:
         self.lived = lives(run, record)
         self.well = run.report["exit"] == 0
         code = run.report["exit"]
-        # (3: an earlier run's results were not durable, whatever became of this one's.)
+        # (3: an earlier run's results were not durable, whatever happened to this one's.)
         known = {0: None, NOT_DURABLE: NOT_DURABLE}
         self.steps = drained(run.report["steps"], record, known[code]) if code in known else run.report["steps"]
-        # (What was kept was written before the last drain.)
+        # (The steps were recorded before the last drain.)
         self.well = self.well and all(step["ok"] for step in self.steps)
         self.files: dict[str, Any] = {}
         self.stamps: dict[str, Stamp] = {}
@@ -302,7 +304,7 @@ class _Writer:
         if whole and (self.copy == "all" or (self.copy == "results" and result)):
             entity = self.crate.add_file(str(here), "files/" + path.lstrip("/"), properties=properties)
         else:
-            # A name, not a promise that it can be fetched: it is on the machine or store of the run.
+            # A name, without a promise that it can be fetched: it is on the machine or store of the run.
             entity = self.add(here.as_uri(), "File", **properties)
             self.crate.root_dataset.append_to("hasPart", entity)
         self.files[path] = entity
@@ -310,7 +312,7 @@ class _Writer:
 
 
 def lives(run: Run, record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
-    """Where files lived and when they became durable, by the agent's record (its 100 largest files)."""
+    """Where files were stored and when they became durable, from the agent's record (its 100 largest files)."""
     if record is None:
         return {}
     found: dict[str, dict[str, str]] = {}
@@ -333,7 +335,7 @@ def lives(run: Run, record: Mapping[str, Any] | None) -> dict[str, dict[str, str
 
 
 def media_type(path: Path) -> str:
-    """By its name."""
+    """The media type, from the file's name."""
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 

@@ -1,7 +1,8 @@
-"""What follows from the graph: the pattern of each file, its lifetime, its expected size, and the bytes that live at once.
+"""Facts derived from the graph: the pattern of each file, its lifetime, its expected size, and the bytes that live at
+once.
 
-Patterns are those of WOSS, section 2.1 (papers/woss.txt). *Scatter* and *gather* are about regions of one file, which no
-description tells; they are never derived here. Nothing is derived from what is not known yet (`File.readers_unknown`).
+Patterns are those of WOSS, section 2.1 (papers/woss.txt). *Scatter* and *gather* concern regions of one file, which
+no description states; they are never derived here. Unknown facts yield no derived ones (`File.readers_unknown`).
 """
 
 from __future__ import annotations
@@ -19,51 +20,52 @@ from .problem import Problem
 
 
 class Pattern(StrEnum):
-    """How a file passes from who makes it to who reads it."""
+    """How a file passes from its maker to its readers."""
 
-    PRIVATE = "private input"  # of no task of ours, read by one
+    PRIVATE = "private input"  # not made by a task, read by one
     BROADCAST = "broadcast"  # one file, several readers
     PIPELINE = "pipeline"  # one task's output is the next one's input
     REDUCE = "reduce"  # one task reads what several have made
-    DISTRIBUTE = "distribute"  # one task's files go to several tasks, each to one
+    DISTRIBUTE = "distribute"  # one task reads the outputs of several
     RESULT = "result"  # nobody reads it
-    UNREAD = "unread input"  # nobody makes or reads it
-    UNKNOWN = "unknown"  # its readers are not known yet
+    UNREAD = "unread input"  # no task reads it
+    UNKNOWN = "unknown"  # no task makes or reads it
 
 
 class Lifetime(StrEnum):
     """How long a file is needed."""
 
     TASK = "task"  # temporary, and only its maker uses it
-    WORKFLOW = "workflow"  # temporary: until its last reader is done
+    WORKFLOW = "workflow"  # temporary: until its last reader has ended
     FOREVER = "forever"
 
 
 class Persist(StrEnum):
-    """What of the outputs goes to the store; the user's choice."""
+    """Which outputs go to the store; the user's choice."""
 
-    FINAL = "final"  # results; the user says with it that what tasks read of each other is temporary
-    ALL = "all"  # everything that is not declared temporary
-    WHEN_CONSUMED = "when-consumed"  # as `all`, a task's outputs when all its children are done (PerSSD, P3)
+    FINAL = "final"  # results; with it the user declares files between tasks temporary
+    ALL = "all"  # every file that is not declared temporary
+    WHEN_CONSUMED = "when-consumed"  # like `all`; a task's outputs when all its children have ended (PerSSD, P3)
 
 
 @dataclass(slots=True)
 class Facts:
-    """What is derived of one file. `readers` are those who have not read it yet, when nothing has run: all."""
+    """The derived facts of one file. `readers` are the tasks that still have to read it; before a run, all of its
+    readers."""
 
     pattern: Pattern
     lifetime: Lifetime
     size_bytes: int | None
-    # Where the size comes from: "description", "history", "history of its kind", or none.
+    # The source of the size: "description", "history", "history of its kind", or none.
     size_from: str | None
     maker: str | None
     readers: list[str]
-    # Files that should lie on one node, for the task that reads them together (WOSS's collocation).
+    # Files that should be on one node, for the task that reads them together (WOSS's collocation).
     group: str | None = None
 
     @property
     def disposable(self) -> bool:
-        """It may go when its last reader is done."""
+        """The file may be removed after its last reader."""
         return self.lifetime is not Lifetime.FOREVER
 
 
@@ -72,7 +74,7 @@ def derive(
     persist: Persist = Persist.ALL,
     history: Iterable[Workflow] = (),
 ) -> dict[str, Facts]:
-    """The facts of every file; `history` are earlier executions of it, the latest first, for sizes."""
+    """The facts of every file; `history` are earlier executions of the workflow, the latest first, for sizes."""
     patterns = _patterns(workflow)
     sizes = _Sizes(workflow, list(history))
     facts: dict[str, Facts] = {}
@@ -93,7 +95,7 @@ def derive(
 
 def _patterns(workflow: Workflow) -> dict[str, tuple[Pattern, str | None]]:
     found: dict[str, tuple[Pattern, str | None]] = {}
-    # Reader → kind of maker → makers, of the files that only this reader has.
+    # Reader → kind of maker → makers, for files that only this reader reads.
     gathered: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     # Maker → kind of reader → readers, the same way.
     spread: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -124,12 +126,12 @@ def _patterns(workflow: Workflow) -> dict[str, tuple[Pattern, str | None]]:
 
 
 def lifetime_of(workflow: Workflow, path: str, persist: Persist) -> Lifetime:
-    """How long the file is needed; `FINAL` names what tasks read of each other only where all tasks are known."""
+    """How long the file is needed; `FINAL` covers files between tasks only if all tasks are known."""
     file = workflow.files[path]
     if path not in workflow.producer or file.final or file.readers_unknown:
         return Lifetime.FOREVER
     if path.startswith("/"):
-        return Lifetime.FOREVER  # outside the workflow's directory, where others may know it: not ours to drop
+        return Lifetime.FOREVER  # outside the workflow's directory, where other programs may use it: it must stay
     if path in workflow.tasks[workflow.producer[path]].inputs:
         return Lifetime.FOREVER  # changed in place: there is no other copy
     readers = workflow.readers[path]
@@ -169,7 +171,7 @@ def _like(workflow: Workflow, path: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class Span:
-    """When a task ran, or is planned to run, in seconds from the start."""
+    """The time when a task ran, or is planned to run, in seconds from the start."""
 
     task: str
     begin_s: float
@@ -177,8 +179,8 @@ class Span:
 
 
 def precedence(workflow: Workflow) -> dict[str, int]:
-    """Task → its place in the queue of those that are ready: who is deepest in the graph first, otherwise in the order
-    of the description. What is begun is finished before more is begun, so fewer bytes live at once."""
+    """Task → its place in the queue of ready tasks: the deepest in the graph first, otherwise in the order of the
+    description. A started branch ends before another one starts, so fewer bytes live at once."""
     depth: dict[str, int] = {}
     for task in workflow.order:
         depth[task] = 1 + max((depth[parent] for parent in workflow.parents[task]), default=-1)
@@ -187,7 +189,7 @@ def precedence(workflow: Workflow) -> dict[str, int]:
 
 
 def schedule(workflow: Workflow, cores: float) -> list[Span]:
-    """A list schedule: a task begins when its parents are done and its cores are free, in the order of `precedence`.
+    """A list schedule: a task begins when its parents have ended and its cores are free, in the order of `precedence`.
     Tasks of unknown runtime take a second."""
     place = precedence(workflow)
     waits = {task: len(parents) for task, parents in workflow.parents.items()}
@@ -218,11 +220,12 @@ def schedule(workflow: Workflow, cores: float) -> list[Span]:
 def peak_live_bytes(
     workflow: Workflow, facts: Mapping[str, Facts], spans: Sequence[Span], *, lifetimes: bool, inputs: bool = False
 ) -> int:
-    """The most bytes of the workflow's outputs that are needed at once (with `inputs`, also of what it reads).
+    """The most bytes of the workflow's outputs that are needed at once (with `inputs`, also of its inputs).
 
-    An output lives from its maker's begin. With `lifetimes` a disposable file ends with its last reader (or its maker,
-    if it has none); everything else lives to the end, whether it is in the store already or not. An input, if counted,
-    lives from its first reader to its last with `lifetimes`, else from the start. Files of unknown size count nothing.
+    An output lives from its maker's begin. With `lifetimes` a disposable file ends with its last reader (or its
+    maker, if it has none); every other file lives to the end, whether it is in the store already or not. An input,
+    if counted, lives from its first reader to its last with `lifetimes`, else from the start. Files of unknown size
+    count as zero.
     """
     when = {span.task: span for span in spans}
     missing = [task for task in workflow.tasks if task not in when]
@@ -243,12 +246,12 @@ def peak_live_bytes(
     return live_bytes_max(lives)
 
 
-# When a file comes, when it goes (None: it stays), and its bytes.
+# The begin of a file, its end (None: it stays), and its bytes.
 Life = tuple[float, float | None, int]
 
 
 def live_bytes_max(lives: Iterable[Life]) -> int:
-    """What goes at an instant makes room for what comes at it: tasks follow each other."""
+    """A file that ends at an instant makes room for one that begins at it: tasks follow each other."""
     changes: list[tuple[float, int]] = []
     for begin, end, size in lives:
         changes.append((begin, size))

@@ -1,4 +1,4 @@
-"""`surgetank workflow explain`: the table of what is known and derived, for people and as JSON."""
+"""`surgetank workflow explain`: the table of known and derived facts, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def shown_bytes(count: float | None) -> str:
-    """`1.5 GiB`; `?` where it is not known."""
+    """`1.5 GiB`; `?` if it is not known."""
     if count is None:
         return "?"
     unit = 0
@@ -25,7 +25,7 @@ def shown_bytes(count: float | None) -> str:
 
 
 def summary(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, cores: float) -> dict[str, Any]:
-    """Totals, the peak of live bytes on `cores` cores with and without lifetimes, and what is not known."""
+    """Totals, the peak of live bytes on `cores` cores with and without lifetimes, and the unknown facts."""
     made = {path: fact for path, fact in facts.items() if fact.maker is not None}
     spans = schedule(workflow, cores)
     return {
@@ -47,7 +47,7 @@ def summary(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, co
 
 
 def rows(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> list[dict[str, Any]]:
-    """One object a file, in the order of the description."""
+    """One object per file, in the order of the description."""
     told = {
         hint["path"]: {key: value for key, value in hint.items() if key != "path"}
         for hint in hints(workflow, facts, persist)
@@ -69,7 +69,7 @@ def rows(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> li
 
 
 def text(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, cores: float, *, every: bool) -> str:
-    """The table; files of one kind of maker, pattern and lifetime share a line unless `every` is asked for."""
+    """The table; files of one kind of maker, pattern and lifetime share a line unless `every` is set."""
     total = summary(workflow, facts, persist, cores)
     lines = [
         f"{total['name']}  ({total['source']})",
@@ -91,7 +91,7 @@ def text(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, cores
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of one width; the last one ends where it ends."""
+    """Columns of equal width; the last one is not padded."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 

@@ -1,7 +1,7 @@
-"""The one graph that every importer makes and everything else reads: tasks, files, who reads and writes what.
+"""The one graph that every importer makes and every other part reads: tasks, files, readers and writers.
 
-A graph says what is *known*; what is not known is `None` or a flag, never a guess. `Workflow` checks itself when it is
-made: names are unique, every file of a task is listed, nobody writes what another one writes, there is no cycle.
+A graph states what is *known*; an unknown fact is `None` or a flag, never a guess. `Workflow` checks itself when it
+is made: names are unique, every file of a task is listed, each file has at most one writer, there is no cycle.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .problem import Problem
 
 @dataclass(slots=True)
 class File:
-    """A file of the workflow; `path` is relative to the workflow's directory, or absolute when it lies outside."""
+    """A file of the workflow; `path` is relative to the workflow's directory, or absolute if it is outside."""
 
     path: str
     size_bytes: int | None = None
-    # The engine, or the user, says that it is no result: it may go when its last reader is done.
+    # The engine or the user declares it temporary: it may be removed after its last reader.
     temporary: bool = False
-    # The engine, or the user, says that it has to be kept.
+    # The engine or the user declares that it must be kept.
     final: bool = False
-    # Who reads it is not known before a later evaluation (checkpoint, scatter, conditional): it is kept.
+    # Its readers are not known before a later evaluation (checkpoint, scatter, conditional): it is kept.
     readers_unknown: bool = False
 
 
 @dataclass(slots=True)
 class Task:
-    """One execution of a program. `command` is a vector or, where the engine has nothing else, a shell's text."""
+    """One execution of a program. `command` is a vector, or a shell's text if the engine has no vector."""
 
     id: str
     kind: str
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
-    # Tasks that come before without a file between them.
+    # Earlier tasks without a file in between.
     after: list[str] = field(default_factory=list)
     command: list[str] | str | None = None
     runtime_s: float | None = None
@@ -46,21 +46,21 @@ class Task:
     memory_bytes: int | None = None
     retries: int = 0
     image: str | None = None
-    # Name of the tier it would like its outputs on (PerSSD's tier 0, 1 or both).
+    # Name of the preferred tier for its outputs (PerSSD's tier 0, 1 or both).
     tier: str | None = None
 
 
 @dataclass
 class Workflow:
-    """`source` names the engine and the file it came from; `known` says how much of the graph that is (see `Known`)."""
+    """`source` names the engine and its file; `known` says how much of the graph that is (see `Known`)."""
 
     name: str
     source: str
     tasks: dict[str, Task]
     files: dict[str, File]
-    # Why the graph is not complete ("2 checkpoints are not evaluated yet"); empty: it is.
+    # Why the graph is incomplete ("2 checkpoints are not evaluated yet"); empty: it is complete.
     incomplete: list[str] = field(default_factory=list)
-    # Where the description lies, for messages: task id → "FILE:LINE".
+    # The place in the description, for messages: task id → "FILE:LINE".
     places: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Workflow:
         return cls(name, source, by_id, by_path, **rest)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Raises `Problem` where the graph contradicts itself."""
+        """Raises `Problem` if the graph contradicts itself."""
         for path in self.files:
             parts = PurePosixPath(path).parts
             if not path or "\0" in path or ".." in parts:
@@ -102,7 +102,7 @@ class Workflow:
         _ = self.order
 
     def at(self, task: Task) -> str:
-        """Where the description of a task lies, for messages."""
+        """The place of a task in the description, for messages."""
         return self.places.get(task.id, self.source)
 
     @cached_property
@@ -131,7 +131,7 @@ class Workflow:
 
     @cached_property
     def parents(self) -> dict[str, list[str]]:
-        """Task → the tasks that must be done before it."""
+        """Task → the tasks that must end before it."""
         before: dict[str, list[str]] = {}
         for task in self.tasks.values():
             mine = dict.fromkeys(task.after)
@@ -173,7 +173,7 @@ class Workflow:
         return order
 
     def inputs(self) -> Iterator[File]:
-        """Files that no task makes and somebody reads."""
+        """Files that no task makes and a task reads."""
         return (file for path, file in self.files.items() if path not in self.producer and self.readers[path])
 
     def descendants(self, task: str) -> set[str]:
@@ -189,8 +189,8 @@ class Workflow:
 
 
 def name_files(workflow: Workflow, final: Iterable[str], temporary: Iterable[str]) -> None:
-    """Marks what the user names by globs (as in the shell: `*` crosses no slash, `**` does); final is stronger. A glob that
-    names nothing is a mistake and said."""
+    """Marks files that the user names by globs (as in the shell: `*` crosses no slash, `**` does); final takes
+    precedence. A glob that matches no file is an error."""
     for globs, mark in ((temporary, "temporary"), (final, "final")):
         for glob in globs:
             matches = matcher(glob)
@@ -202,7 +202,7 @@ def name_files(workflow: Workflow, final: Iterable[str], temporary: Iterable[str
 
 
 def matcher(glob: str) -> Callable[[str], object]:
-    """A function that tells whether a path matches."""
+    """A function that returns whether a path matches."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?(?:\][^\]]*|[^\]!][^\]]*)\])", glob)
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     written = []

@@ -1,8 +1,9 @@
-"""What the agent is told: per file the mode, size, tier, and when it is read (docs/hints.md has the names).
+"""Hints for the agent: mode, size, tier and next read of each file (docs/hints.md has the names).
 
 Hints go to a running agent (`surgetank hint --from -`, JSON lines) or, before it starts, as rules with exact paths
-(`surgetank.toml`). The user's own rule is stronger than a hint. A file whose readers are not known gets none but its size.
-Who executes the workflow and drops files himself tells of outputs with `held_back`; who only describes it, with `hints`.
+(`surgetank.toml`). The user's own rule takes precedence over a hint. A file with unknown readers gets only its size.
+An executor that drops files itself uses `held_back` for outputs; a tool that only describes the workflow uses
+`hints`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .graph import Workflow
 
 
 def hints(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> Iterator[dict[str, Any]]:
-    """One hint a file that there is something to say of: `path` and keys of a rule."""
+    """One hint per file with known facts: `path` and keys of a rule."""
     for path, fact in facts.items():
         if fact.maker is not None:
             yield from _of_output(workflow, path, persist, "remove" if fact.disposable else None, fact.size_bytes)
@@ -27,10 +28,11 @@ def hints(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> I
 
 
 def held_back(workflow: Workflow, persist: Persist, drop: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Of outputs, for an executor that drops these itself. Hints, not rules: what is kept can be handed over later (`mode=copy`)."""
+    """Hints about outputs, for an executor that drops these itself. Hints, not rules: the executor can release a kept
+    file later (`mode=copy`)."""
     for path in workflow.producer:
-        # Not `remove`: the agent would drop them at the end of a run that failed or was killed, and the next one would have
-        # to make again what its tasks still need.
+        # Not `remove`: the agent would drop the files at the end of a failed or killed run. The next run would have to
+        # make again what its tasks still need.
         yield from _of_output(
             workflow, path, persist, "keep" if path in drop else None, workflow.files[path].size_bytes
         )
@@ -39,7 +41,7 @@ def held_back(workflow: Workflow, persist: Persist, drop: Collection[str]) -> It
 def _of_output(
     workflow: Workflow, path: str, persist: Persist, gone: str | None, size_bytes: int | None
 ) -> Iterator[dict[str, Any]]:
-    """`gone`: the mode of what goes when its last reader is done."""
+    """`gone`: the mode of a file that is removed after its last reader."""
     if path.startswith("/"):
         return  # outside: it is drained like any other file
     hint: dict[str, Any] = {}
@@ -47,7 +49,7 @@ def _of_output(
     if gone is not None:
         hint["mode"] = gone
     elif persist is Persist.WHEN_CONSUMED and read:
-        hint["mode"] = "keep"  # until it is consumed: then the executor says `copy`
+        hint["mode"] = "keep"  # until it is consumed: then the executor sends `copy`
     if size_bytes:
         hint["size"] = size_bytes
     if (tier := workflow.tasks[workflow.producer[path]].tier) is not None:
@@ -62,7 +64,7 @@ def json_lines(some: Iterator[dict[str, Any]]) -> str:
 
 
 def rules_toml(some: Iterator[dict[str, Any]]) -> str:
-    """For `surgetank.toml`: a rule with an exact path for each; rules know a file's name only, so prefetch is said too."""
+    """For `surgetank.toml`: a rule with an exact path for each. A rule has only a file's name, so prefetch is included."""
     lines = []
     for hint in some:
         if not jsontext.is_text(hint["path"]):
@@ -80,5 +82,5 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, whose escapes are JSON's but for the one it has not: DEL stands for itself there."""
+    """A basic string of TOML. Its escapes are JSON's, except that JSON leaves DEL unescaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,5 +1,5 @@
-"""JSON that is text whatever names of files are in it. Python has bytes that are no UTF-8 as lone surrogates; written as escapes
-they are JSON, and come back the same."""
+"""JSON that is valid text for any names of files. Python holds bytes that are not UTF-8 as lone surrogates; as escapes
+they are valid JSON, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def is_text(path: str) -> bool:
-    """Otherwise it is bytes that are no UTF-8."""
+    """Otherwise the path has bytes that are not UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -25,14 +25,14 @@ def is_text(path: str) -> bool:
 
 
 def hint_line(hint: dict[str, Any]) -> str:
-    """A line for `surgetank hint`, which wants a path that is no text as its bytes."""
+    """A line for `surgetank hint`, which expects a path that is not text as its bytes."""
     path = hint["path"]
     return json.dumps({**hint, "path": path if is_text(path) else list(os.fsencode(path))}, ensure_ascii=False) + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of it, or what was there before stays."""
-    # (What a link leads to, and not the link.)
+    """Writes atomically: the old content stays until all of the new one is written."""
+    # (Writes the target of a link, not the link.)
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,6 +1,6 @@
 """`surgetank workflow plot`: the graph as one SVG file, tasks in columns by depth, files coloured by lifetime and tier.
 
-Tasks of one kind at one depth are drawn as one box when there are many, or a real workflow would be a wall of lines.
+Many tasks of one kind at one depth are drawn as one box, or a real workflow would have too many lines to read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Box:
 def svg(
     workflow: Workflow, facts: Mapping[str, Facts], tier_of: Mapping[str, str] | None = None, *, boxes_max: int = 80
 ) -> str:
-    """The drawing. `tier_of` says where files lie (`surgetank why --json`, or the tier wished for); without it only
-    lifetimes are coloured. More than `boxes_max` boxes are put together by kind."""
+    """The drawing. `tier_of` gives the files' tiers (from `surgetank why --json`, or the preferred tier); without it
+    the colours show only lifetimes. Above `boxes_max` boxes, tasks and files are merged by kind."""
     together = len(workflow.tasks) + len(workflow.files) > boxes_max
     depth: dict[str, int] = {}
     for one in workflow.order:
@@ -52,7 +52,7 @@ def svg(
         box = boxes.setdefault(key, _Box(task.kind if together else name, "", "#edf2f7", True, 2 * depth[name]))
         box.members.append(name)
     for path, fact in facts.items():
-        # Beside its maker; an input stands before its first reader.
+        # Next to its maker; an input is before its first reader.
         readers = [depth[reader] for reader in fact.readers]
         at = 2 * depth[fact.maker] + 1 if fact.maker is not None else 2 * min(readers, default=1) - 1
         tier = (tier_of or {}).get(path)
@@ -99,7 +99,7 @@ def _laid_out(
     tallest = max((len(column) for column in columns.values()), default=1)
     for number, at in enumerate(sorted(columns)):
         column = columns[at]
-        # Beside the middle of what leads to it: fewer lines cross.
+        # Next to the middle of its predecessors: fewer lines cross.
         middle = {key: _mean([boxes[one].y for one in before[key] if boxes[one].column < at]) for key in column}
         column.sort(key=lambda key: middle[key])
         top = _MARGIN + 40 + (tallest - len(column)) * (_HEIGHT + _GAP_Y) / 2
@@ -170,6 +170,6 @@ def _drawn(
 
 
 def _short(text: str) -> str:
-    """Both ends of a name tell most."""
+    """Both ends of a name carry the most information."""
     text = printable(text)
     return text if len(text) <= 25 else f"{text[:12]}…{text[-12:]}"

@@ -1,4 +1,4 @@
-"""What goes wrong, in the words of the command line: what failed, where, why, what to try."""
+"""Errors in the words of the command line: what failed, where, why, what to try."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class Problem(Exception):
-    """A description, plan or run that cannot be used; `str()` is what the user sees.
+    """A description, plan or run that cannot be used; `str()` is the user's message.
 
-    `where` is a file or `FILE:LINE`; `code` the exit code (2: the input is wrong, 1: we or the machine failed,
-    3: something is not durable), as in docs/exit-codes.md.
+    `where` is a file or `FILE:LINE`; `code` the exit code, as in docs/exit-codes.md. 2: the input is wrong. 1:
+    Surgetank or the machine failed. 3: a file is not durable.
     """
 
     def __init__(

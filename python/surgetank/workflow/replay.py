@@ -1,7 +1,8 @@
-"""`surgetank workflow replay`: a recorded execution again, with sizes and times scaled, as a benchmark.
+"""`surgetank workflow replay`: repeats a recorded execution, with sizes and times scaled, as a benchmark.
 
-The tasks are ours (`replay_task.py`), the graph, the sizes and the times the instance's. Every file's content follows from its name, whoever reads
-verifies, and in the end all that has to be in the store is read there, past the mount.
+The tasks are synthetic (`replay_task.py`); the graph, the sizes and the times are the instance's. Every file's
+content follows from its name, and every reader verifies it. At the end the replay reads from the store, past the
+mount, all files that must be there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def add_replay(subparsers: Verbs, load: Load = wfformat.load) -> argparse.Argume
 
 
 def scaled(workflow: Workflow, size_scale: float, time_scale: float, cpu: str) -> Workflow:
-    """The workflow that is run: the same graph with commands of ours."""
+    """The workflow to run: the same graph with synthetic commands."""
     sizes = {path: _scaled(file.size_bytes, size_scale) for path, file in workflow.files.items()}
     if any(path.startswith("/") for path in sizes):
         raise Problem("files outside the workflow's directory are not replayed", where=workflow.source)
@@ -87,7 +88,7 @@ def _read_by(task: Task) -> list[str]:
 
 
 def make_inputs(workflow: Workflow, root: str) -> None:
-    """Into the store, before the clock runs."""
+    """Creates inputs in the store, before the clock starts."""
     for file in workflow.inputs():
         path = os.path.join(root, file.path)
         if content.verify(path, file.path, file.size_bytes or 0) is not None:
@@ -96,7 +97,7 @@ def make_inputs(workflow: Workflow, root: str) -> None:
 
 
 def verify_store(workflow: Workflow, settings: Settings, root: str) -> tuple[int, int, list[str]]:
-    """Files and bytes of outputs that are in the store as they have to be, and what is wrong."""
+    """The number and bytes of outputs that are correct in the store, and the errors."""
     drop = droppable(workflow, settings.persist, settings.persist_named, settings.directory, settings.over)
     wrong: list[str] = []
     count = size = 0
@@ -116,7 +117,7 @@ def verify_store(workflow: Workflow, settings: Settings, root: str) -> tuple[int
 
 
 def store_root(settings: Settings, store: str | None) -> str:
-    """Where the files lie when no mount is in front of them."""
+    """The directory of the files without the mount."""
     if store is None or settings.bare:
         return settings.directory
     if "://" in store and not store.startswith("file://"):
@@ -125,7 +126,7 @@ def store_root(settings: Settings, store: str | None) -> str:
 
 
 def _scaled(size: int | None, scale: float) -> int:
-    # What had any bytes keeps one.
+    # A file that was not empty keeps at least one byte.
     return 0 if not size else max(1, round(size * scale))
 
 
@@ -155,7 +156,7 @@ def summary(workflow: Workflow, settings: Settings, root: str, report: dict[str,
         "seconds": report.get("seconds"),
         "read_bytes": read,
         "written_bytes": written,
-        # Of everything under the directory, the executor's journal included.
+        # Includes all files under the directory, the executor's journal among them.
         "store_bytes": written if settings.bare else drained.get("bytes"),
         "verified_files": count,
         "verified_bytes": size,

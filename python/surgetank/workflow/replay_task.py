@@ -1,6 +1,6 @@
-"""One task of a replay: reads and verifies its inputs, takes its time, writes its outputs.
+"""One task of a replay: reads and verifies its inputs, uses its time, writes its outputs.
 
-A program of its own: `python -P replay_task.py busy|sleep SECONDS [r|w NAME SIZE]…`, in the workflow's directory.
+A separate program: `python -P replay_task.py busy|sleep SECONDS [r|w NAME SIZE]…`, in the workflow's directory.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 import time
 from importlib import import_module
 
-# Beside this file; the package itself need not be found.
+# The module is next to this file; the package itself need not be found.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 content = import_module("content")

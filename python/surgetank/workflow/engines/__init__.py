@@ -1,1 +1,2 @@
-"""What works inside other engines, which go on running their tasks: Snakemake's storage plugin, Parsl's staging (docs/tutorials)."""
+"""Plugins inside other engines, which continue to run their own tasks: Snakemake's storage plugin, Parsl's staging
+(docs/tutorials)."""

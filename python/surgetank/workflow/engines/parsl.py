@@ -1,8 +1,9 @@
-"""Parsl's staging provider: `storage_access=[SurgetankStaging()]` of an executor on this machine, in a program that `surgetank run` starts.
+"""Parsl's staging provider: `storage_access=[SurgetankStaging()]` of an executor on this machine, in a program that
+`surgetank run` starts.
 
-Parsl's graph grows while the program runs: who will read a file is known only when the program ends. So nothing is derived from it. What
-the program itself calls temporary is held back from the store and removed at its end, if every app succeeded; otherwise it
-goes to the store, as the next attempt may need it.
+Parsl's graph grows while the program runs: the readers of a file are known only when the program ends. So nothing is
+derived from it. Files that the program itself calls temporary are kept from the store. They are removed at the
+program's end if every app succeeded; otherwise they go to the store, as the next attempt may need them.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from ..importers.paths import inside
 from ..problem import Problem
 
 logger = logging.getLogger(__name__)
-# Inputs that are asked for within this time are brought in by one command.
+# One command prefetches all inputs that are requested within this time.
 GATHER_S = 0.05
 
 
 class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unused-ignore]
     """Files below the current directory, by their paths (Parsl's scheme `file`).
 
-    `temporary`: globs of what no result is. `durable`: globs of outputs whose DataFuture is done only when the store has them,
-    verified; apps that read them wait for that, too.
+    `temporary`: globs of files that are not results. `durable`: globs of outputs whose DataFuture completes only
+    when the store has them, verified; apps that read them wait for that, too.
     """
 
     def __init__(self, temporary: Sequence[str] = (), durable: Sequence[str] = ()) -> None:
@@ -58,11 +59,11 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         self._inputs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._prefetch, name="surgetank-prefetch", daemon=True).start()
         self._waiting = ThreadPoolExecutor(4, "surgetank-wait")
-        # (A forked child has our end as well, and knows of no error that ended the program.)
+        # (A forked child also runs this handler, and knows of no error that ended the program.)
         self._process = os.getpid()
         atexit.register(self._finish)
 
-    # What Parsl asks.
+    # Methods that Parsl calls.
 
     def can_stage_in(self, file: File) -> bool:
         return bool(file.scheme == "file")
@@ -71,7 +72,7 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         return bool(file.scheme == "file")
 
     def stage_in(self, dm: Any, executor: str, file: File, parent_fut: Future[Any] | None) -> None:
-        """An input that no app makes is brought into a tier; the app does not wait for it."""
+        """Prefetches an input that no app makes; the app does not wait for it."""
         self._check(dm, executor)
         path = inside(file.filepath, self._directory)
         if self._agent is not None and parent_fut is None and path not in self._asked and not os.path.isabs(path):
@@ -79,14 +80,14 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
             self._inputs.put(path)
 
     def stage_out(self, dm: Any, executor: str, file: File, app_fu: Any) -> Future[File] | None:
-        """Asked before the app runs."""
+        """Parsl calls this before the app runs."""
         self._check(dm, executor)
         path = inside(file.filepath, self._directory)
         if self._agent is None or os.path.isabs(path):
             return None
         self._apps.append(app_fu)
         if any(matches(path) for matches in self._temporary):
-            # Before the app, as what is closed goes to the store at once.
+            # The hint precedes the app, because a closed file goes to the store at once.
             refused = self._agent.hint([{"path": str(self._directory / path), "mode": "keep"}])
             if refused is None:
                 self._held.add(path)
@@ -99,7 +100,7 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         app_fu.add_done_callback(lambda done: self._waiting.submit(self._wait, done, file, path, stored))
         return stored
 
-    # What we do.
+    # Our own methods.
 
     def _check(self, dm: Any, executor: str) -> None:
         provider = getattr(dm.dfk.executors[executor], "provider", None)
@@ -138,13 +139,13 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
                     subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
     def _finish(self) -> None:
-        """The program ends; Parsl has been cleaned up before us, or its apps are not done."""
+        """The program ends; Parsl has been cleaned up before, or its apps have not ended."""
         assert self._agent is not None
         if os.getpid() != self._process:
             return
         self._waiting.shutdown(wait=True)
         succeeded = all(app.done() and app.exception() is None for app in self._apps)
-        # An error that nobody caught ends the program, too: set when it was told.
+        # An uncaught error also ends the program: Python sets this when it reports the error.
         succeeded &= getattr(sys, "last_type", None) is None
         left = [path for path in sorted(self._held) if (self._directory / path).exists()]
         if not succeeded:

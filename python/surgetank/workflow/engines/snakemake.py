@@ -1,11 +1,11 @@
-"""Inside Snakemake's process: the way under the mount, and what the graph knows of each file, told before the first job.
+"""Inside Snakemake's process: starts it again under the mount, and sends hints from the graph before the first job.
 
-Snakemake runs the jobs and removes temp() files itself, after their last reader. With `persist = final` what jobs only read of each
-other becomes temp() in its graph, so that it is Snakemake that removes it, by its own rules. Whatever it has not removed at the
-end goes to the store: an agent that has to keep something back for a job that is yet to come never throws it away.
+Snakemake runs the jobs, and removes temp() files itself after their last reader. With `persist = final`, files
+between jobs become temp() in its graph, so Snakemake removes them by its own rules. Files that it has not removed at
+the end go to the store: an agent that keeps a file for a future job never discards it.
 
-The danger: an intermediate that is gone and that Snakemake wants. We remove only what a killed Snakemake would have, before any job
-runs, and what cannot be derived is drained.
+The danger: an intermediate is gone and Snakemake needs it. This code removes only files that a killed Snakemake
+would have removed, before any job runs. Files with unknown facts are drained.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ..importers.plugins.snakemake_scheduler_plugin_surgetank_import import desc
 from ..importers.snakemake import task_id, workflow_of
 from ..problem import Problem
 
-# Tells the plugin in the Snakemake under the mount what to do; no process below that one sees it.
+# Instructs the plugin in the Snakemake under the mount; no process below that one sees it.
 VARIABLE = "SURGETANK_SNAKEMAKE"
 RUNS_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}
 
 
 def enter(persist: str | None, started_in: str) -> NoReturn:
-    """Starts this same command again under the mount of the current directory, which is the workflow's, in place of this process."""
+    """Replaces this process by the same command under the mount of the current directory, which is the workflow's."""
     try:
         wanted = Persist(persist or "all")
     except ValueError:
         raise Problem(f"storage-surgetank-persist is final, all or when-consumed, and not {persist!r}") from None
     words = again(sys.orig_argv, sys.argv)
     if not mounted("."):
-        # Where nothing is run, what an earlier run left for this one stays for the next.
+        # If no job runs, an earlier run's files for this one stay for the next.
         at_exit = "leave" if RUNS_NOTHING & set(sys.argv) else "drain"
         words = [binary(), "run", "--over", os.getcwd(), "--keep-at-exit", at_exit, "--", *words]
     for stream in (sys.stdout, sys.stderr):
@@ -57,7 +57,7 @@ def enter(persist: str | None, started_in: str) -> NoReturn:
 
 
 def _take_away_log(directory: str) -> None:
-    """This process has begun a log and has nothing to say in it."""
+    """This process has begun a log and writes nothing to it."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -66,7 +66,7 @@ def _take_away_log(directory: str) -> None:
 
 
 def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """The words that start this Snakemake once more, on plain files."""
+    """The words that start this Snakemake again, on plain files."""
     if "snakemake" not in Path(arguments[0]).parts[-2:]:
         raise Problem(
             "Snakemake was started by another program, which cannot be started again under the mount",
@@ -74,7 +74,7 @@ def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
             remedy="start that program with `surgetank run -- …`, without default-storage-provider",
         )
     words = [sys.executable, *original[1:]]
-    # Before targets that are set apart; behind all else, as the last one counts.
+    # Before separated targets; after all other words, as the last one counts.
     at = words.index("--") if "--" in words else len(words)
     return [*words[:at], "--default-storage-provider", "none", *words[at:]]
 
@@ -87,7 +87,7 @@ def _held_back(path: str) -> bool:
 
 
 def observe(persist: str) -> None:
-    """Lets an observer look over the shoulder of whichever scheduler is chosen."""
+    """Attaches an observer to the chosen scheduler."""
     observer = Observer(Persist(persist))
     for plugin in SchedulerPluginRegistry().plugins.values():
         plugin.scheduler = _observed(plugin.scheduler, observer)
@@ -107,7 +107,7 @@ def _observed(scheduler: Any, observer: Observer) -> Any:
 
 
 class Observer:
-    """Knows the graph as far as Snakemake does; a checkpoint adds jobs, and then it is looked at again."""
+    """Knows the graph as far as Snakemake does; a checkpoint adds jobs, and then the observer reads it again."""
 
     def __init__(self, persist: Persist, agent: Agent | None = None) -> None:
         self.persist = persist
@@ -120,7 +120,7 @@ class Observer:
         self._tasks: dict[int, str] = {}
         self._jobs: dict[str, Any] = {}
         self._unfinished: set[str] = set()
-        # By id(): jobs that waited at the last look, and those that have begun and are not known to be done.
+        # By id(): jobs that waited at the last look, and those that have begun and are not known to have ended.
         self._left: set[int] = set()
         self._begun: set[int] = set()
         self._children_left: dict[str, int] = {}
@@ -128,7 +128,7 @@ class Observer:
         self._prefetching: list[subprocess.Popen[bytes]] = []
 
     def begin(self, dag: Any, logger: Any) -> None:
-        """Before the first job; the DAG is complete but for what waits for checkpoints."""
+        """Runs before the first job; the DAG is complete except for jobs that wait for checkpoints."""
         if self.dag is not None:
             return
         self.dag, self.logger = dag, logger
@@ -144,12 +144,12 @@ class Observer:
         self._learn()
 
     def look(self, remaining: Iterable[Any]) -> None:
-        """Each time jobs are chosen: what is new, and what has been consumed since."""
+        """Runs each time jobs are chosen: takes in new jobs, and files consumed since."""
         left = set(map(id, remaining))
         if not left <= self._tasks.keys():
             self._learn()
         if self.persist is Persist.WHEN_CONSUMED:
-            # (Asked for each job, most of which wait: only those are looked at that have left the queue.)
+            # (This runs for each job, and most jobs wait: it examines only those that have left the queue.)
             self._begun = (self._begun | self._left - left) - left
             self._left = left
             gone = [task for one in self._begun if (task := self._tasks[one]) in self._unfinished]
@@ -178,9 +178,10 @@ class Observer:
         }
         drop = persistence.droppable(self.workflow, self.persist, named=True)
         self._declare_temporary(drop)
-        # What Snakemake removes itself is kept back whoever reads it: what it leaves goes to the store at the end.
+        # The agent keeps files that Snakemake removes itself, whichever job reads them: those that it leaves go to the
+        # store at the end.
         held = drop | {path for path in self.workflow.producer if self.workflow.files[path].temporary}
-        # (Of what is consumed already, an earlier look has said all.)
+        # (For consumed files an earlier look has sent every hint.)
         refused = self.agent.hint(
             [
                 hint
@@ -193,15 +194,15 @@ class Observer:
         self._prefetch()
 
     def _declare_temporary(self, drop: set[str]) -> None:
-        """For Snakemake too: it removes them, and prefers jobs that let it do so."""
+        """Declares them to Snakemake too: it removes them, and prefers jobs that allow it."""
         if self.persist is not Persist.FINAL:
             return
         for job in self._jobs.values():
             for file in (*job.output, *job.input):
                 if inside(str(file), self.directory) in drop:
                     file.flags["temp"] = True
-        # What was read by all, and Snakemake was killed before it removed it: no job is to come after which it would. (What is in
-        # the store was wanted there by an earlier run.)
+        # All readers have ended, and Snakemake was killed before it removed the file: no later job would trigger the
+        # removal. (An earlier run wanted the files that are in the store there.)
         for path in drop:
             users = {self.workflow.producer[path], *self.workflow.readers[path]}
             if self.workflow.readers[path] and not users & self._unfinished and _held_back(path):
@@ -209,7 +210,7 @@ class Observer:
                 os.unlink(path)
 
     def _hand_over(self, finished: list[str]) -> None:
-        """PerSSD's rule: a job's outputs go to the store when all its children are done."""
+        """PerSSD's rule: a job's outputs go to the store when all its children have ended."""
         consumed = []
         for task in finished:
             self._unfinished.discard(task)
@@ -223,7 +224,7 @@ class Observer:
         self.agent.hint([{"path": path, "mode": "copy"} for path in consumed if path not in temporary])
 
     def _prefetch(self) -> None:
-        """What jobs read and no job makes, in the order of its first reader; nobody waits for it."""
+        """Prefetches files that jobs read and no job makes, in the order of their first readers; no job waits for it."""
         inputs = [
             path
             for task in self.workflow.order

@@ -1,4 +1,5 @@
-"""`python -m surgetank.workflow.execute DRAFT`: what `surgetank run` starts for `surgetank workflow run`. Not for users."""
+"""`python -m surgetank.workflow.execute DRAFT`: the program that `surgetank run` starts for `surgetank workflow run`.
+Not for users."""
 
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ except Problem as problem:
     print(f"surgetank workflow: {problem}", file=sys.stderr)
     sys.exit(problem.code)
 except OSError as error:
-    # (A task that removed the journal, say.)
+    # (For example, a task removed the journal.)
     what = f"the run could not go on: {error}"
     remedy = "the same command again; what the journal does not know of is made again, and no file counts that was not looked at"
     print(f"surgetank workflow: {Problem(what, remedy=remedy)}", file=sys.stderr)

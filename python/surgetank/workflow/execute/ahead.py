@@ -1,7 +1,8 @@
-"""When each file is read next: what the agent goes by when it has to make room (hint `next_read`, docs/hints.md).
+"""When each file is read next: the agent uses it when it has to make room (hint `next_read`, docs/hints.md).
 
-The number is the place of the reading task in the planned order. It is said of every file before the first task, and of those
-that one of several readers has read while the tasks run, a few times a second at most.
+The number is the place of the reading task in the planned order. The executor sends it for every file before the
+first task. While the tasks run it sends updates for files that one of several readers has read, a few times a second
+at most.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..graph import Workflow
 
 class Ahead:
     def __init__(self, workflow: Workflow, cores: float, run: Collection[str], drop: Collection[str]) -> None:
-        """`run`: tasks that are not done; `drop`: what goes with its last reader anyhow."""
+        """`run`: tasks that have not ended; `drop`: files that are removed after their last reader anyway."""
         place = {span.task: number for number, span in enumerate(schedule(workflow, cores))}
         self._left: dict[str, set[str]] = {}
         self._place = {task: place[task] for task in run}
@@ -30,12 +31,12 @@ class Ahead:
                 self._left[path] = left
 
     def hints(self) -> Iterator[dict[str, Any]]:
-        """Of all files, before the first task."""
+        """For all files, before the first task."""
         for path in self._left:
             yield self._of(path)
 
     def read(self, task: str, paths: Iterable[str]) -> Iterator[str]:
-        """The task is done; files of which there is something new to say."""
+        """The task has ended; yields the files with a new hint."""
         for path in paths:
             left = self._left.get(path)
             if left is not None and task in left:
@@ -47,6 +48,6 @@ class Ahead:
         return {"path": path, "next_read": min(places) if places else "never"}
 
     def words(self, agent: Agent, listed: Path, paths: Iterable[str]) -> Iterator[list[str]]:
-        """The command that tells the agent; it reads `listed`, which is not written before it has ended."""
+        """The command that sends the hints; it reads `listed`, which must not change before the command has ended."""
         listed.write_text("".join(jsontext.hint_line(self._of(path)) for path in dict.fromkeys(paths)))
         yield agent.hint_file_words(listed)

@@ -44,7 +44,7 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
 
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
-    """Options that `run` and `replay` have in common."""
+    """Options that `run` and `replay` share."""
     parser.add_argument("-j", "--jobs", type=_cores, metavar="N", help="cores the tasks share [default: all]")
     parser.add_argument("--memory", type=_size, metavar="SIZE", help="memory the tasks share, as they say they need it")
     parser.add_argument("--persist", type=Persist, choices=list(Persist), metavar="{final,all,when-consumed}",
@@ -75,7 +75,7 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
 
 
 def name_options(parser: argparse.ArgumentParser) -> None:
-    """Files that the user names himself (`graph.name_files`)."""
+    """Files that the user names explicitly (`graph.name_files`)."""
     for word, meaning in (
         ("final", "a result, even if a task reads it"),
         ("temporary", "may go after its last reader"),
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace, load: Load) -> int:
 
 
 def tell(report: dict[str, Any], *, as_json: bool) -> None:
-    """The end of a run, for the user."""
+    """Reports the end of a run to the user."""
     if as_json:
         print(json.dumps(report, indent=1))
     elif "tasks" in report:
@@ -143,7 +143,7 @@ def tell(report: dict[str, Any], *, as_json: bool) -> None:
 
 
 def dry_run(workflow: Workflow, settings: Settings) -> plan.Plan:
-    """What would be done; nothing is changed."""
+    """The plan of a run; changes nothing."""
     os.chdir(settings.directory)
     check(workflow, settings)
     missing = absent(workflow, settings)

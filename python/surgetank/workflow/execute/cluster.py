@@ -1,5 +1,5 @@
-"""Runs several short tasks after each other in one process (`--cluster`): reads them as JSON on standard input, and says on
-descriptor 3 how each ended. A program of its own, which imports little: `python -I -S cluster.py`."""
+"""Runs several short tasks one after another in one process (`--cluster`). It reads them as JSON on standard input, and
+reports on descriptor 3 how each ended. A separate program, which imports little: `python -I -S cluster.py`."""
 
 import json
 import os

@@ -1,7 +1,9 @@
-"""The loop that runs the tasks: starts what fits, takes in what has ended, drops what nobody needs any more.
+"""The loop that runs the tasks: starts those that fit, handles those that have ended, drops files that no task needs
+any more.
 
-A task's life: waiting → ready → running → (lingering: it has ended, children of it have not) → done, failed or killed. Outputs are taken
-away before each attempt and after one that failed; a file is dropped only when the journal knows that its last reader succeeded.
+A task's life: waiting → ready → running → (lingering: it has ended, children of it have not) → done, failed or
+killed. Outputs are removed before each attempt and after one that failed. A file is dropped only when the journal
+has the success of its last reader.
 """
 
 from __future__ import annotations
@@ -34,21 +36,21 @@ from .stamp import Stamp, remove, stamp
 LOOK_AGAIN_S = 0.02
 IDLE_S = 0.2
 AHEAD_EVERY_S = 0.25
-# Logs of tasks that run longer have their names while they run.
+# Logs of tasks that run longer get their names while the tasks run.
 LOG_NAMED_S = 0.5
-# Tasks known to take longer are not put together.
+# Tasks known to take longer are not clustered.
 SHORT_S = 2.0
 CLUSTER_PROGRAM = str(Path(__file__).with_name("cluster.py"))
 
 
 @dataclass(slots=True)
 class Running:
-    """One process of ours: a task, or several short ones."""
+    """One process of the executor: a task, or several short ones."""
 
     tasks: list[str]
     need: Need
     pair: logs.Pair | None
-    # Of a cluster: where it says what has ended, what it said and is not a whole line yet, and how many have.
+    # For a cluster: the descriptor of its results, an incomplete line from it, and the number of ended tasks.
     results: int | None = None
     said: bytes = b""
     settled: int = 0
@@ -57,7 +59,7 @@ class Running:
 
 @dataclass(slots=True)
 class Lingering:
-    """Its leader has ended, and others of its group have not."""
+    """The leader of its process group has ended, and other members have not."""
 
     running: Running
     group: int
@@ -68,7 +70,7 @@ class Lingering:
 
 @dataclass
 class Tally:
-    """What became of a run."""
+    """The result of a run."""
 
     done: dict[str, Record] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Tally:
 
 
 class Engine:
-    """`drop`: what may go after its last reader; `agent`: None without a mount."""
+    """`drop`: files that may be removed after their last reader; `agent`: None without a mount."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Engine:
         self.errands = self._make_errands()
 
     def run(self) -> Tally:
-        """All tasks; returns when nothing runs any more."""
+        """Runs all tasks; returns when none runs any more."""
         with _Signals() as arrived:
             self.spawner.watch(arrived.descriptor, arrived.take)
             self._begin()
@@ -148,7 +150,7 @@ class Engine:
             self.spawner.unwatch(arrived.descriptor)
         return self.tally
 
-    # Beginning and end.
+    # Begin and end.
 
     def _begin(self) -> None:
         expected = [
@@ -159,7 +161,7 @@ class Engine:
             if self._parents_left[id_] == 0:
                 self._push(id_)
         for id_ in self.decision.done:
-            # What a run that was killed had not got round to.
+            # Removals that a killed run had not reached.
             for path in self.workflow.tasks[id_].outputs:
                 if path in self.drop and self._readers_left[path] == 0 and os.path.lexists(path):
                     self._drops.append(path)
@@ -247,7 +249,7 @@ class Engine:
         self._running[child.pid] = running
 
     def _prepare(self, id_: str) -> bool:
-        """Takes old outputs away; False: it cannot run."""
+        """Removes old outputs; False: the task cannot run."""
         task = self.workflow.tasks[id_]
         self._attempts[id_] = self._attempts.get(id_, 0) + 1
         self.journal.say("start", task=id_, attempt=self._attempts[id_], at_ns=time.time_ns())
@@ -367,7 +369,7 @@ class Engine:
         self._lingering = still
 
     def _over(self, running: Running, exit_: Exit) -> None:
-        """Nobody of it is left."""
+        """No process of it is left."""
         self.ready.give_back(running.need)
         if running.results is None:
             if running.pair is not None:
@@ -382,7 +384,7 @@ class Engine:
             if number == 0:
                 self._settle(id_, exit_ if exit_.code else Exit(1, exit_.began_ns, exit_.ended_ns))
             else:
-                # It had not begun.
+                # The task had not begun.
                 self._attempts[id_] -= 1
                 self._push(id_)
 
@@ -483,7 +485,7 @@ class Engine:
     # Stopping.
 
     def _stopping_new(self) -> None:
-        """Nothing new starts; what runs may end."""
+        """No new task starts; running ones may end."""
         self._stopping = True
 
     def _stop(self, number: int) -> None:
@@ -523,7 +525,7 @@ class Engine:
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP become something that can be read."""
+    """Makes SIGINT, SIGTERM and SIGHUP readable from a descriptor."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

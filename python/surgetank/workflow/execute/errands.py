@@ -1,5 +1,5 @@
-"""What the agent is told on the way: hints, prefetching, evicting. Nobody waits for it, at most one of a sort goes on at a time, and
-names that gather meanwhile go together, so that 10,000 files are not 10,000 commands."""
+"""Messages to the agent during a run: hints, prefetching, evicting. No task waits for them, and at most one of a kind
+runs at a time. Names that gather meanwhile go together, so that 10,000 files are not 10,000 commands."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .spawn import Child
 
 @dataclass
 class Errands:
-    """`commands` makes the command lines of a sort; `start` begins one of them."""
+    """`commands` yields the command lines of a kind; `start` starts one of them."""
 
     commands: Mapping[str, Callable[[list[str]], Iterator[list[str]]]]
     start: Callable[[list[str]], Child | None]
-    # Seconds from one of a sort to the next, at least.
+    # The minimum of seconds between two of a kind.
     every_s: Mapping[str, float] = field(default_factory=dict)
     failed: int = 0
     _waiting: dict[str, list[str]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Errands:
             self._waiting.setdefault(sort, []).append(path)
 
     def go_on(self) -> None:
-        """Starts what can be started."""
+        """Starts every command that may start."""
         for sort, make in self.commands.items():
             if sort in self._under_way.values():
                 continue
@@ -47,7 +47,7 @@ class Errands:
                     self._under_way[child.pid] = sort
 
     def ended(self, child: Child, code: int) -> bool:
-        """Whether it was one of ours."""
+        """Whether the child was one of these commands."""
         sort = self._under_way.pop(child.pid, None)
         if sort is None:
             return False
@@ -56,7 +56,7 @@ class Errands:
 
     @property
     def groups(self) -> dict[int, str]:
-        """What is under way: its process group → its sort."""
+        """The running commands: process group → kind."""
         return dict(self._under_way)
 
     @property

@@ -1,4 +1,4 @@
-"""The graph as JSON: how it gets from the command line's process to the one under the mount, and into a run's directory."""
+"""The graph as JSON: passes it from the command line's process to the one under the mount, and into a run's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run, in the process that sees the mount (or the bare directory): checks, reserve, stage-in, tasks, stage-out, release."""
+"""A run, in the process that sees the mount (or the bare directory): checks, reserve, stage-in, tasks, stage-out,
+release."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                 if agent is not None and (left := agent.wait(_before(workflow, settings, decision, out.files))):
                     progress.say(f"what an earlier run made is not in the store: {left}")
                     code = NOT_DURABLE
-                # Under the mount it ends with the last drain of `surgetank run` (launch.py).
+                # Under the mount this step ends with the last drain of `surgetank run` (launch.py).
                 if settings.results_to is not None:
                     with _step(steps, "stage-out", book):
                         stage_out(settings, settings.results_to, out.files)
@@ -93,7 +94,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
 
 def _past(settings: Settings) -> journal.Past:
     if settings.fresh:
-        # Whatever state it is in.
+        # In any state.
         with contextlib.suppress(Exception):
             journal.name_logs(HOME, journal.load(HOME))
         return journal.Past()
@@ -103,7 +104,7 @@ def _past(settings: Settings) -> journal.Past:
 
 
 def check(workflow: Workflow, settings: Settings) -> None:
-    """What would make a task fail for certain is said before anything runs."""
+    """Reports before the run what would certainly make a task fail."""
     for task in workflow.tasks.values():
         if not task.command:
             raise Problem(
@@ -124,7 +125,7 @@ def check(workflow: Workflow, settings: Settings) -> None:
 
 
 def absent(workflow: Workflow, settings: Settings) -> list[str]:
-    """Inputs that have to be staged in; an error where there is nowhere to take them from."""
+    """Inputs that must be staged in; an error if there is no source for them."""
     missing = [file.path for file in workflow.inputs() if not os.path.exists(file.path)]
     staged = [path for path in missing if settings.inputs_from is not None and not os.path.isabs(path)]
     lost = [path for path in missing if path not in staged]
@@ -142,10 +143,11 @@ def absent(workflow: Workflow, settings: Settings) -> list[str]:
 def reserve(
     workflow: Workflow, settings: Settings, agent: Agent | None, drop: Collection[str], progress: Progress
 ) -> None:
-    """The place is ready and has room, looked at just before the first task."""
+    """Checks just before the first task that the directory is ready and has room."""
     if agent is not None and agent.status(settings.over) is None:
         raise Problem("no agent serves the directory", where=settings.over, remedy="try again, or --bare", code=1)
-    # Of the mount this is the store's room, less what waits for it. A quota counts where the file system says so to `df`.
+    # On the mount this is the store's room, minus the files that wait for it. A quota counts if the file system reports
+    # it to `df`.
     room = os.statvfs(".")
     free = room.f_bavail * room.f_frsize
     goes = [path for path in workflow.producer if not (agent is not None and path in drop)]
@@ -158,7 +160,7 @@ def reserve(
 
 
 def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
-    """Through `surgetank stage-in`, which goes on where it was; from and to, whole names."""
+    """Copies through `surgetank stage-in`, which resumes; source and destination are full names."""
     for pair in pairs:
         if any("\t" in name or "\n" in name for name in pair):
             raise Problem("a name with a tab or a line break cannot be staged", where=pair[0])
@@ -175,13 +177,13 @@ def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
 
 
 def _before(workflow: Workflow, settings: Settings, decision: resume.Decision, results: list[str]) -> list[str]:
-    """Results that an earlier run made, for which the last drain of this one does not wait."""
+    """Results of earlier runs, for which the last drain of this run does not wait."""
     inside = (path for path in results if not os.path.isabs(path))
     return [_join(settings.directory, path) for path in inside if workflow.producer[path] in decision.done]
 
 
 def stage_out(settings: Settings, target: str, paths: list[str]) -> None:
-    """Results are copied to where the user wants them."""
+    """Copies results to the user's destination."""
     inside = [path for path in paths if not os.path.isabs(path)]
     copy(settings, [(_join(settings.directory, path), _join(target, path)) for path in inside])
 
@@ -192,7 +194,7 @@ def _join(place: str | None, path: str) -> str:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """One executor a directory."""
+    """One executor per directory."""
     with open(HOME / "lock", "a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,7 +267,7 @@ def _report(
 
 
 def farewell(report: dict[str, Any]) -> str:
-    """What a user reads at the end: what was done, what is safe, how to go on."""
+    """The final message to the user: what was done, what is safe, how to continue."""
     tasks = report["tasks"]
     total, good = tasks["total"], tasks["done"] + tasks["done_before"]
     lines = [f"{good} of {total} tasks are done, {tasks['done']} of them now, in {report['seconds']:.1f} s"]

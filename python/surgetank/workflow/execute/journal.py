@@ -1,9 +1,9 @@
-"""What a run remembers: `.surgetank-workflow/RUN/`, with a journal of JSON lines in segments.
+"""A run's memory: `.surgetank-workflow/RUN/`, with a journal of JSON lines in segments.
 
-A segment is closed after a while and never written again, so that under a mount it is sealed and survives whatever happens to
-the agent. The first one is carried over from the run before and appears whole (renamed) or not at all; so the newest run
-that has it knows everything. A torn last line is what a kill -9 leaves, and is passed over. What the journal says is believed only
-as far as the files' stamps agree: a lost segment costs work, never a wrong result.
+A segment is closed after a while and never written again, so that under a mount it is sealed and survives the
+agent's death. The first segment carries the previous run's facts. It appears atomically (renamed), so the newest run
+that has it knows everything. A kill -9 leaves a torn last line, which is skipped. The journal's facts count only if
+the files' stamps agree: a lost segment costs work, and never gives a wrong result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME_BYTES_MAX = 180
 
 @dataclass(slots=True)
 class Record:
-    """A task that succeeded. Times are in ns since 1970; stamps are those of the files as it saw and left them."""
+    """A task that succeeded. Times are in ns since 1970; stamps are those of the files as the task read and left them."""
 
     task: str
     derivation: str
@@ -46,13 +46,13 @@ class Record:
 
 @dataclass
 class Past:
-    """What earlier runs did, by task and derivation, the latest last."""
+    """Tasks of earlier runs, by task and derivation, the latest last."""
 
     records: dict[tuple[str, str], list[Record]] = field(default_factory=dict)
     run: str | None = None
-    # Tasks that had begun and of which nothing more is known: they, or we, were killed.
+    # Tasks that had begun without a later event: the task or the executor was killed.
     open_tasks: set[str] = field(default_factory=set)
-    # Task → its attempt, and the name that its logs had then.
+    # Task → its attempt, and the name of its logs at that time.
     unnamed_logs: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def runs(home: Path) -> list[str]:
 
 
 def load(home: Path) -> Past:
-    """What the newest run that had begun in earnest knows."""
+    """The facts of the newest run that wrote its first segment."""
     past = Past()
     for run in reversed(runs(home)):
         if (home / run / CARRIED).exists():
@@ -91,7 +91,7 @@ def load(home: Path) -> Past:
 
 
 def name_logs(home: Path, past: Past) -> None:
-    """Gives the logs of tasks that were killed together with us their own names."""
+    """Gives the logs of tasks that were killed together with the executor their own names."""
     for task in past.open_tasks & past.unnamed_logs.keys():
         attempt, named = past.unnamed_logs[task]
         if not logs.is_unnamed(named):
@@ -99,14 +99,14 @@ def name_logs(home: Path, past: Past) -> None:
         for end in ("out", "err"):
             log = home / (past.run or "") / f"{named}.{end}"
             own = log.with_name(f"{log_name(task, attempt)}.{end}")
-            # (It got its name in time.)
+            # (The log got its name in time.)
             with contextlib.suppress(OSError):
                 if not own.exists():
                     log.rename(own)
 
 
 def events(directory: Path) -> Iterator[dict[str, Any]]:
-    """All that a run wrote down, in order."""
+    """All events of a run, in order."""
     for segment in sorted(directory.glob("journal-*.jsonl")):
         with open(segment, "rb") as stream:
             for line in stream:
@@ -118,7 +118,7 @@ def events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 class Journal:
-    """The one that is being written."""
+    """The journal that is being written."""
 
     def __init__(self, home: Path, past: Past, now: time.struct_time | None = None) -> None:
         last = runs(home)
@@ -138,14 +138,14 @@ class Journal:
         draft.rename(self.directory / CARRIED)
 
     def say(self, event: str, **what: Any) -> None:
-        """Remembered at the next `flush`."""
+        """Written at the next `flush`."""
         self._waiting.append(_line({"event": event, **what}))
 
     def done(self, record: Record) -> None:
         self.say("done", **_told(record))
 
     def flush(self) -> None:
-        """From here on a kill -9 of ours loses nothing of what was said."""
+        """From here on a kill -9 of the executor loses no earlier event."""
         now = time.monotonic()
         if self._stream is not None and now - self._opened_s > SEGMENT_SECONDS_MAX:
             self._close()
@@ -172,7 +172,7 @@ class Journal:
 
 
 def log_name(task: str, attempt: int) -> str:
-    """The name of a task's logs, without `.out` or `.err`: any id becomes one short name of its own."""
+    """The name of a task's logs, without `.out` or `.err`: any id becomes one short, unique name."""
     safe = quote(task, safe="@+=,", errors="surrogatepass")
     if safe.startswith("."):
         safe = "%2E" + safe[1:]
@@ -185,12 +185,12 @@ def log_name(task: str, attempt: int) -> str:
 
 
 def _line(event: dict[str, Any]) -> str:
-    # ASCII: names that are no UTF-8 stay what they are, as escapes.
+    # ASCII: names that are not UTF-8 survive as escapes.
     return json.dumps(event) + "\n"
 
 
 def _told(record: Record) -> dict[str, Any]:
-    # (`asdict` copies all that is in it, for each of 10,000 tasks.)
+    # (`asdict` copies every field's content, for each of 10,000 tasks.)
     return {key: getattr(record, key) for key in Record.__slots__}
 
 

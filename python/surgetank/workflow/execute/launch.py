@@ -1,6 +1,6 @@
 """From the command line's process to the one that runs the tasks: directly (`--bare`), or inside `surgetank run`.
 
-What is outside waits, passes signals on, and clears up whatever becomes of the inside.
+The outer process waits, passes signals on, and cleans up however the inner one ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(workflow: Workflow, settings: Settings) -> dict[str, Any]:
-    """The report; `exit` in it is the exit code. `surgetank` in it is what `surgetank run --json` says."""
+    """The report; `exit` in it is the exit code. `surgetank` in it is the output of `surgetank run --json`."""
     settings.directory = os.path.realpath(settings.directory)
     settings.over = os.path.realpath(settings.over)
     settings.python_path = os.environ.get("PYTHONPATH")
@@ -51,7 +51,7 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     if settings.state is not None:
         words += ["--state", settings.state]
     if settings.persist is Persist.WHEN_CONSUMED:
-        # What was not handed over before goes to the store in the end.
+        # Files that were not drained before go to the store at the end.
         words += ["--keep-at-exit", "drain"]
     words += ["--", sys.executable, "-P", "-m", "surgetank.workflow.execute", str(draft)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_ROOT, settings.python_path]))}
@@ -61,7 +61,7 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     record = find_record(settings.state, str(draft))
     if report.get("exit") in (0, NOT_DURABLE):
         report["steps"] = drained(report["steps"], record, code)
-        # The user waited for that, too.
+        # The user waited for the drain, too.
         report["seconds"] = round(report["seconds"] + _drain_s(record), 3)
     report["exit"] = code
     report["record"] = record.get("id") if record else None
@@ -71,7 +71,7 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
 
 
 def find_record(state: str | None, mark: str) -> dict[str, Any] | None:
-    """What `surgetank report` has of the run whose command line has `mark` in it."""
+    """The record of `surgetank report` for the run whose command line contains `mark`."""
     found = [one for one in Agent(state=state).records() if mark in one.get("command", "")]
     return found[-1] if found else None
 
@@ -79,22 +79,22 @@ def find_record(state: str | None, mark: str) -> dict[str, Any] | None:
 def drained(
     steps: list[dict[str, Any]], record: Mapping[str, Any] | None, code: int | None = None
 ) -> list[dict[str, Any]]:
-    """With what `surgetank run` does when all tasks are done, by its record: stage-out, or the end of it.
+    """Completes the steps with the last drain of `surgetank run`, from its record: stage-out, or the end of it.
 
-    A store that is full was waited for twice when the executor waited for the results as well. `code`: what it ended with, where
-    that is known.
+    The executor does not wait for the results itself: a full store would make the user wait twice. `code`: the exit
+    code of `surgetank run`, if known.
     """
     told = {} if record is None else record
     ended = told.get("exit") if code is None else code
     if ended is None and not told:
-        return steps  # nobody knows any more
+        return steps  # the outcome is unknown
     found = next((step for step in steps if step["step"] == "stage-out"), None)
     out = dict(found or {"step": "stage-out", "began_ns": None, "ended_ns": None, "ok": True})
     if told.get("command_ended_us") is not None:
         begun_us = told["begun_unix_us"]
         out["began_ns"] = out["began_ns"] or (begun_us + told["command_ended_us"]) * 1000
         out["ended_ns"] = (begun_us + told["ended_us"]) * 1000
-    # (The tasks had all ended well.)
+    # (All tasks had succeeded.)
     out["ok"] = out["ok"] and ended == 0
     if found is not None:
         return [out if step is found else step for step in steps]
@@ -108,7 +108,7 @@ def _drain_s(record: Mapping[str, Any] | None) -> float:
 
 
 def _attend(words: list[str], environment: dict[str, str]) -> int:
-    """Runs it in a process group of its own; what reaches us reaches it once."""
+    """Runs it in its own process group; a signal to this process reaches it once."""
     child = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     before = {number: signal.signal(number, lambda which, _: child.send_signal(which)) for number in PASSED_ON}
     try:
@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def inside(draft: Path) -> int:
-    """What `surgetank run` starts."""
+    """The program that `surgetank run` starts."""
     spec = json.loads((draft / "spec.json").read_text())
     settings = Settings(**{**spec["settings"], "persist": Persist(spec["settings"]["persist"])})
     report = run(graphfile.from_json(spec["workflow"]), settings)

@@ -1,5 +1,6 @@
-"""A pair of logs for each task, `TASK.out` and `TASK.err`. The pair of a task that was short and said nothing is the next one's, and gets
-its name only when it is known not to be: making, naming and removing two files for each of 10,000 silent tasks would cost more than the tasks."""
+"""A pair of logs for each task, `TASK.out` and `TASK.err`. A short task without output leaves its pair to the next
+task. A pair gets its name only when it must keep it. Creating, naming and removing two files for each of 10,000
+silent tasks would cost more than the tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ class Pair:
     base: str
     out: int
     err: int
-    # What it is called now: `base`, or a name that no task's log has.
+    # The current name: `base`, or a name that no task's log has.
     named: str
 
 
@@ -40,14 +41,14 @@ class Logs:
         return Pair(base, out, err, named)
 
     def name(self, pair: Pair) -> None:
-        """The task's own name, by which somebody may look for it."""
+        """Gives it the task's own name, so that a user can find it."""
         if pair.named != pair.base:
             for end in ("out", "err"):
                 os.rename(self.path(pair.named, end), self.path(pair.base, end))
             pair.named = pair.base
 
     def done(self, pair: Pair, keep: bool) -> None:
-        """The task is over; `keep` its logs even where they are empty."""
+        """The task has ended; `keep` its logs even if they are empty."""
         if not keep and os.fstat(pair.out).st_size == 0 and os.fstat(pair.err).st_size == 0:
             self._blank.append(pair)
             return
@@ -64,7 +65,7 @@ class Logs:
 
 
 def is_unnamed(named: object) -> bool:
-    """A name that no task's log has, and nothing else: a journal may say anything."""
+    """Whether this is a name that no task's log has: a journal may contain any text."""
     return isinstance(named, str) and re.fullmatch("running:[0-9]+", named) is not None
 
 

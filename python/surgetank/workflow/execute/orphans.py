@@ -1,6 +1,7 @@
-"""Processes that an executor left behind when it was killed: they could still write what the next one makes again.
+"""Processes that a killed executor left: they could still write files that the next executor makes again.
 
-They are known by a variable in their environment, which every descendant of a task inherits; numbers of processes would be used again.
+A variable in their environment identifies them, because every descendant of a task inherits it; process ids are
+reused.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ WAIT_S_MAX = 10.0
 
 
 def mark(directory: str, run: str) -> str:
-    """What `VARIABLE` is for the tasks of a run."""
+    """The value of `VARIABLE` for the tasks of a run."""
     return f"{directory}:{run}"
 
 
 def end(directory: str) -> int:
-    """Kills all that runs of `directory` left, and waits until they are gone; how many there were. The caller holds the lock."""
+    """Kills all processes that runs of `directory` left, and waits until they have ended; returns their number. The
+    caller holds the lock."""
     seen: set[int] = set()
     until = time.monotonic() + WAIT_S_MAX
     while True:
-        # One that was just forked shows up in the next look.
+        # A process that was just forked shows up in the next search.
         left = _find(directory)
         if not left or time.monotonic() > until:
             return len(seen)
@@ -62,7 +64,7 @@ def _is_alive(name: str) -> bool:
 
 
 def _ancestors() -> set[int]:
-    """We and those above us."""
+    """This process and its ancestors."""
     found = set()
     pid = os.getpid()
     while pid > 0 and pid not in found:

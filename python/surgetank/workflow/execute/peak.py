@@ -1,8 +1,8 @@
-"""The peak of live bytes of a schedule that was executed, from the journal's times and the files' real sizes.
+"""The peak of live bytes of an executed schedule, from the journal's times and the files' real sizes.
 
-A file lives from the start of the task that makes it, as its room has to be there while it is written. Without lifetimes it lives to
-the end. With lifetimes an intermediate lives to the end of its last reader, and a result to the end. `executed` is
-what was really there: until a file was dropped.
+A file lives from the start of its maker, because its room must exist while it is written. Without lifetimes it lives
+to the end. With lifetimes an intermediate lives to the end of its last reader, and a result to the end. `executed`
+is the real situation: until a file was dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Peak:
 
 
 def of_journal(workflow: Workflow, events: Iterable[Mapping[str, Any]], run: str) -> Peak:
-    """Of what `run` itself executed; what earlier runs made and is still there counts from the beginning."""
+    """For the tasks that `run` itself executed; files of earlier runs that still exist count from the beginning."""
     spans: dict[str, tuple[int, int]] = {}
     sizes: dict[str, int] = {}
     dropped: dict[str, int] = {}
@@ -44,7 +44,7 @@ def of_journal(workflow: Workflow, events: Iterable[Mapping[str, Any]], run: str
 
 
 def of_records(workflow: Workflow, records: Iterable[Record]) -> Peak:
-    """Of tasks that ran once each."""
+    """For tasks that ran once each."""
     spans: dict[str, tuple[int, int]] = {}
     sizes: dict[str, int] = {}
     for record in records:
@@ -59,7 +59,7 @@ def of(
     sizes: Mapping[str, int],
     dropped: Mapping[str, int],
 ) -> Peak:
-    """`spans`: task → begin and end; `dropped`: file → when."""
+    """`spans`: task → begin and end; `dropped`: file → time."""
     bounded: list[Life] = []
     endless: list[Life] = []
     executed: list[Life] = []

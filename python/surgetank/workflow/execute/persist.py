@@ -1,4 +1,4 @@
-"""What is dropped when it has been read: the user's choice. (What the agent is told of the rest: `..hints`.)"""
+"""Files that are dropped after their last reader: the user's choice. (Hints about the rest: `..hints`.)"""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ..graph import Workflow
 
 
 def droppable(workflow: Workflow, persist: Persist, named: bool, directory: str = ".", over: str = ".") -> set[str]:
-    """Outputs that go when their last reader has succeeded: declared temporary or, where the user said `--persist final` himself
-    (`named`), read by tasks that are all known. What links lead out of `over`, which is served, stays."""
+    """Outputs that are removed when their last reader has succeeded. They are declared temporary, or the user gave
+    `--persist final` (`named`) and all their readers are known. A file that links lead out of `over`, the served
+    directory, stays."""
     if persist is Persist.FINAL and not named:
         persist = Persist.ALL
     top = os.path.join(os.path.realpath(over), "")

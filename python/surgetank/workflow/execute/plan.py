@@ -1,7 +1,7 @@
-"""The mapper: the abstract workflow becomes one that can be executed, with auxiliary tasks.
+"""The mapper: turns the abstract workflow into an executable one, with auxiliary tasks.
 
-reserve → stage-in, prefetch → the tasks → stage-out → release. They stand in the plan, in the progress and in the report; release happens
-whatever becomes of the others.
+reserve → stage-in, prefetch → the tasks → stage-out → release. They appear in the plan, in the progress and in the
+report; release happens however the other steps end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Step:
     kind: str
     what: str
     files: list[str] = field(default_factory=list)
-    # None: not known before it is there.
+    # None: not known before the file exists.
     size_bytes: int | None = None
     after: list[str] = field(default_factory=list)
     command: list[str] | str | None = None
@@ -37,7 +37,7 @@ class Plan:
     workflow: str
     directory: str
     steps: list[Step]
-    # Tasks that earlier runs did.
+    # The number of tasks that earlier runs did.
     done: int
     dropped: list[str]
     results: list[str]
@@ -60,7 +60,7 @@ class Plan:
 def make(
     workflow: Workflow, decision: Decision, settings: Settings, drop: Collection[str], missing: Collection[str]
 ) -> Plan:
-    """`missing` are inputs that are not there yet and are staged in."""
+    """`missing` are inputs that do not exist yet and are staged in."""
     place = "directory" if settings.bare else "reservation"
     made = [path for id_ in decision.run for path in workflow.tasks[id_].outputs]
     results = [path for path in workflow.files if path in workflow.producer and path not in drop]
@@ -96,7 +96,7 @@ def make(
 
 
 def _prefetched(workflow: Workflow, decision: Decision, settings: Settings, missing: Collection[str]) -> list[str]:
-    """Inputs that somebody will read and that lie in the store."""
+    """Inputs in the store that a task will read."""
     if settings.bare or not settings.prefetch:
         return []
     return [
@@ -109,7 +109,7 @@ def _prefetched(workflow: Workflow, decision: Decision, settings: Settings, miss
 
 
 def _size(workflow: Workflow, paths: Collection[str]) -> int | None:
-    """Of all of them; None where one is not known."""
+    """The total size; None if one is not known."""
     sizes = [workflow.files[path].size_bytes for path in paths]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

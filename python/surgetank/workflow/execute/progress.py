@@ -1,4 +1,4 @@
-"""What a user sees while it runs, on standard error: two bars on a terminal, otherwise a line now and then."""
+"""The user's view of a run, on standard error: two bars on a terminal, otherwise a line periodically."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Progress:
         print(f"surgetank workflow: {text}", file=self.stream, flush=True)
 
     def end(self) -> None:
-        """No bars from here on."""
+        """No bars after this."""
 
 
 class Bars(Progress):
-    """With rich, on a terminal; drawn by our own loop, without a thread."""
+    """Uses rich, on a terminal; drawn by the executor's own loop, without a thread."""
 
     def __init__(self, stream: TextIO, rich: Any) -> None:
         super().__init__(stream, quiet=False)
@@ -79,7 +79,7 @@ class Bars(Progress):
         self._bars.refresh()
 
     def say(self, text: str) -> None:
-        # Names of files are text, whatever they are: no markup.
+        # Names of files may contain any text: no markup.
         self._console.print(f"surgetank workflow: {text}", markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def end(self) -> None:
@@ -87,7 +87,7 @@ class Bars(Progress):
 
 
 def choose(wanted: bool) -> Progress:
-    """Bars where they can be drawn."""
+    """Bars if they can be drawn."""
     if wanted and sys.stderr.isatty():
         try:
             import rich.console

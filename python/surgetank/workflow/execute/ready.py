@@ -1,7 +1,7 @@
 """The tasks that may run, and the cores and memory that are free for them.
 
-The deepest go first, so that what was made is read soon and may go soon. Who does not fit is passed over for smaller ones, but
-not for ever: after a while nothing else starts until it does.
+The deepest tasks go first, so that a file is read soon and removed soon. Smaller tasks may overtake a task that does
+not fit, but not indefinitely: after a while no other task starts until it does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..graph import Task, Workflow
 
-# Memory is counted in this many parts of the limit, so that there are few kinds of needs to look through.
+# Memory is counted in this many parts of the limit, so that there are few kinds of needs to search.
 MEMORY_PARTS = 256
 PASSES_MAX = 64
 
@@ -20,7 +20,7 @@ PASSES_MAX = 64
 class Need:
     cores: float
     memory_bytes: int
-    # Set when tasks of one kind are put together.
+    # Set when tasks of one kind are clustered.
     kind: str = ""
 
 
@@ -39,7 +39,7 @@ class Ready:
         self.cores_free, self.memory_free = self.cores, self.memory_bytes
 
     def need(self, task: Task) -> Need:
-        """Never more than there is: such a task runs alone."""
+        """Never more than the limit: such a task runs alone."""
         part = max(1, self.memory_bytes // MEMORY_PARTS)
         memory = min(self.memory_bytes, -(-(task.memory_bytes or 0) // part) * part)
         return Need(min(self.cores, max(task.cores, 0.01)), memory, task.kind if self.by_kind else "")
@@ -49,7 +49,7 @@ class Ready:
         self.count += 1
 
     def pop(self) -> tuple[str, Need] | None:
-        """The first that fits; it holds its cores and memory until `give_back`."""
+        """The first task that fits; it holds its cores and memory until `give_back`."""
         best: Need | None = None
         first: Need | None = None
         for need, heap in self._waiting.items():
@@ -67,7 +67,7 @@ class Ready:
         return self._take(best), best
 
     def more_like(self, need: Need, count: int) -> list[str]:
-        """Up to `count` further ones of the same need, to run after each other on what one holds."""
+        """Up to `count` more tasks with the same need, to run one after another with the resources of one."""
         found: list[str] = []
         while len(found) < count and need in self._waiting:
             found.append(self._take(need))
@@ -93,7 +93,7 @@ class Ready:
 
 
 def priorities(workflow: Workflow) -> dict[str, tuple[int, int]]:
-    """The smaller, the sooner: depth first, then as described."""
+    """Smaller numbers run sooner: depth first, then in the order of the description."""
     depth: dict[str, int] = {}
     for id_ in workflow.order:
         depth[id_] = 1 + max((depth[parent] for parent in workflow.parents[id_]), default=0)

@@ -1,8 +1,8 @@
-"""What has to be done: the tasks that are missing, changed, or needed again by one of these.
+"""The tasks to run: those that are missing, changed, or needed again by one of these.
 
-A task's *derivation* stands for its command and all that it was made from, down to the stamps of the files that no task
-makes. A record with today's derivation is good as long as its outputs are as it left them. What may be dropped may
-be missing, unless somebody who reads it has to run; then its maker runs again, and its makers, as far as needed.
+A task's *derivation* stands for its command and all of its sources, down to the stamps of the files that no task
+makes. A record with today's derivation is valid as long as its outputs are unchanged. A droppable file may be
+missing, unless a task that reads it has to run. Then its maker runs again, and its makers, as far as needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .stamp import Stamp
 
 @dataclass
 class Decision:
-    """`run`: task → why, parents first; `done`: what earlier runs did that is still good."""
+    """`run`: task → reason, parents first; `done`: results of earlier runs that are still valid."""
 
     run: dict[str, str]
     done: dict[str, Record]
@@ -27,7 +27,7 @@ class Decision:
 
 
 def derivations(workflow: Workflow, sources: dict[str, Stamp]) -> dict[str, str]:
-    """Task → what it is made from."""
+    """Task → a digest of its command and sources."""
     made: dict[str, str] = {}
     for id_ in workflow.order:
         task = workflow.tasks[id_]
@@ -49,7 +49,7 @@ def decide(
     present: Callable[[str], Stamp | None],
     droppable: Collection[str],
 ) -> Decision:
-    """What has to run, by what `past` says and what is `present`."""
+    """The tasks to run, from the facts of `past` and the files that are `present`."""
     sources: dict[str, Stamp] = {}
     for file in workflow.inputs():
         found = present(file.path)
@@ -79,7 +79,7 @@ def decide(
 def _good_records(
     workflow: Workflow, past: Past, today: dict[str, str], sources: dict[str, Stamp]
 ) -> dict[str, Record]:
-    """The latest record of each task that was made from what there is today."""
+    """The latest record of each task that was made from today's sources."""
     made: dict[str, set[Stamp]] = {}
     good: dict[str, Record] = {}
     for id_ in workflow.order:
@@ -97,7 +97,7 @@ def _good_records(
 def _saw_what_was_made(
     workflow: Workflow, record: Record, sources: dict[str, Stamp], made: dict[str, set[Stamp]]
 ) -> bool:
-    """Whether nobody had changed the inputs between their making and this task."""
+    """Whether the inputs were unchanged between their making and this task."""
     for path, stamp in record.inputs.items():
         if path not in workflow.producer:
             if sources.get(path) != stamp:

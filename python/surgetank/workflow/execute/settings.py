@@ -1,4 +1,4 @@
-"""What the user asked for, as it goes from the command line to the process under the mount."""
+"""The user's options, as passed from the command line to the process under the mount."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass
 class Settings:
-    """`directory` is what the workflow's paths are relative to; `over` what Surgetank serves, and it lies below."""
+    """The workflow's paths are relative to `directory`; Surgetank serves `over`, which contains `directory`."""
 
     directory: str
     over: str
     jobs: float = 1.0
     memory_bytes: int = 1 << 30
-    # Whether the user said the limit himself: then a task that wants more is an error, otherwise it runs alone.
+    # Whether the user gave the limit: then a task that needs more is an error, otherwise it runs alone.
     memory_named: bool = False
     persist: Persist = Persist.FINAL
-    # The user said `--persist` himself: with `final` he names what tasks read of each other as temporary.
+    # The user gave `--persist`: with `final` the user declares files between tasks temporary.
     persist_named: bool = False
     retries: int | None = None
     cluster: int = 1
     keep_going: bool = False
-    # Nothing that earlier runs did counts.
+    # Results of earlier runs do not count.
     fresh: bool = False
     grace_s: float = 10.0
     bare: bool = False
@@ -45,14 +45,14 @@ class Settings:
     state: str | None = None
     # Words for `surgetank run`.
     serve: list[str] = field(default_factory=list)
-    # PYTHONPATH as the tasks are to have it: the process under the mount has one that finds us.
+    # The tasks' PYTHONPATH: the process under the mount has one that also finds this package.
     python_path: str | None = None
-    # A word of the command line of `surgetank run`, by which its record is found.
+    # A word in the command line of `surgetank run` that identifies its record.
     mark: str | None = None
 
 
 def size_of(text: str) -> int:
-    """`8G` in bytes, binary as everywhere in Surgetank."""
+    """`8G` in bytes; units are binary, as in all of Surgetank."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"{text!r} is not a size")
@@ -60,7 +60,7 @@ def size_of(text: str) -> int:
 
 
 def memory_here(groups: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> int:
-    """What this machine, or the job's cgroup, of either version, lets us use."""
+    """The memory limit of this machine, or of the job's cgroup (either version)."""
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     top = Path(mounted)
     try:
@@ -77,7 +77,7 @@ def memory_here(groups: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgrou
 
 
 def _least(root: Path, group: str, name: str, limit: int) -> int:
-    """Of the group and all above it."""
+    """The smallest limit of the group and all groups above it."""
     here = root / group.lstrip("/")
     while here.is_relative_to(root):
         with contextlib.suppress(OSError, ValueError):
@@ -88,7 +88,7 @@ def _least(root: Path, group: str, name: str, limit: int) -> int:
 
 
 def below(directory: str, over: str) -> str:
-    """`directory` relative to `over`; an error where it does not lie below."""
+    """`directory` relative to `over`; an error if it is not below."""
     inner, outer = os.path.realpath(directory), os.path.realpath(over)
     if inner != outer and not inner.startswith(outer.rstrip("/") + "/"):
         raise Problem(

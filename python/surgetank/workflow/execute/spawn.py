@@ -1,6 +1,7 @@
-"""Starts processes and says when they end: `posix_spawn` and pidfds in one epoll, no threads, no signal of ours needed.
+"""Starts processes and reports their ends: `posix_spawn` and pidfds in one epoll, without threads or signals.
 
-Each process leads a group of its own, so that a Ctrl-C at the terminal reaches only us and a task ends with all its children.
+Each process leads its own group, so that a Ctrl-C at the terminal reaches only the executor, and a task ends with
+all its children.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-# What Python changes for itself, or whoever started us ignores, is not passed on.
+# Actions that Python changes for itself, or that the starter ignores, are not passed on.
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP]
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(slots=True)
 class Exit:
-    """`code` as a shell gives it: 128 + N for signal N."""
+    """`code` in a shell's form: 128 + N for signal N."""
 
     code: int
     began_ns: int
@@ -47,7 +48,7 @@ class Child:
 
 class Spawner:
     def __init__(self) -> None:
-        # Orphans of tasks become our children, and can be waited for.
+        # Orphans of tasks become children of this process, which can wait for them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._epoll = select.epoll()
         self._children: dict[int, Child] = {}
@@ -62,7 +63,7 @@ class Spawner:
         keep: Mapping[int, int] | None = None,
         stdin: int | None = None,
     ) -> Child:
-        """Raises OSError where the program cannot be started. `keep` are descriptors it gets: its number → ours."""
+        """Raises OSError if the program cannot be started. `keep` are descriptors for it: its number → this process's."""
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
         if stdin is None:
             actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
@@ -88,7 +89,7 @@ class Spawner:
         return child
 
     def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
-        """Calls `ready` in `wait` when something can be read there."""
+        """Makes `wait` call `ready` when the descriptor is readable."""
         self._watched[descriptor] = ready
         self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -97,7 +98,7 @@ class Spawner:
         del self._watched[descriptor]
 
     def wait(self, timeout_s: float) -> list[tuple[Child, Exit]]:
-        """Those that have ended; returns early for what is watched, too."""
+        """The children that have ended; returns early for watched descriptors, too."""
         ended = []
         for descriptor, _ in self._epoll.poll(timeout_s):
             if descriptor in self._watched:
@@ -122,7 +123,7 @@ class Spawner:
 
 
 def group_lives(group: int) -> bool:
-    """Whether anybody of a process group is left; those that have ended are cleared away."""
+    """Whether a process of the group is left; reaps those that have ended."""
     try:
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""How a file is known again without reading it: size and time of change; and how an output is taken away."""
+"""Recognises a file without reading it, by size and time of change; and removes outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Stamp = tuple[int, int]
 
 
 def stamp(path: str) -> Stamp | None:
-    """Of a file, or of all that is in a directory together; None: there is none."""
+    """The stamp of a file, or of a directory's whole content; None: it does not exist."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -28,7 +28,7 @@ def stamp(path: str) -> Stamp | None:
 
 
 def remove(path: str) -> bool:
-    """Takes a file, a link or a whole directory away; False: there was none. What a link leads to stays."""
+    """Removes a file, a link or a whole directory; False: it did not exist. A link's target stays."""
     try:
         os.unlink(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
-"""From a description in an engine's own language to the one graph (`surgetank.workflow.graph`).
+"""Turns a description in an engine's own language into the one graph (`surgetank.workflow.graph`).
 
-`load` recognises what a file is and asks the importer for it; an engine's library is imported by its importer only.
+`load` recognises the file's engine and calls its importer; only that importer imports the engine's library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ..graph import Workflow
 from ..problem import Problem
 
-# Name of an importer's module → what it reads, in the words of a message.
+# Name of an importer's module → its input, in the words of a message.
 ENGINES = {
     "snakemake": "a Snakefile",
     "cwl": "CWL",
@@ -31,7 +31,7 @@ _NAMES = (
     (r"GNUmakefile|[Mm]akefile|.*\.mk|.*\.make", "make"),
     (r"Makeflow|.*\.makeflow|.*\.mf", "makeflow"),
 )
-# In the first lines of YAML or JSON whose name says nothing, strongest first.
+# Searched in the first lines of YAML or JSON whose name is not specific, strongest first.
 _CONTENTS = (
     (r"^surgetank\s*:|\A\s*\{\s*\"surgetank\"\s*:", "own"),
     (r"^[\"']?pegasus[\"']?\s*:|^x-pegasus\s*:", "pegasus"),
@@ -44,7 +44,7 @@ _BYTES_LOOKED_AT = 64 * 1024
 
 
 def load(path: Path, engine: str | None = None, **options: Any) -> Workflow:
-    """The graph of a description; `engine` (of `ENGINES`) where the file does not tell, `options` for its importer."""
+    """The graph of a description; `engine` (of `ENGINES`) if the file does not show it, `options` for its importer."""
     name = engine or recognise(path)
     if name not in ENGINES:
         raise Problem(f"there is no importer {name!r}", where=path, remedy="one of " + ", ".join(ENGINES))
@@ -59,7 +59,7 @@ def load(path: Path, engine: str | None = None, **options: Any) -> Workflow:
 
 
 def recognise(path: Path) -> str:
-    """Which importer reads a file, by its name or else its first lines."""
+    """The importer for a file, from its name or else its first lines."""
     path = Path(path)
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""An engine's own program, asked for its graph: nothing to read, what it says is kept, and not for ever."""
+"""Runs an engine's own program for its graph: without input, with its output kept, and with a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..problem import Problem
 def ask(
     command: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float, *, where: Path, what: str
 ) -> subprocess.CompletedProcess[str]:
-    """Whatever it ended with. `what`: what it means that it did not start or did not end."""
+    """Returns any exit code. `what`: the message if the program did not start or did not end."""
     try:
         return subprocess.run(
             command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -1,9 +1,9 @@
-"""CWL 1.2 (and what cwltool upgrades to it), read and checked by cwltool's own loader.
+"""CWL 1.2 (and older versions that cwltool upgrades to it), read and checked by cwltool's own loader.
 
-What CWL does not say before a run: where cwltool puts a step's output (a scratch directory with a random name), how
-many there are behind a `scatter` or in a list, and whether a `when` is true. Files between steps are therefore called
-`STEP/OUTPUT`, and what is not known stands in `Workflow.incomplete`. Sub-workflows are opened, `OUTER/INNER` are their
-steps.
+CWL leaves some facts open before a run: where cwltool puts a step's output (a scratch directory with a random name),
+how many there are behind a `scatter` or in a list, and whether a `when` is true. Files between steps are therefore
+named `STEP/OUTPUT`, and unknown facts are listed in `Workflow.incomplete`. Sub-workflows are opened; `OUTER/INNER`
+are their steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _tool(path: Path) -> Any:
     from cwltool.workflow import default_make_tool
 
     context = LoadingContext({"construct_tool_object": default_make_tool})
-    # Ontologies are fetched from their addresses, and say nothing that is needed here.
+    # Ontologies are fetched from their addresses, and contain nothing needed here.
     context.skip_schemas = True
     said = logging.getLogger("cwltool")
     level = said.level
@@ -76,7 +76,7 @@ def _tool(path: Path) -> Any:
         raise Problem("the CWL document contains itself", where=path) from None
     except Exception as error:
         text = _COLOUR.sub("", str(error)) or type(error).__name__
-        # From the outside in: the last one is the nearest.
+        # From the outside in: the last one is the closest.
         place = next(reversed(list(_PLACE.finditer(text))), None)
         where: str | Path = f"{_same(place['file'], path)}:{place['line']}" if place else path
         if place is None and (mark := getattr(error, "problem_mark", None)):
@@ -87,7 +87,7 @@ def _tool(path: Path) -> Any:
 
 
 def _same(file: str, path: Path) -> str:
-    """cwltool shortens names to what is left of the working directory."""
+    """cwltool shortens names relative to the working directory."""
     return str(path) if os.path.basename(unquote(file)) == path.name else unquote(file)
 
 
@@ -109,14 +109,14 @@ def _job(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Doubt:
-    """Why it is not known how often a step runs, in the words of the message; empty: once."""
+    """Why the number of a step's runs is unknown, in the words of the message; empty: once."""
 
     why: str = ""
 
 
 @dataclass
 class _Opened:
-    """What was found so far, while sub-workflows are opened."""
+    """The results so far, while sub-workflows are opened."""
 
     directory: Path
     tasks: list[Task] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Opened:
     incomplete: list[str] = field(default_factory=list)
     between: int = 0
     maker: dict[str, str] = field(default_factory=dict)
-    # Output of a step → the tasks that it comes from, for those that give a value and no file.
+    # Output of a step → the tasks that it comes from, for outputs that are a value and not a file.
     tellers: dict[str, list[str]] = field(default_factory=dict)
 
     def given(self, value: Any, beside: Path, name: str | bool) -> list[str]:
@@ -162,7 +162,7 @@ class _Opened:
         return where
 
     def workflow(self, tool: Any, prefix: str, sources: dict[str, list[str]], doubt: _Doubt) -> list[str]:
-        """Adds the steps; `sources` has the files behind each input. Answers those behind each output."""
+        """Adds the steps; `sources` has the files behind each input. Returns those behind each output."""
         for step in _ordered(tool.steps):
             self.step(step, prefix, sources, doubt)
         return [name for entry in tool.tool["outputs"] for name in _behind(entry.get("outputSource"), sources)]
@@ -215,7 +215,7 @@ class _Opened:
         memory = resources.get("ramMin", resources.get("ramMax"))
         docker = _required(requirements, "DockerRequirement")
         image = docker.get("dockerPull") or docker.get("dockerImageId")
-        # What is an expression is evaluated for each run of a step, and not known before.
+        # An expression is evaluated for each run of a step, and not known before.
         return Task(
             id=name,
             kind=_program(tool) or name.split("/")[-1],
@@ -238,7 +238,7 @@ class _Opened:
         return [path]
 
     def alone(self, tool: Any, path: Path, sources: dict[str, list[str]]) -> None:
-        """A document that is a tool and no workflow: one task, all of whose outputs are results."""
+        """A document that is a tool and not a workflow: one task, all of whose outputs are results."""
         task = self.task(tool, path.stem, [name for found in sources.values() for name in found])
         for entry in tool.tool["outputs"]:
             for name in self.made(task, entry, _Doubt()):
@@ -295,7 +295,7 @@ def _line(entry: Any) -> str | None:
 
 
 def _reads_files(type_: Any) -> bool:
-    """Whether a value of this CWL type has files in it."""
+    """Whether a value of this CWL type contains files."""
     if isinstance(type_, str):
         return type_ in ("File", "Directory", "stdout", "stderr", "Any")
     if isinstance(type_, list):

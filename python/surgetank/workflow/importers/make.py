@@ -1,8 +1,9 @@
-"""GNU make: what `make -n -B --trace -p` says: which recipes would run, in which order, and its database of rules.
+"""GNU make: reads the output of `make -n -B --trace -p`: the recipes that would run, their order, and make's database
+of rules.
 
-A dry run of make still runs what is in `$(shell …)` and lines that begin with `+`; those with `$(MAKE)` are kept from
-it (`MAKE=:`), so a sub-make is one task of which nothing more is known. Only files that make itself calls intermediate,
-and would remove, are temporary.
+A dry run of make still runs `$(shell …)` and lines that begin with `+`. Lines with `$(MAKE)` are disabled
+(`MAKE=:`), so a sub-make is one task with no further facts. Only files that make itself calls intermediate, and
+would remove, are temporary.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _TIMEOUT_S = 300
 
 @dataclass
 class _Rule:
-    """One target, as the database has it."""
+    """One target, as in the database."""
 
     target: str
     needs: list[str] = field(default_factory=list)
-    # After `|`: only has to be there.
+    # After `|`: it only has to exist.
     before: list[str] = field(default_factory=list)
     phony: bool = False
     intermediate: bool = False
@@ -92,7 +93,7 @@ def _refuse(path: Path, text: str, said: str, code: int) -> None:
 
 
 def _line(text: str, word: str) -> int:
-    """The first line that names it; 0: none does, a pattern made it."""
+    """The first line that names it; 0: no line does, a pattern made it."""
     found = re.search(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", text)
     return text[: found.start()].count("\n") + 1 if found else 0
 
@@ -103,7 +104,7 @@ def _default(database: str) -> set[str]:
 
 
 def _rules(database: str) -> Iterator[_Rule]:
-    """The entries of the database's files that make looked at."""
+    """The entries of the database for the files that make considered."""
     for entry in database.split("\n\n"):
         lines = entry.lstrip("\n").split("\n")
         if lines and lines[0] == "# Not a target:":
@@ -123,7 +124,7 @@ def _rules(database: str) -> Iterator[_Rule]:
 
 
 def _recipes(said: str, rules: dict[str, _Rule]) -> Iterator[_Recipe]:
-    """What would be run, target by target; `rm` of intermediates at the end is make's own."""
+    """The commands that would run, target by target; make itself adds `rm` of intermediates at the end."""
     current: _Recipe | None = None
     for line in said.split("\n"):
         if trace := _TRACE.match(line):
@@ -152,7 +153,7 @@ def _workflow(
     path: Path, directory: Path, rules: dict[str, _Rule], recipes: list[_Recipe], targets: set[str]
 ) -> Workflow:
     run = {recipe.target: recipe for recipe in recipes}
-    # A recipe that makes several files runs once, in the name of one of them.
+    # A recipe that makes several files runs once, under the name of one of them.
     maker = {other: target for target in run for other in (target, *(rules[target].with_it if target in rules else []))}
     tasks: list[Task] = []
     files: dict[str, File] = {}
@@ -160,7 +161,7 @@ def _workflow(
     places: dict[str, str] = {}
 
     def reach(name: str, seen: frozenset[str]) -> Iterator[tuple[str, bool]]:
-        """What a prerequisite stands for: (file, True), or (task, False) of a target that is no file."""
+        """The meaning of a prerequisite: (file, True), or (task, False) for a target that is not a file."""
         rule = rules.get(name)
         if rule is None or not (rule.phony or (name not in maker and (rule.needs or rule.before))):
             yield name, True

@@ -1,7 +1,7 @@
 """Makeflow's classic language: `outputs : inputs`, one command below, variables and categories. JX and JSON are not
 read.
 
-`MAKEFLOW_OUTPUTS` are final; nothing is temporary, as Makeflow collects garbage only when it is told to at its start.
+`MAKEFLOW_OUTPUTS` are final. No file is temporary, because Makeflow collects garbage only on request at its start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _State:
     path: Path
     directory: Path
     variables: dict[str, str] = field(default_factory=dict)
-    # Of each category; "default" is the one that everything belongs to at first.
+    # For each category; "default" is the initial one.
     categories: dict[str, dict[str, str]] = field(default_factory=dict)
     category: str = "default"
     sizes: dict[str, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def load(path: Path) -> Workflow:
 
 
 def _joined(text: str) -> list[tuple[int, str]]:
-    """Lines with their numbers, those that end in a backslash joined."""
+    """Lines with their numbers; lines that end in a backslash are joined."""
     lines: list[tuple[int, str]] = []
     waiting: tuple[int, str] | None = None
     for number, line in enumerate(text.split("\n"), 1):
@@ -167,7 +167,7 @@ def _rule(state: _State, lines: list[tuple[int, str]], at: int, number: int, hea
 
 
 def _names(text: str, directory: Path) -> list[str]:
-    """Names of files; of `here->there` it is the one here."""
+    """Names of files; for `here->there` the local one."""
     words = (match[1] or match[2] or match[3] for match in _WORD.finditer(text))
     return list(dict.fromkeys(inside(word.split("->")[0], directory) for word in words if word))
 

@@ -1,4 +1,5 @@
-"""YAML with the line of every value, for messages; keys twice are an error, as YAML says and PyYAML does not."""
+"""YAML with the line of every value, for messages; duplicate keys are an error, as in YAML's standard and unlike
+PyYAML."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ Place = tuple[str | int, ...]
 
 @dataclass
 class Marked:
-    """A document and the lines of its values, by their way from the top (`("tasks", 3, "inputs")`)."""
+    """A document and the lines of its values, by their path from the top (`("tasks", 3, "inputs")`)."""
 
     path: Path
     value: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
 
     def at(self, *place: str | int) -> str:
-        """`FILE:LINE` of a value, or of the nearest thing around it."""
+        """`FILE:LINE` of a value, or of the closest enclosing value."""
         for length in range(len(place), -1, -1):
             if place[:length] in self.lines:
                 return f"{self.path}:{self.lines[place[:length]]}"
@@ -65,7 +66,7 @@ class Marked:
         return value
 
     def only(self, known: Iterable[str], *place: str | int) -> None:
-        """No key but those `known`."""
+        """Refuses keys other than `known`."""
         names = list(known)
         for key in self.mapping(*place):
             if key not in names:

@@ -1,9 +1,9 @@
-"""Nextflow: the graph of a run that was, from its trace file, its work directories and, where those are gone, its DAG.
+"""Nextflow: the graph of a past run, from its trace file, its work directories and, if those are gone, its DAG.
 
-Nextflow's graph comes about while it runs, so there is nothing to be known before. Each task has a directory of its
-own, in which what it reads are links into the directories of those that made it (or to inputs outside), and what it
-wrote are plain files: they are the truth about who read what. Without them the DOT file of `-with-dag` tells which
-processes follow which. Nothing is temporary: `-resume` needs what lies in the work directories.
+Nextflow's graph arises while it runs, so nothing is known before. Each task has its own directory. Its inputs there
+are links into the directories of their makers (or to inputs outside); its outputs are plain files. So the
+directories show the true readers. Without them, the DOT file of `-with-dag` shows which processes follow which. No
+file is temporary: `-resume` needs the contents of the work directories.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..problem import Problem
 from .paths import inside, measure, read
 
 NEEDED = ("task_id", "hash", "name", "status")
-# What a trace has to have for everything that can be known.
+# The fields that a trace needs for all facts.
 FIELDS = (*NEEDED, "process", "exit", "workdir", "realtime", "cpus", "memory", "container", "attempt")
 _DONE = ("COMPLETED", "CACHED")
 _NODE = re.compile(r"^\s*(?P<id>\w+)\s*\[(?P<rest>.*)\]\s*;?\s*$")
@@ -46,14 +46,14 @@ class _Row:
 
 @dataclass
 class _Found:
-    """What a task's directory shows."""
+    """The contents of a task's directory."""
 
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
 
 def load(path: Path, *, dag: Path | None = None, work: Path | None = None, directory: Path | None = None) -> Workflow:
-    """The graph of a run from its trace; `work` is its work directory (beside it), `dag` the DOT of `-with-dag`."""
+    """The graph of a run from its trace; `work` is its work directory (next to it), `dag` the DOT of `-with-dag`."""
     rows = _rows(path)
     directory = (directory or path.absolute().parent).absolute()
     parents = _processes(dag) if dag else {}
@@ -90,7 +90,7 @@ def load(path: Path, *, dag: Path | None = None, work: Path | None = None, direc
             file.readers_unknown = True
         if dag:
             _after(tasks, parents)
-    # Everything was made by now, so sizes are those of the run.
+    # All files exist by now, so sizes are those of the run.
     measure(files.values(), directory)
     return Workflow.of(directory.name, str(path), tasks, files.values(), incomplete=incomplete, places=places)
 
@@ -122,7 +122,7 @@ def _task(row: _Row) -> Task:
         runtime_s=_seconds(row.get("realtime")),
         cores=float(row.get("cpus") or 1) if re.fullmatch(r"[\d.]*", row.get("cpus")) else 1.0,
         memory_bytes=_bytes(row.get("memory")),
-        # It was tried that often, so that is allowed; how often it may be is not in the trace.
+        # The attempt shows that this many are allowed; the trace does not have the limit.
         retries=max(0, int(attempt) - 1) if attempt.isdigit() else 0,
         image=row.get("container") or None,
     )
@@ -141,13 +141,13 @@ def _directory(row: _Row, work: Path) -> Path | None:
 
 
 def _look(place: Path, directory: Path) -> _Found | None:
-    """Links are what it read, plain files what it wrote; `.command.*` is Nextflow's own."""
+    """Links are inputs, plain files are outputs; `.command.*` belongs to Nextflow."""
     if not (place / ".command.sh").exists():
         return None
     found = _Found()
     for entry in _walk(place):
         if entry.is_symlink():
-            # One step only: a link that another task made is that one's output.
+            # One step only: a link that another task made is that task's output.
             target = os.path.join(entry.parent, os.readlink(entry))
             target = os.path.normpath(target)
             if not target.startswith(f"{os.path.normpath(place)}/"):
@@ -168,7 +168,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
 
 def _within(tasks: list[Task]) -> None:
-    """A task that reads another one's directory reads the files in it."""
+    """A task that reads another task's directory reads the files in it."""
     made = {name: task.id for task in tasks for name in task.outputs}
     below: dict[str, list[str]] = {}
     for name in made:
@@ -187,7 +187,7 @@ def _script(place: Path) -> list[str] | None:
 
 
 def _processes(dag: Path) -> dict[str, set[str]]:
-    """Process → those before it, operators left out."""
+    """Process → the processes before it, without operators."""
     if dag.suffix not in (".dot", ".gv"):
         raise Problem("only the DOT form of the DAG is read", where=dag, remedy="-with-dag dag.dot")
     labels: dict[str, str] = {}
@@ -218,7 +218,7 @@ def _processes(dag: Path) -> dict[str, set[str]]:
 
 
 def _after(tasks: list[Task], parents: dict[str, set[str]]) -> None:
-    """Without files, all tasks of a process come after all of the processes before it: more order than there was."""
+    """Without files, all tasks of a process come after all of the processes before it: more order than the run had."""
     of: dict[str, list[str]] = {}
     for task in tasks:
         of.setdefault(task.kind, []).append(task.id)

@@ -1,8 +1,8 @@
-"""A graph that nobody described: what the programs of a run under Surgetank did (`surgetank report --json`).
+"""A graph without a description: the accesses of programs in a run under Surgetank (`surgetank report --json`).
 
-A traced run (`surgetank run --trace`) has what each process read and wrote (`processes[].files`); without it the run is one
-task and its files the outputs, as that is all that is known. Processes that wrote the same file, or each other's inputs, or
-were one pipeline, are one task.
+A traced run (`surgetank run --trace`) has the reads and writes of each process (`processes[].files`). Without a
+trace the run is one task and its files are the outputs, because nothing else is known. Processes that wrote the same
+file, or each other's inputs, or formed one pipeline, are one task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load(path: Path) -> Workflow:
     incomplete = _left_out(record)
     if record.get("traced"):
         tasks = _tasks(processes, directory)
-        # Hints are made from a whole graph; who is not in the record may have read anything.
+        # Hints need a whole graph; a process that is missing in the record may have read any file.
         if incomplete:
             for task in tasks:
                 for one in (*task.inputs, *task.outputs):
@@ -60,7 +60,7 @@ def load(path: Path) -> Workflow:
 
 
 def _left_out(record: dict[str, Any]) -> list[str]:
-    """What the record says that it does not have."""
+    """Data that the record says it lacks."""
     found = []
     lists = [("processes_total", "processes", "processes")]
     if not record.get("traced"):
@@ -86,7 +86,7 @@ def _left_out(record: dict[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str | None:
-    """A path as the record has it: text, or an array of bytes that are not UTF-8."""
+    """A path in the record's form: text, or an array of bytes that are not UTF-8."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
@@ -95,7 +95,7 @@ def _text(value: Any) -> str | None:
 
 
 def _files(record: dict[str, Any], directory: Path) -> Iterator[File]:
-    """Those that were written; in a traced run all that were used, by their last names."""
+    """Written files; in a traced run all used ones, by their last names."""
     listed = list(record.get("files") or [])
     if record.get("traced"):
         used = [one.get("files") or [] for one in record["processes"] if isinstance(one, dict)]
@@ -112,14 +112,14 @@ def _wrote(access: dict[str, Any]) -> bool:
 
 
 def _only_opened(access: dict[str, Any]) -> bool:
-    # (Whoever maps it for writing has it open for reading, too.)
+    # (A process that maps a file for writing has it open for reading, too.)
     return "write" in access and not _wrote(access) and "read" not in access
 
 
 def _names(
     process: dict[str, Any], key: str, directory: Path, chosen: Callable[[dict[str, Any]], bool] = lambda _: True
 ) -> list[str]:
-    """Which files it reads (`key` = "reads") or writes."""
+    """The files that it reads (`key` = "reads") or writes."""
     used = [one for one in process.get("files") or [] if isinstance(one, dict) and one.get(key) and chosen(one)]
     return list(dict.fromkeys(inside(path, directory) for one in used if (path := _text(one.get("path")))))
 
@@ -144,7 +144,7 @@ def _pipelines(processes: list[dict[str, Any]]) -> Iterator[list[int]]:
 
 
 def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
-    """One task for every group of processes that cannot be told apart."""
+    """One task for every group of processes that cannot be separated."""
     active = [(one, _names(one, "reads", directory), _names(one, "writes", directory)) for one in processes]
     active = [entry for entry in active if entry[1] or entry[2]]
     group = list(range(len(active)))
@@ -155,7 +155,8 @@ def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
             if value in chosen:
                 group[number] = min(chosen)
 
-    # Who opened it for writing only and wrote nothing, where another wrote: a shell that redirects its children's output.
+    # A process that opened a file for writing only and wrote nothing, while another process wrote: a shell that
+    # redirects its children's output.
     wrote = {path for process, _, _ in active for path in _names(process, "writes", directory, _wrote)}
     idle = [set(_names(process, "writes", directory, _only_opened)) & wrote for process, _, _ in active]
     active = [
@@ -196,6 +197,6 @@ def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
         task.inputs += [path for path in reads if path not in task.inputs]
         task.outputs += [path for path in written if path not in task.outputs]
     for task in tasks.values():
-        # What a group wrote and read itself is its own affair.
+        # A file that a group both wrote and read is internal.
         task.inputs = [path for path in task.inputs if path not in task.outputs]
     return list(tasks.values())

@@ -1,4 +1,4 @@
-"""Surgetank's own description (`surgetank: 1`), for who has no engine; docs/workflows.md explains every key."""
+"""Surgetank's own description (`surgetank: 1`), for users without an engine; docs/workflows.md explains every key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = {None: 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def load(path: Path) -> Workflow:
-    """The graph of a description in our own YAML; names of files are relative to its directory."""
+    """The graph of a description in Surgetank's YAML; names of files are relative to its directory."""
     document = marked.load(path)
     document.only(_TOP)
     if document.get("surgetank") != VERSION or document.get("surgetank") is True:
@@ -79,7 +79,7 @@ def _task(document: Marked, name: str, directory: Path) -> Task:
 
 
 def _default(document: Marked, name: str, key: str) -> tuple[str, ...] | None:
-    """Where the task's value stands: with it, or with the defaults."""
+    """The place of the task's value: in the task, or in the defaults."""
     for place in (("tasks", name, key), ("defaults", key)):
         if document.get(*place) is not None:
             return place
@@ -134,7 +134,7 @@ def _file(document: Marked, name: str, directory: Path) -> File:
 
 
 def size(document: Marked, *place: str) -> int:
-    """Bytes of `1G` (powers of 1024, as everywhere in Surgetank; `1GiB` is the same), or of a plain number."""
+    """Bytes of `1G` (powers of 1024, as in all of Surgetank; `1GiB` is the same), or of a plain number."""
     value = document.get(*place)
     match = _SIZE.fullmatch(str(value)) if not isinstance(value, bool) else None
     if match is None:

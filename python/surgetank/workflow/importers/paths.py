@@ -1,4 +1,4 @@
-"""Names of files as the graph wants them, and the sizes of those that exist already."""
+"""Names of files in the graph's form, and the sizes of existing ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..problem import Problem
 
 
 def read(path: Path, what: str = "the workflow") -> str:
-    """The text of a description, or a `Problem` that says why there is none."""
+    """The text of a description, or a `Problem` with the reason if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -25,14 +25,14 @@ def read(path: Path, what: str = "the workflow") -> str:
 
 
 def inside(name: str, directory: Path) -> str:
-    """`name`, as a task in `directory` says it, in the graph's form: relative below it, otherwise absolute."""
+    """`name`, as written by a task in `directory`, in the graph's form: relative below it, otherwise absolute."""
     top = os.path.normpath(os.path.abspath(directory))
     full = os.path.normpath(os.path.join(top, name))
     return os.path.relpath(full, top) if full.startswith(top.rstrip("/") + "/") else full
 
 
 def measure(files: Iterable[File], directory: Path) -> None:
-    """Sizes of regular files that are there; what a task will make is for the caller to leave out."""
+    """Sets sizes of existing regular files; the caller must leave out files that a task will make."""
     for file in files:
         if file.size_bytes is None:
             path = directory / file.path

@@ -1,10 +1,10 @@
-"""Pegasus 5: the abstract workflow's YAML (`workflow.yml`), with its replica and transformation catalogues where they
-are.
+"""Pegasus 5: the abstract workflow's YAML (`workflow.yml`), with its replica and transformation catalogues if they
+exist.
 
-`Pegasus.api` writes these files and has no reader, so none of it is needed here. What the planner adds (staging,
-clean-up) is no part of the abstract workflow. A file with `stageOut: false` that somebody else reads is temporary: it
-stays on the scratch site, and Pegasus' own clean-up removes it; with `stageOut: true` or `registerReplica: true` it is
-a result.
+`Pegasus.api` writes these files and has no reader, so this importer does not need it. The planner's additions
+(staging, clean-up) are not part of the abstract workflow. A file with `stageOut: false` that another job reads is
+temporary: it stays on the scratch site, and Pegasus' own clean-up removes it. With `stageOut: true` or
+`registerReplica: true` it is a result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 def load(path: Path, *, replicas: Path | None = None, transformations: Path | None = None) -> Workflow:
-    """The graph of a workflow.yml. Catalogues are in it, given or `replicas.yml`, `transformations.yml` beside it."""
+    """The graph of a workflow.yml. Catalogues are in it, given, or `replicas.yml` and `transformations.yml` next to it."""
     document = marked.load(path)
     document.mapping()
     version = str(document.get("pegasus") or "")
@@ -40,7 +40,7 @@ def load(path: Path, *, replicas: Path | None = None, transformations: Path | No
     for number, _ in enumerate(document.sequence("jobDependencies")):
         reader.dependency(number)
     for file in reader.files.values():
-        # Not what an earlier run left: only what no job makes.
+        # Only files that no job makes; others may be left from an earlier run.
         if file.path not in reader.made and file.size_bytes is None:
             file.size_bytes = sizes.get(file.path)
             if file.size_bytes is None and file.path in places:
@@ -63,7 +63,7 @@ def _beside(path: Path, given: Path | None, name: str) -> Path | None:
 
 
 def _replicas(document: Marked, given: Path | None) -> tuple[dict[str, int], dict[str, str]]:
-    """Sizes that a replica catalogue's metadata gives, and local paths of replicas."""
+    """Sizes from a replica catalogue's metadata, and local paths of replicas."""
     sizes: dict[str, int] = {}
     places: dict[str, str] = {}
     where = _beside(document.path, given, "replicas.yml")
@@ -92,7 +92,7 @@ def _size(path: str) -> int | None:
 
 @dataclass
 class _Catalogue:
-    """Of transformations: what their jobs inherit."""
+    """Properties of transformations that their jobs inherit."""
 
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Snakemake 9: its own scheduler interface shows the jobs before the first one runs (see `plugins/`).
 
-Snakemake runs as a process of its own, builds its DAG, hands it to our plugin and ends; no job is started, no
-environment is made, no lock is taken. Like `snakemake -n` it runs the Python code of the Snakefile itself and makes a
-`.snakemake` directory. Rules without output that do nothing (`all`) are no tasks: what they ask for is final.
+Snakemake runs as a separate process, builds its DAG, passes it to our plugin and ends. It starts no job, creates no
+environment and takes no lock. Like `snakemake -n` it runs the Python code of the Snakefile itself and creates a
+`.snakemake` directory. Rules that do nothing and have no output (`all`) are not tasks: their inputs are final.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .asked import ask
 from .paths import inside, measure, read
 
 PLUGINS = Path(__file__).parent / "plugins"
-# Its errors' own words for a place: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and where it fails
-# itself while it says so, `File "/a/Snakefile", line 3` of the traceback.
+# The wordings of a place in its errors: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and, if the
+# error report itself fails, `File "/a/Snakefile", line 3` of the traceback.
 _PLACES = (
     re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)'),
     re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.MULTILINE),
@@ -44,9 +44,9 @@ def load(
 ) -> Workflow:
     """The graph of a Snakefile.
 
-    `arguments` are further ones for `snakemake` (`--configfile`, targets). With `everything` it is the whole workflow,
-    otherwise what is still to be run and what that reads: so it is imported again when a checkpoint is done. Threads
-    are cut to `cores` (those of this machine) as Snakemake itself does.
+    `arguments` are further ones for `snakemake` (`--configfile`, targets). With `everything` the graph is the whole
+    workflow, otherwise the jobs that are still to run and their inputs: so it is imported again when a checkpoint
+    ends. Threads are limited to `cores` (those of this machine) as Snakemake itself does.
     """
     if importlib.util.find_spec("snakemake") is None:
         raise Problem(
@@ -61,7 +61,8 @@ def load(
 
 
 def home(path: Path) -> Path:
-    """Where Snakemake is started for a Snakefile: above `workflow/`, as its own best practices lay a project out."""
+    """The directory in which Snakemake is started for a Snakefile: above `workflow/`, the layout of its own best
+    practices."""
     parent = path.absolute().parent
     return parent.parent if parent.name == "workflow" else parent
 
@@ -71,7 +72,8 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
         out = Path(scratch) / "graph.json"
         command = [sys.executable, "-m", "snakemake", "--snakefile", str(path.absolute())]
         command += ["--scheduler", "surgetank-import", "--scheduler-surgetank-import-out", str(out)]
-        # A profile may ask for environments, which would be made before we are asked: modules need nothing beforehand.
+        # A profile may request environments, which Snakemake would create before it calls the plugin: modules need no
+        # preparation.
         command += ["--software-deployment-method", "env-modules"]
         command += ["--executor", "local", "--nolock", "--rerun-incomplete", "--nocolor"]
         command += ["--cores", str(cores or "all")]
@@ -89,12 +91,12 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
 
 
 def _refused(path: Path, said: str) -> Problem:
-    """Snakemake's own words, and the place that they name."""
+    """Snakemake's own message, and the place in it."""
     place = next((found for pattern in _PLACES if (found := pattern.search(said))), None)
     where: str | Path = f"{place['file']}:{place['line']}" if place else path
     errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.MULTILINE)
     lines = [line.rstrip() for line in said.splitlines() if line.strip()]
-    # Snakemake's message is at its end; where it ends in a traceback of its own, the first error is what happened.
+    # Snakemake's message is at its end; if it ends in a traceback, the first error is the cause.
     said = errors[0] if errors and _TRACEBACK.search(said) else "\n        ".join(lines[-12:])
     if "invalid choice: 'surgetank-import'" in said or "unrecognized arguments: --scheduler-surgetank" in said:
         return Problem(
@@ -105,7 +107,7 @@ def _refused(path: Path, said: str) -> Problem:
 
 
 def workflow_of(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workflow:
-    """Tasks and files of the jobs as the plugin wrote them."""
+    """Tasks and files of the jobs that the plugin wrote."""
     files: dict[str, File] = {}
     targets = [job for job in jobs if job["does_nothing"] and not job["outputs"]]
     working = [job for job in jobs if not (job["does_nothing"] and not job["outputs"])]
@@ -118,7 +120,7 @@ def workflow_of(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Work
     for job in targets:
         for entry in job["inputs"]:
             file = _note(files, entry, directory)
-            # What stands for files that nobody knows yet is not asked for itself.
+            # A placeholder for unknown files is not a target itself.
             if "checkpoint_target" not in entry["flags"]:
                 file.final, file.temporary = True, False
     tasks = [_task(job, ids, directory) for job in sorted(working, key=lambda job: ids[job["number"]])]
@@ -130,7 +132,7 @@ def workflow_of(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Work
 
 
 def task_id(job: dict[str, Any], directory: Path) -> str:
-    """The same at every import, which Snakemake's numbers are not."""
+    """The same at every import, unlike Snakemake's numbers."""
     made = [
         *(entry["path"] for entry in job["outputs"]),
         *([job["benchmark"]] if job["benchmark"] else []),
@@ -143,9 +145,9 @@ def _note(files: dict[str, File], entry: dict[str, Any], directory: Path) -> Fil
     path = inside(entry["path"], directory)
     file = files.setdefault(path, File(path))
     flags = entry["flags"]
-    # A pipe is no file that anybody could keep.
+    # A pipe is not a file that can be kept.
     file.temporary |= bool({"temp", "pipe", "service"} & set(flags))
-    # What lies with another storage provider Snakemake would remove there.
+    # Snakemake itself would remove a file of another storage provider there.
     file.final |= bool({"protected", "report", "storage_object"} & set(flags))
     return file
 
@@ -159,12 +161,12 @@ def _task(job: dict[str, Any], ids: dict[int, str], directory: Path) -> Task:
     task = Task(
         id=ids[job["number"]],
         kind=job["rule"],
-        # What an unevaluated checkpoint will give is no file's name yet.
+        # The output of an unevaluated checkpoint has no file name yet.
         inputs=list(
             dict.fromkeys(inside(entry["path"], directory) for entry in job["inputs"] if entry["path"] != "<TBD>")
         ),
         outputs=list(dict.fromkeys(inside(name, directory) for name in outputs)),
-        # With an unevaluated checkpoint's output in the place of what it stands for, it is not what will be run.
+        # With an unevaluated checkpoint's output as a placeholder, this is not the command that will run.
         command=None if any("checkpoint_target" in entry["flags"] for entry in job["inputs"]) else job["command"],
         cores=float(job["threads"] or 1),
         # Snakemake's MB are 10⁶ bytes.
@@ -179,7 +181,7 @@ def _task(job: dict[str, Any], ids: dict[int, str], directory: Path) -> Task:
 def _updated(
     jobs: list[dict[str, Any]], tasks: list[Task], files: dict[str, File], ids: dict[int, str], directory: Path
 ) -> list[str]:
-    """`update()` writes a file again that another job made: the graph has it once, of its first maker, and keeps it."""
+    """`update()` rewrites a file that another job made: the graph has it once, as its first maker's, and keeps it."""
     again: set[tuple[str, str]] = set()
     makers: dict[str, int] = {}
     for task in tasks:
@@ -208,7 +210,7 @@ def _without_implied(tasks: list[Task]) -> None:
 
 
 def _unevaluated(jobs: list[dict[str, Any]], files: dict[str, File]) -> list[str]:
-    """Jobs that a checkpoint will add may read whatever a rule can name: until then no file's readers are known."""
+    """Jobs that a checkpoint will add may read any file that a rule can name: until then no file's readers are known."""
     waiting = sorted({job["rule"] for job in jobs if any("checkpoint_target" in e["flags"] for e in job["inputs"])})
     if not waiting:
         return []

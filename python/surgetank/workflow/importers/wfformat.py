@@ -1,8 +1,9 @@
-"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, what a workflow is and, in instances, how it ran.
+"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, the structure of a workflow and, in instances, its
+execution.
 
-What WfFormat has no word for (files without a size, temporary and final ones, retries, images, a shell's text) stands
-under `surgetank` beside `workflow`, where its schema allows more; names with characters that the schema forbids are
-written with `#` and two hexadecimal digits for them, and their own form stands there, too.
+Facts that WfFormat cannot express are under `surgetank` next to `workflow`, where its schema allows additions: files
+without a size, temporary and final ones, retries, images, a shell's text. Names with characters that the schema
+forbids are written with `#` and two hexadecimal digits per byte; their original form is there, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VERSIONS = ("1.5", "1.4")
 
 
 def load(path: Path) -> Workflow:
-    """The graph of a WfFormat file; runtimes, cores and memory are those of the execution it records."""
+    """The graph of a WfFormat file; runtimes, cores and memory are those of the recorded execution."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -68,7 +69,7 @@ def of(described: Any, path: Path) -> Workflow:
 
 
 def _without_implied(tasks: list[Task]) -> None:
-    """`after` keeps only the parents that no file explains."""
+    """Keeps in `after` only the parents that no file implies."""
     maker = {output: task.id for task in tasks for output in task.outputs}
     for task in tasks:
         implied = {maker.get(path) for path in task.inputs}
@@ -76,7 +77,7 @@ def _without_implied(tasks: list[Task]) -> None:
 
 
 class _Reader:
-    """Takes values out of JSON, and says which one is not what it should be."""
+    """Takes values out of JSON, and reports which one has a wrong type."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,13 +144,13 @@ class _Reader:
 
 
 def _kind(name: str, words: list[str] | None) -> str:
-    """Instances number their tasks (`mProject_ID0000001`); the kind is what they have in common."""
+    """Instances number their tasks (`mProject_ID0000001`); the kind is their common part."""
     if words and name.startswith(words[0]):
         return words[0]
     return name.split("_ID")[0] or name
 
 
-# What our own part says of a task and of a file, with the types that it may have.
+# The keys of our own part for a task and for a file, with their types.
 _OF_TASK: dict[str, tuple[type, ...]] = {
     "id": (str,), "kind": (str,), "command": (str, list), "runtime_s": (int, float), "cores": (int, float),
     "memory_bytes": (int,), "retries": (int,), "image": (str,), "tier": (str,),
@@ -202,7 +203,7 @@ def described(workflow: Workflow) -> dict[str, Any]:
     if executed:
         makespan = _makespan(workflow)
         document["workflow"]["execution"] = {"makespanInSeconds": makespan, "executedAt": "unknown", "tasks": executed}
-    # What is lost otherwise is what a reader would make of the document without our part.
+    # Lost facts are those that a reader could not restore without our part.
     plain = of(document, Path("dump"))
     ours = {
         "tasks": _lost(((ids[t.id], t, plain.tasks[ids[t.id]]) for t in workflow.tasks.values()), _OF_TASK),
@@ -215,7 +216,7 @@ def described(workflow: Workflow) -> dict[str, Any]:
 
 
 def _allowed(names: Iterable[str], what: str) -> dict[str, str]:
-    """Name → the form that the schema's pattern allows; another one where two would become the same."""
+    """Name → the form that the schema's pattern allows; a different one if two names would become the same."""
 
     def encode(match: re.Match[str]) -> str:
         return "".join(f"#{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
@@ -243,7 +244,7 @@ def _executed(task: Task, id_: str) -> dict[str, Any]:
 
 
 def _makespan(workflow: Workflow) -> float:
-    """Of the longest way through the graph: it took that long at least, and what it took is not in a graph."""
+    """The length of the longest path through the graph: a lower bound, because a graph does not have the real duration."""
     ended: dict[str, float] = {}
     for task in workflow.order:
         begun = max((ended[parent] for parent in workflow.parents[task]), default=0.0)
@@ -264,7 +265,7 @@ def _lost(
 
 
 def _restore(reader: _Reader, ours: Any, tasks: list[Task], files: list[File]) -> list[str]:
-    """Puts back what `dump` wrote under `surgetank`."""
+    """Restores what `dump` wrote under `surgetank`."""
     if ours is None:
         return []
     ours = reader.object(ours, "surgetank")

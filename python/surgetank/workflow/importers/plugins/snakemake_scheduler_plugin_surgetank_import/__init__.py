@@ -1,9 +1,9 @@
-"""Snakemake's own plugin interface, used to look and not to schedule: writes the jobs as JSON and ends Snakemake.
+"""Uses Snakemake's own scheduler plugin interface to read, not to schedule: writes the jobs as JSON and ends Snakemake.
 
-Runs inside Snakemake's process (`surgetank.workflow.importers.snakemake` starts it), so it imports nothing of ours. It
-is made after the DAG is built and before anything is run, and never lets it come to that. Inputs, outputs, flags and
-dependencies are of the scheduler's interface, names and threads of the executor's; what neither has (`_private`) may be
-missing in another version and is then `None`.
+It runs inside Snakemake's process (`surgetank.workflow.importers.snakemake` starts it), so it imports nothing from
+this package. Snakemake creates it after the DAG is built and before any job runs; it ends Snakemake before the first
+job. Inputs, outputs, flags and dependencies come from the scheduler's interface, names and threads from the
+executor's. Facts that neither has (`_private`) may be missing in another version and are then `None`.
 """
 
 import json
@@ -34,7 +34,8 @@ FLAGS = (
 
 @dataclass
 class SchedulerSettings(SchedulerSettingsBase):  # type: ignore[misc, unused-ignore]
-    # Snakemake makes an option of the annotation: it has to be a type and no text, so nothing of `__future__` here.
+    # Snakemake makes an option of the annotation: it must be a type and not text, so `__future__` annotations must not
+    # be used here.
     out: Optional[str] = field(default=None, metadata={"help": "Where the graph is written", "required": True})  # noqa: UP045
 
 
@@ -51,14 +52,14 @@ class Scheduler(SchedulerBase):  # type: ignore[misc, unused-ignore]
 
 
 def described(dag: Any, *, whole: bool = True) -> dict[Any, dict[str, Any]]:
-    """Each job, and what is to be said of it. Without `whole` only what the graph needs: nothing of the Snakefile's own code is
-    evaluated for it, so it may be asked in a Snakemake that goes on."""
+    """Each job with its facts. Without `whole`, only those that the graph needs: this evaluates no code of the
+    Snakefile, so a Snakemake that continues may call it."""
     jobs = _with_dependencies(dag)
     return {job: _job(dag, job, number, jobs, whole) for job, number in jobs.items()}
 
 
 def _with_dependencies(dag: Any) -> dict[Any, int]:
-    """The jobs that are to be run, and those that are done whose files they read, numbered."""
+    """The jobs to run, and the finished jobs whose files they read, numbered."""
     waiting = list(dag.needrun_jobs())
     found: dict[Any, int] = {}
     while waiting:
@@ -70,7 +71,7 @@ def _with_dependencies(dag: Any) -> dict[Any, int]:
 
 
 def _dependencies(dag: Any, job: Any) -> Iterable[Any]:
-    # 9.12's DAG has its `dependencies` only, as the interface's own documentation still calls it.
+    # The DAG of 9.12 only has `dependencies`, the name that the interface's own documentation still uses.
     if hasattr(dag, "job_dependencies"):
         return list(dag.job_dependencies(job))
     return list(dag.dependencies[job])
