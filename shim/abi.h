@@ -32,7 +32,7 @@
 #define ST_LINKED 32u     /* several names: a file opened under this one must have `backing_ino` */
 
 /* directory, with ST_COMPLETE: it is delegated. The shim itself creates new plain files in it, on `device`, and reports
- * them in the ring; a name that is not in the table may exist there already
+ * them in the ring. A name that is not in the table may exist there already
  */
 #define ST_LENT 128u
 

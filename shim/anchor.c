@@ -1,7 +1,7 @@
 /* The anchor: a descriptor of the tier's directory from which files were opened last. The next files are opened from
  * there, by name alone. (When a program reads many small files, walking the tier's whole path for each costs more than
- * the shim's look-ups.) There is one anchor. It names a directory and has no other use (O_PATH), is closed on exec, has
- * a number that programs do not use, and is released with the index (chroot, setuid, sandboxes).
+ * the shim's look-ups.) There is one anchor. It names a directory and has no other use (O_PATH), is closed on exec, and
+ * has a number that programs do not use. It is released with the index (chroot, setuid, sandboxes).
  *
  * Dangers avoided:
  * - The directory of another path: one of its files must be in it, under its name, when it is found. It is valid until

@@ -1,7 +1,7 @@
 /* Directories that the agent has delegated. The shim creates the plain file itself and reports it in a ring in shared
- * memory, which the agent reads before it answers any request (docs/internals/doors.md). Dangers avoided: a file that
- * the agent does not know; a file that is created where the directory was a moment ago. In any unexpected state the
- * shim sends a request to the agent.
+ * memory. The agent reads the ring before it answers any request (docs/internals/doors.md). Dangers avoided: a file
+ * that the agent does not know; a file that is created where the directory was a moment ago. In any unexpected state
+ * the shim sends a request to the agent.
  *
  * The order is: write the claim, check that directories are still delegated, create the plain file. An agent that ends
  * a delegation reads the claims after that, and waits for those in progress.

@@ -3,7 +3,7 @@
  *
  * The process's number is in a page that the kernel wipes in fork children. A vfork child sees its parent's number,
  * which is not its own. Only children of a fork through the wrapper write their own number. In any other child the page
- * stays wiped, because the reader might be a vfork child of a fork child, and would write the wrong number.
+ * stays wiped: the reader might be a vfork child of a fork child, and would write the wrong number.
  */
 #define _GNU_SOURCE
 #include "shim.h"

@@ -4,8 +4,8 @@
  *
  * Dangers avoided: counting twice what a program itself reads or writes on the descriptor beneath a stream; touching a
  * FILE that another thread closes. A FILE that is neither the caller's own argument nor one of libc's three is read
- * like a file (/proc/self/mem), which returns an error for unmapped memory. The result counts only if the stream is
- * still the same afterwards.
+ * through /proc/self/mem, which returns an error for unmapped memory. The result counts only if the stream is still the
+ * same afterwards.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -39,7 +39,7 @@ struct stream {
 };
 static struct stream streams[ALL_STREAMS];
 static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
-static uint32_t open_streams; /* of the others */
+static uint32_t open_streams; /* the number of the other streams */
 /* For each stream, what a process and its fork children have accounted for, in a page that they share; NULL: none yet. */
 static int64_t *family;
 

@@ -1,5 +1,5 @@
 /* The anchor, a descriptor of the tier's directory. Files are opened from the right directory whatever happens to its
- * number; there is at most one, and none is left in a program that confines itself.
+ * number. There is at most one anchor, and none is left in a program that confines itself.
  */
 #define _GNU_SOURCE
 #include "check.h"

@@ -1,4 +1,4 @@
-//! The `surgetank` binary's parts: the kernel adapter (`mount`), what it serves (`service`), the agent and the verbs.
+//! The parts of the `surgetank` binary: the kernel adapter (`mount`), the backend (`service`), the agent and the verbs.
 
 pub mod agent;
 pub mod mount;

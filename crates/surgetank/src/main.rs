@@ -1,6 +1,6 @@
 //! The `surgetank` binary: the verbs, with the backend that serves directories.
 //!
-//! The backend and the configuration are handed in here and nowhere else, so that tests can hand in others.
+//! Only this file chooses the backend and the configuration, so that tests can pass their own.
 
 use std::process::ExitCode;
 

@@ -11,8 +11,8 @@
 //! * [`mirror`] is a pass-through file system over a directory: the adapter's own test, and the slow store of the
 //!   testbed.
 //!
-//! The dangers that it avoids: a missing answer (a program in D state); a panic that ends the mount; the write-back
-//! cache, which loses appends as soon as a process writes beside the mount (it is never requested).
+//! The dangers that it avoids: a missing answer (a program in D state), and a panic that ends the mount. It never
+//! requests the write-back cache, which loses appends as soon as a process writes beside the mount.
 
 pub mod abi;
 pub mod attach;

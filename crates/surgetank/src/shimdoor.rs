@@ -1,5 +1,5 @@
-//! The shim's door: an index of the namespace in shared memory, which preloaded programs read without a request, and a
-//! socket on which they request what they want to write (docs/internals/doors.md).
+//! The shim's door: an index and a socket. Preloaded programs read the index of the namespace in shared memory without
+//! a request. On the socket they request files for writing (docs/internals/doors.md).
 //!
 //! The mount stays authoritative: this door leaves to the mount what it cannot serve at once, and a program that finds
 //! the door closed uses the mount.

@@ -27,7 +27,7 @@ class Pattern(StrEnum):
     PIPELINE = "pipeline"  # one task's output is the next one's input
     REDUCE = "reduce"  # one task reads what several have made
     DISTRIBUTE = "distribute"  # one task reads the outputs of several
-    RESULT = "result"  # nobody reads it
+    RESULT = "result"  # no task reads it
     UNREAD = "unread input"  # no task reads it
     UNKNOWN = "unknown"  # no task makes or reads it
 
@@ -223,7 +223,7 @@ def peak_live_bytes(
     """The most bytes of the workflow's outputs that are needed at once (with `inputs`, also of its inputs).
 
     An output lives from its maker's begin. With `lifetimes` a disposable file ends with its last reader (or its
-    maker, if it has none); every other file lives to the end, whether it is in the store already or not. An input,
+    maker, if it has none). Every other file lives to the end, whether it is in the store already or not. An input,
     if counted, lives from its first reader to its last with `lifetimes`, else from the start. Files of unknown size
     count as zero.
     """

@@ -6,9 +6,9 @@
 //! The port opens before the supervisor forks ([`super::ground`]), so all agents share it in order. A client that
 //! connects while one agent replaces another waits in the same queue. The token also stays as it was then.
 //!
-//! The dangers that it avoids: a client that sends nothing, sends without end or never reads, and so blocks other
-//! clients (each connection ends within `PATIENCE`); a foreign user of the machine who learns what a run does (without
-//! the token the agent reveals and computes nothing).
+//! The first danger that it avoids: a client sends nothing, sends without end or never reads, and so blocks other
+//! clients. Each connection ends within `PATIENCE`. The second danger: another user of the machine learns about a run.
+//! Without the token the agent reveals and computes nothing.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};

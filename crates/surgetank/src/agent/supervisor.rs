@@ -12,8 +12,8 @@
 //! The supervisor gives up after several agents die before they serve. Then its descriptors close, and programs get
 //! ENOTCONN, as without a supervisor.
 //!
-//! The dangers that it avoids: a second agent beside a living one (it waits for the first one's end); its own death
-//! together with the agent (it allocates almost no memory and does no work).
+//! The first danger that it avoids: a second agent beside a living one. The supervisor waits for the first one's end.
+//! The second danger: its own death together with the agent. It allocates almost no memory and does no other work.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};

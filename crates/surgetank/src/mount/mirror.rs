@@ -4,8 +4,8 @@
 //! parallel file system, by sleeping before each metadata operation. It also stands in for a faulty one, by injecting
 //! faults (`faults`).
 //!
-//! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already applied the
-//! caller's); [`serve_mirror`] ensures that. Files that it creates for other users are given to them.
+//! It must run as the owner of the files or as root. It needs a umask of 0, because the kernel has already applied the
+//! caller's; [`serve_mirror`] ensures that. Files that it creates for other users are given to them.
 
 mod faults;
 mod nodes;

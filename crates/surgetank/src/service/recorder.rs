@@ -5,10 +5,9 @@
 //! join ─► begun ─► (tick: gather ended processes, take a sample, note the progress) … ─► finished ─► runs/ID.json
 //! ```
 //! An agent that takes over continues from the note. The first danger that it avoids: a run that is slower, or fails,
-//! because of its record. Sampling costs at most one part in 200 of the time (more only if processes come and go by the
-//! thousand), and the log reports what cannot be written. The second danger: processes that find no slot to count in,
-//! because ended processes still have them. The recorder frees slots when they may run short, before it notes their
-//! contents.
+//! because of its record. Sampling costs at most one part in 200 of the time, or more if thousands of processes start
+//! and end. The log reports what cannot be written. The second danger: processes that find no slot to count in, because
+//! ended processes still have them. The recorder frees slots when they may run short, before it notes their contents.
 
 mod keep;
 mod processes;

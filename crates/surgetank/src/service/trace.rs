@@ -42,8 +42,8 @@ struct Inner {
     processes: HashMap<u32, Traced>,
     /// The process that opened each handle: kernel writes for a mapping have no process of their own.
     openers: HashMap<u64, u32>,
-    /// The names at the last open. A process that wrote a file under another name may have ended by then, and the file
-    /// may be gone when a record needs its name.
+    /// The names at the last open. The process that wrote a file under another name may have ended, and the file may be
+    /// gone when a record needs its name.
     names: HashMap<FileId, Vec<u8>>,
 }
 

@@ -1,8 +1,9 @@
 //! Open-addressed tables in shared memory, with one writer and many readers that take no lock.
 //!
 //! An entry that readers can find never changes, except in the word that publishes it, or in one that readers check
-//! afterwards. An erased entry stays as "was used", so that probes continue past it. When too many are used, the table
-//! is rebuilt in place, twice as large if needed, while the index's generation is odd and readers keep away.
+//! afterwards. An erased entry stays as "was used", so that probes continue past it. When too many are used, the writer
+//! rebuilds the table in place, twice as large if needed. Meanwhile the index's generation is odd, and readers keep
+//! away.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

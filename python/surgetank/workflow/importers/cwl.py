@@ -1,9 +1,9 @@
 """CWL 1.2 (and older versions that cwltool upgrades to it), read and checked by cwltool's own loader.
 
-CWL leaves some facts open before a run: where cwltool puts a step's output (a scratch directory with a random name),
-how many there are behind a `scatter` or in a list, and whether a `when` is true. Files between steps are therefore
-named `STEP/OUTPUT`, and unknown facts are listed in `Workflow.incomplete`. Sub-workflows are opened; `OUTER/INNER`
-are their steps.
+CWL leaves some facts open before a run. One is the place of a step's output (a scratch directory with a random
+name). Others are the number of outputs behind a `scatter` or in a list, and whether a `when` is true. Files between
+steps are therefore named `STEP/OUTPUT`, and unknown facts are listed in `Workflow.incomplete`. Sub-workflows are
+opened; `OUTER/INNER` are their steps.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 //! Loop devices, NFS and FUSE get new device numbers at each mount, and a place is found by them. So a place also
 //! remembers the path that it served ([`super::identity`]). A dead agent's place belongs to the directory if it served
 //! the same path and its directory had the same inode number and birth. Such a place gets the directory's new name. The
-//! KEY of its tier directories and temporaries stays.
-//! The dangers that it avoids: a run that finds no leftovers although they exist, and reports that all is in the store;
-//! leftovers of one file system that end up in another one mounted under the same path.
+//! KEY of its tier directories and temporaries stays. The first danger that it avoids: a run misses existing leftovers,
+//! and reports that all is in the store. The second danger: leftovers of one file system end up in another one that is
+//! mounted under the same path.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Whether the thread that waits for an answer will ever see it.
 //!
 //! The kernel reports only the first signal of a call to the server; `/proc` shows what the signal does. A pending
-//! signal ends the process before its program continues if the process does not block, ignore or catch it, and its
-//! default action is to end the process. (The kernel turns most of them into a SIGKILL for each thread; not those that
-//! dump core, nor one that follows another pending signal.)
+//! signal ends the process before its program continues if two conditions hold. The process does not block, ignore or
+//! catch the signal, and its default action is to end the process. (The kernel turns most of them into a SIGKILL for
+//! each thread; not those that dump core, nor one that follows another pending signal.)
 //!
 //! The danger that it avoids: EINTR for a program that continues.
 
