@@ -197,7 +197,7 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
     int64_t others = stream->inherited ? of_family(stream) - stream->seen : 0;
     int64_t bytes = to - (look.writes ? stream->logical : stream->position) - passed - others;
     if (bytes < 0 && stream->inherited)
-        return; /* another thread is ending, and has accounted for the data that it is about to write */
+        return; /* another process of the family is ending, and has accounted for the data that it is about to write */
     __atomic_fetch_sub(&stream->passed, (uint64_t)passed, __ATOMIC_RELAXED);
     __atomic_fetch_add(&stream->seen, others, __ATOMIC_RELAXED);
     /* A standard stream without a buffer was never used: other streams share its descriptor. */

@@ -1,9 +1,9 @@
 //! The agent's process, from its first instruction to its last.
 //!
 //! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock, private
-//! namespace, a handle on the store, mounts below copied ([`super::ground`]) → the supervisor forks → engine and mount
-//! → socket → "ready" on stdout. A failure is reported on stdout instead, so that the user sees the real reason. End:
-//! last user gone → final drain → no process left in the namespace → closed → unmount → catalog synced → exit.
+//! namespace, a handle on the store, other mounts below copied ([`super::ground`]) → the supervisor forks → engine and
+//! mount → socket → "ready" on stdout. A failure is reported on stdout instead, so that the user sees the real reason.
+//! End: last user gone → final drain → no process left in the namespace → closed → unmount → catalog synced → exit.
 //!
 //! The dangers that it avoids: mounting before the handle is open (the agent would serve the store through itself);
 //! leaving while a background child of a run can still write.

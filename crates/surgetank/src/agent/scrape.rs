@@ -283,7 +283,7 @@ impl Port {
 /// The connection to close when there are too many: a random one of those that are not being answered, if any.
 fn unlucky(clients: &[Client]) -> usize {
     let mut bytes = [0_u8; 8];
-    // Without a random number it is the newest, not the oldest: a flood would push out the oldest.
+    // Without a random number it is usually one of the newest: a flood would push out the oldest.
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     let drawn = drawn.map_or(usize::MAX, |_| usize::from_ne_bytes(bytes));
     let is_answered = |client: &Client| matches!(client.state, State::Answering { .. });

@@ -2,8 +2,9 @@
 //!
 //! A request counts for one door only (`report::run::Doors`). The kernel read and wrote what a program counted on
 //! descriptors of the mount, unless the agent mediated it. If the agent mediated all requests of the process, the
-//! program's figures count, as they say what it asked for. If the agent mediated some, its own figures are subtracted.
-//! The dangers that it avoids: counting the same byte twice; an impossible figure, which is left out and reported.
+//! program's figures count, as they say what it asked for. If the agent mediated some, the agent's figures are
+//! subtracted. The dangers that it avoids: counting the same byte twice; an impossible figure, which is left out and
+//! reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
