@@ -316,7 +316,12 @@ impl Look<'_> {
             }
         };
         if record.identity.is_some_and(|known| !known.of_kind(record.attr.kind).is(&stat.identity)) {
-            self.say(What::ChangedInStore, path, &shown, "somebody changed it in the store; the store's counts");
+            self.say(
+                What::ChangedInStore,
+                path,
+                &shown,
+                "another client changed it in the store; the store's version counts",
+            );
             return;
         }
         let Some(right) = record.checksum.filter(|_| self.ground.scrub && !dirty) else { return };

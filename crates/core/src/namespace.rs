@@ -454,7 +454,7 @@ impl Namespace {
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed))
-            || inode.dir.as_ref().is_some_and(|dir| dir.is_lent)
+            || inode.dir.as_ref().is_some_and(|dir| dir.is_delegated)
         {
             // Nothing tells the kernel when it is written.
             Duration::ZERO
@@ -475,10 +475,10 @@ impl Namespace {
         let mut tree = self.write_tree();
         // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
         let absent = tree.entry(dir, name).and_then(surgetank_state::Entry::logical).is_none();
-        match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_lent) {
+        match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_delegated) {
             // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
             Some(d) => {
-                d.told_absent.add(name);
+                d.kernel_negative_entries.add(name);
                 self.config.store_ttl.max(NAME_TTL_MIN)
             }
             None => Duration::ZERO,
@@ -543,7 +543,7 @@ impl Namespace {
         let what = what.into();
         tracing::warn!(path, what, "noted");
         if kept_as.is_some() {
-            self.happened.count(EventKind::Conflict, "store", "somebody else had changed it in the store", 0);
+            self.happened.count(EventKind::Conflict, "store", "another client had changed it in the store", 0);
         }
         let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);

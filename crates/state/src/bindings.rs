@@ -1,7 +1,7 @@
 //! Where the store has each file, and how operations change that.
 //!
-//! While a batch is being carried out, the catalog is told where everything was before it ([`Before`]): after a crash the
-//! books then say from where the started operations began, and looking at the store shows how far they came.
+//! While a batch is being carried out, the catalog keeps where everything was before it ([`Before`]). After a crash the
+//! catalog then says where the started operations began, and a look at the store shows how far they came.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ impl Inode {
         self.applied.iter().chain(self.extra.iter().flat_map(|extra| &extra.more_applied)).cloned().collect()
     }
 
-    /// Hard links in the store that nobody has looked up yet.
+    /// Hard links in the store that no process has looked up yet.
     pub fn has_unknown_names(&self) -> bool {
         let known = usize::from(self.logical.is_some()) + self.extra.as_ref().map_or(0, |extra| extra.more_names.len());
         self.attr.kind == Kind::File && self.attr.links as usize > known
@@ -68,7 +68,7 @@ impl Inode {
 }
 
 impl Tree {
-    /// Nobody asked us for that name before; it was there before whatever is being carried out just now.
+    /// No process asked for that name before: the store had it before the batch that is being carried out now.
     pub fn is_found_at(&mut self, id: FileId, at: &Place) {
         if let Some(inode) = self.get_mut(id) {
             inode.gains(at.clone());
@@ -78,7 +78,7 @@ impl Tree {
         }
     }
 
-    /// Somebody else took that name away: no batch of ours began with it.
+    /// Another client removed that name: no batch of the drain began with it.
     pub fn is_not_found_at(&mut self, id: FileId, at: &Place) {
         if let Some(inode) = self.get_mut(id) {
             inode.leaves(at);
@@ -88,7 +88,7 @@ impl Tree {
         }
     }
 
-    /// From now on the catalog is told what is so now of the files of an operation.
+    /// From now on the catalog keeps the present places of the files of an operation.
     pub fn hold_books(&mut self, kind: &OpKind) {
         for id in files_of(kind) {
             if let Some(inode) = self.get(id) {
@@ -98,7 +98,7 @@ impl Tree {
         }
     }
 
-    /// Waits an operation that moves the file in the store, or a directory that it lies in?
+    /// Is an operation queued that moves the file in the store, or a directory above it?
     pub fn moves_in_store(&self, id: FileId) -> bool {
         let moves = |(dir, name): &Place| self.entry(*dir, name).is_some_and(|entry| entry.pins > 0);
         let spilled_into = self.get(id).and_then(Inode::spill).map(|(dir, _)| *dir);
@@ -125,7 +125,7 @@ impl Tree {
         }
     }
 
-    /// Its place in the store, that of the directory it lies in, and so on.
+    /// Its place in the store, that of its directory, and so on.
     fn way_in_store(&self, id: FileId) -> impl Iterator<Item = &Place> {
         let place = |id: FileId| self.get(id).and_then(|inode| inode.applied.as_ref());
         std::iter::successors(place(id), move |(dir, _)| place(*dir))
@@ -147,7 +147,7 @@ impl Tree {
         }
     }
 
-    /// The name as its directory has it: not once more for every file.
+    /// The name as its directory has it, so that files share one allocation.
     fn shared(&self, dir: FileId, name: &[u8]) -> Name {
         let known = self.dir(dir).and_then(|dir| dir.children.get_key_value(name));
         known.map_or_else(|| Name::from(name), |(name, _)| name.clone())
@@ -189,7 +189,7 @@ impl Tree {
     /// Returns files that lost a name in the store.
     pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
         let at = at.map(|(dir, name)| (dir, self.shared(dir, &name))).or_else(|| self.destination(kind));
-        // (Where somebody else has the name, ours is another one, which no operation names.)
+        // (Where another client has the name, the drain took another one, which no operation names.)
         let link = match kind {
             OpKind::Link { dir, name, .. } => Some((*dir, Name::from(&**name))),
             _ => None,

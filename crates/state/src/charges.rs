@@ -21,7 +21,7 @@ impl Tree {
         *count = (*count + now).saturating_sub(before);
     }
 
-    /// Is there anything that the store has too, and that nobody is bringing in just now?
+    /// Does the device have bytes that the store has too, and that no fetch is writing now?
     pub fn has_clean(&self, device: DeviceId) -> bool {
         self.clean_bytes.get(&device).is_some_and(|clean| *clean > 0)
     }

@@ -7,22 +7,22 @@ use foldhash::HashMap;
 
 use surgetank_types::model::{DeviceId, FileId};
 
-/// Directory and name of a plain file that a program made, or is about to make, and that counts for nothing.
+/// Directory and name of a plain file that a process created, or is about to create, and that is not a file of the namespace.
 pub type Stray = (FileId, Vec<u8>);
 
-/// A directory that is lent.
+/// A delegated directory.
 #[derive(Debug)]
 pub struct Delegation {
     pub device: DeviceId,
     pub watch: i32,
     pub reserve_bytes: u64,
-    /// Set aside for files of which we do not know yet.
+    /// Reserved for files that the agent has not taken in yet.
     pub ahead_bytes: u64,
     pub reason: Option<Arc<str>>,
-    /// It is not shown any more; what was made in it is still to be taken in.
+    /// The index does not show it any more; files that were created in it are still to be taken in.
     pub ended: bool,
     pub number: u64,
-    /// When it was lent, or a file was made in it, by whomever.
+    /// When it was delegated, or a file was created in it.
     pub used: Instant,
 }
 
@@ -33,7 +33,7 @@ pub struct Delegations {
     pub strays: Vec<Stray>,
 }
 
-/// How often files were made in a directory since it was taken back, and after how many it is lent.
+/// How many files were created in a directory since its recall, and after how many it is delegated.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct DelegationDemand {
     pub made: u16,
@@ -41,8 +41,8 @@ pub struct DelegationDemand {
 }
 
 impl Delegations {
-    /// The device on which programs may make files of the directory.
+    /// The device on which processes may create files of the directory.
     pub fn device(&self, dir: FileId) -> Option<DeviceId> {
-        self.dirs.get(&dir).filter(|lend| !lend.ended).map(|lend| lend.device)
+        self.dirs.get(&dir).filter(|delegation| !delegation.ended).map(|delegation| delegation.device)
     }
 }

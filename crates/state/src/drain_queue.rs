@@ -299,7 +299,7 @@ impl DrainQueue<'_> {
     }
 
     /// The operation failed. `judge` gets how often it has, and when it failed first; it answers when the operation is tried again, and
-    /// what a person is to be told.
+    /// what is reported to the user.
     pub fn fail(&mut self, seq: Seq, judge: impl FnOnce(u32, Instant) -> (Instant, Trouble)) {
         let Some(op) = self.tree.ops.get_mut(&seq) else {
             return;

@@ -60,7 +60,7 @@ impl HintHistory {
 /// Of the whole tree.
 #[derive(Debug, Default)]
 pub struct KnownHints {
-    /// Any were ever given: without, nobody looks for them.
+    /// Any hint was ever given; without one no look-up is made.
     pub any: bool,
     pub names: HashMap<Box<[u8]>, Arc<Hints>>,
     /// In which one of them is.
@@ -93,7 +93,7 @@ impl Tree {
     /// What the catalog keeps; `None`: nothing.
     pub fn hint_record(&self, of: &Hinted) -> Option<HintRecord> {
         match of {
-            Hinted::File(id) => self.get(*id).filter(|inode| inode.owned)?.said().map(HintHistory::record),
+            Hinted::File(id) => self.get(*id).filter(|inode| inode.owned)?.hint_history().map(HintHistory::record),
             Hinted::Path(path) => {
                 let hints = self.hints.names.get(path)?.clone();
                 Some(HintHistory(vec![(FileId(0), hints)]).record())
@@ -130,14 +130,14 @@ impl Tree {
     }
 
     pub fn hints_of(&self, id: FileId) -> Option<&Arc<Hints>> {
-        self.get(id).and_then(Inode::said).and_then(HintHistory::now)
+        self.get(id).and_then(Inode::hint_history).and_then(HintHistory::now)
     }
 
     /// What directories from `dir` upwards have for the file, the nearest first.
     pub fn inherited(&self, dir: FileId, id: FileId, mut heard: impl FnMut(FileId, &Hints)) {
         let mut at = dir;
         while let Some(inode) = self.get(at) {
-            if let Some(hints) = inode.said().and_then(|said| said.for_file(id)) {
+            if let Some(hints) = inode.hint_history().and_then(|said| said.for_file(id)) {
                 heard(at, hints);
             }
             match inode.logical.as_ref() {

@@ -16,7 +16,7 @@ use crate::kernel_entries::KernelNegativeEntries;
 use crate::negative_cache::NegativeCache;
 use crate::{Name, Place};
 
-/// One name. 0 stands for nobody: a million of these should be small.
+/// One name. 0 stands for no file: a million of these have to be small.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Entry {
     logical: u64,
@@ -63,19 +63,19 @@ pub struct Dir {
     pub negative_cache: NegativeCache,
     /// Queued operations that put something into this directory or take it away.
     pub queued: u32,
-    /// The kernel was told of it, or of its listing, what a new name makes untrue.
-    pub told: bool,
+    /// The kernel caches the directory's attributes or listing, which a new name makes wrong.
+    pub is_in_kernel: bool,
     /// The listing that the kernel may have kept came without its files' attributes.
     pub listed_bare: bool,
-    /// Names of which the kernel was told that they do not exist, to be believed for long.
-    pub told_absent: KernelNegativeEntries,
+    /// Names that the kernel caches as absent for a long time.
+    pub kernel_negative_entries: KernelNegativeEntries,
     /// A rename of the directory itself is queued, so its making can no longer be taken back.
     pub moved: bool,
     /// A program gave it a time of its own, and has changed no name in it since.
     pub times_given: bool,
-    /// Programs make files in it themselves: the kernel must not believe for long what it was told of it.
-    pub is_lent: bool,
-    pub lend: DelegationDemand,
+    /// Processes create files in it without asking: the kernel must not cache it for long.
+    pub is_delegated: bool,
+    pub demand: DelegationDemand,
 }
 
 /// Rarely needed parts of a file.
@@ -87,7 +87,7 @@ pub struct Extra {
     pub more_applied: Vec<Place>,
     pub target: Option<Box<[u8]>>,
     pub xattrs: Option<Xattrs>,
-    /// The content lies in a temporary in the store: this name in this directory.
+    /// The content is in a temporary in the store: this name in this directory.
     pub spill: Option<Place>,
     pub hints: Option<Box<HintHistory>>,
 }
@@ -176,7 +176,7 @@ pub struct Inode {
     pub reads: u32,
     pub used: Option<Moment>,
     pub prefetched: bool,
-    /// Why the content lies where it lies (`why`): see [`Tree::reason`].
+    /// Why the content is where it is (`surgetank why`): see [`Tree::reason`](crate::Tree::reason).
     pub placed: Option<Arc<str>>,
     pub dir: Option<Box<Dir>>,
     pub extra: Option<Box<Extra>>,
@@ -228,7 +228,7 @@ impl Inode {
     pub fn spill(&self) -> Option<&Place> {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
     }
-    pub fn said(&self) -> Option<&HintHistory> {
+    pub fn hint_history(&self) -> Option<&HintHistory> {
         self.extra.as_ref().and_then(|extra| extra.hints.as_deref())
     }
     pub fn cred(&self) -> Cred {
@@ -236,15 +236,15 @@ impl Inode {
     }
 
     /// The kernel learns of the directory.
-    pub fn tell(&mut self) {
+    pub fn enters_kernel(&mut self) {
         if let Some(dir) = self.dir.as_mut() {
-            dir.told = true;
+            dir.is_in_kernel = true;
         }
     }
 
     // Versions: in memory, on a tier that was made to keep them, and in the store.
 
-    /// Brought to a tier as the store has it (it may have gone from there again), and never written here: somebody else may
+    /// Brought to a tier as the store has it (it may have gone from there again), and never written here: another client may
     /// change it there.
     pub fn is_copy(&self) -> bool {
         let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();

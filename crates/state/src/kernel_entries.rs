@@ -1,11 +1,11 @@
-//! What the kernel was told of a directory, and which names of it, that they do not exist. Danger avoided: a name that the shim makes, and
-//! that stays missing for everybody else because nobody told the kernel otherwise.
+//! Names of a directory that the kernel caches as absent. The danger it avoids: the shim creates a file, and processes without the shim
+//! do not see it because the kernel still believes that its name does not exist.
 
 use foldhash::HashSet;
 
 use crate::Name;
 
-/// Names of a directory; too many are all names, for one more than it was told of costs only a message.
+/// The cached names. When they are too many, all names count as cached: an invalidation too many costs only a message.
 #[derive(Debug, Default)]
 pub struct KernelNegativeEntries {
     names: HashSet<Name>,
@@ -29,12 +29,12 @@ impl KernelNegativeEntries {
         }
     }
 
-    /// All of them, which are to be told otherwise; `None`: too many to know.
+    /// All cached names, for the caller to invalidate. `None`: too many to list.
     pub fn take_all(&mut self) -> Option<Vec<Name>> {
         (!self.all).then(|| self.names.drain().collect())
     }
 
-    /// Was it told of this one? Whoever asks tells it otherwise.
+    /// Is this name cached? The caller invalidates it.
     pub fn take(&mut self, name: &[u8]) -> bool {
         self.all || self.names.remove(name)
     }
@@ -46,15 +46,15 @@ mod tests {
 
     #[test]
     fn each_name_once_and_too_many_always() {
-        let mut told = KernelNegativeEntries::default();
-        assert!(!told.take(b"a"));
-        told.add(b"a");
-        assert!(!told.take(b"b"));
-        assert!(told.take(b"a"));
-        assert!(!told.take(b"a"));
+        let mut entries = KernelNegativeEntries::default();
+        assert!(!entries.take(b"a"));
+        entries.add(b"a");
+        assert!(!entries.take(b"b"));
+        assert!(entries.take(b"a"));
+        assert!(!entries.take(b"a"));
         for number in 0..=KernelNegativeEntries::NAMES_MAX {
-            told.add(number.to_string().as_bytes());
+            entries.add(number.to_string().as_bytes());
         }
-        assert!(told.take(b"never told") && told.take(b"1") && told.take(b"1"));
+        assert!(entries.take(b"never cached") && entries.take(b"1") && entries.take(b"1"));
     }
 }

@@ -1,6 +1,5 @@
-//! What a directory of the store does not have, without asking name by name. Who makes many files in a directory that the store has
-//! already would ask for each whether it is there; after a few such questions in vain the directory is listed once, and what it does not
-//! list is believed to be absent for `store_ttl`, as a single name is.
+//! Names that a directory of the store does not have. A process that creates many files in a directory of the store causes one look-up
+//! for each; after a few look-ups without a result the directory is listed once, and a name that is not in the listing is believed to be absent for `store_ttl`, as a single name is.
 //!
 //! The danger it avoids: a name is said to be absent that is there. Names that we bind ourselves count as listed from the moment at which a
 //! listing begins (they may be forgotten here once the store has them), and so do those that programs were shown in a listing since. What can be
@@ -18,13 +17,13 @@ use foldhash::quality::RandomState;
 use surgetank_types::clock;
 use surgetank_types::sync::atomic::{AtomicU32, Ordering};
 
-/// So many names looked up in vain, one soon after the other, cost more than to list a directory of some hundred names.
+/// So many look-ups without a result, one soon after the other, cost more than to list a directory of some hundred names.
 const MISSES: u32 = 8;
-/// What is told of a directory in the time that a question takes.
+/// Names that the store lists in the time of one look-up.
 const NAMES_A_QUESTION: usize = 64;
 /// More names than this are not listed.
 pub const NAMES_LISTED_MAX: usize = 4096;
-/// Names that we bind are counted among them as long as nobody lists anew.
+/// Names that the agent binds count as listed until the next listing; at most so many.
 const BOUND_MAX: usize = 16 * NAMES_LISTED_MAX;
 /// After a directory was found to have more, or could not be listed, or that did not pay.
 const REST: Duration = Duration::from_secs(60);
@@ -39,7 +38,7 @@ struct Inner {
     missed: Option<Instant>,
     /// When the listing began that is under way.
     listing: Option<Instant>,
-    /// When the listing began that is cache.
+    /// When the listing began that is in force.
     listed: Option<Instant>,
     /// Hashes: of two names with the same one both are asked for.
     names: HashSet<u64>,
@@ -71,7 +70,7 @@ impl NegativeCache {
         absent
     }
 
-    /// The name may be in the store: we have bound it ourselves, or somebody was told of it.
+    /// The name may be in the store: the agent has bound it, or a process has seen it in a listing.
     pub fn may_be_there(&mut self, name: &[u8]) {
         let Some(inner) = self.0.as_deref_mut() else { return };
         if inner.names.len() >= BOUND_MAX && inner.listing.is_none() {
@@ -82,7 +81,7 @@ impl NegativeCache {
         inner.names.insert(hash);
     }
 
-    /// A name was looked up in vain. Should the directory be listed? Then [`Self::listed`] has to follow, with what this returns.
+    /// A name was looked up and is absent. Should the directory be listed? Then [`Self::listed`] has to follow, with what this returns.
     pub fn missed(&mut self, name: &[u8], ttl: Duration) -> Option<Instant> {
         if !is_plain(name) || ttl.is_zero() {
             return None;
@@ -90,7 +89,7 @@ impl NegativeCache {
         let now = clock::tick();
         let inner = self.0.get_or_insert_default();
         let listed = inner.listed.is_some_and(|at| now.saturating_duration_since(at) < ttl);
-        // (Of a name that may be there again: another listing would tell no more.)
+        // (Of a name that may be there again: another listing would not help.)
         if listed || inner.listing.is_some() || inner.rests_until.is_some_and(|until| now < until) {
             return None;
         }
@@ -114,7 +113,7 @@ impl NegativeCache {
         inner.listing
     }
 
-    /// What the store answered. `None`: there are too many names, or it did not tell.
+    /// What the store answered. `None`: there are too many names, or it did not answer.
     pub fn listed(&mut self, began: Instant, names: Option<&[Box<[u8]>]>) {
         let Some(inner) = self.0.as_deref_mut().filter(|inner| inner.listing == Some(began)) else { return };
         inner.listing = None;
@@ -129,7 +128,7 @@ impl NegativeCache {
     }
 }
 
-/// A listing tells of it if it is there.
+/// Does a listing show the name if it is there?
 fn is_plain(name: &[u8]) -> bool {
     name.is_ascii()
         && !name.starts_with(b".")
@@ -182,7 +181,7 @@ mod tests {
             assert!(!cache.is_absent(name.as_bytes(), LONG), "{name}");
         }
         assert!(cache.is_absent(b"plain", LONG));
-        assert!(!cache.is_absent(b"plain", Duration::ZERO), "nothing is cache");
+        assert!(!cache.is_absent(b"plain", Duration::ZERO), "nothing is believed");
         assert!(NegativeCache::default().missed(b"plain", Duration::ZERO).is_none());
     }
 
@@ -199,7 +198,7 @@ mod tests {
     fn a_listing_that_spared_nothing_was_repeated() {
         let mut cache = listed(&[]);
         cache.may_be_there(b"x.part");
-        assert!((0..100).all(|_| cache.missed(b"x.part", LONG).is_none()), "it is cache all the same");
+        assert!((0..100).all(|_| cache.missed(b"x.part", LONG).is_none()), "it is believed all the same");
         assert!(cache.is_absent(b"y", LONG));
         std::thread::sleep(2 * SHORT);
         assert!((0..100).all(|_| cache.missed(b"x", SHORT).is_none()), "it paid for nothing");

@@ -11,7 +11,7 @@ use crate::{Inode, Name, Place};
 pub enum Progress {
     Waiting,
     Staging,
-    /// A complete copy lies under the temporary in `dir`, synced and compared if `checked`.
+    /// A complete copy is in the temporary in `dir`, synced and compared if `checked`.
     Staged {
         dir: FileId,
         temporary: Name,
@@ -32,11 +32,11 @@ pub struct Op {
     pub progress: Progress,
     /// Not before this moment (quiet period, retry).
     pub due: Instant,
-    /// While its file is empty nor before this one, whoever waits for it: it may have been made for a program that was not told.
+    /// While its file is empty not before this moment either: it may have been created for a process that did not get the answer.
     pub not_before: Option<Instant>,
     /// Belongs to the final drain.
     pub last: bool,
-    /// Somebody waits in fsync: taken although the file is open.
+    /// A process waits in fsync: taken although the file is open.
     pub eager: bool,
     pub failures: u32,
     pub first_failure: Option<Instant>,

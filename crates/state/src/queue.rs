@@ -18,7 +18,7 @@ impl Tree {
                 break;
             }
             let already = std::mem::replace(&mut inode.owned, true);
-            let (place, is_hinted) = (inode.logical.clone(), inode.said().is_some());
+            let (place, is_hinted) = (inode.logical.clone(), inode.hint_history().is_some());
             let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
             self.txn.file(at);
             let Some((parent, name)) = place else {
@@ -81,7 +81,7 @@ impl Tree {
             }
             dirs.extend(places(&op.kind).into_iter().map(|place| place.0));
         }
-        // What it lies in must be there first.
+        // Its directory must be there first.
         for dir in dirs {
             self.hasten_dirs(dir, false);
         }
@@ -189,7 +189,7 @@ impl Tree {
     fn discard_staged(&mut self, file: FileId, progress: Progress) {
         if let Progress::Staged { dir, temporary, .. } = progress {
             let inode = self.get(file);
-            // Of a file that was spilled into the store it is no copy: it is the only place where the content lies.
+            // A spilled file's temporary is not a copy: the content is nowhere else.
             if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {
                 return;
             }

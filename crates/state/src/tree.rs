@@ -21,7 +21,7 @@ use crate::{Dir, Entry, Inode, Name, Place, Progress, State};
 /// So many different reasons are remembered before those that no file has any more are dropped.
 const REASONS_MAX: usize = 1024;
 
-/// Inode numbers that we give out lie above this; those of store files are the store's own.
+/// Inode numbers that the agent gives out are above this; those of store files are the store's own.
 pub const OWN_INODE_BASE: u64 = 1 << 56;
 
 #[derive(Debug)]
@@ -51,10 +51,10 @@ pub struct Tree {
     /// How the catalog calls each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
     /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
-    /// what lies under its path then is not the plain file that was made.
+    /// its path then belongs to another plain file.
     pub making: HashMap<Place, FileId>,
     pub delegations: Delegations,
-    /// Of files that a batch is about: what the catalog is told until the batch is over.
+    /// Of files in the batch that is being carried out: what the catalog keeps until the batch ends.
     pub before: HashMap<FileId, Before>,
     /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
     pub reverted: Vec<FileId>,
@@ -346,7 +346,7 @@ impl Tree {
         self.inodes.remove(&id).map(|boxed| *boxed)
     }
 
-    /// Forgets a file that only mirrors the store (nothing of ours in it, nobody knows it).
+    /// Forgets a file that only mirrors the store: it has no change of its own, and neither kernel nor process refers to it.
     pub fn forget_mirror(&mut self, id: FileId) -> bool {
         let Some(inode) = self.get(id) else {
             return false;

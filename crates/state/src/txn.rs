@@ -51,7 +51,7 @@ impl Txn {
     pub fn hints(&mut self, of: Hinted) {
         self.hints.push(of);
     }
-    /// Should it come again, it is answered and not carried out once more.
+    /// If the request comes again it is answered, and not carried out a second time.
     pub fn carried_out(&mut self, id: FileId) {
         self.carried_out = Some(id);
     }

@@ -336,7 +336,7 @@ fn the_command_that_the_second_interrupt_prints_brings_the_rest() {
     assert!(!running.is_over(), "one interrupt ended it");
     signal(running.pid(), libc::SIGINT);
     let ended = running.ends().exits(3).says(&[
-        "SIGINT: draining goes on; once more stops waiting. Not in the store yet:",
+        "SIGINT: the drain continues; a second signal stops waiting. Not in the store yet:",
         "part3: ",
         "safe at /mnt/tier-fast",
         "the final drain was interrupted",

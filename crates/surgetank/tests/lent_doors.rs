@@ -334,7 +334,7 @@ for n in range(0, 400, 40):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    println!("{} made in lent directories", made_lent(&ended));
+    println!("{} created in delegated directories", made_lent(&ended));
     assert_eq!(scene.store_files().len(), 408);
     scene.is_clean();
 }

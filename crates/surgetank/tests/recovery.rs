@@ -557,10 +557,10 @@ fn killed_over_a_colleagues_file(name: &str, alone: bool) {
         command.env("SURGETANK_CRASH_SUPERVISOR", "1");
     }
     let ended = Running::of(command).ends().exits(if alone { 0 } else { 3 });
-    assert!(!ended.stderr.contains("somebody else"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("another client"), "{}", ended.stderr);
     assert!(scene.log().contains("took up what an earlier agent left"), "{}", scene.log());
     let ended = scene.drain_what_is_left().exits(0);
-    assert!(!ended.stderr.contains("somebody else"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("another client"), "{}", ended.stderr);
     scene.holds("theirs", b"ours\n");
     assert_eq!(fs::metadata(&theirs).unwrap().uid(), 0);
     assert_eq!(scene.store_files().len(), 1, "{:?}", scene.store_files());

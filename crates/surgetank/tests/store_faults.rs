@@ -535,7 +535,7 @@ fn who_waits_for_room_can_be_interrupted() {
     eventually("it waits", || stage.status_text().contains("a writer waits"));
     tell("kill");
     eventually("it is gone", || is_told("killed"));
-    eventually("nobody waits any more", || !stage.status_text().contains("a writer waits"));
+    eventually("no program waits any more", || !stage.status_text().contains("a writer waits"));
     faults("");
     tell("end");
     running.ends().exits(0);

@@ -92,8 +92,12 @@ fn a_full_store_was_given_up_long_after_the_time_for_that() {
     let mut command = scene.surgetank(&[]);
     command.args(quiet.get_args().filter(|word| *word != "--no-progress"));
     let ended = Running::of(command).ends().exits(3);
-    let ended =
-        ended.says(&["draining", "full", "It is tried for ", " s more; what is left then stays safe in the tiers."]);
+    let ended = ended.says(&[
+        "draining",
+        "full",
+        "The agent retries for ",
+        " s; files that are left then stay safe in the tiers.",
+    ]);
     let report: serde_json::Value = serde_json::from_slice(&fs::read("/mnt/report.json").unwrap()).unwrap();
     let drain_ms = report["drain_ms"].as_u64().unwrap();
     // (That it is not longer: `last_try_is_when_the_retry_time_ends`.)
@@ -333,7 +337,7 @@ fn attributes_were_set_on_somebody_elses_file() {
     running
         .ends()
         .exits(3)
-        .says(&["f: somebody else changed it in the store before its mode, owner and times were set"]);
+        .says(&["f: another client changed it in the store before its mode, owner and times were set"]);
     assert_eq!(fs::read(scene.path("f")).unwrap(), b"theirs");
     assert_eq!((mode("f"), mode("mine")), (0o640, 0o600));
 }

@@ -183,7 +183,7 @@ impl Drain {
     /// Somebody else's file has the name: ours gets another.
     fn beside(&self, one: &Work<'_>, dir: &StorePath, name: &[u8]) -> Box<[u8]> {
         let beside = conflict_name(name, self.namespace.key(), one.run);
-        let what = "somebody else changed it in the store meanwhile; both are kept";
+        let what = "another client changed it in the store meanwhile; both are kept";
         self.conflict(one.run, &dir.join(name).0, what, Some(&dir.join(&beside)));
         beside
     }
@@ -473,7 +473,7 @@ impl Drain {
             // What an earlier agent did of it, or before it, is not written down: the file may be ours all the same.
             Ok(false) if self.is_doubtful(one.seq) => {}
             Ok(false) => {
-                self.stranger(one, &path, "somebody else changed it in the store before its mode, owner and times were set there; theirs was left alone");
+                self.stranger(one, &path, "another client changed it in the store before its mode, owner and times were set there; theirs was left alone");
                 return Ok(Done::default());
             }
             Err(why) if gone_already(&why) => return Ok(Done::default()),

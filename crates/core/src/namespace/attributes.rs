@@ -121,7 +121,7 @@ impl Namespace {
         self.revalidate(id)?;
         let mut tree = self.write_tree();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
-        inode.tell();
+        inode.enters_kernel();
         Ok(Attributes { attr: self.attr_of(id, inode), ttl: self.ttl(id, inode) })
     }
 

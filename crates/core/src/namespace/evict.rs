@@ -170,7 +170,7 @@ impl Namespace {
         if tree.is_queued(id) || tree.dir(dir).is_none_or(|dir| dir.complete) {
             return false;
         }
-        tracing::info!(id = id.0, "changed in the store by somebody else");
+        tracing::info!(id = id.0, "changed in the store by another client");
         let path = tree.logical_path(id);
         if let Some(inode) = tree.get_mut(id) {
             inode.owned = false;

@@ -252,7 +252,8 @@ impl Namespace {
     /// What can be done about it at once is.
     fn hints_changed(&self, tree: &mut Tree, id: FileId, then: &mut Then) {
         let Some((inode, path)) = tree.get(id).zip(tree.logical_path(id)) else { return };
-        let wants = inode.said().and_then(HintHistory::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
+        let wants =
+            inode.hint_history().and_then(HintHistory::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
         if wants {
             then.wanted.push(path.clone());
         }
@@ -340,7 +341,7 @@ impl Namespace {
         for path in std::mem::take(&mut tree.hints.names).into_keys() {
             tree.txn.hints(Hinted::Path(path));
         }
-        let hinted = tree.iter().filter(|(_, inode)| inode.is_dir() && inode.said().is_some());
+        let hinted = tree.iter().filter(|(_, inode)| inode.is_dir() && inode.hint_history().is_some());
         let dirs: Vec<FileId> = hinted.map(|(id, _)| id).collect();
         for dir in dirs {
             tree.say(dir, |hints| *hints = Hints::default());

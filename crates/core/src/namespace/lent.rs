@@ -184,8 +184,8 @@ impl Namespace {
             return None;
         }
         let d = tree.dir_mut(dir)?;
-        d.lend.made = d.lend.made.saturating_add(1);
-        if d.lend.made < d.lend.after.max(MADE_MIN) {
+        d.demand.made = d.demand.made.saturating_add(1);
+        if d.demand.made < d.demand.after.max(MADE_MIN) {
             return None;
         }
         self.lend(tree, caller, dir, open)
@@ -201,8 +201,8 @@ impl Namespace {
         }
         let d = tree.dir_mut(dir)?;
         // (`None`: it was told of too many.)
-        let names = d.told_absent.take_all()?;
-        if d.told || !names.is_empty() {
+        let names = d.kernel_negative_entries.take_all()?;
+        if d.is_in_kernel || !names.is_empty() {
             return Some(names);
         }
         let reserve_bytes = open.reserved_bytes.load(Ordering::Relaxed);
@@ -232,7 +232,7 @@ impl Namespace {
         let lend = Delegation { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number, used };
         tree.delegations.dirs.insert(dir, lend);
         if let Some(d) = tree.dir_mut(dir) {
-            d.is_lent = true;
+            d.is_delegated = true;
         }
         self.lends.store(tree.delegations.dirs.len(), Ordering::SeqCst);
         // Whoever came to write through the mount meanwhile has not seen that anything is lent.
@@ -315,7 +315,7 @@ impl Namespace {
         }
         for dir in &dirs {
             if let Some(d) = tree.dir_mut(*dir) {
-                d.lend.after = (d.lend.after.max(MADE_MIN) * 2).min(MADE_MAX);
+                d.demand.after = (d.demand.after.max(MADE_MIN) * 2).min(MADE_MAX);
             }
         }
         self.take_back_lent(tree, &dirs);
@@ -338,10 +338,10 @@ impl Namespace {
                 shim.lent_no_more(lend.watch);
             }
             if let Some(d) = tree.dir_mut(*dir) {
-                d.lend.made = 0;
-                d.is_lent = false;
+                d.demand.made = 0;
+                d.is_delegated = false;
                 // A listing that the kernel has may be from before the last file.
-                d.told = false;
+                d.is_in_kernel = false;
             }
         }
         self.lends.store(tree.delegations.dirs.len(), Ordering::SeqCst);

@@ -50,8 +50,8 @@ impl Namespace {
             self.permit(caller, &inode.attr, 4)?;
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
             // Since the kernel was last told, a file was made behind its back.
-            let keep = std::mem::replace(&mut d.told, true);
-            (d.complete && !d.is_lent, d.complete && !d.is_lent && keep, d.listed_bare)
+            let keep = std::mem::replace(&mut d.is_in_kernel, true);
+            (d.complete && !d.is_delegated, d.complete && !d.is_delegated && keep, d.listed_bare)
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();

@@ -108,7 +108,7 @@ impl Namespace {
                 if let Some(inode) = tree.get_mut(id) {
                     inode.publish = Some(seq);
                 }
-                tracing::warn!(path = %String::from_utf8_lossy(&path), "somebody removed it in the store; it is made again");
+                tracing::warn!(path = %String::from_utf8_lossy(&path), "another client removed it in the store; it is made again");
             } else {
                 let clean = was_there && !inode.dirty();
                 let gone = clean && inode.replica.is_none() && inode.attr.kind == Kind::File;

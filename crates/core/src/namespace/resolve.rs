@@ -74,7 +74,7 @@ impl Namespace {
         let mut tree = self.write_tree();
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
-        inode.tell();
+        inode.enters_kernel();
         let ttl = self.ttl(id, inode);
         let attr = self.attr_of(id, inode);
         Ok(Found { id, attr, ttl })

@@ -276,7 +276,7 @@ impl Namespace {
         inode.identity = Some(Box::new(stat.identity));
         inode.checked = Some(surgetank_types::clock::Moment::now());
         inode.lookups = MANY;
-        inode.tell();
+        inode.enters_kernel();
         let free = tree.entry(place.0, &place.1).is_none();
         if free {
             inode.logical = Some(place.clone());

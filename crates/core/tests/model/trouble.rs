@@ -143,7 +143,7 @@ fn an_exchange_that_somebody_else_prevented_was_said_by_nobody() {
     world.settle().unwrap();
     let told = world.namespace().troubles();
     assert!(
-        told.iter().any(|noted| noted.what.contains("somebody else") && noted.what.contains("exchanged")),
+        told.iter().any(|noted| noted.what.contains("another client") && noted.what.contains("exchanged")),
         "{told:?}"
     );
     assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");

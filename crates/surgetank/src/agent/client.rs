@@ -108,16 +108,16 @@ impl AsFd for Dialed {
 /// Sends one request to the socket of a group; see `group`.
 pub fn ask_guest(socket: &Path, request: &Request) -> Result<Answer> {
     let failed = |why: &dyn std::fmt::Display| {
-        Error::new(format!("nobody answers at {}", socket.display()))
+        Error::new(format!("no agent answers at {}", socket.display()))
             .why(why)
             .remedy("ask its owner whether a run is under way, and look whether you are in the group of that directory")
             .data("nothing was changed")
     };
     let limits = Limits::default();
     let broken = |broken: Broken| match broken {
-        Broken::Closed => failed(&"it turned us away"),
+        Broken::Closed => failed(&"the agent closed the connection"),
         Broken::Io(error) => failed(&error),
-        Broken::Silent(after) => failed(&format!("nothing came for {} s", after.as_secs())),
+        Broken::Silent(after) => failed(&format!("no answer for {} s", after.as_secs())),
         Broken::Signal(number) => failed(&signals::name(number)),
     };
     let mut line = Line::connect(socket, &limits).map_err(broken)?;
@@ -230,11 +230,11 @@ impl Connection {
         Error::new(format!("the agent of {} does not answer any more", self.hello.over))
             .why(why)
             .remedy(format!(
-                "look into {}, then let a new agent take up what is there:\n  {}",
+                "read {}, then start a new agent, which continues:\n  {}",
                 self.place.join("agent.log").display(),
                 self.commands().run()
             ))
-            .data("what was sealed is in the tiers; nothing half-written is in the store")
+            .data("sealed files are safe in the tiers; the store has no incomplete file")
     }
 
     /// The error for the user. After one silence the client does not wait for the agent again.
@@ -329,7 +329,7 @@ impl Connection {
         match sent {
             Ok(Answer::Error(refusal)) => Err(refusal.into()),
             Ok(answer) => Ok(answer),
-            Err(Broken::Silent(_)) => Err(self.lost(format!("nothing came for {} s", time.as_secs()))),
+            Err(Broken::Silent(_)) => Err(self.lost(format!("no answer for {} s", time.as_secs()))),
             Err(broken) => Err(self.broken(broken)),
         }
     }

@@ -43,7 +43,7 @@ impl GroupSocket {
         if around.mode() & 0o022 != 0 {
             let mode = around.mode() & 0o7777;
             return Err(refuse(format!(
-                "the mode of {} is {mode:04o}: others could put theirs in its place",
+                "the mode of {} is {mode:04o}: other users could replace the socket",
                 dir.display()
             )));
         }

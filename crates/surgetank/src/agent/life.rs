@@ -208,7 +208,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     };
     let left = bequest.as_ref().filter(|_| life > 0).map(|bequest| bequest.left());
     if bequest.as_ref().is_some_and(|bequest| life > 0 && !bequest.is_whole()) {
-        return Err(fail("what the agent before left in memory is not whole: nobody can go on from it".into()));
+        return Err(fail("the handoff of the previous agent is incomplete: this agent cannot continue from it".into()));
     }
     let listener = kept.remove(LISTENER);
     let survival =
@@ -222,7 +222,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         by_calls,
         survival,
         on_lost: Box::new(move || {
-            tracing::error!("the mount is not served any more: somebody unmounted it");
+            tracing::error!("the mount is not served any more: another process unmounted it");
             lost.stay_no_longer();
         }),
         config,
@@ -233,7 +233,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         if let Some(channel) = &channel {
             channel.ending();
         }
-        return Err(fail("the mount is gone already; what its agent left to do was done".into()));
+        return Err(fail("the mount had ended already; this agent finished the work that was left".into()));
     }
     let Running { engine, mut mount, shim, listeners, survives } = backend.start(opening)?;
     if let Some(left) = &left {
@@ -351,7 +351,7 @@ fn leave(engine: &dyn Engine, place: &Place) {
     let verdict = engine.verdict(&Scope::everything());
     let clean = verdict.is_durable();
     if !clean {
-        tracing::error!(?verdict, "not everything could be made durable; state and tiers stay for the next start");
+        tracing::error!(?verdict, "some files are not durable; state and tiers stay for the next start");
     }
     engine.shutdown();
     if let Err(error) = place.put_undrained((!clean).then_some(&verdict)) {

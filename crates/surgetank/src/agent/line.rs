@@ -275,7 +275,7 @@ pub fn silence(over: &str, pid: u32, place: &Path, after: Duration) -> Error {
     Error::new(format!("the agent of {over} (pid {pid}) does not answer: {state}"))
         .why(format!("nothing came from {} for {} s", socket.display(), after.as_secs().max(1)))
         .remedy(remedy)
-        .data("what was closed there is in the store or safe in the tiers; programs that use the directory wait for the agent")
+        .data("closed files are in the store or safe in the tiers; programs that use the directory wait for the agent")
 }
 
 #[cfg(test)]

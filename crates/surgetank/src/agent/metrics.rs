@@ -26,7 +26,7 @@ pub fn text(desk: &Desk, life: u32) -> String {
     );
     text.one_counter(
         "surgetank_agent_replacements_total",
-        "Agents that were killed before this one and replaced; their counters are gone with them.",
+        "Earlier agents that were killed and replaced; their counts are lost.",
         life,
     );
     text.one_gauge("surgetank_runs", "Runs that are using the directory.", desk.users.runs().len());
@@ -197,7 +197,7 @@ fn drain(text: &mut Text, figures: &Figures) {
     );
     text.one_counter(
         "surgetank_drain_corrupt_copies_total",
-        "Copies that verification threw away and that were made again.",
+        "Copies that failed verification and were repeated.",
         figures.status.drain.corrupt,
     );
     text.one_counter(
@@ -209,7 +209,7 @@ fn drain(text: &mut Text, figures: &Figures) {
     let paused = figures.status.drain.paused_since_unix_seconds.map_or(0, |since| (now - since).max(1));
     text.one_gauge(
         "surgetank_drain_paused_seconds",
-        "How long nothing has got to the store, although something is to; 0 while all is well.",
+        "Seconds without progress of the drain while files wait; 0 otherwise.",
         paused,
     );
 }

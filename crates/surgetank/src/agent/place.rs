@@ -95,7 +95,7 @@ impl StateRoot {
         let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
             let why = match errno {
                 rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR if path.is_symlink() => {
-                    "it is a symbolic link, which somebody else could turn".to_owned()
+                    "it is a symbolic link, which another user could redirect".to_owned()
                 }
                 rustix::io::Errno::NOTDIR => "it is not a directory".to_owned(),
                 other => other.to_string(),
@@ -173,7 +173,7 @@ fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
         return Err(refuse(path, &format!("it belongs to user {}, and this is user {me}", stat.st_uid)));
     }
     if stat.st_mode & 0o077 != 0 {
-        return Err(refuse(path, &format!("its mode is {:04o}: others can reach into it", stat.st_mode & 0o7777))
+        return Err(refuse(path, &format!("its mode is {:04o}: other users have access", stat.st_mode & 0o7777))
             .remedy(format!("chmod 700 {}", shell::word(path))));
     }
     Ok(())
@@ -223,7 +223,7 @@ impl Place {
 
     /// Waits for the lock to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
-        self.await_lock("start.lock", "a command that starts or joins an agent, or looks at what one left")
+        self.await_lock("start.lock", "a command that starts or joins an agent, or inspects its leftovers")
     }
 
     /// `None` when an agent lives or starts, or when another process inspects what is left. The starter's lock comes

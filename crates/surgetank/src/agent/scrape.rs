@@ -64,12 +64,12 @@ impl Refused {
     /// Status, further lines of the head, and the text for a person.
     fn words(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Malformed => ("400 Bad Request", "", "this is no request of HTTP/1.1"),
+            Self::Malformed => ("400 Bad Request", "", "this is not an HTTP/1.1 request"),
             Self::TooLong => ("431 Request Header Fields Too Large", "", "the request is too long"),
             Self::NoToken => (
                 "401 Unauthorized",
                 "WWW-Authenticate: Bearer\r\n",
-                "the metrics are told to who shows the token: Authorization: Bearer TOKEN",
+                "the metrics need the token: Authorization: Bearer TOKEN",
             ),
             Self::OtherPath => ("404 Not Found", "", "there is nothing here but /metrics"),
             Self::OtherMethod => ("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "the metrics can only be read"),

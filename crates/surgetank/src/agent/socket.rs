@@ -169,7 +169,7 @@ impl<'a> Client<'a> {
                 format!("the agent speaks protocol {PROTOCOL}, the caller {protocol}"),
             );
             refusal.why = format!("the agent is surgetank {}", self.desk.hello.version);
-            refusal.remedy = "wait until its runs are over, then start again".into();
+            refusal.remedy = "wait until its runs have ended, then start again".into();
             return self.say(&Answer::Error(refusal));
         }
         self.greeted = true;

@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
     pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
         let path = match self.task.string(self.arg(index), super::task::PATH_BYTES_MAX) {
             Err(Errno::PERM) => {
-                self.tell("a program that may not be looked into (not dumpable, or its run is over)");
+                self.tell("a program whose memory cannot be read (not dumpable, or its run has ended)");
                 return Err(Errno::PERM);
             }
             path => path?,

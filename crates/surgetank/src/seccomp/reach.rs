@@ -199,7 +199,7 @@ pub fn permitted(scope: &str, may_trace: bool) -> Result<(), String> {
         "" | "0" | "1" => Ok(()),
         "2" if may_trace => Ok(()),
         other => Err(format!(
-            "nobody but an administrator may read the arguments of other programs (kernel.yama.ptrace_scope is {other})"
+            "only an administrator may read the arguments of other programs (kernel.yama.ptrace_scope is {other})"
         )),
     }
 }

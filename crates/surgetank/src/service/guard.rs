@@ -37,7 +37,7 @@ impl Guard {
         let told = |path: PathBuf| Undelivered {
             operation: PathText(path.as_os_str().as_bytes().to_vec()).to_string(),
             why: format!(
-                "was not written through surgetank but to the bare directory under it, and is not in the store. It lies in \
+                "was written to the bare directory under the mount, and is not in the store. It is in \
                  {} once nothing covers that directory: move it to the store",
                 self.over.display()
             ),

@@ -306,7 +306,7 @@ impl Index {
             return;
         }
         if !self.names.put(&self.memory, slot, same) && self.wanting.insert(dir.0) {
-            tracing::warn!("the index is full: programs ask the mount for what has no place in it");
+            tracing::warn!("the index is full: programs use the mount for files without an entry");
             if let Some(number) = self.numbers.get(&dir.0).copied() {
                 let record = self.record(number);
                 let flags = record.flags & !(of_record::COMPLETE | of_record::LENT);

@@ -96,7 +96,7 @@ impl Server {
             let ready = epoll::add(&self.epoll, &client, EventData::new_u64(number), EventFlags::IN);
             match ready {
                 Ok(()) => drop(self.clients.insert(number, Arc::new(client))),
-                Err(errno) => tracing::warn!(%errno, "a program could not be let in; it goes by the mount"),
+                Err(errno) => tracing::warn!(%errno, "the connection of a program failed; it uses the mount"),
             }
         }
     }

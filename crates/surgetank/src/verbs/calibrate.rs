@@ -95,7 +95,7 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     let load_after = load_average();
     if load_before > 0.5 * cores as f64 {
         notes.push(format!(
-            "others were busy (load {load_before:.1} on {cores} cores): measure again on a quiet machine"
+            "other processes were running (load {load_before:.1} on {cores} cores): measure again on an idle machine"
         ));
     }
     let calibration = Calibration {

@@ -284,7 +284,7 @@ fn device(machine: &Machine, tier: &TierConfig, path: &Path, measure: bool, find
                 Finding::new(format!("{about}: abilities"), Verdict::Good, "extended attributes, leases, O_TMPFILE")
             } else {
                 Finding::new(format!("{about}: abilities"), Verdict::Less, format!("without {}", lacks.join(", ")))
-                    .remedy("what is missing is made up for by the agent, more slowly; tmpfs, ext4, xfs and btrfs have all of them")
+                    .remedy("the agent replaces the missing features, more slowly; tmpfs, ext4, xfs and btrfs have all of them")
             });
         }
     }

@@ -66,7 +66,7 @@ pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
         words::print(&format!("{}  begun {} ago\n", one.path, age(one.begun_unix_seconds)))?;
     }
     let would = if args.dry_run { "would be " } else { "" };
-    words::print(&format!("{} uploads {would}given up\n", words::count(found.uploads.len() as u64)))?;
+    words::print(&format!("{} uploads {would}aborted\n", words::count(found.uploads.len() as u64)))?;
     #[cfg(feature = "dedup")]
     {
         let blobs = &found.content.blobs;

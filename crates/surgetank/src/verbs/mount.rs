@@ -52,7 +52,7 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     }
     let holding = holders::of_directory(&over);
     if !holding.is_empty() {
-        let error = Error::new(format!("{} is in use: what these write would go past the mount", over.display()))
+        let error = Error::new(format!("{} is in use: these processes would write past the mount", over.display()))
             .why(format!("\n{}", words::holder_lines(&holding).join("\n")))
             .remedy("end them or let them leave the directory (a shell: `cd /`), or use `surgetank run`, which needs no such care");
         return Err(error.into());
@@ -152,7 +152,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
 
 fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {
     let why = if holders.is_empty() {
-        "somebody whom this user cannot see is inside".to_owned()
+        "a process that this user cannot see is inside".to_owned()
     } else {
         format!("\n{}", words::holder_lines(holders).join("\n"))
     };

@@ -255,7 +255,7 @@ fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
         read => format!(", {} read and compared", words::bytes(read)),
     };
     text += &format!(
-        "{}: {} files looked at{scrubbed}; {} found, {bad} to be dealt with; {} not in the store yet\n",
+        "{}: {} files checked{scrubbed}; {} findings, {bad} need action; {} not in the store yet\n",
         config.over.display(),
         words::count(audit.files),
         audit.findings.len(),
@@ -285,7 +285,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
                 other => Err(agent.confused(&other).into()),
             };
         }
-        return Err(Error::new(format!("{} is being served: nothing there is left behind", config.over.display()))
+        return Err(Error::new(format!("{} is being served: it has no leftovers", config.over.display()))
             .remedy(format!("wait until all of it is in the store:\n  {}", Commands::of(&config).wait()))
             .into());
     }
@@ -294,14 +294,14 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     let Some(left) = left_of(config)? else {
         let nobodys = without_state(&tiers)?;
         if !nobodys.is_empty() {
-            eprintln!("surgetank: no state of {} is known; these plain files lie on its tiers:", over.display());
+            eprintln!("surgetank: no state of {} exists; its tiers have these plain files:", over.display());
         }
         list_or_copy(&nobodys, args, &over)?;
         if nobodys.is_empty() || args.to.is_some() {
             return Ok(exit::OK);
         }
         eprintln!(
-            "surgetank: no catalog entry identifies these files. Copy them to a new directory, and look at them:\n  {}",
+            "surgetank: no catalog entry identifies these files. Copy them to a new directory and inspect them:\n  {}",
             Commands::of(&named).copy_out()
         );
         return Ok(exit::NOT_DURABLE);
@@ -359,7 +359,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Re
     }
     let line = |one: &Undrained| {
         let doubt = match one.proven {
-            Proven::InPart => "  (the machine went down while it was being written: what was synced is there)",
+            Proven::InPart => "  (the machine went down during a write: synced data is there)",
             Proven::Nothing => "  (the machine went down before it was synced: perhaps not complete)",
             Proven::Cut => "  (not as long as it was when it was closed)",
             Proven::Whole | Proven::Unknown if one.open => "  (was open: perhaps not complete)",
@@ -474,7 +474,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         copy().map_err(|why| {
             Error::new(format!("{} could not be copied to {}", one.at, to.display()))
                 .why(why)
-                .data("it lies where it lay")
+                .data("the file was not moved")
         })?;
     }
     File::open(out).and_then(|dir| dir.sync_all()).map_err(|why| failed(out, why))

@@ -225,7 +225,7 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     let ignored = args.settings.given_at_start();
     if !ignored.is_empty() {
         eprintln!(
-            "surgetank: {} is served already; what it was started with stays, without {}",
+            "surgetank: {} is served already; its agent keeps its start options and ignores {}",
             hello.over,
             ignored.join(", ")
         );

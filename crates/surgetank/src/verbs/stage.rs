@@ -358,7 +358,7 @@ fn carry_all(
             && let Err(why) = target.collect()
         {
             let target = target.describe();
-            eprintln!("surgetank: what earlier copies left under way at {target} could not be given up: {why}");
+            eprintln!("surgetank: unfinished uploads at {target} could not be aborted: {why}");
         }
     }
     Ok(())
@@ -459,7 +459,7 @@ impl Course {
         self.passed_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.meter.pass(bytes);
         if self.until.is_some_and(|until| clock::tick() >= until) {
-            self.halt("the deadline is over");
+            self.halt("the deadline has passed");
         }
         if self.halted.load(Ordering::Relaxed) { Err(std::io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     }

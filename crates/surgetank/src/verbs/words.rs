@@ -85,7 +85,7 @@ pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
         format!("{}{}{}", entry.path, with(": ", &entry.why), with("; safe at ", &entry.safe_at))
     });
     list(&mut out, &verdict.lost, "lost", |entry| format!("{}: {}", entry.path, entry.why));
-    list(&mut out, &verdict.conflicts, "changed in the store by somebody else, both kept", |entry| {
+    list(&mut out, &verdict.conflicts, "changed in the store by another client, both kept", |entry| {
         format!("{}; ours is {}", entry.path, entry.kept_as)
     });
     list(&mut out, &verdict.undelivered, "not applied to the store", |entry| {

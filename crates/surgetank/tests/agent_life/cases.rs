@@ -392,7 +392,7 @@ fn the_second_interrupt_ends_the_drain(bench: &Bench) {
     while !told.contains("slow-file") {
         assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
     }
-    assert!(told.contains("draining goes on"), "{told}");
+    assert!(told.contains("the drain continues"), "{told}");
     assert!(child.try_wait().unwrap().is_none(), "one interrupt ended it");
     kill(pid(&child), libc::SIGINT);
     err.read_to_string(&mut told).unwrap();

@@ -97,7 +97,7 @@ fn signals_end_a_wait_for_a_stopped_agent(bench: &Bench) {
     kill(pid(&waiter), libc::SIGINT);
     let said = finish(waiter);
     assert_eq!(said.code, Some(3), "{said:?}");
-    assert!(said.err.contains("once more stops waiting"), "{said:?}");
+    assert!(said.err.contains("a second signal stops waiting"), "{said:?}");
     for (words, signal) in [(["status", "--json"], libc::SIGTERM), (["wait", "slow"], libc::SIGINT)] {
         let asking = bench.spawn(bench.surgetank(&words));
         // A signal ends any process that still starts.
@@ -146,7 +146,7 @@ fn second_signal_ends_a_run_under_a_stopped_agent(bench: &Bench) {
         assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
     }
     kill(pid(&child), libc::SIGTERM);
-    while !told.contains("once more ends this run") {
+    while !told.contains("a second signal ends this run") {
         assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
     }
     kill(pid(&child), libc::SIGTERM);

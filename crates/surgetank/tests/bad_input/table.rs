@@ -129,7 +129,7 @@ pub const OPTIONS: &[Refused] = &[
     with(of("calibrate", "--store", "s3://bucket/x", 2, &["--store", "only a directory is measured"]), &[]),
     of("calibrate", "--out", "{over}", 2, &["over", "--out"]),
     of("calibrate", "--out", "{file}/below", 2, &["file/below", "--out"]),
-    of("status", "--socket", "{absent}", 1, &["nobody answers at", "absent"]),
+    of("status", "--socket", "{absent}", 1, &["no agent answers at", "absent"]),
     of("status", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
     of("report", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
     of("wait", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// By the programs' own words.
 pub fn made(said: &str) -> u64 {
-    let lines = said.lines().filter_map(|line| line.strip_suffix(" made in lent directories"));
+    let lines = said.lines().filter_map(|line| line.strip_suffix(" created in delegated directories"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 

@@ -88,7 +88,7 @@ fn commands_for_another_store_refuse_and_name_the_right_one() {
     for other in [&[][..], &["--store", elsewhere.to_str().unwrap()]] {
         for words in [&["fsck"][..], &["fsck", "--repair"], &["scavenge"]] {
             let refused = verb(&scene, words[0], &[&words[1..], other, &[OVER]].concat()).exits(2);
-            printed.push(refused.says(&[STORE, "2 file(s)", "nothing is changed"]).printed("run"));
+            printed.push(refused.says(&[STORE, "2 file(s)", "nothing was changed"]).printed("run"));
         }
         printed.push(scene.run(other, "echo other >other").exits(2).says(&[STORE, "another store"]).printed("run"));
         printed.push(verb(&scene, "mount", &[other, &[OVER]].concat()).exits(2).says(&[STORE]).printed("run"));

@@ -36,7 +36,7 @@ pub fn made_lent(ended: &Ended) -> u64 {
     let lines = ended
         .stderr
         .lines()
-        .filter_map(|line| line.split(" made in lent directories").next().filter(|part| *part != line));
+        .filter_map(|line| line.split(" created in delegated directories").next().filter(|part| *part != line));
     lines.filter_map(|part| part.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 

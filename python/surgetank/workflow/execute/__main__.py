@@ -15,6 +15,6 @@ except Problem as problem:
 except OSError as error:
     # (For example, a task removed the journal.)
     what = f"the run could not go on: {error}"
-    remedy = "the same command again; what the journal does not know of is made again, and no file counts that was not looked at"
+    remedy = "run the same command again; tasks without a journal entry run again, and every file is checked first"
     print(f"surgetank workflow: {Problem(what, remedy=remedy)}", file=sys.stderr)
     sys.exit(1)

@@ -110,7 +110,7 @@ def check(workflow: Workflow, settings: Settings) -> None:
             raise Problem(
                 f"task {task.id!r} has no command",
                 where=workflow.at(task),
-                remedy="this description tells what ran and not how; its engine can run it, or `surgetank workflow replay`",
+                remedy="this description has no commands; its engine can run it, or `surgetank workflow replay`",
             )
         words = [task.command] if isinstance(task.command, str) else task.command
         if any("\0" in word for word in (task.id, *words)):
@@ -274,6 +274,6 @@ def farewell(report: dict[str, Any]) -> str:
     if tasks["failed"] or tasks["killed"] or good < total:
         if tasks["failed"]:
             lines[0] += f"; failed: {', '.join(repr(id_) for id_ in list(tasks['failed'])[:5])}"
-        lines.append("  safe:  what the tasks that are done made; what failed or was stopped left was taken away")
+        lines.append("  safe:  outputs of finished tasks; outputs of failed or stopped tasks were removed")
         lines.append("  go on: the same command again runs only what is missing or has changed")
     return "surgetank workflow: " + "\n".join(lines)

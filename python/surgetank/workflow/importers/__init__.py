@@ -79,4 +79,4 @@ def recognise(path: Path) -> str:
         if re.search(pattern, text, re.MULTILINE):
             return name
     known = ", ".join(f"{name} ({what})" for name, what in ENGINES.items())
-    raise Problem("what kind of workflow this is cannot be told", where=path, remedy=f"name the engine: {known}")
+    raise Problem("the kind of workflow cannot be recognised", where=path, remedy=f"name the engine: {known}")

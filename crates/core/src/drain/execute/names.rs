@@ -22,7 +22,7 @@ impl Drain {
                 let ino = self.identity(file).map(|identity| identity.ino);
                 let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
-                    self.stranger(one, &path, "somebody else made a file of this name; the hard link was not made");
+                    self.stranger(one, &path, "another client made a file of this name; the hard link was not made");
                     return Ok(Done { dirs: vec![at.0], gone: Vec::new() });
                 }
             }
@@ -85,7 +85,7 @@ impl Drain {
                 self.stranger(
                     one,
                     &from_path,
-                    &format!("somebody else removed it in the store before it could be renamed to {to_path}"),
+                    &format!("another client removed it in the store before it could be renamed to {to_path}"),
                 );
             }
             Err(why) => return Err(why),
@@ -120,7 +120,7 @@ impl Drain {
         } else if !(self.is_there(a, &b_path, owner)? && self.is_there(b, &a_path, owner)?) {
             // (Or it was done before a crash, and later operations on these names too.)
             let what =
-                format!("somebody else changed one of them in the store before it could be exchanged with {b_path}");
+                format!("another client changed one of them in the store before it could be exchanged with {b_path}");
             self.stranger(one, &a_path, &what);
         }
         crash_point!("drain.renamed");
@@ -148,7 +148,7 @@ impl Drain {
             self.stranger(
                 one,
                 &path,
-                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
+                "deleted here, but another client changed it in the store meanwhile: theirs is kept",
             );
         }
         Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
@@ -173,7 +173,11 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if is_not_empty(&why) => {
-                self.stranger(one, &path, "removed here, but somebody else put files into it in the store: it is kept");
+                self.stranger(
+                    one,
+                    &path,
+                    "removed here, but another client put files into it in the store: it is kept",
+                );
             }
             Err(why) => return Err(why),
         }

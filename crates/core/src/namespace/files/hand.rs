@@ -157,8 +157,9 @@ impl Namespace {
         let mut more = self.consider_lending(&mut tree, caller, dir, &made.open, roomy);
         // Whoever looks whether a name is free before he makes it has the kernel told of each: hence again at once.
         for again in [true, false] {
-            let (listed, absent) =
-                tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent.take(name)));
+            let (listed, absent) = tree.dir_mut(dir).map_or((false, false), |d| {
+                (std::mem::take(&mut d.is_in_kernel), d.kernel_negative_entries.take(name))
+            });
             drop(tree);
             if let Some(door) = self.door.get() {
                 if listed {

@@ -334,7 +334,7 @@ impl Namespace {
             inode.attr.blocks = DIR_BYTES / 512;
         }
         // The answer has its attributes.
-        inode.tell();
+        inode.enters_kernel();
         tree.insert(id, inode);
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         tree.own(id);

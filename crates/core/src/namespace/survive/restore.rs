@@ -118,8 +118,8 @@ impl Namespace {
             let Some(inode) = tree.get_mut(id) else { continue };
             inode.lookups = MANY;
             if let Some(dir) = inode.dir.as_mut() {
-                dir.told = true;
-                dir.told_absent.all();
+                dir.is_in_kernel = true;
+                dir.kernel_negative_entries.all();
             }
             if let Some((nanos, links)) = left.dirs.get(&id) {
                 inode.attr.mtime = Timestamp { nanos: *nanos };

@@ -107,7 +107,7 @@ pub fn refused_store(config: &Config) -> Result<Option<Error>> {
 fn refuse_near_end(config: &Config) -> Result<()> {
     match &config.deadline {
         Some(deadline) if deadline.is_near() => {
-            Err(Error::new(format!("nothing is begun over {}", config.over.display()))
+            Err(Error::new(format!("no agent is started over {}", config.over.display()))
                 .why(format!("the job ends at {}, says {}", deadline.shown(), deadline.from))
                 .remedy("give a later end with --deadline, or none: --deadline none")
                 .data("nothing was begun"))
@@ -232,6 +232,6 @@ fn died(place: &Place) -> Error {
     let why = last.into_iter().rev().collect::<Vec<_>>().join("\n        ");
     Error::new("the agent died while it started")
         .why(why)
-        .remedy(format!("look into {}; SURGETANK_LOG=debug tells more", place.log_path().display()))
+        .remedy(format!("read {}; set SURGETANK_LOG=debug for more detail", place.log_path().display()))
         .data("nothing was begun")
 }

@@ -244,7 +244,7 @@ impl Place {
         if lost > 0 && self.count_left() == Some((lost, 0)) {
             only_lost = format!("\nAll of these files are lost. To acknowledge that:\n  {}", commands.forget());
         }
-        let data = format!("nothing is changed; what is left stays on its tiers and below {}", self.path.display());
+        let data = format!("nothing was changed; the files stay on their tiers and below {}", self.path.display());
         if owed.place.as_path() == config.store {
             return Error::new(format!("{over} owes what is left on its tiers ({counted}) to another directory than {}", owed.place))
                 .why("another directory is at this path now; its file system may not be mounted")
@@ -255,7 +255,7 @@ impl Place {
                 ))
                 .data(data);
         }
-        Error::new(format!("{over} owes what is left on its tiers ({counted}) to the store {}", owed.place))
+        Error::new(format!("{over} has undrained files on its tiers ({counted}) for the store {}", owed.place))
             .why(format!("this command names another store: {}", config.store.display()))
             .remedy(format!("bring it to its store first:\n  {}{only_lost}", commands.run()))
             .data(data)

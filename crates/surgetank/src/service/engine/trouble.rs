@@ -25,7 +25,9 @@ impl Served {
         let mut stuck = self.namespace.stuck()?;
         if ends && !stuck.lasting {
             let left = self.namespace.config.retry.saturating_sub(stuck.since).as_secs();
-            stuck.text.push_str(&format!(" It is tried for {left} s more; what is left then stays safe in the tiers."));
+            stuck.text.push_str(&format!(
+                " The agent retries for {left} s; files that are left then stay safe in the tiers."
+            ));
         }
         Some(Trouble {
             path: Some(PathText(stuck.path)),

@@ -111,7 +111,7 @@ fn door(mount: &Result<Mount, String>, initial: bool, kernel: (u32, u32)) -> Fin
         Ok(Mount::Fusermount) => Finding::new(
             about,
             Verdict::Less,
-            "a mount made by fusermount3, because user name spaces are not to be had; all your processes see it",
+            "a mount by fusermount3, because user namespaces are not available; all your processes see it",
         )
         .remedy(user_space_remedy()),
         Err(why) if why.starts_with("/dev/fuse") => {
@@ -130,7 +130,7 @@ fn calls(mountable: bool, possible: &Result<(), String>) -> Finding {
         Ok(()) if !mountable => Finding::new(
             about,
             Verdict::Less,
-            "--door auto takes this way: the agent answers the command's calls on paths; opening costs a few times what a mount costs, reading and writing nothing",
+            "--door auto uses this door: the agent answers the command's calls on paths; opening costs a few times what a mount costs, reading and writing nothing",
         )
         .remedy("setuid programs, sockets in the directory, containers started inside and --store elsewhere do not work this way"),
         Ok(()) => Finding::new(about, Verdict::Good, "possible without a mount too: --door seccomp"),

@@ -133,7 +133,7 @@ pub fn uncounted(record: &RunRecord) -> Vec<String> {
     let mut lines = Vec::new();
     if record.processes_lost > 0 {
         lines.push(format!(
-            "{} of the processes were not counted: too many came at once, and what they did is not below",
+            "{} processes were not counted: too many ran at once; their I/O is not included below",
             count(record.processes_lost)
         ));
     }
@@ -150,10 +150,8 @@ pub fn uncounted(record: &RunRecord) -> Vec<String> {
         ));
     }
     if record.counting_ended {
-        lines.push(
-            "a program cut off or removed the memory that processes count in: what they did afterwards is not below"
-                .into(),
-        );
+        lines
+            .push("a program truncated or removed the counters' shared memory: later I/O is not included below".into());
     }
     lines
 }

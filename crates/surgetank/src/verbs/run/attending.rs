@@ -58,7 +58,7 @@ impl Run {
                     }
                     told_to_end = true;
                     eprintln!(
-                        "surgetank: {}: the command may be waiting for the agent, which does not answer; once more ends this run without it",
+                        "surgetank: {}: the command may be waiting for the agent, which does not answer; a second signal ends this run without the agent",
                         signals::name(arrived.number)
                     );
                 }

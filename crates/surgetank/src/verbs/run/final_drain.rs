@@ -84,7 +84,7 @@ fn hear_verdict(
         if !told {
             told = true;
             display.say(&format!(
-                "surgetank: {}: draining goes on; once more stops waiting. Not in the store yet:",
+                "surgetank: {}: the drain continues; a second signal stops waiting. Not in the store yet:",
                 signals::name(number)
             ));
             if let Some(lines) = undrained(agent, scope) {

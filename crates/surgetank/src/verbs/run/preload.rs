@@ -31,7 +31,7 @@ pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static st
     let library = match library::place(config) {
         Ok(library) => library,
         Err(why) => {
-            eprintln!("surgetank: the preload shim cannot be put anywhere ({why}); everything goes by the mount");
+            eprintln!("surgetank: no directory for the preload shim ({why}); all programs use the mount");
             return Vec::new();
         }
     };

@@ -76,7 +76,7 @@ impl Waiting {
     fn lines(&mut self, waiting: &[Trouble]) -> Vec<String> {
         if waiting.is_empty() {
             let over = !std::mem::take(&mut self.told).is_empty();
-            return over.then(|| "there is room again: nobody waits any more".to_owned()).into_iter().collect();
+            return over.then(|| "there is room again: no program waits any more".to_owned()).into_iter().collect();
         }
         let mut lines = Vec::new();
         for trouble in waiting.iter().take(TOLD_MAX) {
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(waiting.lines(&[]), [""; 0], "nobody waited");
         assert_eq!(waiting.lines(&[trouble("a", 1)]), ["a: a writer waits"]);
         assert_eq!(waiting.lines(&[trouble("a", 1), trouble("b", 2)]), ["b: a writer waits"]);
-        assert_eq!(waiting.lines(&[]), ["there is room again: nobody waits any more"]);
+        assert_eq!(waiting.lines(&[]), ["there is room again: no program waits any more"]);
         assert_eq!(waiting.lines(&[]), [""; 0]);
         assert_eq!(waiting.lines(&[trouble("a", 7)]), ["a: a writer waits"], "again");
     }

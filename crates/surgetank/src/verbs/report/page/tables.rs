@@ -92,7 +92,7 @@ fn unsafe_now(record: &RunRecord) -> String {
     listed(
         &mut out,
         "conflicts",
-        "Changed by somebody else meanwhile",
+        "Changed by another client meanwhile",
         &[("file", false), ("ours is kept as", false)],
         &verdict.conflicts,
         |one| path(&one.path) + &path(&one.kept_as),
