@@ -125,9 +125,9 @@ impl Drain {
         drop(self.jobs.lock());
         self.job_came.notify_all();
         self.namespace.wake();
-        self.namespace.end_lingering();
+        self.namespace.end_deferred();
         self.namespace.end_unsynced();
-        self.namespace.end_relief();
+        self.namespace.end_memory_pressure();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             while !surgetank_types::sync::is_finished(&thread)
@@ -201,12 +201,12 @@ impl Drain {
         let mut asked = polled;
         while !self.stopping() {
             self.namespace.end_promises(crate::namespace::KEPT_FOR);
-            let next = self.namespace.seal_lingering();
+            let next = self.namespace.seal_deferred();
             if polled.elapsed() >= POLL_PERIOD {
                 polled = clock::tick();
                 self.namespace.tiers.poll();
                 self.namespace.watch_the_end();
-                self.namespace.watch_lends();
+                self.namespace.watch_delegations();
                 self.namespace.watch_direct_writers();
                 self.namespace.retry_handed();
                 if asked.elapsed() >= HANGS && self.hangs_for().is_some_and(|time| time >= HANGS) {
@@ -216,7 +216,7 @@ impl Drain {
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
             let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
-            self.namespace.wait_lingering(pause, &|| self.stopping());
+            self.namespace.wait_deferred(pause, &|| self.stopping());
         }
     }
 
@@ -232,7 +232,7 @@ impl Drain {
     fn memory_loop(&self) {
         while !self.stopping() {
             let next = self.namespace.relieve_memory();
-            self.namespace.wait_relief(next, &|| self.stopping());
+            self.namespace.wait_memory_pressure(next, &|| self.stopping());
         }
     }
 
@@ -366,7 +366,7 @@ impl Drain {
 
     /// Nothing more will happen by itself in this scope: all done, or what is left is refused for good.
     pub fn settled(&self, run: Option<surgetank_types::model::RunId>) -> bool {
-        if !self.namespace.lingering_files().is_empty() {
+        if !self.namespace.deferred_files().is_empty() {
             return false;
         }
         // A store that does not answer at all is given up as one that fails.

@@ -8,37 +8,37 @@
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
 //! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
 
-mod ahead;
-mod arrive;
 mod attributes;
-mod believed;
 pub mod content;
 mod copies;
 mod deadline;
-mod early;
+mod delegation;
+mod eager_publish;
+mod events;
 mod evict;
+mod fetch;
 mod files;
-mod gone;
 mod groups;
-mod happened;
-pub(crate) mod held;
+mod handoff;
 mod hints;
-mod lent;
+mod index_publisher;
+pub(crate) mod inode_locks;
 mod listing;
 mod locks;
 pub(crate) mod losses;
-mod meet;
+mod memory_pressure;
 mod names;
-mod patience;
+mod negative_cache;
+mod pending_unlink;
+mod prefetch;
 mod questions;
 mod recover;
 mod refresh;
-mod relief;
 mod resolve;
+mod revalidation;
 mod scrub;
-mod shown;
-mod survive;
 mod temporaries;
+mod timed_query;
 mod transactions;
 mod xattrs;
 
@@ -60,26 +60,26 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, Error, Fault, FsResult, Result};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, RunId};
 
-pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub(crate) use copies::Absence;
 pub use copies::Newest;
 pub use deadline::Outlook;
-pub use early::Real;
+pub use delegation::Claimed;
+pub use eager_publish::Real;
 pub(crate) use evict::THE_END;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
-use held::InodeGuard;
+pub use handoff::{Keeper, Request, Survival};
 pub use hints::Given;
-pub use lent::Claimed;
+pub use index_publisher::{Shim, Shown};
+use inode_locks::InodeGuard;
 pub use listing::Listed;
+pub use prefetch::BroughtIn;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{is_spent, keep_copy, unproven_name};
-pub use shown::{Shim, Shown};
 use surgetank_state::{Inode, Tree};
-pub use survive::{Keeper, Request, Survival};
 
 /// What the kernel's side can do for us.
 pub trait Door: Send + Sync {
@@ -144,17 +144,17 @@ pub struct Namespace {
     /// Signalled when a file begins to linger.
     tender: Condvar,
     pub(crate) moving: RwLock<()>,
-    inode_locks: held::InodeLocks,
-    asking: patience::Asking,
+    inode_locks: inode_locks::InodeLocks,
+    asking: timed_query::Asking,
     /// Writers for whom there is no room.
     short: Mutex<files::Shorts>,
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     /// Copies on tiers of what programs read from the store as long as they have it open.
-    waiting_copies: ahead::Waiting,
+    waiting_copies: prefetch::Waiting,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
     locks: locks::Locks,
-    survival: survive::Memory,
+    survival: handoff::Memory,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
@@ -163,13 +163,13 @@ pub struct Namespace {
     /// Handles of the mount that can write.
     writing_handles: surgetank_types::sync::atomic::AtomicUsize,
     /// Directories that are lent: as many as the tree has.
-    lends: surgetank_types::sync::atomic::AtomicUsize,
-    lending_ended: AtomicBool,
+    delegated: surgetank_types::sync::atomic::AtomicUsize,
+    delegation_ended: AtomicBool,
     /// So many claims may wait as far as room goes.
     claims_max: AtomicU64,
     handed_max: u64,
     /// Where a file goes, and what becomes of it, does not depend on its name as far as must be known when it is made.
-    lends_any: bool,
+    delegates_any: bool,
     run_of: OnceLock<RunOf>,
     run_known: OnceLock<RunKnown>,
     interrupted: OnceLock<fn() -> bool>,
@@ -178,7 +178,7 @@ pub struct Namespace {
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
-    lingering: Mutex<Vec<files::Lingering>>,
+    deferred: Mutex<Vec<files::DeferredSeal>>,
     unsynced: Mutex<files::Unsynced>,
     unsynced_came: Condvar,
     promises: files::Promises,
@@ -195,7 +195,7 @@ pub struct Namespace {
     /// Runs whose command has ended: what they still queue is drained at once.
     pub(crate) ending: Mutex<HashSet<RunId>>,
     pub counters: Counters,
-    pub happened: happened::Happened,
+    pub events: events::Events,
     /// We check permissions ourselves (a mount without `default_permissions`).
     pub checks_permissions: bool,
     /// The agent's own.
@@ -258,7 +258,7 @@ impl Namespace {
         let mut root = Inode::new(stat.attr);
         root.identity = Some(Box::new(stat.identity));
         root.owned = true;
-        let lends_any = rules.place_all_alike() && store.features().plain_files;
+        let delegates_any = rules.place_all_alike() && store.features().plain_files;
         let namespace = Arc::new(Self {
             rules,
             store,
@@ -270,25 +270,25 @@ impl Namespace {
             woken: AtomicBool::new(false),
             tender: Condvar::new(),
             moving: RwLock::new(()),
-            inode_locks: held::InodeLocks::new(),
-            asking: patience::Asking::default(),
+            inode_locks: inode_locks::InodeLocks::new(),
+            asking: timed_query::Asking::default(),
             short: Mutex::default(),
             opens: Mutex::default(),
-            waiting_copies: ahead::Waiting::default(),
+            waiting_copies: prefetch::Waiting::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
             locks: locks::Locks::kept_by(survival.keeper.clone()),
-            survival: survive::Memory::new(survival),
+            survival: handoff::Memory::new(survival),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),
             handed: surgetank_types::sync::atomic::AtomicUsize::new(0),
             writing_handles: surgetank_types::sync::atomic::AtomicUsize::new(0),
-            lends: surgetank_types::sync::atomic::AtomicUsize::new(0),
-            lending_ended: AtomicBool::new(false),
+            delegated: surgetank_types::sync::atomic::AtomicUsize::new(0),
+            delegation_ended: AtomicBool::new(false),
             claims_max: AtomicU64::new(0),
-            handed_max: lent::handed_max(),
-            lends_any,
+            handed_max: delegation::handed_max(),
+            delegates_any,
             run_of: OnceLock::new(),
             run_known: OnceLock::new(),
             interrupted: OnceLock::new(),
@@ -296,7 +296,7 @@ impl Namespace {
             waits_long: OnceLock::new(),
             prefetcher: OnceLock::new(),
             history: Mutex::new(History::new()),
-            lingering: Mutex::default(),
+            deferred: Mutex::default(),
             unsynced: Mutex::default(),
             unsynced_came: Condvar::new(),
             promises: files::Promises::default(),
@@ -310,7 +310,7 @@ impl Namespace {
             end: deadline::End::default(),
             ending: Mutex::default(),
             counters: Counters::default(),
-            happened: happened::Happened::default(),
+            events: events::Events::default(),
             checks_permissions,
             groups: rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect(),
             started: clock::tick(),
@@ -319,7 +319,7 @@ impl Namespace {
         });
         namespace.recover()?;
         namespace.restore();
-        namespace.meet_the_store();
+        namespace.revalidate_with_store();
         Ok(namespace)
     }
 
@@ -543,14 +543,14 @@ impl Namespace {
         let what = what.into();
         tracing::warn!(path, what, "noted");
         if kept_as.is_some() {
-            self.happened.count(EventKind::Conflict, "store", "another client had changed it in the store", 0);
+            self.events.count(EventKind::Conflict, "store", "another client had changed it in the store", 0);
         }
         let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
             let noted = Noted { path, what, run, counts, kept_as, at_unix_seconds };
-            self.bequeath_noted(&noted);
+            self.hand_off_noted(&noted);
             troubles.push(noted);
         }
     }

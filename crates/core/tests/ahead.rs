@@ -24,10 +24,10 @@ fn passed_through() -> World {
 /// Brings it in; `meanwhile` happens once, while it is being copied. Returns its bytes, and how often the copy asked whether
 /// to go on.
 fn prefetch(world: &World, id: FileId, meanwhile: impl Fn() + Sync) -> (u64, u64) {
-    let (asked, happened) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (asked, events) = (AtomicU64::new(0), AtomicBool::new(false));
     let bytes = world.namespace.prefetch(id, &|| {
         // (Not at the first bytes: the source is open, and part of it is copied.)
-        if asked.fetch_add(1, Ordering::SeqCst) == 1 && !happened.swap(true, Ordering::SeqCst) {
+        if asked.fetch_add(1, Ordering::SeqCst) == 1 && !events.swap(true, Ordering::SeqCst) {
             meanwhile();
         }
         false
@@ -405,8 +405,8 @@ fn a_copy_that_waits_makes_room() {
     world.close(made);
     world.is_charged();
     let made = world.find("made").unwrap();
-    let lies = world.namespace.evict(made, "only we have it").unwrap();
-    assert_eq!(lies, 0);
+    let location = world.namespace.evict(made, "only we have it").unwrap();
+    assert_eq!(location, 0);
     assert!(world.on_tiers() >= 14 * MIB, "what was written found no room where a spare copy lay");
     assert!(world.on_tiers() < 14 * MIB + SIZE);
     world.close(reader);

@@ -16,7 +16,6 @@
 
 pub mod abi;
 pub mod attach;
-mod crew;
 mod dispatch;
 pub mod filesystem;
 pub mod mirror;
@@ -26,12 +25,13 @@ pub mod reply;
 pub mod request;
 pub mod session;
 pub mod trial;
+mod workers;
 
 pub use attach::{AttachOptions, attach, detach};
-pub use crew::{Current, OnClone, current, interrupted, killed, wait_long};
 pub use filesystem::{
     Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };
 pub use notifier::{BackingId, Notifier};
 pub use reply::{DirectoryPlusSink, DirectorySink};
 pub use session::{Agreed, Kept, Options, Readdirplus, Session};
+pub use workers::{Current, OnClone, current, interrupted, killed, wait_long};

@@ -7,13 +7,13 @@ mod backings;
 mod door;
 mod engine;
 mod guard;
-mod lookers;
 mod prefetcher;
 pub mod recorder;
 mod runs;
 pub mod stores;
 mod tally;
 mod trace;
+mod unshimmed;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -97,7 +97,7 @@ pub fn open(
     let places = namespace.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
     let index = create_index(namespace.key(), state, places, only_ids, again)?;
-    let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.number_to_lend())
+    let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.number_to_delegate())
         .inspect_err(|why| tracing::debug!(%why, "no directories are lent to programs"))
         .ok();
     if ring.is_some() {
@@ -192,7 +192,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(namespace) = self.door.namespace() {
-            namespace.end_lending();
+            namespace.end_delegation();
         }
         self.door.index().memory().live_until(0);
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
@@ -317,14 +317,14 @@ impl Shim for Door {
             ring.limit(claims);
         }
     }
-    fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
+    fn watch_delegated(&self, dir: &Path) -> io::Result<i32> {
         if self.ring.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        self.closings.watch_lent(dir)
+        self.closings.watch_delegated(dir)
     }
-    fn lent_no_more(&self, watch: i32) {
-        self.closings.lent_no_more(watch);
+    fn no_longer_delegated(&self, watch: i32) {
+        self.closings.no_longer_delegated(watch);
     }
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool {
         self.closings.made_in(watch, name, id)

@@ -6,8 +6,8 @@ mod names;
 use std::io;
 use surgetank_types::sync::PoisonError;
 
-use crate::namespace::content::Lies;
-use crate::namespace::held::BUSY_PATIENCE;
+use crate::namespace::content::Location;
+use crate::namespace::inode_locks::BUSY_PATIENCE;
 use surgetank_state::{Copied, Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
@@ -50,7 +50,7 @@ impl Drain {
     fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
-        let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
+        let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         Some(if identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
         } else if identity.is_touched() || tree.is_hard_linked(id) {

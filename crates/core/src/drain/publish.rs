@@ -7,7 +7,7 @@ use surgetank_types::sync::PoisonError;
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::namespace::THE_END;
-use crate::namespace::content::Lies;
+use crate::namespace::content::Location;
 use surgetank_state::Progress;
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
 use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
@@ -324,7 +324,7 @@ impl Drain {
                 self.counters.bytes.fetch_add(data_bytes, Ordering::Relaxed);
                 if let Some(op) = tree.ops.get(&seq) {
                     let path = tree.logical_path(id);
-                    self.namespace.happened.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
+                    self.namespace.events.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
                 }
             }
             self.namespace.retire(&mut tree, seq, copied.as_ref(), &outcome.gone);
@@ -350,7 +350,7 @@ impl Drain {
 
     /// What a program writes in place in the store has its times from that.
     pub(super) fn is_written_in_place(&self, id: FileId) -> bool {
-        let in_place = self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
+        let in_place = self.namespace.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         in_place && self.namespace.read_tree().get(id).is_some_and(|inode| !inode.sealed)
     }
 

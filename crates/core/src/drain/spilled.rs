@@ -4,7 +4,7 @@ use std::io;
 
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::namespace::content::{Content, Lies, Open};
+use crate::namespace::content::{Content, Location, Open};
 use surgetank_state::{Copied, Inode, Name, file_of};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
@@ -113,7 +113,7 @@ impl Drain {
     /// What a program has open was published as it is: it is the store's own file now. The gate is closed.
     pub(super) fn goes_on_there(&self, one: &Work<'_>, open: &Open, there: (&StorePath, Cred), is: StoreIdentity) {
         let content = open.content();
-        if content.lies != Lies::StoreTemporary {
+        if content.location != Location::StoreTemporary {
             return;
         }
         let (path, owner) = there;
@@ -127,7 +127,7 @@ impl Drain {
             Err(why) => Err(why.into()),
         };
         match file {
-            Ok(file) => open.replace(Content { file, lies: Lies::Store, ..content }),
+            Ok(file) => open.replace(Content { file, location: Location::Store, ..content }),
             Err(why) => {
                 let what = format!("published, but what is written to it from now on is lost: {why}");
                 self.namespace.note(one.run, path.to_string(), what, true);

@@ -4,7 +4,7 @@ use std::io;
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::namespace::content::Lies;
+use crate::namespace::content::Location;
 use surgetank_state::{Copied, Inode, Name, Op, Progress};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
@@ -215,7 +215,7 @@ impl Drain {
             let mut read_from = None;
             let file = match content {
                 Some(content) => {
-                    if let Lies::Tier(device) = content.lies {
+                    if let Location::Tier(device) = content.location {
                         read_from = Some(self.namespace.tiers.device(device).counters());
                     }
                     content.file

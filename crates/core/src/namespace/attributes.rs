@@ -12,8 +12,8 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
 
 use super::Namespace;
-use super::content::{Content, Lies, Open};
-use super::held::BUSY_PATIENCE;
+use super::content::{Content, Location, Open};
+use super::inode_locks::BUSY_PATIENCE;
 use super::transactions::WriteTree;
 use surgetank_state::{Inode, Tree};
 
@@ -76,7 +76,7 @@ impl Namespace {
     /// With the tree locked: a store that hangs would stop everything, so it is not waited for.
     fn plain_stat(&self, open: &Open) -> Option<rustix::fs::Stat> {
         match open.content() {
-            Content { file, lies: Lies::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
+            Content { file, location: Location::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
             Content { file, .. } => self.would_stat(file),
         }
     }
@@ -246,7 +246,7 @@ impl Namespace {
 
     fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, Some(id));
+        self.recall_delegation(&mut tree, Some(id));
         tree.own(id);
         let open = self.opens().get(&id).cloned();
         let now = clock::now();
@@ -313,10 +313,10 @@ impl Namespace {
         let mut in_place = false;
         let file = match open.map(Open::content) {
             // Only read: the store's file follows in its turn.
-            Some(content) if content.lies == Lies::Arriving => return None,
-            Some(content) if content.lies == Lies::Store && inode.sealed => return None,
+            Some(content) if content.location == Location::Arriving => return None,
+            Some(content) if content.location == Location::Store && inode.sealed => return None,
             // Written in place: the store's file itself follows, like its content.
-            Some(content) if content.lies == Lies::Store => {
+            Some(content) if content.location == Location::Store => {
                 in_place = true;
                 content.file
             }

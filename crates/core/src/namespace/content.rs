@@ -9,11 +9,11 @@ use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use surgetank_types::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
 
-use super::arrive::Arrival;
+use super::fetch::Arrival;
 
 /// Where the plain file lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lies {
+pub enum Location {
     Tier(DeviceId),
     /// A temporary in the store that the file was spilled to.
     StoreTemporary,
@@ -26,7 +26,7 @@ pub enum Lies {
 #[derive(Debug, Clone)]
 pub struct Content {
     pub file: Arc<File>,
-    pub lies: Lies,
+    pub location: Location,
     pub writable: bool,
 }
 

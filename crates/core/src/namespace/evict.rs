@@ -1,7 +1,7 @@
 //! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
 //! them open.
 
-use super::happened::without_figures;
+use super::events::without_figures;
 use crate::report::run::EventKind;
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use surgetank_types::error::Result;
 use surgetank_types::model::{DeviceId, FileId, Mode};
 
 use super::Namespace;
-use super::content::Lies;
+use super::content::Location;
 use surgetank_state::{Place, PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
@@ -144,7 +144,7 @@ impl Namespace {
         let place = self.tiers.device(device).tier_name();
         // (That everything goes in the end is no event.)
         if reason != THE_END {
-            self.happened.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
+            self.events.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
         }
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
@@ -241,7 +241,7 @@ impl Namespace {
             let mut ahead_bytes = 0u64;
             for open in &writers {
                 let content = open.content();
-                if content.lies == Lies::Tier(device.id()) {
+                if content.location == Location::Tier(device.id()) {
                     any = true;
                     // Whoever is busy with it, sealing it perhaps, sees to what it is charged.
                     if let Some(_inode) = self.try_lock_inode(open.id)

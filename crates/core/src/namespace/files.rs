@@ -1,10 +1,10 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
-mod arriving;
-mod distant;
-mod engage;
-mod hand;
-mod linger;
+mod attach;
+mod deferred_seal;
+mod descriptor_grant;
+mod fetch_open;
+mod fetch_read;
 mod look;
 mod only;
 mod open;
@@ -12,18 +12,18 @@ mod pages;
 mod place;
 mod promise;
 mod room;
+mod room_wait;
 mod seal;
-mod shortage;
 mod sync;
 mod transfer;
 
-pub(crate) use linger::Lingering;
+pub(crate) use deferred_seal::DeferredSeal;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, SPILL, Wish, hidden_name, reopen_read_only};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::{Given, SpilledBy, copy_with_attributes};
+pub use room_wait::Short;
+pub(crate) use room_wait::{Shortage, Shorts};
 pub(crate) use seal::{identity_of, nobody_has, nobody_writes};
-pub use shortage::Short;
-pub(crate) use shortage::{Shortage, Shorts};
 pub(crate) use sync::Unsynced;
 
 use surgetank_types::model::FsyncTarget;

@@ -154,7 +154,7 @@ impl Namespace {
     fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
         let mut tree = self.write_tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
-        self.unlend_within(&mut tree, id);
+        self.recall_delegations_below(&mut tree, id);
         tree.own(id);
         tree.say(id, &change);
         tree.txn.hints(Hinted::File(id));
@@ -229,10 +229,10 @@ impl Namespace {
     fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) {
         // What is made under it from here on has it.
         if let Some(dir) = tree.file_at(parent(&path)) {
-            self.unlend(tree, Some(dir));
+            self.recall_delegation(tree, Some(dir));
         }
         let known = tree.file_at(&path);
-        known.into_iter().for_each(|id| self.unlend_within(tree, id));
+        known.into_iter().for_each(|id| self.recall_delegations_below(tree, id));
         let of = Hinted::Path(path.clone().into());
         Arc::make_mut(tree.hints.of_name(&path)).update(hints);
         tree.txn.hints(of);
@@ -336,7 +336,7 @@ impl Namespace {
         if !tree.hints.any {
             return;
         }
-        self.unlend(&mut tree, None);
+        self.recall_delegation(&mut tree, None);
         tree.hints.dirs.clear();
         for path in std::mem::take(&mut tree.hints.names).into_keys() {
             tree.txn.hints(Hinted::Path(path));

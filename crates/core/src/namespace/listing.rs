@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
-use crate::bequest::{LeftListing, Record};
+use crate::handoff::{LeftListing, Record};
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind};
 
@@ -55,7 +55,7 @@ impl Namespace {
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();
-        self.bequeath(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
+        self.hand_off(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok(Listing { fh, cache, keep_cache, bare })
     }
@@ -80,12 +80,12 @@ impl Namespace {
 
     pub fn releasedir(&self, fh: u64) {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
-        self.bequeath(&Record::Closed { fh });
+        self.hand_off(&Record::Closed { fh });
     }
 
     /// So far the kernel is told.
     pub fn listed(&self, fh: u64, position: u64, last: &[u8]) {
-        self.bequeath(&Record::Listed { fh, offset: position, before: last });
+        self.hand_off(&Record::Listed { fh, offset: position, before: last });
     }
 
     /// A directory that programs had open when an earlier agent was killed.

@@ -26,8 +26,8 @@ use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::Namespace;
-use super::content::{Handle, Lies};
-use super::survive::Keeper;
+use super::content::{Handle, Location};
+use super::handoff::Keeper;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, FileLock, LockKind, LockRequest};
@@ -472,7 +472,7 @@ impl Drop for Waiting<'_> {
 /// The plain file on a tier, where others may have locks on it.
 fn plain_file(handle: &Handle, writable: bool) -> Option<io::Result<File>> {
     let content = handle.open.content();
-    matches!(content.lies, Lies::Tier(_)).then(|| reopen(&content.file, writable))
+    matches!(content.location, Location::Tier(_)).then(|| reopen(&content.file, writable))
 }
 
 /// Another description of the same file, also when that has been renamed or deleted. Where a seal is just asking for its

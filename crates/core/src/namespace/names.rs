@@ -259,7 +259,7 @@ impl Namespace {
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, Some(id));
+        self.recall_delegation(&mut tree, Some(id));
         if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) != Some(id) {
             return Err(Errno::NOENT.into());
         }

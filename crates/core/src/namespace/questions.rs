@@ -402,8 +402,8 @@ impl Namespace {
         self.dirty_bytes_on(&self.read_tree(), device)
     }
 
-    pub fn lingering_none(&self) -> bool {
-        self.lingering_files().is_empty()
+    pub fn no_deferred(&self) -> bool {
+        self.deferred_files().is_empty()
     }
 
     /// Waits until the queue changes, at most so long.
@@ -500,6 +500,6 @@ impl Namespace {
         tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
             || !tree.staging.is_empty()
             || !tree.discards.is_empty()
-            || !self.lingering_files().is_empty()
+            || !self.deferred_files().is_empty()
     }
 }

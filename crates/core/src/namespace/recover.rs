@@ -16,7 +16,7 @@ use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};
 
 use super::Namespace;
-use super::content::{Content, Lies};
+use super::content::{Content, Location};
 pub(crate) use damaged::is_damage;
 use lost::Held;
 pub use lost::unproven_name;
@@ -56,7 +56,7 @@ impl Namespace {
         self.take_up_doubt(&image);
         if image.files.is_empty() && image.ops.is_empty() && !self.has_claimed() {
             self.take_up_hints(&mut image);
-            let gone = super::gone::remembered(&image);
+            let gone = super::pending_unlink::remembered(&image);
             let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
             self.remember_boot(&image, &walked);
             if damage.is_some() {
@@ -69,7 +69,7 @@ impl Namespace {
         let mut tree = self.write_tree();
         tree.reserve(image.files.len());
         tree.temporaries = surgetank_state::Temporaries::remembered(&image);
-        let gone = super::gone::remembered(&image);
+        let gone = super::pending_unlink::remembered(&image);
         let files = std::mem::take(&mut image.files);
         for (id, record) in files {
             tree.next_id = tree.next_id.max(id.0 + 1);
@@ -414,7 +414,11 @@ impl Namespace {
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
         let handed = || {
             let file = self.tiers.device(device).open(path, false).ok()?;
-            Some(self.is_handed_still(&Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false }))
+            Some(self.is_handed_still(&Content {
+                file: Arc::new(file),
+                location: Location::Tier(device),
+                writable: false,
+            }))
         };
         self.left_written(id) || handed().unwrap_or(false)
     }
@@ -498,7 +502,7 @@ impl Namespace {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false);
             let file = file.inspect_err(|why| tracing::warn!(id = id.0, %why, "a plain file cannot be opened")).ok()?;
-            return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
+            return Some(Content { file: Arc::new(file), location: Location::Tier(device), writable: false });
         }
         drop(tree);
         self.content_in_store(id).ok().flatten()

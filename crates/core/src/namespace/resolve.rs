@@ -5,7 +5,7 @@ use std::io;
 use surgetank_types::sync::PoisonError;
 use surgetank_types::sync::atomic::Ordering;
 
-use crate::bequest::Record;
+use crate::handoff::Record;
 use surgetank_store::verdict::{self, Verdict};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::clock;
@@ -92,7 +92,7 @@ impl Namespace {
                 self.reap(&mut tree, id);
                 self.commit(&mut tree);
             } else if tree.forget_mirror(id) {
-                self.bequeath(&Record::Forgotten { id });
+                self.hand_off(&Record::Forgotten { id });
             }
         }
     }
@@ -313,7 +313,7 @@ impl Namespace {
                 }
                 inode.attr.links = if inode.logical.is_some() { inode.attr.links.saturating_sub(1) } else { 0 };
                 if inode.logical.is_none() && inode.lookups == 0 && tree.forget_mirror(id) {
-                    self.bequeath(&Record::Forgotten { id });
+                    self.hand_off(&Record::Forgotten { id });
                 }
             }
         }

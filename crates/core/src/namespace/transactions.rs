@@ -63,7 +63,7 @@ impl Namespace {
 
     fn settled_tree(&self) -> MutexGuard<'_, Tree> {
         let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.lends.load(Ordering::SeqCst) > 0 {
+        if self.delegated.load(Ordering::SeqCst) > 0 {
             self.settle_in(&mut tree);
         }
         tree
@@ -143,7 +143,7 @@ impl Namespace {
             self.show(tree, *id);
         }
         changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
-        self.bequeath_names(tree, &txn.entries, &txn.dropped);
+        self.hand_off_names(tree, &txn.entries, &txn.dropped);
         if changes.is_empty() {
             return;
         }

@@ -190,7 +190,7 @@ impl Namespace {
         let inode = tree.get(id).ok_or(Errno::STALE)?;
         let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
         change(&mut xattrs)?;
-        self.unlend(&mut tree, Some(id));
+        self.recall_delegation(&mut tree, Some(id));
         tree.own(id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.extra_mut().xattrs = Some(xattrs);

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use surgetank_core::bequest::Bequest;
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::drain::Drain;
+use surgetank_core::handoff::Handoff;
 use surgetank_core::namespace::{Door, Namespace, Opened, Survival};
 use surgetank_policy::config::{Config, KeepAtExit, Survives, TierConfig, Way};
 use surgetank_store::distant::{Distant, Line};
@@ -61,7 +61,7 @@ pub struct World {
     pub line: Arc<Line>,
     pub caller: Caller,
     drain: Option<Arc<Drain>>,
-    bequest: Arc<Bequest>,
+    handoff: Arc<Handoff>,
     kind: Kind,
 }
 
@@ -118,21 +118,21 @@ impl World {
             again: Vec::new(),
         };
         change(&mut config);
-        Self::begin(kind, base, config, Arc::new(Bequest::new().unwrap()), false)
+        Self::begin(kind, base, config, Arc::new(Handoff::new().unwrap()), false)
     }
 
     /// The agent is killed, and another one goes on.
     pub fn die(mut self) -> Self {
         self.stop_drain();
-        let (kind, config, bequest) = (self.kind, self.namespace.config.clone(), self.bequest.clone());
+        let (kind, config, handoff) = (self.kind, self.namespace.config.clone(), self.handoff.clone());
         let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
         let gone = Arc::downgrade(&self.namespace);
         drop(self);
         assert!(gone.upgrade().is_none(), "somebody still holds the namespace of the agent that died");
-        Self::begin(kind, base, config, bequest, true)
+        Self::begin(kind, base, config, handoff, true)
     }
 
-    fn begin(kind: Kind, base: tempfile::TempDir, config: Config, bequest: Arc<Bequest>, again: bool) -> Self {
+    fn begin(kind: Kind, base: tempfile::TempDir, config: Config, handoff: Arc<Handoff>, again: bool) -> Self {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
         let root = rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).unwrap();
         let directory = PosixStore::new(root, "s3://test".into()).unwrap();
@@ -145,14 +145,14 @@ impl World {
         };
         let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
         let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
-        let survival = Survival { bequest: Some(bequest.clone()), again, ..Survival::default() };
+        let survival = Survival { handoff: Some(handoff.clone()), again, ..Survival::default() };
         let catalog = Arc::new(catalog);
         let namespace =
             Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
         namespace.set_door(Arc::new(Kernel { backed: AtomicU32::new(0), direct: kind.direct }));
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
-        Self { base, namespace, line, caller, drain: None, bequest, kind }
+        Self { base, namespace, line, caller, drain: None, handoff, kind }
     }
 
     pub fn in_store(&self, name: &str) -> PathBuf {

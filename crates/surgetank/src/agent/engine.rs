@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use surgetank_core::bequest::Bequest;
+use surgetank_core::handoff::Handoff;
 use surgetank_core::report::{
     Audit, Figures, HintOf, Listing, Lost, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
     Visibility, Why,
@@ -130,7 +130,7 @@ pub struct Running {
 
 /// Connects an agent with the agents before and after it.
 pub struct Afterlife {
-    pub bequest: Arc<Bequest>,
+    pub handoff: Arc<Handoff>,
     pub channel: Arc<Channel>,
     /// Descriptors that the supervisor kept for an earlier agent, by name.
     pub kept: BTreeMap<String, OwnedFd>,

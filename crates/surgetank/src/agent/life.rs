@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
-use surgetank_core::bequest::{LeftRun, Record};
+use surgetank_core::handoff::{LeftRun, Record};
 use surgetank_core::namespace::Keeper;
 use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibility};
 use surgetank_policy::config::{Config, Deadline};
@@ -25,12 +25,12 @@ use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
 use super::engine::{Afterlife, Backend, Engine, Mounted, Opening, Running};
+use super::final_drain::FinalDrain;
 use super::ground::{Ground, namespace_inode};
 use super::group::GroupSocket;
 use super::holders;
 use super::keep::Channel;
 use super::metrics;
-use super::parting::Parting;
 use super::place::{Card, Place};
 use super::scrape::Port;
 use super::signals::Signals;
@@ -153,7 +153,7 @@ struct Agent {
     mount: Box<dyn Mounted>,
     taken: Vec<Taken>,
     place: Arc<Place>,
-    parting: Arc<Parting>,
+    final_drain: Arc<FinalDrain>,
     deadline: Option<Deadline>,
     signals: Arc<Signals>,
     listener: UnixListener,
@@ -202,17 +202,17 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let store_path = PathText::from(config.store.as_path());
-    let (life, bequest, channel, mut kept) = match inheritance {
-        Some(Inheritance { bequest, channel, kept, life }) => (life, Some(bequest), Some(channel), kept),
+    let (life, handoff, channel, mut kept) = match inheritance {
+        Some(Inheritance { handoff, channel, kept, life }) => (life, Some(handoff), Some(channel), kept),
         None => (0, None, None, std::collections::BTreeMap::new()),
     };
-    let left = bequest.as_ref().filter(|_| life > 0).map(|bequest| bequest.left());
-    if bequest.as_ref().is_some_and(|bequest| life > 0 && !bequest.is_whole()) {
+    let left = handoff.as_ref().filter(|_| life > 0).map(|handoff| handoff.left());
+    if handoff.as_ref().is_some_and(|handoff| life > 0 && !handoff.is_whole()) {
         return Err(fail("the handoff of the previous agent is incomplete: this agent cannot continue from it".into()));
     }
     let listener = kept.remove(LISTENER);
     let survival =
-        bequest.clone().zip(channel.clone()).map(|(bequest, channel)| Afterlife { bequest, channel, kept, life });
+        handoff.clone().zip(channel.clone()).map(|(handoff, channel)| Afterlife { handoff, channel, kept, life });
     let opening = Opening {
         store,
         bare,
@@ -252,10 +252,10 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         }
     };
     let bypassed: Vec<PathText> = taken.iter().map(|taken| taken.path.as_path().into()).collect();
-    if let Some(bequest) = &bequest
+    if let Some(handoff) = &handoff
         && let Ok(value) = serde_json::to_vec(&bypassed)
     {
-        bequest.put(&Record::Fact { name: TAKEN, value: &value });
+        handoff.put(&Record::Fact { name: TAKEN, value: &value });
     }
 
     let listener = match listener {
@@ -303,7 +303,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         since_unix_seconds: clock::now().secs(),
         listeners,
         bypassed,
-        bequest,
+        handoff,
     };
     for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
         desk.engine.restore_run(run, pid);
@@ -313,7 +313,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     tracing::info!(over = %over.display(), ?visibility, life, "serving");
     let (desk, place) = (Arc::new(desk), Arc::new(place));
     Ok(Agent {
-        parting: Parting::new(Arc::clone(&desk), Arc::clone(&place)),
+        final_drain: FinalDrain::new(Arc::clone(&desk), Arc::clone(&place)),
         deadline,
         desk,
         mount,
@@ -444,16 +444,16 @@ impl Agent {
             })?,
         };
 
-        let parting = Arc::clone(&self.parting);
+        let final_drain = Arc::clone(&self.final_drain);
         let signals = Arc::clone(&self.signals);
         named("signals").spawn(move || {
             while signals.wait().is_ok() {
-                parting.begin("told to stop");
+                final_drain.begin("told to stop");
             }
         })?;
         if let Some(deadline) = self.deadline.take() {
-            let parting = Arc::clone(&self.parting);
-            named("deadline").spawn(move || parting.await_deadline(&deadline))?;
+            let final_drain = Arc::clone(&self.final_drain);
+            named("deadline").spawn(move || final_drain.await_deadline(&deadline))?;
         }
         Ok(())
     }
@@ -509,7 +509,7 @@ impl Agent {
     }
 
     fn end(self) {
-        self.parting.end();
+        self.final_drain.end();
         leave(&*self.desk.engine, &self.place);
         if let Some(channel) = &self.channel {
             channel.ending();

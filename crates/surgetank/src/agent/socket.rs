@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use surgetank_core::bequest::{Bequest, Record};
+use surgetank_core::handoff::{Handoff, Record};
 use surgetank_core::report::{AgentStatus, Holder, PathText, RunStatus, Scope, Visibility};
 use surgetank_types::clock;
 use surgetank_types::model::RunId;
@@ -33,13 +33,13 @@ pub struct Desk {
     pub listeners: Option<Listeners>,
     pub bypassed: Vec<PathText>,
     /// Tells the next agent which runs are here.
-    pub bequest: Option<Arc<Bequest>>,
+    pub handoff: Option<Arc<Handoff>>,
 }
 
 impl Desk {
     fn tell(&self, record: &Record<'_>) {
-        if let Some(bequest) = &self.bequest {
-            bequest.put(record);
+        if let Some(handoff) = &self.handoff {
+            handoff.put(record);
         }
     }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
-use surgetank_core::bequest::Bequest;
+use surgetank_core::handoff::Handoff;
 use surgetank_types::clock;
 
 use super::keep::{Channel, MESSAGE_BYTES_MAX, Told};
@@ -42,7 +42,7 @@ const FAILED: u8 = 1;
 
 /// The state that an agent begins with.
 pub struct Inheritance {
-    pub bequest: Arc<Bequest>,
+    pub handoff: Arc<Handoff>,
     pub channel: Arc<Channel>,
     /// The descriptors, by the names under which they were kept.
     pub kept: BTreeMap<String, OwnedFd>,
@@ -62,11 +62,11 @@ struct End {
 /// Runs agents until one ends in order. `agent` is what a fork does: it gets `ground` and returns its exit code. Call
 /// it while the process has a single thread.
 pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
-    let prepared = Bequest::new().and_then(|bequest| {
+    let prepared = Handoff::new().and_then(|handoff| {
         let all = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
-        Ok((Arc::new(bequest), Signals::block(&all)?))
+        Ok((Arc::new(handoff), Signals::block(&all)?))
     });
-    let (bequest, signals) = match prepared {
+    let (handoff, signals) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             tracing::error!(%error, "no supervisor: the agent could not be replaced, so none is started");
@@ -89,7 +89,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
                 call_ourselves(AGENT_NAME);
                 drop((ours, signals));
                 let channel = Arc::new(Channel::new(theirs));
-                return agent(ground, Inheritance { bequest, channel, kept, life });
+                return agent(ground, Inheritance { handoff, channel, kept, life });
             }
             child => child,
         };
@@ -113,7 +113,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
         }
         let served = end.served.is_some_and(|since| since.elapsed() >= SERVED_FOR);
         failures = if served { 0 } else { failures + 1 };
-        if failures == FAILURES_MAX || !bequest.is_whole() {
+        if failures == FAILURES_MAX || !handoff.is_whole() {
             tracing::error!(status = ?end.status, failures, "the agent died and is not replaced: programs get ENOTCONN");
             return FAILED;
         }

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::abi::{device, notify};
-use super::crew::Turns;
 use super::reply;
+use super::workers::Turns;
 
 /// A backing file that is registered with the kernel for open files (passthrough). The kernel keeps it open until
 /// [`Notifier::backing_close`] **and** the close of the last open file that uses it.

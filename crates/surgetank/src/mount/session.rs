@@ -15,11 +15,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::abi::{self, init};
-use super::crew::{Clones, Crew, OnClone, Turns, touched};
 use super::filesystem::Filesystem;
 use super::notifier::Notifier;
 use super::reply::{self, Reply};
 use super::request::{self, Header, Offer, Operation};
+use super::workers::{Clones, OnClone, Turns, Workers, touched};
 
 /// When the kernel requests entries together with their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,7 +85,7 @@ pub struct Kept {
 
 /// Dropping it changes nothing: the pool continues until the mount ends or [`Session::stop`] is called.
 pub struct Session {
-    crew: Arc<Crew>,
+    workers: Arc<Workers>,
     notifier: Notifier,
     agreed: Agreed,
 }
@@ -135,9 +135,9 @@ impl Session {
         turns.put_behind(behind(&notifier)?);
         filesystem.started(&notifier, &agreed);
         let clones = Clones::new(kept.clones, kept.on_clone);
-        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max, clones, turns));
-        crew.start(filesystem)?;
-        Ok(Self { crew, notifier, agreed })
+        let workers = Arc::new(Workers::new(device, options.threads_max, agreed.transfer_bytes_max, clones, turns));
+        workers.start(filesystem)?;
+        Ok(Self { workers, notifier, agreed })
     }
 
     pub fn notifier(&self) -> &Notifier {
@@ -149,23 +149,23 @@ impl Session {
     }
 
     pub fn running(&self) -> bool {
-        self.crew.running()
+        self.workers.running()
     }
 
     /// Threads serving now.
     pub fn threads(&self) -> usize {
-        self.crew.threads()
+        self.workers.threads()
     }
 
     /// Waits for the end (an unmount); `false` if it did not come within `patience`.
     pub fn wait(&self, patience: Option<Duration>) -> bool {
-        self.crew.wait(patience)
+        self.workers.wait(patience)
     }
 
     /// Ends serving without an unmount. Current requests are answered. Later ones wait for the next server of the
     /// descriptor, or fail when the last copy of it is closed.
     pub fn stop(&self) {
-        self.crew.stop();
+        self.workers.stop();
     }
 }
 

@@ -168,7 +168,7 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
         .collect();
     let [listener, reach] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| io::ErrorKind::InvalidData)?;
     let listener = Listener::new(listener);
-    let crew = Arc::new(Crew {
+    let workers = Arc::new(Workers {
         supervisor: supervisor.clone(),
         listener,
         reach: Reach::new(reach),
@@ -177,7 +177,7 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
         threads: AtomicUsize::new(0),
     });
     supervisor.crews.fetch_add(1, Ordering::AcqRel);
-    if let Err(why) = Crew::grow(&crew) {
+    if let Err(why) = Workers::grow(&workers) {
         supervisor.crews.fetch_sub(1, Ordering::AcqRel);
         return Err(why);
     }
@@ -187,7 +187,7 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
 
 /// The threads of one listener. One of them waits for calls at a time. A thread that gets one lets the next thread
 /// wait, and creates one if there is none.
-struct Crew {
+struct Workers {
     supervisor: Arc<Supervisor>,
     listener: Listener,
     reach: Reach,
@@ -196,11 +196,11 @@ struct Crew {
     threads: AtomicUsize,
 }
 
-impl Crew {
-    fn grow(crew: &Arc<Self>) -> io::Result<()> {
-        crew.threads.fetch_add(1, Ordering::AcqRel);
-        crew.idle.fetch_add(1, Ordering::AcqRel);
-        let us = crew.clone();
+impl Workers {
+    fn grow(workers: &Arc<Self>) -> io::Result<()> {
+        workers.threads.fetch_add(1, Ordering::AcqRel);
+        workers.idle.fetch_add(1, Ordering::AcqRel);
+        let us = workers.clone();
         let spawned = std::thread::Builder::new().name("call".into()).stack_size(512 << 10).spawn(move || {
             Self::serve(&us);
             if us.threads.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -208,18 +208,18 @@ impl Crew {
             }
         });
         if let Err(why) = spawned {
-            crew.threads.fetch_sub(1, Ordering::AcqRel);
-            crew.idle.fetch_sub(1, Ordering::AcqRel);
+            workers.threads.fetch_sub(1, Ordering::AcqRel);
+            workers.idle.fetch_sub(1, Ordering::AcqRel);
             return Err(why);
         }
         Ok(())
     }
 
-    fn serve(crew: &Arc<Self>) {
+    fn serve(workers: &Arc<Self>) {
         loop {
             let notice = {
-                let _turn = lock(&crew.turn);
-                let mut fds = [PollFd::new(&crew.listener, PollFlags::IN)];
+                let _turn = lock(&workers.turn);
+                let mut fds = [PollFd::new(&workers.listener, PollFlags::IN)];
                 match rustix::event::poll(&mut fds, None) {
                     Ok(_) if fds[0].revents().contains(PollFlags::IN) => {}
                     // No process lives under the filter any more.
@@ -230,30 +230,30 @@ impl Crew {
                         return;
                     }
                 }
-                match crew.listener.receive() {
+                match workers.listener.receive() {
                     Ok(notice) => notice,
                     // The caller was killed before the agent took the call.
                     Err(_) => continue,
                 }
             };
-            let last_idle = crew.idle.fetch_sub(1, Ordering::AcqRel) == 1;
+            let last_idle = workers.idle.fetch_sub(1, Ordering::AcqRel) == 1;
             if last_idle
-                && crew.threads.load(Ordering::Acquire) < THREADS_MAX
-                && let Err(why) = Self::grow(crew)
+                && workers.threads.load(Ordering::Acquire) < THREADS_MAX
+                && let Err(why) = Self::grow(workers)
             {
                 tracing::warn!(%why, "no further thread for calls");
             }
-            crew.supervisor.calls.fetch_add(1, Ordering::Relaxed);
+            workers.supervisor.calls.fetch_add(1, Ordering::Relaxed);
             let id = notice.id;
-            let call = Call::new(&crew.supervisor, &crew.listener, Some(&crew.reach), notice);
+            let call = Call::new(&workers.supervisor, &workers.listener, Some(&workers.reach), notice);
             let outcome = match call.answer() {
-                Ok(Answer::Continue) => crew.listener.let_go(id),
-                Ok(Answer::Value(value)) => crew.listener.succeed(id, value),
+                Ok(Answer::Continue) => workers.listener.let_go(id),
+                Ok(Answer::Value(value)) => workers.listener.succeed(id, value),
                 Ok(Answer::Descriptor { file, close_on_exec }) => {
-                    let _giving = crew.supervisor.shim.giving();
-                    let handed = match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
+                    let _giving = workers.supervisor.shim.giving();
+                    let handed = match workers.listener.hand_over(id, file.as_fd(), close_on_exec) {
                         // The caller's descriptor table is full.
-                        Err(why) if why.raw_os_error() == Some(libc::EMFILE) => crew.listener.fail(id, libc::EMFILE),
+                        Err(why) if why.raw_os_error() == Some(libc::EMFILE) => workers.listener.fail(id, libc::EMFILE),
                         other => other,
                     };
                     drop(file);
@@ -263,7 +263,7 @@ impl Crew {
                     if errno == Errno::IO {
                         tracing::warn!(number = notice.number, tid = notice.tid, "a call ends with an I/O error");
                     }
-                    crew.listener.fail(id, errno.raw_os_error())
+                    workers.listener.fail(id, errno.raw_os_error())
                 }
             };
             drop(call);
@@ -271,9 +271,9 @@ impl Crew {
                 && why.raw_os_error() != Some(libc::ENOENT)
             {
                 tracing::warn!(%why, number = notice.number, "a call could not be answered");
-                let _ = crew.listener.fail(id, libc::EIO);
+                let _ = workers.listener.fail(id, libc::EIO);
             }
-            crew.idle.fetch_add(1, Ordering::AcqRel);
+            workers.idle.fetch_add(1, Ordering::AcqRel);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use surgetank_core::bequest::Record;
+use surgetank_core::handoff::Record;
 use surgetank_core::namespace::{Keeper, Request, Survival};
 use surgetank_types::error::Result;
 
@@ -77,7 +77,7 @@ impl Mount {
         let kept: HashMap<String, File> =
             std::mem::take(&mut afterlife.kept).into_iter().map(|(name, file)| (name, file.into())).collect();
         Survival {
-            bequest: Some(Arc::clone(&afterlife.bequest)),
+            handoff: Some(Arc::clone(&afterlife.handoff)),
             keeper: Some(Arc::clone(&afterlife.channel) as Arc<dyn Keeper>),
             kept,
             again,
@@ -104,7 +104,7 @@ impl Mount {
         });
         let kept = Kept { clones: std::mem::take(&mut self.clones), on_clone: Some(on_clone) };
         if let Some(device) = self.device.take() {
-            let agreed = afterlife.bequest.left().facts.get(AGREED).and_then(|text| serde_json::from_slice(text).ok());
+            let agreed = afterlife.handoff.left().facts.get(AGREED).and_then(|text| serde_json::from_slice(text).ok());
             let Some(agreed): Option<Agreed> = agreed else {
                 return Ok(Err(io::Error::other("the earlier agent did not say what it agreed on with the kernel")));
             };
@@ -118,7 +118,7 @@ impl Mount {
         if let Ok(session) = &session
             && let Ok(value) = serde_json::to_vec(session.agreed())
         {
-            afterlife.bequest.put(&Record::Fact { name: AGREED, value: &value });
+            afterlife.handoff.put(&Record::Fact { name: AGREED, value: &value });
         }
         Ok(session)
     }

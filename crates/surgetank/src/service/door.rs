@@ -12,8 +12,8 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 
 use super::backings::Backings;
-use super::lookers::Lookers;
 use super::tally::{OpenedBy, Request, Tally};
+use super::unshimmed::Unshimmed;
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectoryPlusSink, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
@@ -31,7 +31,7 @@ pub struct Door {
     ending: AtomicBool,
     backings: Arc<Backings>,
     tally: Arc<Tally>,
-    lookers: Lookers,
+    unshimmed: Unshimmed,
     pub requests: AtomicU64,
     pub service_nanos: AtomicU64,
 }
@@ -53,7 +53,7 @@ impl Door {
             ending: AtomicBool::new(false),
             backings: Arc::new(Backings { tally: Arc::clone(&tally), notifier, passes_through }),
             tally,
-            lookers: Lookers::new(),
+            unshimmed: Unshimmed::new(),
             requests: AtomicU64::new(0),
             service_nanos: AtomicU64::new(0),
         }
@@ -221,7 +221,7 @@ impl Filesystem for Door {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
             Ok(found) => {
                 if found.attr.kind == Kind::File {
-                    self.lookers.add(caller.pid);
+                    self.unshimmed.add(caller.pid);
                 }
                 Ok(Looked::Found(self.entry(&found)))
             }
@@ -466,7 +466,7 @@ impl Filesystem for Door {
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
             let opened = ns.opendir(caller, FileId(id))?;
-            let keep_cache = opened.keep_cache && !(opened.bare && self.lookers.has(caller.pid));
+            let keep_cache = opened.keep_cache && !(opened.bare && self.unshimmed.has(caller.pid));
             Ok(OpenedDirectory { fh: opened.fh, cache: opened.cache, keep_cache })
         })
     }
@@ -486,7 +486,7 @@ impl Filesystem for Door {
     ) -> FsResult<()> {
         // The shim reads them from the index. For a process with the shim the kernel would only create inodes that no
         // process needs.
-        let are_shown = self.namespace.lists_bare(FileId(id), !self.lookers.has(caller.pid));
+        let are_shown = self.namespace.lists_bare(FileId(id), !self.unshimmed.has(caller.pid));
         self.list(id, fh, offset, |ns, at, next| {
             if !sink.fits(at.name) {
                 return true;

@@ -244,7 +244,7 @@ impl Engine for Served {
             bytes_per_second: self.drain.meter.rate(),
             average_bytes_per_second: (copied_bytes as f64 / elapsed.as_secs_f64().max(1e-3)) as u64,
             trouble: self.trouble(begun.is_some()),
-            settled: ((left == Queued::default() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
+            settled: ((left == Queued::default() && self.namespace.no_deferred()) || self.drain.settled(scope.run))
                 && !releasing,
         }
     }
@@ -440,7 +440,7 @@ impl Engine for Served {
             },
             store_lookups: load(&self.namespace.counters.store_stats),
             store_listings: load(&self.namespace.counters.store_lists),
-            events: self.namespace.happened.events(),
+            events: self.namespace.events.events(),
         }
     }
 

@@ -203,7 +203,7 @@ impl Recorder {
             other.record.runs_beside += 1;
         }
         record.runs_beside += u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        self.namespace.happened.begin(run);
+        self.namespace.events.begin(run);
         self.tally.want();
         if record.traced {
             self.tally.traces.begin(run);
@@ -268,7 +268,7 @@ impl Recorder {
         record.verdict = verdict;
         record.summary = summary;
         record.tail.elapsed_us = record.command_ended_us.map_or(0, |at| record.ended_us.saturating_sub(at));
-        self.namespace.happened.end(run);
+        self.namespace.events.end(run);
         self.tally.traces.end(run);
         self.tally.want_no_more();
         let unrecorded = self.shelf.put(&record).err().map(|why| format!("{}: {why}", self.shelf.dir().display()));
@@ -357,7 +357,7 @@ impl Recorder {
         record.store_traffic.out_bytes_per_second = per_second(record.store_traffic.out_bytes, busy_us);
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
-        let (total, files) = self.namespace.happened.files(record.run, recording.begun);
+        let (total, files) = self.namespace.events.files(record.run, recording.begun);
         // (After another agent took over: what it observed.)
         if !files.is_empty() || record.agents <= 1 {
             record.files_total = total;
@@ -437,13 +437,13 @@ impl Recorder {
                 tier.spills += load(&counters.spills_out);
             }
         }
-        Totals { tiers, store: self.totals_of_store(), events: self.namespace.happened.events() }
+        Totals { tiers, store: self.totals_of_store(), events: self.namespace.events.events() }
     }
 
     fn totals_of_store(&self) -> StoreTraffic {
         let counters = &self.drain.counters;
         let fetched: Vec<Event> =
-            self.namespace.happened.events().into_iter().filter(|event| event.kind == EventKind::Fetched).collect();
+            self.namespace.events.events().into_iter().filter(|event| event.kind == EventKind::Fetched).collect();
         StoreTraffic {
             out_files: counters.files.load(Ordering::Relaxed),
             out_bytes: counters.bytes.load(Ordering::Relaxed),

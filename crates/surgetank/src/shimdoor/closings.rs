@@ -137,7 +137,7 @@ impl Closings {
 
     /// The kernel reports every file that is created in the directory from now on; [`Self::made_in`] adds their ids
     /// afterwards.
-    pub fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
+    pub fn watch_delegated(&self, dir: &Path) -> io::Result<i32> {
         let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
         watched.idle.remove(&watch);
@@ -146,7 +146,7 @@ impl Closings {
         Ok(watch)
     }
 
-    pub fn lent_no_more(&self, watch: i32) {
+    pub fn no_longer_delegated(&self, watch: i32) {
         let mut watched = self.watched();
         let last = watched.lent.get_mut(&watch).is_some_and(|times| {
             *times -= 1;

@@ -542,10 +542,10 @@ fn another_directory_of_a_name_is_watched_anew_and_idle_ones_not_for_ever() {
     assert_eq!(watches(), 2, "of one a file is open, one was used since");
     closings.rest();
     assert_eq!(watches(), 1);
-    let lent = closings.watch_lent(&place.path().join("2")).unwrap();
+    let lent = closings.watch_delegated(&place.path().join("2")).unwrap();
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 2);
-    closings.lent_no_more(lent);
+    closings.no_longer_delegated(lent);
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 1);
     let again = make(&place.path().join("2"));

@@ -1,8 +1,8 @@
 //! `surgetank advise`: whether to use Surgetank for a workload, in which mode, with which tiers and how many processes.
 
 use clap::Args;
-use surgetank_core::makespan::advise::{self, Advice, Question};
-use surgetank_core::makespan::simulate::Mode;
+use surgetank_core::planner::advise::{self, Advice, Question};
+use surgetank_core::planner::simulate::Mode;
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_types::error::Error;
 use surgetank_types::shell;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use clap::Args;
-use surgetank_core::makespan::machine::{Calibration, SCHEMA};
+use surgetank_core::planner::machine::{Calibration, SCHEMA};
 use surgetank_policy::config::machine::Machine;
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_policy::config::tiers::cap_bytes;

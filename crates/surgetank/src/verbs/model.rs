@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::ValueEnum;
 use serde::Serialize;
-use surgetank_core::makespan::machine::Calibration;
-use surgetank_core::makespan::predict::{self, Prediction};
-use surgetank_core::makespan::simulate::{Mode, Setup};
-use surgetank_core::makespan::workload::{Totals, Workload};
+use surgetank_core::planner::machine::Calibration;
+use surgetank_core::planner::predict::{self, Prediction};
+use surgetank_core::planner::simulate::{Mode, Setup};
+use surgetank_core::planner::workload::{Totals, Workload};
 use surgetank_policy::config::quantity::{show_bytes, size_bytes};
 use surgetank_types::error::{Error, Result};
 

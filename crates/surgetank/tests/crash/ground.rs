@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::verify::{Lies, store_of};
+use crate::verify::{Location, store_of};
 use crate::workload::Dice;
 use surgetank_testkit::seeds;
 use surgetank_testkit::servers::s3::S3Server;
@@ -112,6 +112,6 @@ pub fn look(over: &Path, to: &Path) {
     fs::write(to, serde_json::to_vec(&store_of(over)).unwrap()).unwrap();
 }
 
-pub fn looked(at: &Path) -> BTreeMap<String, Lies> {
+pub fn looked(at: &Path) -> BTreeMap<String, Location> {
     serde_json::from_slice(&fs::read(at).unwrap()).unwrap()
 }

@@ -33,7 +33,7 @@ use tempfile::TempDir;
 use ground::{Ground, Kind};
 use manifest::Story;
 use points::{POINTS, is_complete};
-use verify::{Lies, store_of};
+use verify::{Location, store_of};
 use watch::Watcher;
 use workload::{Dice, Terms};
 
@@ -356,7 +356,7 @@ impl Scene {
     }
 
     /// What is in the store.
-    fn look(&self) -> Result<BTreeMap<String, Lies>, String> {
+    fn look(&self) -> Result<BTreeMap<String, Location>, String> {
         if self.ground.kind == Kind::Directory {
             return Ok(store_of(&self.store));
         }

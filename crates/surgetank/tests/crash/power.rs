@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::manifest::Story;
-use crate::verify::{Lies, Verified, store_of};
+use crate::verify::{Location, Verified, store_of};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// In the environment of everything that a case starts.
@@ -222,7 +222,7 @@ impl History {
         self.states.push(next);
     }
 
-    fn judge(&self, found: &BTreeMap<&str, &Lies>) -> Result<Verified, String> {
+    fn judge(&self, found: &BTreeMap<&str, &Location>) -> Result<Verified, String> {
         self.has_one_of_those_synced(found)?;
         let mut whys = Vec::new();
         for (number, state) in self.states.iter().enumerate().skip(self.floor) {
@@ -237,7 +237,7 @@ impl History {
     }
 
     /// Who replaces a synced file by another synced one has one of both under the name, whichever state it is.
-    fn has_one_of_those_synced(&self, found: &BTreeMap<&str, &Lies>) -> Result<(), String> {
+    fn has_one_of_those_synced(&self, found: &BTreeMap<&str, &Location>) -> Result<(), String> {
         let allowed = &self.states[self.floor..];
         let synced = |state: &Story, path: &str| {
             let content = state.files[state.names.get(path)?].content;
@@ -249,7 +249,7 @@ impl History {
                 continue;
             };
             let there = match found.get(path.as_str()) {
-                Some(Lies::File { content, .. }) => content.clone(),
+                Some(Location::File { content, .. }) => content.clone(),
                 _ => Err("it is not there".to_owned()),
             };
             if !there.as_ref().is_ok_and(|there| contents.contains(there)) {
@@ -259,7 +259,7 @@ impl History {
         Ok(())
     }
 
-    fn is_this(&self, found: &BTreeMap<&str, &Lies>, state: &Story) -> Result<Verified, String> {
+    fn is_this(&self, found: &BTreeMap<&str, &Location>, state: &Story) -> Result<Verified, String> {
         let last = self.states.last().unwrap();
         let mut verified = Verified::default();
         for (path, id) in &state.names {
@@ -268,7 +268,7 @@ impl History {
             let untouched = last.files[id].content == content && last.names.values().any(|other| other == id);
             let needed = self.vouched.contains(&content) && untouched;
             let (lies, length_bytes) = match found.get(path.as_str()) {
-                Some(Lies::File { content, length_bytes, .. }) => (content, length_bytes),
+                Some(Location::File { content, length_bytes, .. }) => (content, length_bytes),
                 Some(_) => return Err(format!("{path} is no file")),
                 None if needed => return Err(format!("{path} is lost, and was synced")),
                 None => continue,
@@ -298,16 +298,18 @@ impl History {
         };
         if let Some(ghost) = found.keys().find(|path| !known(path)) {
             // The version before of a name that was replaced and then taken from its successor.
-            let before = matches!(found[ghost], Lies::File { content: Ok(id), .. } if self.was_at(ghost, *id));
+            let before = matches!(found[ghost], Location::File { content: Ok(id), .. } if self.was_at(ghost, *id));
             if !before {
                 return Err(format!("{ghost} should not be there"));
             }
         }
-        if let Some(lost) = state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Directory))) {
+        if let Some(lost) =
+            state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Location::Directory)))
+        {
             return Err(format!("the directory {lost} is lost"));
         }
         if let Some(lost) =
-            state.symlinks.keys().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Symlink(_))))
+            state.symlinks.keys().find(|path| !matches!(found.get(path.as_str()), Some(Location::Symlink(_))))
         {
             return Err(format!("the symbolic link {lost} is lost"));
         }
@@ -331,7 +333,7 @@ pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, Strin
     for (writer, manifest) in manifests.iter().enumerate() {
         let home = format!("w{writer}");
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
-        let found: BTreeMap<&str, &Lies> =
+        let found: BTreeMap<&str, &Location> =
             found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
         let one = History::read(manifest).judge(&found).map_err(|why| format!("writer {writer}: {why}"))?;
         verified.files += one.files;

@@ -18,13 +18,13 @@ pub struct Verified {
 
 /// What the store has under a name.
 #[derive(serde::Serialize, serde::Deserialize)]
-pub enum Lies {
+pub enum Location {
     Directory,
     Symlink(String),
     File { content: Result<u64, String>, length_bytes: u64, ino: u64, mode: u32, mark: Option<String> },
 }
 
-pub fn store_of(directory: &Path) -> BTreeMap<String, Lies> {
+pub fn store_of(directory: &Path) -> BTreeMap<String, Location> {
     let (mut found, mut left) = (BTreeMap::new(), vec![directory.to_owned()]);
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir).unwrap() {
@@ -33,16 +33,16 @@ pub fn store_of(directory: &Path) -> BTreeMap<String, Lies> {
             let stat = fs::symlink_metadata(&path).unwrap();
             let lies = if stat.is_dir() {
                 left.push(path);
-                Lies::Directory
+                Location::Directory
             } else if stat.is_symlink() {
-                Lies::Symlink(fs::read_link(&path).unwrap().to_str().unwrap().to_owned())
+                Location::Symlink(fs::read_link(&path).unwrap().to_str().unwrap().to_owned())
             } else {
                 let mut mark = [0; 64];
                 let mark = rustix::fs::getxattr(&path, MARK, &mut mark).ok().map(|length| mark[..length].to_vec());
                 let mark = mark.map(|mark| String::from_utf8(mark).unwrap());
                 let bytes = fs::read(&path).unwrap();
                 let (content, length_bytes) = (content::check(&bytes), bytes.len() as u64);
-                Lies::File { content, length_bytes, ino: stat.ino(), mode: stat.mode() & 0o7777, mark }
+                Location::File { content, length_bytes, ino: stat.ino(), mode: stat.mode() & 0o7777, mark }
             };
             found.insert(name, lies);
         }
@@ -51,12 +51,12 @@ pub fn store_of(directory: &Path) -> BTreeMap<String, Lies> {
 }
 
 /// Every writer's part of the store must be one of the states that his story allows.
-pub fn verify(found: &BTreeMap<String, Lies>, stories: &[Story]) -> Result<Verified, String> {
+pub fn verify(found: &BTreeMap<String, Location>, stories: &[Story]) -> Result<Verified, String> {
     let mut verified = Verified::default();
     for (writer, story) in stories.iter().enumerate() {
         let home = format!("w{writer}");
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
-        let found: BTreeMap<&str, &Lies> =
+        let found: BTreeMap<&str, &Location> =
             found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
         let tried: Vec<Result<Verified, String>> =
             story.allowed().iter().map(|state| is_this(&found, state, &story.half_written())).collect();
@@ -80,12 +80,12 @@ pub fn verify(found: &BTreeMap<String, Lies>, stories: &[Story]) -> Result<Verif
     Ok(verified)
 }
 
-fn is_this(found: &BTreeMap<&str, &Lies>, state: &Story, half: &[&str]) -> Result<Verified, String> {
+fn is_this(found: &BTreeMap<&str, &Location>, state: &Story, half: &[&str]) -> Result<Verified, String> {
     let mut verified = Verified::default();
     // Names of one file are one file, and no others are.
     let mut inodes: BTreeMap<u64, u64> = BTreeMap::new();
     for (path, id) in &state.names {
-        let Some(Lies::File { content, length_bytes, ino, mode, mark }) = found.get(path.as_str()) else {
+        let Some(Location::File { content, length_bytes, ino, mode, mark }) = found.get(path.as_str()) else {
             return Err(format!("{path} is lost"));
         };
         if *inodes.entry(*id).or_insert(*ino) != *ino {
@@ -115,11 +115,11 @@ fn is_this(found: &BTreeMap<&str, &Lies>, state: &Story, half: &[&str]) -> Resul
     }
     for (path, target) in &state.symlinks {
         match found.get(path.as_str()) {
-            Some(Lies::Symlink(found)) if found == target => verified.files += 1,
+            Some(Location::Symlink(found)) if found == target => verified.files += 1,
             _ => return Err(format!("the symbolic link {path} is lost")),
         }
     }
-    if let Some(lost) = state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Directory))) {
+    if let Some(lost) = state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Location::Directory))) {
         return Err(format!("the directory {lost} is lost"));
     }
     let known = |path: &str| {

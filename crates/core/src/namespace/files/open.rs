@@ -5,16 +5,16 @@ use std::time::Duration;
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::bequest::Record;
+use crate::handoff::Record;
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, DeviceId, FileId, Kind, RunId};
 
 use super::super::Namespace;
-use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
+use super::super::content::{Content, Handle, Location, Open, Users, runs_it};
 use super::super::resolve::is_absent;
-use super::engage::Wanted;
+use super::attach::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 use surgetank_state::{PlainId, Progress, Tree};
 
@@ -83,12 +83,12 @@ impl Namespace {
                 Grant::Mediated
             }
         };
-        self.bequeath_handle(fh, &open, writes, flags, run);
+        self.hand_off_handle(fh, &open, writes, flags, run);
         let keep_cache = !writes && !shared && grant == Grant::Mediated && self.may_keep_pages(&open);
         let handle = Handle::new(open, writes, flags, run);
         self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
         if writes {
-            self.unlend_for_writer();
+            self.recall_for_writer();
         }
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         Opened { handle: fh, grant, keep_cache, shared }
@@ -130,7 +130,7 @@ impl Namespace {
         let open = match active {
             Some(open)
                 if matches!(via, Via::Shim(_))
-                    && (open.is_run() || !(open.direct && matches!(open.content().lies, Lies::Tier(_)))) =>
+                    && (open.is_run() || !(open.direct && matches!(open.content().location, Location::Tier(_)))) =>
             {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
@@ -173,7 +173,7 @@ impl Namespace {
 
     /// Whoever took the last name away before it counted as open has discharged its content already.
     fn still_has_content(&self, open: &Open) -> FsResult<()> {
-        let on_tier = matches!(open.content().lies, Lies::Tier(_));
+        let on_tier = matches!(open.content().location, Location::Tier(_));
         if on_tier && self.read_tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
             self.opens().remove(&open.id);
             // (Nobody has it any more: its place in the shim's index is free.)
@@ -270,10 +270,11 @@ impl Namespace {
             drop(tree);
             if !writes {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
-                self.happened.count(EventKind::Hit, device.tier_name(), "opened for reading", size_bytes);
+                self.events.count(EventKind::Hit, device.tier_name(), "opened for reading", size_bytes);
             }
-            let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self.engage(id, content, Wanted { via, writes, direct }, charged_bytes);
+            let content =
+                Content { file: Arc::new(file), location: Location::Tier(device.id()), writable: writes && !direct };
+            return self.attach(id, content, Wanted { via, writes, direct }, charged_bytes);
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(GONE)?.join(&name);
@@ -286,15 +287,15 @@ impl Namespace {
                 }
                 opened => opened?,
             };
-            let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
-            return self.engage(id, content, Wanted { via, writes, direct }, 0);
+            let content = Content { file: Arc::new(file), location: Location::StoreTemporary, writable: !direct };
+            return self.attach(id, content, Wanted { via, writes, direct }, 0);
         }
         let path = tree.applied_path(id).ok_or(GONE)?;
         drop(tree);
         if truncates && !in_place {
             return self.open_placed(id, None, 0, via);
         }
-        self.happened.count(EventKind::Miss, "store", "only the store had it", size_bytes);
+        self.events.count(EventKind::Miss, "store", "only the store had it", size_bytes);
         if !self.store.features().plain_files {
             return match self.open_distant(id, writes, via)? {
                 Some(open) => Ok(open),
@@ -316,8 +317,8 @@ impl Namespace {
         if writes {
             self.times_in_place(id, &file)?;
         }
-        let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
-        let mut open = self.engage(id, content, Wanted { via, writes, direct }, 0)?;
+        let content = Content { file: Arc::new(file), location: Location::Store, writable: !direct };
+        let mut open = self.attach(id, content, Wanted { via, writes, direct }, 0)?;
         if !open.direct {
             open.found = rustix::fs::fstat(&*open.content().file).ok().map(|stat| super::identity_of(&stat));
         }
@@ -366,7 +367,7 @@ impl Namespace {
     fn make_writable(&self, open: &Arc<Open>, truncates: bool) -> FsResult<()> {
         self.arrive_whole(open, truncates)?;
         let content = open.content();
-        if open.direct && content.lies == Lies::Store {
+        if open.direct && content.location == Location::Store {
             self.times_in_place(open.id, &content.file)?;
         }
         if open.direct || content.writable {
@@ -375,15 +376,15 @@ impl Namespace {
         // Mediated readers only so far: exchange the descriptor under them.
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let id = open.id;
-        match content.lies {
+        match content.location {
             // Not by its path: another file may be there by now.
-            Lies::Tier(_) | Lies::StoreTemporary => {
+            Location::Tier(_) | Location::StoreTemporary => {
                 let file = super::super::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             // Its bytes were all waited for.
-            Lies::Arriving => return Err(Errno::STALE.into()),
-            Lies::Store => {
+            Location::Arriving => return Err(Errno::STALE.into()),
+            Location::Store => {
                 let size_bytes = self.read_tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
                 if size_bytes <= self.config.copy_up_bytes_max && !self.only_in_place(id) {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes, Via::Mount)?;
@@ -395,7 +396,7 @@ impl Namespace {
                     } else {
                         Arc::new(super::super::content::reopen_writable(&fresh.file)?)
                     };
-                    open.replace(Content { file, lies: fresh.lies, writable: true });
+                    open.replace(Content { file, location: fresh.location, writable: true });
                 } else {
                     let file = self.while_it_moves(id, || {
                         let (path, owner) = {
@@ -406,7 +407,7 @@ impl Namespace {
                         Ok(self.open_in_store(id, owner, &path, true)?)
                     })?;
                     self.times_in_place(id, &file)?;
-                    open.replace(Content { file: Arc::new(file), lies: Lies::Store, writable: true });
+                    open.replace(Content { file: Arc::new(file), location: Location::Store, writable: true });
                 }
             }
         }
@@ -443,7 +444,7 @@ impl Namespace {
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
         let mut tree = self.write_tree();
         let id = open.id;
-        if open.content().lies == Lies::StoreTemporary && tree.is_published_as_it_is(id) {
+        if open.content().location == Location::StoreTemporary && tree.is_published_as_it_is(id) {
             return Err(PUBLISHED_AS_IT_IS.into());
         }
         if open.direct {
@@ -481,7 +482,7 @@ impl Namespace {
     pub(crate) fn directly_written(&self, open: &Open) {
         open.written.store(true, Ordering::Relaxed);
         if !open.direct_writer.swap(true, Ordering::Relaxed)
-            && let Lies::Tier(device) = open.content().lies
+            && let Location::Tier(device) = open.content().location
         {
             self.tiers.device(device).writer_opened();
         }
@@ -514,8 +515,8 @@ impl Namespace {
         {
             return;
         }
-        let lingers = if last_writer { !self.seal(open) } else { last && self.lingers(open.id) };
-        if last && !lingers {
+        let is_seal_deferred = if last_writer { !self.seal(open) } else { last && self.is_seal_deferred(open.id) };
+        if last && !is_seal_deferred {
             self.give_up(open);
         }
     }
@@ -531,7 +532,7 @@ impl Namespace {
     /// The kernel no longer needs the plain file.
     pub(super) fn unback(&self, open: &Open) {
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
-            self.bequeath(&Record::Unbacked { id: open.id });
+            self.hand_off(&Record::Unbacked { id: open.id });
             door.unback(backing);
         }
     }
@@ -542,6 +543,6 @@ impl Namespace {
             self.close_inode(&handle.open, handle.writes);
             self.writing_handles.fetch_sub(usize::from(handle.writes), Ordering::SeqCst);
         }
-        self.bequeath(&Record::Closed { fh });
+        self.hand_off(&Record::Closed { fh });
     }
 }

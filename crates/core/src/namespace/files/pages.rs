@@ -12,7 +12,7 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::StoreIdentity;
 
 use super::super::Namespace;
-use super::super::content::{Lies, Open};
+use super::super::content::{Location, Open};
 use surgetank_state::{Inode, Pages};
 
 /// A version that is younger than this may be written again without another time: file systems' clocks are that coarse.
@@ -22,7 +22,7 @@ impl Namespace {
     /// Somebody opens it for reading who is not the first: was the store's file changed since it was opened? Where that
     /// cannot be told no pages are kept; it fails no open, for what was opened can be read.
     pub(super) fn look_whether_still(&self, open: &Open) {
-        let may_change = open.found.is_some() && open.content().lies == Lies::Store;
+        let may_change = open.found.is_some() && open.content().location == Location::Store;
         let look = || Ok(self.is_to_be_looked_at(open.id)? && self.look_quietly(open.id)?);
         let looked: FsResult<bool> = if may_change { look() } else { Ok(false) };
         if looked.is_err()
@@ -35,10 +35,10 @@ impl Namespace {
 
     /// Are the pages that the kernel may have of it those of what is open now? Remembers of what it gets some from now on.
     pub(super) fn may_keep_pages(&self, open: &Open) -> bool {
-        let lies = open.content().lies;
+        let location = open.content().location;
         let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(open.id) else { return false };
-        let now = of_what(inode, open, lies);
+        let now = of_what(inode, open, location);
         let keep = now.is_some() && inode.pages.as_deref() == now.as_ref();
         if !keep {
             inode.pages = now.map(Box::new);
@@ -48,17 +48,17 @@ impl Namespace {
 }
 
 /// `None`: of what may change without our hearing of it.
-fn of_what(inode: &Inode, open: &Open, lies: Lies) -> Option<Pages> {
+fn of_what(inode: &Inode, open: &Open, location: Location) -> Option<Pages> {
     if !inode.sealed {
         return None;
     }
-    match lies {
-        Lies::Tier(_) | Lies::StoreTemporary => Some(Pages::Ours(inode.epoch)),
-        Lies::Store => {
+    match location {
+        Location::Tier(_) | Location::StoreTemporary => Some(Pages::Ours(inode.epoch)),
+        Location::Store => {
             let found = open.found.filter(|found| inode.identity.as_deref() == Some(found))?;
             is_settled(&found).then_some(Pages::Store(found))
         }
-        Lies::Arriving => None,
+        Location::Arriving => None,
     }
 }
 

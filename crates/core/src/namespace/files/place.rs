@@ -12,7 +12,7 @@ use surgetank_store::{Cred, StorePath};
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{DeviceId, FileId, Mode};
 
-use super::super::content::{Content, Lies};
+use super::super::content::{Content, Location};
 use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
 use surgetank_state::{Name, PlainId, Tree};
@@ -58,8 +58,8 @@ impl Namespace {
             return Err(Errno::STALE.into());
         };
         inode.placed = Some(reason);
-        match (placed.content.lies, &placed.spill) {
-            (Lies::Tier(device), _) => {
+        match (placed.content.location, &placed.spill) {
+            (Location::Tier(device), _) => {
                 let plain = PlainId { device, ..placed.plain };
                 inode.replica = Some(plain);
                 inode.synced = 0;
@@ -90,7 +90,7 @@ impl Namespace {
     /// It is not wanted after all.
     pub(crate) fn undo_placed(&self, tree: &mut Tree, placed: &Placed) {
         tree.discards.extend(placed.spill.clone());
-        if let Lies::Tier(device) = placed.content.lies {
+        if let Location::Tier(device) = placed.content.location {
             let device = self.tiers.device(device);
             device.unreserve(placed.reserved_bytes);
             // (Whoever has the name now may have put his plain file over it.) What stays is swept by recovery.
@@ -114,7 +114,7 @@ impl Namespace {
         }
         tree.txn.gone(replica);
         tree.txn.file(id);
-        let Lies::Tier(to) = placed.content.lies else { return Ok(0) };
+        let Location::Tier(to) = placed.content.location else { return Ok(0) };
         let to = self.tiers.device(to);
         to.counters().spills_in.fetch_add(1, Ordering::Relaxed);
         to.unreserve(placed.reserved_bytes);
@@ -198,7 +198,7 @@ impl Namespace {
                             return Ok(Placed {
                                 content: Content {
                                     file: Arc::new(file),
-                                    lies: Lies::Tier(device.id()),
+                                    location: Location::Tier(device.id()),
                                     writable: !direct,
                                 },
                                 direct,
@@ -280,7 +280,7 @@ impl Namespace {
         // Where nobody mediates the program writes to the temporary itself.
         let (file, made) = if via.is_only() { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };
         Ok(Placed {
-            content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: made.is_none() },
+            content: Content { file: Arc::new(file), location: Location::StoreTemporary, writable: made.is_none() },
             direct: made.is_some(),
             reserved_bytes: 0,
             spill: Some((dir, name, owner)),
@@ -297,12 +297,12 @@ impl Namespace {
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
             Some(last) if last.reason == reason => {
-                self.happened.count(EventKind::Placed, reason.place(), &last.brief, 0);
+                self.events.count(EventKind::Placed, reason.place(), &last.brief, 0);
                 last.sentence.clone()
             }
             _ => {
                 let (sentence, brief): (Arc<str>, Arc<str>) = (reason.to_string().into(), reason.brief().into());
-                self.happened.count(EventKind::Placed, reason.place(), &brief, 0);
+                self.events.count(EventKind::Placed, reason.place(), &brief, 0);
                 *last = Some(LastReason { reason, sentence: sentence.clone(), brief });
                 sentence
             }
@@ -357,7 +357,9 @@ impl Namespace {
 impl Placed {
     /// Of the plain file; nothing where the store has it, which may hang.
     pub fn stat_on_tier(&self) -> Option<rustix::fs::Stat> {
-        matches!(self.content.lies, Lies::Tier(_)).then(|| rustix::fs::fstat(&*self.content.file).ok()).flatten()
+        matches!(self.content.location, Location::Tier(_))
+            .then(|| rustix::fs::fstat(&*self.content.file).ok())
+            .flatten()
     }
 
     /// A descriptor for writing of the placed file.

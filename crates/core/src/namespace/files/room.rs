@@ -12,7 +12,7 @@ use surgetank_types::ladder;
 use surgetank_types::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 
 use super::super::Namespace;
-use super::super::content::{Content, Lies, Open};
+use super::super::content::{Content, Location, Open};
 use super::{Shortage, Wish};
 use surgetank_state::Inode;
 
@@ -70,13 +70,13 @@ impl Namespace {
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.
     /// `seen` is where the writer found it: somebody else may have moved it already.
-    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64, by: SpilledBy) -> FsResult<()> {
+    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Location, want_bytes: u64, by: SpilledBy) -> FsResult<()> {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = open.content();
-        if before.lies != seen {
+        if before.location != seen {
             return Ok(());
         }
-        let Lies::Tier(from) = before.lies else {
+        let Location::Tier(from) = before.location else {
             return Err(Errno::NOSPC.into());
         };
         let id = open.id;
@@ -133,13 +133,13 @@ impl Namespace {
             crash_point!("spill.adopted");
             self.commit(&mut tree);
             crash_point!("spill.written_down");
-            old_place = left.filter(|_| placed.content.lies != before.lies).map(|left| (old, left.ino));
+            old_place = left.filter(|_| placed.content.location != before.location).map(|left| (old, left.ino));
             if !promised {
                 self.leave_place(from, old_place.take());
             }
             // Under the lock: whoever seals it sees both or neither.
             open.charged_bytes.store(now_charged, Ordering::Relaxed);
-            open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
+            open.replace(Content { file: Arc::new(target), location: placed.content.location, writable: true });
         }
         // What a program was promised stays there until the catalog's disk knows the new place.
         if promised {
@@ -151,7 +151,7 @@ impl Namespace {
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         let place = self.tiers.device(from).tier_name();
-        self.happened.count(EventKind::Spilled, place, "it grew and the tier had no room for more", charged);
+        self.events.count(EventKind::Spilled, place, "it grew and the tier had no room for more", charged);
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         Ok(())
     }
@@ -179,8 +179,8 @@ impl Namespace {
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
-            let (failed, seen) = match content.lies {
-                Lies::Tier(device) => {
+            let (failed, seen) = match content.location {
+                Location::Tier(device) => {
                     let size_bytes = content.file.metadata()?.len();
                     if self.ensure_room(open, device, size_bytes, offset, data.len() as u64) {
                         match write_all_at(&content.file, data, offset) {
@@ -190,7 +190,7 @@ impl Namespace {
                             }
                             Err(why) if is_full(&why) => {
                                 self.device_failed(device, &why);
-                                (why, content.lies)
+                                (why, content.location)
                             }
                             Err(why) => {
                                 self.device_failed(device, &why);
@@ -198,17 +198,19 @@ impl Namespace {
                             }
                         }
                     } else {
-                        (std::io::Error::from_raw_os_error(libc::ENOSPC), content.lies)
+                        (std::io::Error::from_raw_os_error(libc::ENOSPC), content.location)
                     }
                 }
-                Lies::StoreTemporary | Lies::Store | Lies::Arriving => {
+                Location::StoreTemporary | Location::Store | Location::Arriving => {
                     match write_all_at(&content.file, data, offset) {
                         Ok(()) => {
                             self.has_room(&shortage);
                             return Ok(data.len());
                         }
                         // A file of the store is written as without us.
-                        Err(why) if content.lies == Lies::Store => return Err(self.store_refused(open.id, &why)),
+                        Err(why) if content.location == Location::Store => {
+                            return Err(self.store_refused(open.id, &why));
+                        }
                         Err(why) => {
                             drop(gate);
                             self.await_room(&mut shortage, about, self.refusal(open.id, &why))?;

@@ -1,7 +1,7 @@
 //! Sealing: after the last writer closed and nobody can write any more, the content is a version, and
 //! what its rule says happens to it.
 
-use super::super::happened::Seen;
+use super::super::events::Seen;
 use std::os::fd::AsRawFd;
 use surgetank_types::sync::PoisonError;
 use surgetank_types::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use surgetank_types::model::{FileId, Mode, OpKind, Timestamp};
 
 use super::super::Namespace;
 use super::super::attributes::{SET_IDS, as_written};
-use super::super::content::{Content, Lies, Open};
+use super::super::content::{Content, Location, Open};
 use surgetank_state::Tree;
 
 impl Namespace {
@@ -21,7 +21,7 @@ impl Namespace {
         let content = open.content();
         // What was closed before it comes before it.
         if somebody_writes(open, &content) || self.seal_those_before(open.id).is_err() {
-            self.linger(open.id);
+            self.defer_seal(open.id);
             return false;
         }
         self.finish_seal(open.id, Some(open), &content);
@@ -33,12 +33,12 @@ impl Namespace {
         crash_point!("seal.begun");
         let written = open.is_none_or(|open| {
             let direct = open.direct_writer.swap(false, Ordering::Relaxed);
-            if direct && let Lies::Tier(device) = content.lies {
+            if direct && let Location::Tier(device) = content.location {
                 self.tiers.device(device).writer_closed();
             }
             open.written.swap(false, Ordering::Relaxed) || direct
         });
-        let in_place = content.lies == Lies::Store;
+        let in_place = content.location == Location::Store;
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
             let path = self.read_tree().logical_path(id).unwrap_or_default();
@@ -55,7 +55,7 @@ impl Namespace {
         };
         if let Some(open) = open
             && let now = open.content()
-            && now.lies != content.lies
+            && now.location != content.location
         {
             // It was moved, or published as it is, while we looked.
             drop(tree);
@@ -80,21 +80,22 @@ impl Namespace {
         // (What was promised of a version that did not come about was promised of the one before.)
         inode.promised = inode.promised.min(inode.version);
         // Opened for writing and not written: the copy that was made for it is not wanted.
-        let unwanted = !written && !inode.dirty() && inode.applied.is_some() && content.lies == Lies::StoreTemporary;
+        let unwanted =
+            !written && !inode.dirty() && inode.applied.is_some() && content.location == Location::StoreTemporary;
         let spill = inode.extra.as_mut().filter(|_| unwanted).and_then(|extra| extra.spill.take());
         let cred = inode.cred();
         let data_bytes = inode.attr.data_bytes();
-        if let Lies::Tier(device) = content.lies {
+        if let Location::Tier(device) = content.location {
             self.settle_charge(device, open, inode, stat.st_blocks);
         }
         if written {
-            if let Lies::Tier(device) = content.lies {
+            if let Location::Tier(device) = content.location {
                 let counters = self.tiers.device(device).counters();
                 counters.files.fetch_add(1, Ordering::Relaxed);
                 counters.bytes_in.fetch_add(data_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
-                self.tell_sealed(&tree, id, &path, &content.lies);
+                self.tell_sealed(&tree, id, &path, &content.location);
                 self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, data_bytes);
             }
         }
@@ -122,7 +123,7 @@ impl Namespace {
         }
     }
 
-    fn tell_sealed(&self, tree: &Tree, id: FileId, path: &[u8], lies: &Lies) {
+    fn tell_sealed(&self, tree: &Tree, id: FileId, path: &[u8], location: &Location) {
         let Some(inode) = tree.get(id) else { return };
         let size_bytes = inode.attr.size_bytes;
         let decision = self.decided(tree, id, path);
@@ -131,16 +132,16 @@ impl Namespace {
             size_bytes,
             mode: decision.mode,
             rule: self.rules.why(decision.reason).into(),
-            place: match lies {
-                Lies::Tier(device) => self.tiers.device(*device).tier_name().into(),
-                Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),
+            place: match location {
+                Location::Tier(device) => self.tiers.device(*device).tier_name().into(),
+                Location::Store | Location::StoreTemporary | Location::Arriving => "store".into(),
             },
             placement: inode.placed.clone().unwrap_or_else(|| "".into()),
             sealed: surgetank_types::clock::tick(),
             durable: None,
             versions: 1,
         };
-        self.happened.sealed(inode.run, id, seen, size_bytes);
+        self.events.sealed(inode.run, id, seen, size_bytes);
     }
 
     /// What the device really holds replaces what was charged on the way.
@@ -176,7 +177,7 @@ impl Namespace {
         let shown_perm = self.perm_to_leave(&tree, open.id);
         self.drop_content(&mut tree, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
-        if let Lies::Tier(device) = open.content().lies {
+        if let Location::Tier(device) = open.content().location {
             // A file that never had a name, or lost it while it was open.
             drop(self.tiers.device(device).unlink_with(&super::hidden_name(open.id), shown_perm));
         }
@@ -186,7 +187,7 @@ impl Namespace {
     }
 
     pub(super) fn tiers_unreserve(&self, open: &Open) {
-        if let Lies::Tier(device) = open.content().lies {
+        if let Location::Tier(device) = open.content().location {
             self.tiers.device(device).unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }
     }
@@ -263,7 +264,7 @@ impl Namespace {
 
 /// (A file that we mediate is written by us alone.)
 pub(super) fn somebody_writes(open: &Open, content: &Content) -> bool {
-    let directly = open.direct_writer.load(Ordering::Relaxed) && matches!(content.lies, Lies::Tier(_));
+    let directly = open.direct_writer.load(Ordering::Relaxed) && matches!(content.location, Location::Tier(_));
     directly && !nobody_writes(content)
 }
 

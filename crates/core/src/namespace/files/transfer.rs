@@ -13,7 +13,7 @@ use surgetank_types::model::{FileId, FsyncTarget, OpKind, RunId};
 
 use super::super::Namespace;
 use super::super::attributes::as_written;
-use super::super::content::{Lies, Open, reopen_writable};
+use super::super::content::{Location, Open, reopen_writable};
 use super::Shortage;
 
 /// At most this is copied for one copy_file_range call; programs call again.
@@ -38,13 +38,13 @@ impl Namespace {
         }
         let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = handle.open.content();
-        while content.lies != Lies::Arriving && done < buffer.len() {
+        while content.location != Location::Arriving && done < buffer.len() {
             match content.file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(why) => {
-                    if let Lies::Tier(device) = content.lies {
+                    if let Location::Tier(device) = content.location {
                         self.device_failed(device, &why);
                     }
                     return Err(why.into());
@@ -52,7 +52,7 @@ impl Namespace {
             }
         }
         self.counters.read_bytes.fetch_add(done as u64, Ordering::Relaxed);
-        if let Lies::Tier(device) = content.lies {
+        if let Location::Tier(device) = content.location {
             self.tiers.device(device).counters().bytes_out.fetch_add(done as u64, Ordering::Relaxed);
         }
         Ok(done)
@@ -89,8 +89,8 @@ impl Namespace {
             let flags = rustix::fs::FallocateFlags::from_bits_truncate(mode);
             let punches = flags.contains(rustix::fs::FallocateFlags::PUNCH_HOLE);
             let size_bytes = content.file.metadata()?.len();
-            let room = match content.lies {
-                Lies::Tier(device) if mediated && !punches => {
+            let room = match content.location {
+                Location::Tier(device) if mediated && !punches => {
                     self.ensure_room(open, device, size_bytes, offset, length)
                 }
                 _ => true,
@@ -108,8 +108,8 @@ impl Namespace {
                     self.has_room(&shortage);
                     return Ok(());
                 }
-                Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => {
-                    if let Err(fault) = self.spill(open, content.lies, length, super::SpilledBy::Writer) {
+                Err(Errno::NOSPC) if mediated && matches!(content.location, Location::Tier(_)) => {
+                    if let Err(fault) = self.spill(open, content.location, length, super::SpilledBy::Writer) {
                         self.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
                     }
                 }
@@ -165,17 +165,17 @@ impl Namespace {
     }
 
     /// What fsync promises for the file: its tier or the store.
-    pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], lies: Lies) -> FsyncTarget {
+    pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], location: Location) -> FsyncTarget {
         let decision = self.decide(path);
         if !Self::drained(self.mode_for(&self.read_tree(), id, path)) {
             return FsyncTarget::Tier;
         }
         let wanted = decision.fsync.or(self.config.fsync);
-        match lies {
-            Lies::Store | Lies::Arriving => FsyncTarget::Tier,
+        match location {
+            Location::Store | Location::Arriving => FsyncTarget::Tier,
             // The bytes survive the node there, but only the published name is found again without it.
-            Lies::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
-            Lies::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
+            Location::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
+            Location::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
                 Survives::Agent => FsyncTarget::Store,
                 Survives::Reboot | Survives::Node => FsyncTarget::Tier,
             }),
@@ -190,7 +190,8 @@ impl Namespace {
     pub(super) fn fsync_open(&self, open: &Arc<Open>, data_only: bool) -> FsResult<()> {
         let content = open.content();
         let path = self.read_tree().logical_path(open.id);
-        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.lies));
+        let target =
+            path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.location));
         match target {
             FsyncTarget::Tier => {
                 // It does not move to another tier meanwhile.
@@ -221,10 +222,10 @@ impl Namespace {
                 return Ok(());
             };
             tree.hurry(publish);
-            (replica.map(|plain| (path, Lies::Tier(plain.device))), version)
+            (replica.map(|plain| (path, Location::Tier(plain.device))), version)
         };
         match path {
-            Some((path, lies)) if self.fsync_target(id, &path, lies) == FsyncTarget::Store => {
+            Some((path, location)) if self.fsync_target(id, &path, location) == FsyncTarget::Store => {
                 self.wake();
                 self.wait_durable(id, version)
             }
@@ -255,7 +256,7 @@ impl Namespace {
             (self.open_of(id).filter(|open| open.writers() > 0), publish, version)
         };
         match open {
-            Some(open) if matches!(open.content().lies, Lies::Tier(_)) => self.flush_to_store(&open),
+            Some(open) if matches!(open.content().location, Location::Tier(_)) => self.flush_to_store(&open),
             None if publish.is_some() => {
                 self.wake();
                 self.wait_durable(id, version)

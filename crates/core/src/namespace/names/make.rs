@@ -8,7 +8,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Timestamp};
 
-use super::super::content::{Content, Lies, Open};
+use super::super::content::{Content, Location, Open};
 use super::super::files::{Opened, Placed, Via, Wish};
 use super::super::{Found, Namespace};
 use surgetank_state::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
@@ -158,9 +158,10 @@ impl Namespace {
         let mut tree = self.write_tree();
         // Under its name on the same device it keeps programs from making another one; anywhere else it does not.
         if let (Some(device), Ok(placed)) = (tree.delegations.device(dir), &placed)
-            && !(placed.content.lies == Lies::Tier(device) && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
+            && !(placed.content.location == Location::Tier(device)
+                && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
         {
-            self.unlend(&mut tree, Some(dir));
+            self.recall_delegation(&mut tree, Some(dir));
         }
         let place = (dir, name);
         let own_turn = tree.making.get(&place) == Some(&id);
@@ -202,7 +203,7 @@ impl Namespace {
         tree.touch_dir(dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
-            Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
+            Via::Shim(_) | Via::Only(_) => Some(self.attach_new(id, &placed, via)?),
             Via::Mount | Via::Synced => None,
         };
         tree.txn.carried_out(id);
@@ -212,13 +213,13 @@ impl Namespace {
         drop(tree);
         let open = match early {
             Some(open) => open,
-            None => self.engage_new(id, &placed, via)?,
+            None => self.attach_new(id, &placed, via)?,
         };
         Ok(Made { id, attr, open, plain })
     }
 
     /// Open for one writer. (A file created for reading only still has to be sealed once.)
-    fn engage_new(&self, id: FileId, placed: &Placed, via: Via) -> FsResult<Arc<Open>> {
+    fn attach_new(&self, id: FileId, placed: &Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
         if !via.is_mount() {
@@ -253,8 +254,8 @@ impl Namespace {
         tree.txn.file(id);
         drop(tree);
         // Mediated, so that it can be linked under a name on whichever device it is by then.
-        let content = Content { file: Arc::new(placed.writable()?), lies: placed.content.lies, writable: true };
-        if let Lies::Tier(device) = content.lies {
+        let content = Content { file: Arc::new(placed.writable()?), location: placed.content.location, writable: true };
+        if let Location::Tier(device) = content.location {
             self.tiers.device(device).unreserve(placed.reserved_bytes);
         }
         let open = Arc::new(Open::new(id, content, false, None, 0));
@@ -306,7 +307,7 @@ impl Namespace {
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, Some(dir));
+        self.recall_delegation(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
         crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;
@@ -369,7 +370,7 @@ impl Namespace {
         let name = Name::from(name);
         let run = self.run(caller);
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, Some(dir));
+        self.recall_delegation(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
         crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;

@@ -111,7 +111,7 @@ impl Namespace {
         }
         crash_point!("rename.looked");
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, (!is_dir).then_some(to_dir));
+        self.recall_delegation(&mut tree, (!is_dir).then_some(to_dir));
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
         if !unchanged {
@@ -320,7 +320,7 @@ impl Namespace {
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
         let mut tree = self.write_tree();
-        self.unlend(&mut tree, None);
+        self.recall_delegation(&mut tree, None);
         let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)
             && tree.entry(b_dir, b_name).and_then(Entry::logical) == Some(b);
         if !unchanged {

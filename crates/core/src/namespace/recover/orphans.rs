@@ -62,8 +62,9 @@ impl Namespace {
             }
             // The agent died while it made it, and nothing is in it; or while it removed it. (Of a damaged catalog the name of
             // an empty file may be all there is of it, and what was to go may have found its place or its name since.)
-            let is_gone =
-                || super::super::gone::saying(&self.read_tree(), plain).is_some_and(|file| gone.contains(&file));
+            let is_gone = || {
+                super::super::pending_unlink::saying(&self.read_tree(), plain).is_some_and(|file| gone.contains(&file))
+            };
             let unwanted = !damaged && (orphan.plain.size_bytes == 0 || is_gone());
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)

@@ -11,7 +11,7 @@ use surgetank_types::model::{Attr, FileId, Kind};
 use surgetank_types::sync::Arc;
 
 use super::super::Namespace;
-use super::super::content::{Content, Lies};
+use super::super::content::{Content, Location};
 use super::super::resolve::{is_absent, passes};
 use super::{Doubt, Held, Worth, worth};
 use surgetank_state::{Inode, Tree};
@@ -139,17 +139,17 @@ impl Namespace {
         let found = {
             let tree = self.read_tree();
             tree.get(id).and_then(|inode| {
-                let (path, lies) = match inode.spill() {
-                    Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
+                let (path, location) = match inode.spill() {
+                    Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Location::StoreTemporary),
                     None if !self.store.features().plain_files => return None,
-                    None => (tree.applied_path(id)?, Lies::Store),
+                    None => (tree.applied_path(id)?, Location::Store),
                 };
-                Some((path, lies, inode.cred()))
+                Some((path, location, inode.cred()))
             })
         };
-        let Some((path, lies, owner)) = found else { return Ok(None) };
+        let Some((path, location, owner)) = found else { return Ok(None) };
         match self.as_either(owner, |who| self.store.open(who, &path, false)) {
-            Ok(file) => Ok(Some(Content { file: Arc::new(file), lies, writable: false })),
+            Ok(file) => Ok(Some(Content { file: Arc::new(file), location, writable: false })),
             Err(why) if is_absent(&why) => Ok(None),
             Err(why) => Err(why),
         }

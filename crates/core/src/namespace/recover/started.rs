@@ -399,7 +399,7 @@ impl Namespace {
         })
     }
 
-    /// Lies this copy under one of the names still? It was made in a directory that the store had at that time: where it
+    /// Location this copy under one of the names still? It was made in a directory that the store had at that time: where it
     /// will be published may be another one.
     fn is_left(
         &self,

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use surgetank_core::makespan::machine::{Agent, Door, Place};
+use surgetank_core::planner::machine::{Agent, Door, Place};
 use surgetank_policy::config::{Config, TierConfig};
 use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use surgetank_core::makespan::machine::{Operations, Place, Stream};
+use surgetank_core::planner::machine::{Operations, Place, Stream};
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_types::error::{Error, Result};
 

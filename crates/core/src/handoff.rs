@@ -1,0 +1,321 @@
+//! What a killed agent leaves to the next one beside catalog and tiers: what the kernel and programs know of it. It lies in
+//! memory that the supervisor holds (a memfd), so it survives the agent and nothing else, and costs no I/O.
+//!
+//! It is a log of records, appended to by the agent and read by the next one before it serves. There are two halves: when
+//! the log has grown to twice of what it came to, what still counts is written to the other half, and the header is turned
+//! over to it by one store. A record counts once the half's length says so; one that was being written is not there.
+//!
+//! A record has a checksum: a byte that a bug or the memory changed would be a handle that means another file, and a log with a
+//! hole would be one that forgot some. What is wrong with it is told by [`Bequest::is_whole`], and nobody takes over. It has no
+//! version: agents are forked by one supervisor and never execute anything, so who reads it is the binary that wrote it.
+//!
+//! The danger it avoids: an answer that the kernel has and the log does not. So a record is written *before* its answer is
+//! given; that there may be one too many (the agent died in between) is for [`Left`]'s readers to know.
+
+mod left;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+
+use surgetank_types::model::{FileId, Kind, RunId};
+
+pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
+
+/// One thing that the kernel or a program was, or is about to be, told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Record<'a> {
+    /// This number means a file that is only the store's: the one of that name in that directory.
+    Mirror {
+        id: FileId,
+        dir: FileId,
+        name: &'a [u8],
+        ino: u64,
+        kind: Kind,
+    },
+    /// The number means nothing any more, or the catalog has the file now.
+    Forgotten {
+        id: FileId,
+    },
+    /// An open file; `by`: the request that opened it.
+    Opened {
+        fh: u64,
+        id: FileId,
+        flags: i32,
+        writes: bool,
+        run: RunId,
+        direct: bool,
+        by: u64,
+    },
+    Closed {
+        fh: u64,
+    },
+    /// A request is about to append there.
+    Appending {
+        fh: u64,
+        by: u64,
+        at: u64,
+    },
+    /// An open directory, and who opened it.
+    Listing {
+        fh: u64,
+        dir: FileId,
+        uid: u32,
+        gid: u32,
+    },
+    /// What stands before this position of its listing.
+    Listed {
+        fh: u64,
+        offset: u64,
+        before: &'a [u8],
+    },
+    /// What the kernel calls the plain file behind an open one.
+    Backed {
+        id: FileId,
+        backing: u32,
+    },
+    Unbacked {
+        id: FileId,
+    },
+    /// Times and links of a directory, which the catalog does not follow each time.
+    Touched {
+        dir: FileId,
+        nanos: i64,
+        links: u32,
+    },
+    /// Something that counts against a run's exit code, as JSON.
+    Noted {
+        text: &'a [u8],
+    },
+    Joined {
+        run: RunId,
+        pid: u32,
+        command: &'a str,
+    },
+    Gone {
+        run: RunId,
+    },
+    /// Whatever is to be known once, by its name.
+    Fact {
+        name: &'a str,
+        value: &'a [u8],
+    },
+}
+
+/// Bytes of the log that one half can hold. Only what is touched is memory.
+const HALF_BYTES: usize = 1 << 30;
+const HEADER_BYTES: usize = 4096;
+/// A log is not looked through for less than this.
+const COMPACTED_FROM_BYTES: usize = 4 << 20;
+/// A name has at most 255 bytes, so most records fit; notes and facts may be longer.
+const RECORD_BYTES: usize = 512;
+const RECORD_BYTES_MAX: usize = 16 << 10;
+const NO_ROOM: &str = "no room to remember what the kernel knows";
+
+/// In front of a record: its length and its checksum.
+const FRAME_BYTES: usize = 8;
+
+/// All zeroes at first.
+#[repr(C)]
+struct Header {
+    /// The half that counts.
+    half: AtomicU64,
+    used: [AtomicU64; 2],
+    /// A record did not fit, or is not what was written: nobody can take over from this.
+    lacking: AtomicU64,
+    nonce: AtomicU64,
+}
+
+pub struct Handoff {
+    base: NonNull<u8>,
+    half_bytes: usize,
+    memory: OwnedFd,
+    pen: Mutex<Pen>,
+}
+
+struct Pen {
+    /// The log is looked through when it has grown to this.
+    compact_at: usize,
+}
+
+// SAFETY: the mapping belongs to this value as long as it lives; it is written under `pen` only, but for single words of the header.
+unsafe impl Send for Handoff {}
+// SAFETY: as above.
+unsafe impl Sync for Handoff {}
+
+impl Handoff {
+    /// Empty memory, which a fork inherits.
+    pub fn new() -> io::Result<Self> {
+        Self::of_size(HALF_BYTES)
+    }
+
+    fn of_size(half_bytes: usize) -> io::Result<Self> {
+        let memory = rustix::fs::memfd_create("surgetank-bequest", MemfdFlags::CLOEXEC)?;
+        let bytes = HEADER_BYTES + 2 * half_bytes;
+        rustix::fs::ftruncate(&memory, bytes as u64)?;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a fresh mapping at an address that the kernel chooses.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, memory.as_fd(), 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut nonce = [0; 8];
+        io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut nonce)?;
+        let handoff = Self {
+            base,
+            half_bytes,
+            memory,
+            pen: Mutex::new(Pen { compact_at: COMPACTED_FROM_BYTES.min(half_bytes) }),
+        };
+        handoff.header().nonce.store(u64::from_ne_bytes(nonce), Ordering::Relaxed);
+        Ok(handoff)
+    }
+
+    /// Tells the requests of this mount from those of another in the catalog.
+    pub fn nonce(&self) -> u64 {
+        self.header().nonce.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is lacking, so another agent can take over.
+    pub fn is_whole(&self) -> bool {
+        self.header().lacking.load(Ordering::Relaxed) == 0
+    }
+
+    pub fn put(&self, record: &Record<'_>) {
+        if framed::<RECORD_BYTES, _>(record, |bytes| self.append(bytes)).is_none()
+            && framed::<RECORD_BYTES_MAX, _>(record, |bytes| self.append(bytes)).is_none()
+        {
+            self.lacks(NO_ROOM);
+        }
+    }
+
+    fn append(&self, bytes: &[u8]) {
+        let mut pen = self.pen();
+        let mut end = self.used();
+        if end + bytes.len() > pen.compact_at.min(self.half_bytes) {
+            self.compact(&mut pen);
+            end = self.used();
+        }
+        if end + bytes.len() > self.half_bytes {
+            return self.lacks(NO_ROOM);
+        }
+        let half = self.header().half.load(Ordering::Relaxed) as usize;
+        // SAFETY: within the half, as was just seen; nobody else writes there.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(half).as_ptr().add(end), bytes.len()) };
+        self.header().used[half].store((end + bytes.len()) as u64, Ordering::Release);
+    }
+
+    /// What it all comes to.
+    pub fn left(&self) -> Left {
+        let _pen = self.pen();
+        self.read()
+    }
+
+    fn read(&self) -> Left {
+        let half = self.header().half.load(Ordering::Acquire) as usize & 1;
+        let used = self.used().min(self.half_bytes);
+        // SAFETY: within the half; what lies before `used` is not written any more.
+        let mut rest = unsafe { std::slice::from_raw_parts(self.at(half).as_ptr(), used) };
+        let mut left = Left::default();
+        while !rest.is_empty() {
+            let Some((record, next)) = taken(rest) else {
+                self.lacks("what an earlier agent left makes no sense");
+                break;
+            };
+            left.take(&record);
+            rest = next;
+        }
+        left
+    }
+
+    fn compact(&self, pen: &mut Pen) {
+        let left = self.read();
+        let half = self.header().half.load(Ordering::Relaxed) as usize & 1;
+        let other = 1 - half;
+        let mut end = 0;
+        let mut fits = true;
+        left.each(|record| {
+            let put = framed::<RECORD_BYTES_MAX, _>(record, |bytes| {
+                let room = end + bytes.len() <= self.half_bytes;
+                if room {
+                    // SAFETY: within the other half, which nobody reads or writes now.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(other).as_ptr().add(end), bytes.len());
+                    }
+                    end += bytes.len();
+                }
+                room
+            });
+            fits &= put.unwrap_or(false);
+        });
+        if !fits {
+            return self.lacks(NO_ROOM);
+        }
+        let header = self.header();
+        header.used[other].store(end as u64, Ordering::Relaxed);
+        header.half.store(other as u64, Ordering::Release);
+        pen.compact_at = (2 * end).max(COMPACTED_FROM_BYTES).min(self.half_bytes);
+        // Its memory is given back; that it is not only costs memory.
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let offset = (HEADER_BYTES + half * self.half_bytes) as u64;
+        let _ = rustix::fs::fallocate(&self.memory, hole, offset, self.half_bytes as u64);
+    }
+
+    fn lacks(&self, why: &str) {
+        if self.header().lacking.swap(1, Ordering::Relaxed) == 0 {
+            tracing::error!("{why}: this agent cannot be replaced");
+        }
+    }
+
+    fn pen(&self) -> MutexGuard<'_, Pen> {
+        self.pen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> usize {
+        let header = self.header();
+        let half = header.half.load(Ordering::Acquire) as usize & 1;
+        header.used[half].load(Ordering::Acquire) as usize
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the first page of the mapping, aligned; any bytes are a header of atomic words.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    fn at(&self, half: usize) -> NonNull<u8> {
+        // SAFETY: both halves lie within the mapping.
+        unsafe { self.base.add(HEADER_BYTES + half * self.half_bytes) }
+    }
+}
+
+/// The first record, and what is behind it. `None`: it is not as it was written.
+fn taken(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let (frame, rest) = bytes.split_first_chunk::<FRAME_BYTES>()?;
+    let [a, b, c, d, crc @ ..] = *frame;
+    let (text, next) = rest.split_at_checked(u32::from_ne_bytes([a, b, c, d]) as usize)?;
+    let right = crc_fast::crc32_iscsi(text) == u32::from_ne_bytes(crc);
+    Some((right.then(|| postcard::from_bytes(text).ok()).flatten()?, next))
+}
+
+/// The record behind its frame. `None`: it does not fit.
+fn framed<const BYTES: usize, T>(record: &Record<'_>, act: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    let mut bytes = [0; BYTES];
+    let length = postcard::to_slice(record, &mut bytes[FRAME_BYTES..]).ok()?.len();
+    let crc = crc_fast::crc32_iscsi(&bytes[FRAME_BYTES..FRAME_BYTES + length]);
+    bytes[..4].copy_from_slice(&(length as u32).to_ne_bytes());
+    bytes[4..FRAME_BYTES].copy_from_slice(&crc.to_ne_bytes());
+    Some(act(&bytes[..FRAME_BYTES + length]))
+}
+
+impl Drop for Handoff {
+    fn drop(&mut self) {
+        // SAFETY: nothing points into the mapping any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), HEADER_BYTES + 2 * self.half_bytes) };
+    }
+}

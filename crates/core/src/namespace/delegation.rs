@@ -1,0 +1,521 @@
+//! Directories that are lent to programs: they make new plain files there themselves, without asking, and tell of them in a
+//! ring in shared memory (docs/internals/doors.md, "Lent directories").
+//!
+//! Whoever locks the tree finds in it what was told until then ([`Namespace::tree`]): so a file that a program made is to
+//! everybody else as if another door had made it just before. What changes what a lent directory is, or binds a name in it in
+//! another way, takes it back first ([`Namespace::unlend`]), with the tree locked from there to the change.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
+
+use foldhash::HashSet;
+
+use surgetank_tier::Plain;
+use surgetank_types::clock;
+use surgetank_types::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timestamp};
+
+use super::Namespace;
+use super::content::{Content, Location, Open};
+use surgetank_state::{Delegation, Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
+
+/// A program that makes one file asks for one file.
+const MADE_MIN: u16 = 2;
+/// A directory that is always taken back again is not lent for so many files.
+const MADE_MAX: u16 = 64;
+const LENDS_MAX: usize = 16;
+/// Room for so many files is set aside for each directory, of as many bytes as one gets, at least.
+const FILES_AHEAD: u64 = 64;
+const FILE_BYTES_MIN: u64 = 64 << 10;
+const FREE_SHARE: u64 = 4;
+/// While so many files are open for those whom they were handed out to, new ones are asked for.
+const HANDED_MAX: u64 = 1024;
+/// And what may be open there is a part of what we may have open.
+const OPEN_SHARE: u64 = 4;
+/// A directory in which nobody has made anything for so long is taken back: the kernel keeps no listing of what is lent, and each
+/// look-up has to look into the ring as well.
+const UNUSED: Duration = Duration::from_secs(2);
+const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
+
+/// A file that a program says it made.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    /// Which we gave: its inode number's. Its id it gets when it is taken in, so that ids tell what was made first.
+    pub number: u64,
+    pub dir: FileId,
+    pub name: Vec<u8>,
+    pub perm: u32,
+    /// By its own words: it may be gone.
+    pub run: RunId,
+    pub dev: u64,
+    pub ino: u64,
+}
+
+impl Namespace {
+    /// Of a file that a program may make.
+    pub fn number_to_delegate(&self) -> u64 {
+        self.write_tree().new_id().0
+    }
+
+    /// What programs told until now is in the tree.
+    pub fn settle(&self) {
+        if self.delegated.load(Ordering::SeqCst) > 0 {
+            drop(self.read_tree());
+        }
+    }
+
+    pub(super) fn settle_in(&self, tree: &mut Tree) {
+        let Some(shim) = self.shim.get() else { return };
+        while shim.claims_wait() {
+            let claims = shim.take_claims();
+            crash_point!("lent.settling");
+            self.commit_apart(tree, |tree| self.take_all_claimed(tree, &claims));
+            crash_point!("lent.settled");
+            self.limit_by_handed();
+            shim.give_back(&mut || tree.new_id().0);
+            // (Others may be on their way; whoever waits for them looks again.)
+            if claims.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn take_all_claimed(&self, tree: &mut Tree, claims: &[Claimed]) {
+        let mut dirs: Vec<FileId> = Vec::new();
+        for claim in claims {
+            match self.take_claimed(tree, claim) {
+                Ok(()) if !dirs.contains(&claim.dir) => dirs.push(claim.dir),
+                Ok(()) => {}
+                Err(why) => {
+                    let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                    self.note(
+                        RunId(0),
+                        String::from_utf8_lossy(&path).into_owned(),
+                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
+                        true,
+                    );
+                }
+            }
+        }
+        for dir in dirs {
+            tree.touch_dir(dir, 0);
+        }
+    }
+
+    fn take_claimed(&self, tree: &mut Tree, claim: &Claimed) -> Result<(), String> {
+        let delegation = tree.delegations.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
+        delegation.used = clock::tick();
+        let (device, watch, reserve_bytes, reason) =
+            (delegation.device, delegation.watch, delegation.reserve_bytes, delegation.reason.clone());
+        let (file, stat, path) = self.claimed_file(tree, claim, device)?;
+        let plain = Plain::of(&file).map_err(|why| why.to_string())?;
+        let name = Name::from(claim.name.as_slice());
+        let id = tree.new_id();
+        let mut inode = Inode::new(attr_of(claim, &stat));
+        inode.logical = Some((claim.dir, name.clone()));
+        inode.sealed = false;
+        inode.run = self.run_claimed(claim.run);
+        inode.handles = 1;
+        inode.replica = Some(PlainId::new(device, &plain));
+        inode.placed = reason;
+        tree.insert(id, inode);
+        tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+        tree.own(id);
+        tree.txn.entry(claim.dir, &name);
+        let content = Content { file: Arc::new(file), location: Location::Tier(device), writable: false };
+        let open = Arc::new(Open::new(id, content, true, None, 0));
+        if self.tiers.device(device).try_reserve(reserve_bytes) {
+            open.reserved_bytes.store(reserve_bytes, Ordering::Relaxed);
+        }
+        open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
+        open.handed.store(true, Ordering::Relaxed);
+        open.handed_to(stat.st_uid);
+        self.directly_written(&open);
+        self.opens().insert(id, open.clone());
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        let told = self.shim.get().is_some_and(|shim| {
+            shim.made_in(watch, &claim.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
+        });
+        if !told {
+            tracing::warn!(path = %String::from_utf8_lossy(&path), "a plain file cannot be watched; it is looked at now and then");
+            self.defer_seal(id);
+        }
+        Ok(())
+    }
+
+    /// The plain file, if it is what the program says, and the name is free.
+    fn claimed_file(
+        &self,
+        tree: &Tree,
+        claim: &Claimed,
+        device: DeviceId,
+    ) -> Result<(File, rustix::fs::Stat, Vec<u8>), String> {
+        let name = &claim.name;
+        if !is_name(name) {
+            return Err("that is no name".into());
+        }
+        let path = tree.child_path(claim.dir, name).ok_or("its directory is gone")?;
+        if tree.entry(claim.dir, name).and_then(Entry::logical).is_some() {
+            return Err("the name is another file's".into());
+        }
+        let file = self.tiers.device(device).open(&path, false).map_err(|why| why.to_string())?;
+        let stat = rustix::fs::fstat(&file).map_err(|why| why.to_string())?;
+        if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (claim.dev, claim.ino) {
+            return Err("another file lies there".into());
+        }
+        Ok((file, stat, path))
+    }
+
+    /// A file was just handed out; its directory is lent if that pays and nothing is in the way. What [`Self::lend`] returns.
+    /// `may_be_dirty`: what [`Self::may_hold_more`] says of its device.
+    pub(super) fn consider_delegation(
+        &self,
+        tree: &mut Tree,
+        caller: &Caller,
+        dir: FileId,
+        open: &Open,
+        may_be_dirty: bool,
+    ) -> Option<Vec<Name>> {
+        if let Some(delegation) = tree.delegations.dirs.get_mut(&dir) {
+            delegation.used = clock::tick();
+        }
+        if !may_be_dirty || !self.may_delegate_at_all(caller) {
+            return None;
+        }
+        let d = tree.dir_mut(dir)?;
+        d.demand.made = d.demand.made.saturating_add(1);
+        if d.demand.made < d.demand.after.max(MADE_MIN) {
+            return None;
+        }
+        self.delegate(tree, caller, dir, open)
+    }
+
+    /// What the kernel was told of the directory it has to be told otherwise before that can be, and of these names; `None`: it
+    /// was told nothing that is in the way.
+    pub(super) fn delegate(&self, tree: &mut Tree, caller: &Caller, dir: FileId, open: &Open) -> Option<Vec<Name>> {
+        let shim = self.shim.get().filter(|_| !tree.delegations.dirs.contains_key(&dir))?;
+        let Location::Tier(device) = open.content().location else { return None };
+        if !self.may_be_delegated(tree, dir) {
+            return None;
+        }
+        let d = tree.dir_mut(dir)?;
+        // (`None`: it was told of too many.)
+        let names = d.kernel_negative_entries.take_all()?;
+        if d.is_in_kernel || !names.is_empty() {
+            return Some(names);
+        }
+        let reserve_bytes = open.reserved_bytes.load(Ordering::Relaxed);
+        let on = self.tiers.device(device);
+        let ahead_bytes = reserve_bytes.max(FILE_BYTES_MIN) * FILES_AHEAD;
+        let path = tree.logical_path(dir)?;
+        let mut inside = path.clone();
+        inside.extend_from_slice(if path.is_empty() { b"-" } else { b"/-" });
+        let (at, _) = on.place_of(&inside)?;
+        if !on.leases() || !on.healthy() || on.free_bytes() < Self::bytes_to_delegate(on, ahead_bytes) {
+            return None;
+        }
+        while tree.delegations.dirs.len() >= LENDS_MAX
+            && let Some(oldest) =
+                tree.delegations.dirs.iter().min_by_key(|(_, delegation)| delegation.number).map(|(dir, _)| *dir)
+        {
+            self.recall_dirs(tree, &[oldest]);
+        }
+        let watch = shim.watch_delegated(&at).ok()?;
+        if !on.try_reserve(ahead_bytes) {
+            shim.no_longer_delegated(watch);
+            return None;
+        }
+        let reason = tree.get(open.id).and_then(|inode| inode.placed.clone());
+        tree.delegations.next += 1;
+        let number = tree.delegations.next;
+        let used = clock::tick();
+        let delegation = Delegation { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number, used };
+        tree.delegations.dirs.insert(dir, delegation);
+        if let Some(d) = tree.dir_mut(dir) {
+            d.is_delegated = true;
+        }
+        self.delegated.store(tree.delegations.dirs.len(), Ordering::SeqCst);
+        // Whoever came to write through the mount meanwhile has not seen that anything is lent.
+        if self.may_delegate_at_all(caller) {
+            self.limit_claims(tree);
+            self.show(tree, dir);
+            crash_point!("lent.shown");
+        } else {
+            self.recall_dirs(tree, &[dir]);
+        }
+        None
+    }
+
+    /// May as much more lie on the device undrained as one directory's files need? Not with the tree locked.
+    pub(super) fn may_hold_more(&self, device: DeviceId) -> bool {
+        self.dirty_allows(self.tiers.device(device), DIRTY_AHEAD_BYTES)
+    }
+
+    /// So much has to be free: files of which we do not know yet grow unseen for as long as others do that are written directly.
+    fn bytes_to_delegate(device: &surgetank_tier::Device, ahead_bytes: u64) -> u64 {
+        let one = surgetank_policy::placement::ample_bytes(&surgetank_tier::DeviceView { writers: 0, ..device.view() });
+        one.saturating_mul(2).saturating_add(ahead_bytes)
+    }
+
+    /// What is made before we know of it is not to take more than a part of what is free.
+    fn limit_claims(&self, tree: &Tree) {
+        let of = |delegation: &Delegation| {
+            self.tiers.device(delegation.device).free_bytes()
+                / FREE_SHARE
+                / delegation.reserve_bytes.max(FILE_BYTES_MIN)
+        };
+        self.claims_max.store(tree.delegations.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
+        self.limit_by_handed();
+    }
+
+    /// Files are made faster than they are sealed, and each is open here until it is.
+    pub(super) fn limit_by_handed(&self) {
+        let left = self.handed_max.saturating_sub(self.handed.load(Ordering::Relaxed) as u64);
+        if let Some(shim) = self.shim.get() {
+            shim.limit_claims(self.claims_max.load(Ordering::Relaxed).min(left));
+        }
+    }
+
+    pub(super) fn may_delegate_at_all(&self, caller: &Caller) -> bool {
+        self.delegates_any
+            && self.config.direct
+            && self.door.get().is_some()
+            && !self.delegation_ended.load(Ordering::SeqCst)
+            && self.final_drains.load(Ordering::Relaxed) == 0
+            && !self.end.is_hurried()
+            // Their closes are told of late: what is made after them would come before them.
+            && self.writing_handles.load(Ordering::SeqCst) == 0
+            && caller.uid == rustix::process::geteuid().as_raw()
+    }
+
+    fn may_be_delegated(&self, tree: &Tree, dir: FileId) -> bool {
+        let Some(inode) = tree.get(dir) else { return false };
+        let own = inode.attr.uid == rustix::process::geteuid().as_raw() && inode.attr.perm & 0o7700 == 0o700;
+        let plain = inode.extra.as_ref().is_none_or(|extra| extra.xattrs.is_none());
+        // (What hints say of a new file is not told to programs.)
+        own && plain
+            && !tree.is_hinted(dir)
+            && inode.owned
+            && inode.logical.is_some()
+            && inode.dir.as_ref().is_some_and(|d| d.complete)
+    }
+
+    /// Nothing is made in this directory any more but by us (`None`: in none), and what was made is in the tree.
+    pub(super) fn recall_delegation(&self, tree: &mut Tree, dir: Option<FileId>) {
+        self.recall_delegations(tree, |_, one| dir.is_none_or(|dir| dir == one));
+    }
+
+    /// The same of all that are below it, and of itself.
+    pub(super) fn recall_delegations_below(&self, tree: &mut Tree, dir: FileId) {
+        self.recall_delegations(tree, |tree, one| tree.is_within(one, dir));
+    }
+
+    fn recall_delegations(&self, tree: &mut Tree, which: impl Fn(&Tree, FileId) -> bool) {
+        let dirs: Vec<FileId> = tree.delegations.dirs.keys().filter(|one| which(tree, **one)).copied().collect();
+        if dirs.is_empty() {
+            return;
+        }
+        for dir in &dirs {
+            if let Some(d) = tree.dir_mut(*dir) {
+                d.demand.after = (d.demand.after.max(MADE_MIN) * 2).min(MADE_MAX);
+            }
+        }
+        self.recall_dirs(tree, &dirs);
+    }
+
+    fn recall_dirs(&self, tree: &mut Tree, dirs: &[FileId]) {
+        let Some(shim) = self.shim.get() else { return };
+        for dir in dirs {
+            if let Some(delegation) = tree.delegations.dirs.get_mut(dir) {
+                delegation.ended = true;
+            }
+            self.show(tree, *dir);
+        }
+        shim.stop_claims();
+        crash_point!("lent.stopped");
+        self.settle_in(tree);
+        for dir in dirs {
+            if let Some(delegation) = tree.delegations.dirs.remove(dir) {
+                self.tiers.device(delegation.device).unreserve(delegation.ahead_bytes);
+                shim.no_longer_delegated(delegation.watch);
+            }
+            if let Some(d) = tree.dir_mut(*dir) {
+                d.demand.made = 0;
+                d.is_delegated = false;
+                // A listing that the kernel has may be from before the last file.
+                d.is_in_kernel = false;
+            }
+        }
+        self.delegated.store(tree.delegations.dirs.len(), Ordering::SeqCst);
+        tree.delegations.strays.extend(shim.take_strays());
+        self.remove_strays(tree);
+    }
+
+    /// What was made by those who died, or stood, before they told of it. Where a directory is not lent nobody else is about it.
+    /// (Recovery removes what is empty and nobody's by itself.)
+    fn remove_strays(&self, tree: &mut Tree) {
+        for (dir, name) in std::mem::take(&mut tree.delegations.strays) {
+            let place = (dir, Name::from(name.as_slice()));
+            if tree.delegations.dirs.contains_key(&dir) || tree.making.contains_key(&place) {
+                tree.delegations.strays.push((dir, name));
+                continue;
+            }
+            let Some(path) = tree.child_path(dir, &name).filter(|_| is_name(&name)) else { continue };
+            let known = tree.entry(dir, &name).and_then(Entry::logical).and_then(|id| tree.get(id)?.replica);
+            for device in self.tiers.devices().filter(|device| device.is_there()) {
+                let Some(stat) = device.open(&path, false).ok().and_then(|file| rustix::fs::fstat(&file).ok()) else {
+                    continue;
+                };
+                let is_known = known.is_some_and(|plain| (plain.device, plain.ino) == (device.id(), stat.st_ino));
+                if !is_known && is_own_file(&stat) && stat.st_size == 0 {
+                    drop(device.unlink_if(&path, stat.st_ino));
+                }
+            }
+        }
+    }
+
+    /// Somebody comes to write through the mount.
+    pub(super) fn recall_for_writer(&self) {
+        if self.delegated.load(Ordering::SeqCst) > 0 {
+            let mut tree = self.write_tree();
+            let dirs: Vec<FileId> = tree.delegations.dirs.keys().copied().collect();
+            self.recall_dirs(&mut tree, &dirs);
+        }
+    }
+
+    /// Nothing is lent any more from here on.
+    pub fn end_delegation(&self) {
+        self.delegation_ended.store(true, Ordering::SeqCst);
+        let mut tree = self.write_tree();
+        self.recall_delegation(&mut tree, None);
+    }
+
+    /// Looks after what is lent: takes in what was told, and takes back what must not be lent any more.
+    pub(crate) fn watch_delegations(&self) {
+        if self.delegated.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let devices = self.tiers.devices().map(surgetank_tier::Device::id);
+        let full: Vec<DeviceId> = devices.filter(|device| !self.may_hold_more(*device)).collect();
+        let mut tree = self.write_tree();
+        let ending = self.delegation_ended.load(Ordering::SeqCst)
+            || self.final_drains.load(Ordering::Relaxed) > 0
+            || self.end.is_hurried();
+        let dirs: Vec<FileId> = tree
+            .delegations
+            .dirs
+            .iter()
+            .filter(|(dir, delegation)| {
+                let on = self.tiers.device(delegation.device);
+                ending
+                    || delegation.used.elapsed() > UNUSED
+                    || !on.healthy()
+                    || on.free_bytes() < Self::bytes_to_delegate(on, 0)
+                    || full.contains(&delegation.device)
+                    || !self.may_be_delegated(&tree, **dir)
+            })
+            .map(|(dir, _)| *dir)
+            .collect();
+        if !dirs.is_empty() {
+            self.recall_dirs(&mut tree, &dirs);
+        }
+        self.limit_claims(&tree);
+        if dirs.is_empty()
+            && let Some(shim) = self.shim.get().filter(|shim| shim.claims_wait())
+        {
+            // Whoever does not come to an end with what he makes keeps the ring from being used.
+            shim.stop_claims();
+            self.settle_in(&mut tree);
+        }
+    }
+
+    /// Files that an earlier agent did not come to write down: as if it had. Their plain files are found like all others'.
+    pub(super) fn take_in_claimed(&self, tree: &mut Tree) {
+        let claims = std::mem::take(&mut *self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut inos: HashSet<u64> = HashSet::default();
+        if !claims.is_empty() {
+            inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
+        }
+        for claim in &claims {
+            // (What a program wrote there: not too large to count on.)
+            tree.next_id = tree.next_id.max((claim.number & (OWN_INODE_BASE - 1)) + 1);
+        }
+        for claim in claims {
+            let known = tree.entry(claim.dir, &claim.name).and_then(Entry::logical);
+            let ino = OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1));
+            if known.and_then(|id| tree.get(id)).is_some_and(|inode| inode.attr.ino == ino) {
+                continue;
+            }
+            let devices = self.tiers.devices().filter(|device| device.is_there());
+            let found = devices.map(|device| (device.id(), self.claimed_file(tree, &claim, device.id())));
+            let found: Vec<_> = found.collect();
+            let made =
+                found.into_iter().find_map(|(device, file)| file.ok().map(|(file, stat, _)| (device, file, stat)));
+            let made = made.filter(|_| inos.insert(ino));
+            let Some((device, file, stat)) = made else {
+                let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&path).into_owned(),
+                    "a program made it just before an earlier agent died, and it is not there any more",
+                    true,
+                );
+                continue;
+            };
+            let Ok(plain) = Plain::of(&file) else { continue };
+            let name = Name::from(claim.name.as_slice());
+            let mut inode = Inode::new(attr_of(&claim, &stat));
+            inode.logical = Some((claim.dir, name.clone()));
+            inode.sealed = false;
+            inode.run = self.still(claim.run);
+            inode.replica = Some(PlainId::new(device, &plain));
+            let id = tree.new_id();
+            tree.insert(id, inode);
+            tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+            tree.own(id);
+            tree.txn.entry(claim.dir, &name);
+        }
+        self.commit(tree);
+        crash_point!("recover.claimed");
+    }
+
+    pub(super) fn has_claimed(&self) -> bool {
+        !self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+/// So many files are open in us for those who have them, and no more by lending.
+pub(super) fn handed_max() -> u64 {
+    let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    open_max.map_or(HANDED_MAX, |max| (max / OPEN_SHARE).min(HANDED_MAX))
+}
+
+fn is_name(name: &[u8]) -> bool {
+    let is_one = !name.is_empty() && name.len() <= 255 && !name.contains(&0) && !name.contains(&b'/');
+    is_one && name != b"." && name != b".." && !name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX)
+}
+
+fn is_own_file(stat: &rustix::fs::Stat) -> bool {
+    let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    regular && stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1
+}
+
+fn attr_of(claim: &Claimed, stat: &rustix::fs::Stat) -> Attr {
+    let changed = Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32);
+    Attr {
+        kind: Kind::File,
+        perm: claim.perm & 0o777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        ino: OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1)),
+        links: 1,
+        size_bytes: 0,
+        blocks: 0,
+        device: 0,
+        atime: Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32),
+        mtime: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32),
+        ctime: changed,
+    }
+}

@@ -1,0 +1,258 @@
+//! Files that lie only in a store without plain files (objects), when somebody opens them.
+//!
+//! Small ones, those that are to be written, and all of them where nobody mediates are fetched whole into a tier before
+//! the open returns, and are then resident like any other: durable, evictable. Large ones are read while they arrive
+//! (`namespace/arrive`), mediated until the last close. That no tier has room makes no open for reading fail (but for
+//! those that nobody mediates): it goes through a window then.
+//!
+//! The danger avoided: attributes of one version and bytes of another. What is fetched is compared with what we know of
+//! the file, which is looked at again if they differ; from then on the store gives that version or nothing.
+
+use std::fs::File;
+use std::io;
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
+
+use surgetank_policy::placement::AskKind;
+use surgetank_store::{Remote, Source, StorePath};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{FileId, Kind, Mode, RunId, StoreIdentity, data_bytes};
+
+use super::super::Namespace;
+use super::super::content::{Content, Location, Open};
+use super::super::fetch::{Arrival, WINDOW_BYTES};
+use super::super::resolve::is_absent;
+use super::{Given, Placed, Via};
+use surgetank_state::Tree;
+
+/// Files up to this size are fetched whole: one range, and programs have the plain file itself.
+const WHOLE_BYTES_MAX: u64 = 4 << 20;
+/// Somebody who replaces a file more often than this while it is opened is not met.
+pub(super) const LOOKS_MAX: usize = 10;
+
+/// One version of a file in the store, and where it was found.
+pub(super) struct There {
+    pub remote: Arc<dyn Remote>,
+    pub path: StorePath,
+}
+
+enum Version {
+    Known,
+    /// Somebody else's doing.
+    Another,
+}
+
+impl Namespace {
+    /// The first open of a file that lies only there. `None`: it is resident now, open it as such. The inode's lock is held.
+    pub(super) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
+        for _ in 0..LOOKS_MAX {
+            let (there, size_bytes) = self.there(id)?;
+            let brought = if writes || via.is_only() {
+                let kind = AskKind::CopyUp { bytes: size_bytes };
+                self.with_room((Some(id), b"", RunId(0)), || self.bring_in(id, &there, kind))
+            } else if size_bytes <= WHOLE_BYTES_MAX {
+                self.bring_in(id, &there, AskKind::Fetch { bytes: size_bytes })
+            } else {
+                return self.open_arriving(id, there, size_bytes).map(Some);
+            };
+            match brought {
+                Ok(()) => return Ok(None),
+                Err(fault) if fault.errno == Errno::NOSPC && !writes && !via.is_only() => {
+                    return self.open_arriving(id, there, size_bytes).map(Some);
+                }
+                // It got other attributes or another place while it was fetched, or is another one now.
+                Err(fault) if fault.errno == Errno::STALE => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    /// The version of the file that we know, to be read, and its size.
+    pub(super) fn there(&self, id: FileId) -> FsResult<(There, u64)> {
+        for _ in 0..LOOKS_MAX {
+            let (path, owner) = {
+                let tree = self.read_tree();
+                let inode = tree.get(id).ok_or(Errno::STALE)?;
+                (tree.applied_path(id).ok_or(Errno::STALE)?, inode.cred())
+            };
+            let who = self.own_cred(owner);
+            let source = self.let_in(id, || self.must_ask((who, &path), |store, who, path| store.source(who, path)));
+            // Whoever looks its name up again sees that it is gone.
+            let source = source.map_err(|why| if is_absent(&why) { Errno::STALE.into() } else { why })?;
+            let Source::Remote(remote) = source else { return Err(Errno::OPNOTSUPP.into()) };
+            match self.version(id, &path, remote.identity())? {
+                Version::Known => {
+                    let size_bytes = remote.identity().size_bytes;
+                    return Ok((There { remote, path }, size_bytes));
+                }
+                Version::Another => self.look_at_it(id)?,
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    /// Is it the version whose attributes we show?
+    fn version(&self, id: FileId, path: &StorePath, is: StoreIdentity) -> FsResult<Version> {
+        let mut tree = self.write_tree();
+        let moved = tree.applied_path(id).as_ref() != Some(path);
+        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        let known = inode.identity.as_deref().copied();
+        if known.is_some_and(|known| known.is_still(&is)) {
+            inode.identity = Some(Box::new(is));
+            inode.checked = Some(surgetank_types::clock::Moment::now());
+            return Ok(Version::Known);
+        }
+        // The drain puts it elsewhere, or gives it other attributes: its bytes are what they were.
+        if moved {
+            return Err(Errno::STALE.into());
+        }
+        let queued = tree.is_queued(id);
+        match known {
+            Some(known) if queued && (known.ino, known.size_bytes) == (is.ino, is.size_bytes) => Ok(Version::Known),
+            _ if queued => Err(Errno::STALE.into()),
+            _ => Ok(Version::Another),
+        }
+    }
+
+    /// Fetches all of it into a tier. The inode's lock is held.
+    pub(super) fn bring_in(&self, id: FileId, there: &There, kind: AskKind) -> FsResult<()> {
+        let size_bytes = there.remote.identity().size_bytes;
+        if self.read_tree().logical_path(id).is_none() {
+            return Err(Errno::STALE.into());
+        }
+        let Some((placed, target)) = self.place_hidden(id, kind)? else { return Err(Errno::NOSPC.into()) };
+        let source = Source::Remote(there.remote.clone());
+        let gate = |_| if self.is_killed() { Err(Errno::INTR.into()) } else { Ok(()) };
+        let copied = source.copy_to(&target, size_bytes, &gate);
+        crash_point!("fetch.copied");
+        let mut tree = self.write_tree();
+        let adopted =
+            copied.map_err(super::fetch_read::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
+        if adopted.is_err() {
+            self.undo_placed(&mut tree, &placed);
+        } else if let (Location::Tier(device), Ok(charged_bytes)) = (&placed.content.location, &adopted) {
+            let device = self.tiers.device(*device);
+            device.unreserve(placed.reserved_bytes);
+            let written_bytes = data_bytes(size_bytes, charged_bytes / 512);
+            device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
+        }
+        adopted.map(drop)
+    }
+
+    /// A hidden plain file for what is fetched, under an id of its own: the file itself may have a hidden one already.
+    fn place_hidden(&self, id: FileId, kind: AskKind) -> FsResult<Option<(Placed, File)>> {
+        let (path, wish, perm, copy) = {
+            let mut tree = self.write_tree();
+            // (What lost its name while somebody reads it is fetched for him alone.)
+            let path = tree.logical_path(id).unwrap_or_default();
+            let copy = tree.new_id();
+            let mut wish = self.wish(&tree, id, &path);
+            if !matches!(kind, AskKind::CopyUp { .. }) {
+                wish.mode = Mode::Copy;
+            }
+            (path, wish, tree.get(id).ok_or(Errno::STALE)?.attr.perm, copy)
+        };
+        let mut placed = self.place(&path, copy, kind, &wish, perm, Via::Mount)?;
+        // A writer of ours would stand in the way of our own leases.
+        placed.made = None;
+        if !matches!(placed.content.location, Location::Tier(_)) {
+            self.undo_placed(&mut self.write_tree(), &placed);
+            return Ok(None);
+        }
+        match placed.writable() {
+            Ok(target) => Ok(Some((placed, target))),
+            Err(why) => {
+                self.undo_placed(&mut self.write_tree(), &placed);
+                Err(why.into())
+            }
+        }
+    }
+
+    /// All bytes are there: the hidden file is the file's copy on the tier from now on. Returns what it is charged.
+    pub(super) fn take_in(&self, tree: &mut Tree, id: FileId, placed: &Placed, file: &File) -> FsResult<u64> {
+        let inode = tree.get(id).ok_or(Errno::STALE)?;
+        let fits = inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty();
+        if !fits || inode.logical.is_none() {
+            return Err(Errno::STALE.into());
+        }
+        let Location::Tier(device) = placed.content.location else { return Err(Errno::STALE.into()) };
+        // Its times are those that programs see.
+        Given::known(&inode.attr).give(file)?;
+        let charged_bytes = u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0) * 512;
+        tree.own(id);
+        self.adopt(tree, id, placed)?;
+        if let Some(inode) = tree.get_mut(id) {
+            inode.charged_bytes = charged_bytes;
+        }
+        self.tiers.device(device).add_used(i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+        tree.recount(id);
+        crash_point!("fetch.adopted");
+        self.commit(tree);
+        Ok(charged_bytes)
+    }
+
+    /// Open while it arrives. No request is made: the first reader says what he wants.
+    pub(super) fn open_arriving(&self, id: FileId, there: There, size_bytes: u64) -> FsResult<Open> {
+        let (file, placed) = match self.place_to_arrive(id, size_bytes)? {
+            Some((placed, file)) => (file, Some(placed)),
+            None => (self.window(size_bytes)?, None),
+        };
+        let file = Arc::new(file);
+        let content = Content { file: file.clone(), location: Location::Arriving, writable: false };
+        let open = Open::new(id, content, false, None, 0);
+        open.arrives(Arc::new(Arrival::new(there.remote, there.path, size_bytes, file, placed)));
+        Ok(open)
+    }
+
+    /// What a program reads since an earlier agent, which died before it had come. `None`: it is elsewhere, or gone.
+    pub(crate) fn arrives_again(&self, id: FileId) -> Option<Open> {
+        let elsewhere = |tree: &Tree| tree.get(id).is_none_or(|inode| inode.replica.is_some() || inode.dirty());
+        if self.store.features().plain_files || elsewhere(&self.read_tree()) {
+            return None;
+        }
+        let opened = self.there(id).and_then(|(there, size_bytes)| self.open_arriving(id, there, size_bytes));
+        opened.inspect_err(|why| tracing::error!(id = id.0, %why, "cannot be read on: ESTALE")).ok()
+    }
+
+    /// Where all of it fits without putting anybody out; else where it can begin: it is charged as it comes.
+    fn place_to_arrive(&self, id: FileId, size_bytes: u64) -> FsResult<Option<(Placed, File)>> {
+        let asks = [AskKind::Prefetch { bytes: size_bytes }, AskKind::Fetch { bytes: size_bytes.min(WINDOW_BYTES) }];
+        for kind in asks {
+            match self.place_hidden(id, kind) {
+                Ok(None) => {}
+                Err(fault) if fault.errno == Errno::NOSPC => {}
+                Err(fault) => return Err(fault),
+                Ok(Some((mut placed, file))) => {
+                    if let Location::Tier(device) = placed.content.location {
+                        self.tiers.device(device).unreserve(std::mem::take(&mut placed.reserved_bytes));
+                    }
+                    if let Err(why) = file.set_len(size_bytes) {
+                        self.undo_placed(&mut self.write_tree(), &placed);
+                        return Err(why.into());
+                    }
+                    return Ok(Some((placed, file)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A file without a name, beside our state rather than in memory, of which no more than a window is filled.
+    fn window(&self, size_bytes: u64) -> io::Result<File> {
+        use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+        let on_disk = || -> io::Result<File> {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let file = File::from(rustix::fs::open(&self.config.state, flags, Mode::from_raw_mode(0o600))?);
+            file.set_len(size_bytes)?;
+            // What is not wanted any more has to go again.
+            rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096)?;
+            Ok(file)
+        };
+        on_disk().or_else(|_| {
+            let file = File::from(rustix::fs::memfd_create("surgetank-window", MemfdFlags::CLOEXEC)?);
+            file.set_len(size_bytes)?;
+            Ok(file)
+        })
+    }
+}

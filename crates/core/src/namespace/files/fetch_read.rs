@@ -1,0 +1,336 @@
+//! Reading files that are still arriving, and what becomes of them: complete, needed whole by a writer, or left half-way.
+//!
+//! A reader asks for his chunks and those ahead of him, and waits with nothing locked. Where there is no room for a chunk
+//! his bytes come straight from the store. The dangers avoided: a writer on a file whose bytes are not all there (he waits
+//! for them), and a file that its readers lose because it was deleted or replaced meanwhile (the drain waits for the rest
+//! of it, and tries again as long as it tries anything again).
+
+use crate::report::run::EventKind;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
+
+use surgetank_policy::placement::AskKind;
+use surgetank_store::source::RANGE_BYTES;
+use surgetank_store::verdict::{Verdict, classify};
+use surgetank_store::{Remote, Source};
+use surgetank_types::clock;
+use surgetank_types::error::{Errno, Fault, FsResult};
+use surgetank_types::model::{DeviceId, FileId, RunId, data_bytes};
+
+use super::super::Namespace;
+use super::super::content::{Content, Location, Open};
+use super::super::fetch::{Arrival, Failure, Want, chunk_of};
+use super::Via;
+use super::fetch_open::{LOOKS_MAX, There};
+
+/// How long the drain may take to write down what it did to a file.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// For another chunk at least this part of a full device is emptied.
+const EVICT_SHARE: u64 = 16;
+
+/// What a program sees of an error of the store. (Nobody who reads a file expects to be told to come again.)
+pub(super) fn told(why: io::Error) -> Fault {
+    match Fault::from(why) {
+        fault if fault.errno == Errno::AGAIN => Fault { errno: Errno::IO, ..fault },
+        fault => fault,
+    }
+}
+
+impl Namespace {
+    /// Reads what is there up to the end of a chunk at most, after it came. `None`: it is not arriving any more.
+    pub(super) fn read_arriving(
+        &self,
+        open: &Open,
+        arrival: &Arc<Arrival>,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> FsResult<Option<usize>> {
+        let Some(left) = arrival.size_bytes.checked_sub(offset).filter(|left| *left > 0) else { return Ok(Some(0)) };
+        let length = left.min(buffer.len() as u64);
+        let chunk = chunk_of(offset);
+        let here = length.min((chunk + 1) * RANGE_BYTES - offset);
+        let buffer = &mut buffer[..usize::try_from(here).unwrap_or(0)];
+        // What the caller reads next is not a guess.
+        let end = chunk_of(offset + length - 1);
+        let last = (end + arrival.follow(offset, here)).min(arrival.chunks() - 1);
+        loop {
+            let (remote, failures) = (arrival.remote().0, arrival.failures());
+            let kept = self.want_chunk(arrival, chunk, false);
+            let _all = kept && (chunk + 1..=last).all(|next| self.want_chunk(arrival, next, true));
+            arrival.start();
+            let came = match kept {
+                true => arrival.wait(chunk, failures, &|| self.is_killed()),
+                false => Err(Failure::Place),
+            };
+            match came {
+                Ok(Some(_pinned)) => {
+                    let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+                    if !open.arrival().is_some_and(|now| Arc::ptr_eq(&now, arrival)) {
+                        return Ok(None);
+                    }
+                    arrival.file().read_exact_at(buffer, offset)?;
+                    return Ok(Some(buffer.len()));
+                }
+                // Whoever wants to write it waited for all of it, or had it fetched.
+                Ok(None) if !open.arrival().is_some_and(|now| Arc::ptr_eq(&now, arrival)) => return Ok(None),
+                Ok(None) => {}
+                Err(Failure::Killed) => return Err(Errno::INTR.into()),
+                Err(Failure::Place) => match remote.read_at(buffer, offset) {
+                    Ok(()) => return Ok(Some(buffer.len())),
+                    Err(why) if is_stale(&why) && self.goes_on(open.id, arrival, &remote) => {}
+                    Err(why) => return Err(told(why)),
+                },
+                Err(Failure::Store(Errno::STALE)) if self.goes_on(open.id, arrival, &remote) => {}
+                Err(Failure::Store(errno)) => return Err(told(errno.into())),
+            }
+        }
+    }
+
+    /// `false`: there is no room for it.
+    fn want_chunk(&self, arrival: &Arrival, chunk: u64, ahead: bool) -> bool {
+        loop {
+            match arrival.want(chunk, ahead) {
+                Want::Had => return true,
+                Want::Room(bytes) if self.room_to_arrive(arrival, bytes) || arrival.recycle(!ahead) => {}
+                Want::Room(_) => return false,
+            }
+        }
+    }
+
+    fn room_to_arrive(&self, arrival: &Arrival, bytes: u64) -> bool {
+        let Some(id) = arrival.device() else { return false };
+        let device = self.tiers.device(id);
+        let mut granted = device.try_reserve(bytes);
+        if !granted && self.read_tree().has_clean(id) {
+            self.evict_from(id, bytes.max(device.view().cap_bytes / EVICT_SHARE));
+            granted = device.try_reserve(bytes);
+        }
+        if granted {
+            self.charge_arriving(id, i64::try_from(bytes).unwrap_or(i64::MAX));
+            device.unreserve(bytes);
+            if !arrival.give(bytes) {
+                self.charge_arriving(id, -i64::try_from(bytes).unwrap_or(i64::MAX));
+            }
+        }
+        granted
+    }
+
+    /// What is arriving is in the store, and counts as such.
+    fn charge_arriving(&self, device: DeviceId, bytes: i64) {
+        self.tiers.device(device).add_used(bytes);
+        self.write_tree().arriving(device, bytes);
+    }
+
+    /// A writer needs room on the device: what arrives there gives up what was read.
+    pub(crate) fn squeeze_arrivals(&self, device: DeviceId) -> u64 {
+        let arrivals: Vec<Arc<Arrival>> = self.opens().values().filter_map(|open| open.arrival()).collect();
+        let mut freed = 0;
+        for arrival in arrivals.iter().filter(|arrival| arrival.device() == Some(device)) {
+            let bytes = arrival.squeeze();
+            self.charge_arriving(device, -i64::try_from(bytes).unwrap_or(i64::MAX));
+            freed += bytes;
+        }
+        freed
+    }
+
+    /// The version that it is of is not where it was. If that was our own drain, which renamed the file or gave it other
+    /// attributes, the rest comes from where it is now.
+    fn goes_on(&self, id: FileId, arrival: &Arrival, asked: &Arc<dyn Remote>) -> bool {
+        let until = clock::tick() + PATIENCE;
+        loop {
+            let (before, path) = arrival.remote();
+            // Another reader found it meanwhile.
+            if !Arc::ptr_eq(&before, asked) {
+                return true;
+            }
+            let (queued, ours) = {
+                let tree = self.read_tree();
+                let Some(inode) = tree.get(id) else { return false };
+                // Nobody but the drain changes these while somebody has the file open.
+                let known = inode.identity.as_deref().copied();
+                let ours = known != Some(before.identity()) || tree.applied_path(id).as_ref() != Some(&path);
+                (tree.is_queued(id), ours)
+            };
+            if !ours && !queued && !self.may_move(id, Some(&path)) {
+                return false;
+            }
+            let found = ours.then(|| self.there_as_known(id, arrival.size_bytes)).flatten();
+            if let Some(There { remote, path }) = found {
+                arrival.goes_on_with(remote, path);
+                return true;
+            }
+            if clock::tick() >= until {
+                return false;
+            }
+            surgetank_types::sync::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// What the store has, if that is what we brought it to.
+    fn there_as_known(&self, id: FileId, size_bytes: u64) -> Option<There> {
+        let (path, owner) = {
+            let tree = self.read_tree();
+            (tree.applied_path(id)?, tree.get(id)?.cred())
+        };
+        let source = self.must_ask((self.own_cred(owner), &path), |store, who, path| store.source(who, path));
+        let Ok(Source::Remote(remote)) = source else { return None };
+        let known = self.read_tree().get(id)?.identity.as_deref().copied();
+        let is = remote.identity();
+        let same = known.is_some_and(|known| known.is_still(&is)) && is.size_bytes == size_bytes;
+        same.then_some(There { remote, path })
+    }
+
+    /// Nothing is missing any more: the hidden file becomes the file's copy on the tier, unless somebody is busy with it.
+    pub(super) fn try_complete(&self, open: &Arc<Open>, arrival: &Arrival) {
+        if arrival.is_complete()
+            && let Some(_inode) = self.try_lock_inode(open.id)
+        {
+            self.complete_arrival(open);
+        }
+    }
+
+    /// The inode's lock is held. `false`: it is not complete, or not what the store has any more.
+    pub(super) fn complete_arrival(&self, open: &Open) -> bool {
+        let Some(arrival) = open.arrival().filter(|arrival| arrival.is_complete()) else { return false };
+        let (Some(placed), Some(device)) = (&arrival.placed, arrival.device()) else { return false };
+        let at = || {
+            let tree = self.read_tree();
+            let inode = tree.get(open.id).filter(|inode| inode.logical.is_some())?;
+            Some((tree.applied_path(open.id)?, inode.cred(), inode.identity.as_deref().copied()?))
+        };
+        let Some((path, owner, known)) = at() else { return false };
+        let (who, there) = (self.own_cred(owner), path.clone());
+        let stat = self.would_ask(move |store| store.stat(who, &there));
+        let unchanged = stat.is_some_and(|stat| stat.is_ok_and(|stat| known.is_still(&stat.identity)));
+        if !unchanged || at() != Some((path, owner, known)) {
+            return false;
+        }
+        // (Ours for writing would stand in the way of our own leases.)
+        let Ok(file) = super::place::reopen_read_only(arrival.file()) else { return false };
+        let mut tree = self.write_tree();
+        let Ok(charged_bytes) = self.take_in(&mut tree, open.id, placed, arrival.file()) else { return false };
+        open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
+        open.replace(Content { file: Arc::new(file), location: Location::Tier(device), writable: false });
+        drop(tree);
+        open.take_arrival();
+        self.charge_arriving(device, -i64::try_from(arrival.end()).unwrap_or(i64::MAX));
+        let written_bytes = data_bytes(arrival.size_bytes, charged_bytes / 512);
+        self.tiers.device(device).counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
+        let place = self.tiers.device(device).tier_name();
+        self.events.count(EventKind::Fetched, place, "opened while only the store had it", arrival.size_bytes);
+        true
+    }
+
+    /// Nobody has it open any more. The inode's lock is held.
+    pub(super) fn end_arrival(&self, open: &Open) {
+        if open.arrival().is_some() && !self.complete_arrival(open) {
+            self.drop_arrival(open);
+        }
+    }
+
+    fn drop_arrival(&self, open: &Open) {
+        let Some(arrival) = open.take_arrival() else { return };
+        let charged_bytes = arrival.end();
+        if let (Some(placed), Some(device)) = (&arrival.placed, arrival.device()) {
+            self.undo_placed(&mut self.write_tree(), placed);
+            self.charge_arriving(device, -i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// All of it has to be on a tier, for somebody will write it. Its readers go on. The inode's lock is held.
+    pub(super) fn arrive_whole(&self, open: &Open, truncates: bool) -> FsResult<()> {
+        let Some(arrival) = open.arrival() else { return Ok(()) };
+        if truncates {
+            let placed = self.open_placed(open.id, None, 0, Via::Mount)?;
+            self.unback(&placed);
+            open.replace(placed.content());
+            self.drop_arrival(open);
+            return Ok(());
+        }
+        let failures = arrival.failures();
+        while self.want_all(&arrival) && arrival.failures() == failures {
+            if self.complete_arrival(open) {
+                return Ok(());
+            }
+            if arrival.is_complete() {
+                break;
+            }
+            if self.is_killed() {
+                return Err(Errno::INTR.into());
+            }
+            surgetank_types::sync::thread::sleep(LOOK_EVERY);
+        }
+        // It would not fit, or something went wrong: all anew, where there is room.
+        let id = open.id;
+        self.with_room((Some(id), b"", RunId(0)), || self.bring_in_instead(id, &arrival))?;
+        let content = self.content_of(id).ok_or(Errno::STALE)?;
+        let charged_bytes = self.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
+        open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
+        open.replace(content);
+        self.drop_arrival(open);
+        Ok(())
+    }
+
+    /// What its readers have read of it must stay true.
+    fn bring_in_instead(&self, id: FileId, arrival: &Arrival) -> FsResult<()> {
+        let bytes = arrival.size_bytes;
+        for _ in 0..LOOKS_MAX {
+            let (remote, _) = arrival.remote();
+            match self.there_as_known(id, bytes) {
+                Some(there) => match self.bring_in(id, &there, AskKind::CopyUp { bytes }) {
+                    Err(fault) if fault.errno == Errno::STALE => {}
+                    brought => return brought,
+                },
+                None if self.goes_on(id, arrival, &remote) => {}
+                None => break,
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    /// `false`: there is no room for all of it.
+    fn want_all(&self, arrival: &Arc<Arrival>) -> bool {
+        let room = |chunk| loop {
+            match arrival.want(chunk, true) {
+                Want::Had => return true,
+                Want::Room(bytes) if self.room_to_arrive(arrival, bytes) => {}
+                Want::Room(_) => return false,
+            }
+        };
+        let all = arrival.placed.is_some() && (0..arrival.chunks()).all(room);
+        arrival.start();
+        all
+    }
+
+    /// The store's file is about to go: whoever reads it needs the rest of it before. `stop`: whoever waits for it leaves.
+    /// An error: it does not come now, and may later.
+    pub(crate) fn let_arrive(&self, id: FileId, stop: &dyn Fn() -> bool) -> Result<(), Errno> {
+        let Some(arrival) = self.open_of(id).and_then(|open| open.arrival()) else { return Ok(()) };
+        let seen = || (arrival.remote().0, arrival.failures());
+        let (mut remote, mut failures) = seen();
+        while !arrival.is_complete() && self.want_all(&arrival) && !stop() {
+            if self.open_of(id).is_none_or(|open| open.arrival().is_none()) {
+                break;
+            }
+            match arrival.failed_after(failures) {
+                None => surgetank_types::sync::thread::sleep(LOOK_EVERY),
+                // Not this version, or not any more under this name.
+                Some(Failure::Store(Errno::STALE)) => match self.goes_on(id, &arrival, &remote) {
+                    true => (remote, failures) = seen(),
+                    false => break,
+                },
+                Some(Failure::Store(errno)) if classify(errno) == Verdict::Retry => return Err(errno),
+                Some(_) => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_stale(why: &io::Error) -> bool {
+    why.raw_os_error() == Some(libc::ESTALE)
+}

@@ -1,0 +1,356 @@
+//! Surviving the agent: what is written down so that the next one can go on where this one was killed (`crate::handoff`, and
+//! which requests were carried out, in the catalog), and what that one makes of it ([`restore`]).
+//!
+//! A request that the kernel sends again (the agent that had it was killed before it answered) is either
+//! * carried out already: its change is committed, and with it, in the same record, the request's number. It is
+//!   answered from what is there now;
+//! * or not: then nothing of it is left, and it is carried out like a new one.
+//!
+//! Without a supervisor nothing of this is written.
+
+mod restore;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+use surgetank_types::sync::atomic::{AtomicBool, Ordering};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::content::{Content, Location, Open};
+use super::{Found, Grant, Namespace, Noted, Opened};
+use crate::handoff::{Handoff, Left, LeftMirror, Record};
+use surgetank_state::{Inode, Name, Place, Tree};
+use surgetank_store::StoreStat;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, Change, FileId, Image, Kind, RunId};
+
+/// Counters of the catalog: which request a thread carried out last, and which file that was about.
+const REQUEST: &str = "request-";
+const ABOUT: &str = "about-";
+/// The kernel knows the file, how often nobody knows any more: it is remembered as long as the mount lives.
+pub(super) const MANY: u32 = u32::MAX / 2;
+/// A program that was not answered asks the next agent, as soon as that one is there.
+const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Who holds descriptors that have to outlive the agent.
+pub trait Keeper: Send + Sync {
+    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
+    fn give_up(&self, name: &str);
+}
+
+/// A request of the kernel, by the one who serves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// No two requests of the same are served at once.
+    pub slot: u64,
+    pub number: u64,
+}
+
+/// What there is to survive with.
+#[derive(Default)]
+pub struct Survival {
+    pub handoff: Option<Arc<Handoff>>,
+    pub keeper: Option<Arc<dyn Keeper>>,
+    /// What the keeper held for an earlier agent, by its name.
+    pub kept: HashMap<String, File>,
+    /// An earlier agent served this mount.
+    pub again: bool,
+    /// Files that programs made in directories that an earlier agent had lent them, and that it did not come to write down.
+    pub claimed: Vec<super::Claimed>,
+}
+
+type Names = HashMap<(FileId, Box<[u8]>), FileId>;
+
+pub(super) struct Memory {
+    handoff: Option<Arc<Handoff>>,
+    keeper: Option<Arc<dyn Keeper>>,
+    kept: Mutex<HashMap<String, File>>,
+    again: bool,
+    pub claimed: Mutex<Vec<super::Claimed>>,
+    request: OnceLock<fn() -> Option<Request>>,
+    left: Mutex<Left>,
+    /// Files of the store that the kernel knows from an earlier agent, by their names; and whether there are any.
+    names: Mutex<Names>,
+    mirrors: AtomicBool,
+    /// Requests that were carried out, and which files they were about.
+    done: Mutex<HashMap<u64, FileId>>,
+    /// Handles below this number are an earlier agent's.
+    handles_from: OnceLock<u64>,
+}
+
+impl Memory {
+    pub fn new(survival: Survival) -> Self {
+        let Survival { handoff, keeper, kept, again, claimed } = survival;
+        let left = handoff.as_ref().filter(|_| again).map(|handoff| handoff.left()).unwrap_or_default();
+        Self {
+            handoff,
+            keeper,
+            kept: Mutex::new(kept),
+            again,
+            claimed: Mutex::new(claimed),
+            request: OnceLock::new(),
+            names: Mutex::new(left.mirrors.iter().map(|(id, one)| ((one.dir, one.name.clone()), *id)).collect()),
+            mirrors: AtomicBool::new(!left.mirrors.is_empty()),
+            left: Mutex::new(left),
+            done: Mutex::default(),
+            handles_from: OnceLock::new(),
+        }
+    }
+
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn done(&self) -> MutexGuard<'_, HashMap<u64, FileId>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Namespace {
+    /// Tells which request this thread serves.
+    pub fn set_request(&self, request: fn() -> Option<Request>) {
+        let _ = self.survival.request.set(request);
+    }
+
+    pub(super) fn hand_off(&self, record: &Record<'_>) {
+        if let Some(handoff) = &self.survival.handoff {
+            handoff.put(record);
+        }
+    }
+
+    fn request(&self) -> Option<Request> {
+        self.survival.request.get().and_then(|request| request())
+    }
+
+    pub(super) fn hand_off_handle(&self, fh: u64, open: &Open, writes: bool, flags: i32, run: RunId) {
+        if self.survival.handoff.is_some() {
+            let by = self.request().map_or(0, |request| request.number);
+            self.hand_off(&Record::Opened { fh, id: open.id, flags, writes, run, direct: open.direct, by });
+        }
+    }
+
+    pub(super) fn hand_off_noted(&self, noted: &Noted) {
+        if self.survival.handoff.is_some()
+            && noted.counts
+            && let Ok(text) = serde_json::to_vec(noted)
+        {
+            self.hand_off(&Record::Noted { text: &text });
+        }
+    }
+
+    /// The directories of names that changed have new times, and files that are dropped mean nothing any more.
+    pub(super) fn hand_off_names(&self, tree: &Tree, names: &[Place], dropped: &[FileId]) {
+        if self.survival.handoff.is_none() {
+            return;
+        }
+        let mut told = None;
+        for (dir, _) in names {
+            if told != Some(*dir)
+                && let Some(inode) = tree.get(*dir)
+            {
+                let (nanos, links) = (inode.attr.mtime.nanos, inode.attr.links);
+                self.hand_off(&Record::Touched { dir: *dir, nanos, links });
+                told = Some(*dir);
+            }
+        }
+        dropped.iter().for_each(|id| self.hand_off(&Record::Forgotten { id: *id }));
+    }
+
+    /// Where this request appends. One that comes again appends where it did, or it would do so twice.
+    pub(super) fn append_at(&self, fh: u64, end: u64) -> u64 {
+        let Some(by) = self.request().map(|request| request.number) else { return end };
+        if self.survival.again
+            && let Some((before, at)) = self.survival.left().appends.get(&fh)
+            && *before == by
+        {
+            return *at;
+        }
+        self.hand_off(&Record::Appending { fh, by, at: end });
+        end
+    }
+
+    /// What the catalog says of the request that this thread carries out.
+    pub(super) fn request_done(&self, about: FileId) -> Option<[Change; 2]> {
+        let nonce = self.survival.handoff.as_ref()?.nonce();
+        let Request { slot, number } = self.request()?;
+        Some([
+            Change::PutCounter(format!("{REQUEST}{slot}"), number ^ nonce),
+            Change::PutCounter(format!("{ABOUT}{slot}"), about.0),
+        ])
+    }
+
+    /// Was the request carried out by an earlier agent? The file that it was about.
+    pub fn carried_out(&self, number: u64) -> Option<FileId> {
+        self.survival.done().get(&number).copied()
+    }
+
+    pub(super) fn remember_requests(&self, image: &Image) {
+        let Some(handoff) = self.survival.handoff.as_ref().filter(|_| self.survival.again) else { return };
+        let mut done = self.survival.done();
+        for (name, number) in &image.counters {
+            if let Some(slot) = name.strip_prefix(REQUEST)
+                && let Some(about) = image.counters.get(&format!("{ABOUT}{slot}"))
+            {
+                done.insert(number ^ handoff.nonce(), FileId(*about));
+            }
+        }
+    }
+
+    /// Who goes on changing what was queued does so with the next agent too.
+    pub(super) fn due_after_recovery(&self) -> std::time::Instant {
+        surgetank_types::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
+    }
+
+    /// An empty file may have been made for a program that was not told, and asks again: it is not to be seen in the store
+    /// before that one had its turn to write it.
+    pub(super) fn await_makers(&self, tree: &mut Tree) {
+        if !self.survival.again {
+            return;
+        }
+        let empty = |inode: &Inode| inode.attr.kind == Kind::File && inode.attr.size_bytes == 0;
+        let ops: Vec<_> =
+            tree.iter().filter(|(_, inode)| empty(inode)).filter_map(|(_, inode)| inode.publish).collect();
+        let until = surgetank_types::clock::tick() + ASKED_AGAIN_WITHIN;
+        for seq in ops {
+            if let Some(op) = tree.ops.get_mut(&seq) {
+                op.not_before = Some(until);
+            }
+        }
+    }
+
+    /// Which run a file or operation of an earlier agent belongs to.
+    pub(super) fn still(&self, run: RunId) -> RunId {
+        if self.survival.again { run } else { RunId(0) }
+    }
+
+    /// The number of a file that is only the store's: the one that the kernel knows, or a new one.
+    pub(super) fn mirror_id(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
+        if let Some(id) = self.known_before(tree, dir, name, stat) {
+            return id;
+        }
+        let id = tree.new_id();
+        let (ino, kind) = (stat.attr.ino, stat.attr.kind);
+        self.hand_off(&Record::Mirror { id, dir, name, ino, kind });
+        id
+    }
+
+    fn known_before(&self, tree: &Tree, dir: FileId, name: &Name, stat: &StoreStat) -> Option<FileId> {
+        if !self.survival.mirrors.load(Ordering::Relaxed) {
+            return None;
+        }
+        let id = *self.survival.names().get(&(dir, Box::from(&**name)))?;
+        let same = self.survival.left().mirrors.get(&id).is_some_and(|one| one.is(stat));
+        (same && tree.get(id).is_none()).then_some(id)
+    }
+
+    /// A number that the kernel has from an earlier agent gets its meaning back, if it has none yet and the store still has
+    /// the file. To be called before anything else is asked of the number; store I/O, so with no lock held.
+    pub fn recall(&self, id: FileId) {
+        if !self.survival.mirrors.load(Ordering::Relaxed) || self.read_tree().get(id).is_some() {
+            return;
+        }
+        let Some(mirror) = self.survival.left().mirrors.get(&id).cloned() else { return };
+        if mirror.dir != id {
+            self.recall(mirror.dir);
+        }
+        let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(path) = self.read_tree().applied_path(mirror.dir).map(|dir| dir.join(&mirror.name)) else { return };
+        let who = surgetank_store::Cred {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
+        let Ok(stat) = self.store.stat(who, &path) else { return };
+        let mut tree = self.write_tree();
+        if mirror.is(&stat) && tree.get(id).is_none() {
+            self.recalled(&mut tree, id, mirror, &stat);
+        }
+    }
+
+    fn recalled(&self, tree: &mut Tree, id: FileId, mirror: LeftMirror, stat: &StoreStat) {
+        let place = (mirror.dir, Name::from(mirror.name));
+        let mut inode = Inode::new(stat.attr);
+        inode.identity = Some(Box::new(stat.identity));
+        inode.checked = Some(surgetank_types::clock::Moment::now());
+        inode.lookups = MANY;
+        inode.enters_kernel();
+        let free = tree.entry(place.0, &place.1).is_none();
+        if free {
+            inode.logical = Some(place.clone());
+            inode.applied = Some(place.clone());
+        }
+        tree.insert(id, inode);
+        if free {
+            tree.bind(place.0, &place.1, |entry| {
+                entry.set_logical(Some(id));
+                entry.set_planned(Some(id));
+            });
+        }
+        if stat.attr.kind == Kind::File && stat.attr.links > 1 {
+            tree.hard_links.entry(stat.attr.ino).or_insert(id);
+        }
+    }
+
+    /// A file of the store loses its last name while it is open: the next agent could not open it any more.
+    pub(super) fn keep_content(&self, open: &Open) {
+        if let Some(keeper) = &self.survival.keeper
+            && let content = open.content()
+            && content.location == Location::Store
+            && let Err(why) = keeper.keep(&kept_as(open.id), content.file.as_fd())
+        {
+            tracing::warn!(%why, "an open file without a name would not survive this agent");
+        }
+    }
+
+    /// Nobody has it open any more, and it has no name.
+    pub(super) fn give_up_content(&self, id: FileId) {
+        if let Some(keeper) = &self.survival.keeper {
+            keeper.give_up(&kept_as(id));
+        }
+    }
+
+    /// Registers a plain file with the kernel, where that is possible.
+    pub(super) fn back(&self, id: FileId, content: &Content) -> Option<u32> {
+        let door = self.door.get().filter(|door| door.passes_through())?;
+        let backing = door.back(content.file.as_fd()).ok()?;
+        self.hand_off(&Record::Backed { id, backing });
+        Some(backing)
+    }
+}
+
+/// Requests that come again.
+impl Namespace {
+    /// The file that a request was about which was carried out: as a look-up would find it.
+    pub fn made_before(&self, about: FileId) -> FsResult<Found> {
+        self.found(about).map_err(|_gone| Errno::STALE.into())
+    }
+
+    /// The create was carried out, and nobody was told of the open file.
+    pub fn opened_before(&self, caller: &Caller, about: FileId, flags: i32) -> FsResult<(Found, Opened)> {
+        let run = self.run(caller);
+        let open = self.open_inode(about, true, false, run, super::files::Via::Mount)?;
+        let opened = self.register(open, true, flags, run);
+        Ok((self.made_before(about)?, opened))
+    }
+
+    /// The open file is there: the answer to whom it was made for.
+    pub fn opened_as(&self, fh: u64) -> FsResult<Opened> {
+        let handle = self.handle(fh)?;
+        let backing = handle.open.backing_or(|content| self.back(handle.id, content));
+        let grant = backing.map_or(Grant::Mediated, Grant::Direct);
+        Ok(Opened { handle: fh, grant, keep_cache: false, shared: handle.open.direct && backing.is_none() })
+    }
+}
+
+fn kept_as(id: FileId) -> String {
+    format!("content-{}", id.0)
+}
+
+impl LeftMirror {
+    fn is(&self, stat: &StoreStat) -> bool {
+        (self.ino, self.kind) == (stat.attr.ino, stat.attr.kind)
+    }
+}

@@ -1,0 +1,220 @@
+//! What programs have open goes on where an earlier agent was killed: handles, listings, directories' times.
+//!
+//! Done once, after the catalog was taken up and before anybody is served. Files that programs can still write were not
+//! sealed by that (`left_written`, `still_handed`).
+
+use std::time::Instant;
+
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
+
+use super::super::content::{Content, Handle, Location, Open, reopen_writable};
+use super::super::files::{hidden_name, nobody_writes};
+use super::super::recover::STORE_PATIENCE;
+use super::super::{Namespace, Noted};
+use super::{MANY, kept_as};
+use crate::handoff::{Left, LeftHandle};
+use surgetank_state::{PlainId, files_of};
+use surgetank_types::model::{FileId, OpKind, Timestamp};
+
+const NUMBERS_LEFT_OUT: u64 = 1 << 20;
+
+impl Namespace {
+    /// Does a program have the file open through the mount since an earlier agent?
+    pub(in super::super) fn left_open(&self, id: FileId) -> bool {
+        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id)
+    }
+
+    /// Do programs go on, and is not known yet with what?
+    pub(in super::super) fn is_yet_to_restore(&self) -> bool {
+        self.survival.again && self.survival.handles_from.get().is_none()
+    }
+
+    /// Can a program write the file through the mount?
+    pub(in super::super) fn left_written(&self, id: FileId) -> bool {
+        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id && handle.writes)
+    }
+
+    /// Does a program still have the plain file itself open for writing?
+    pub(in super::super) fn is_handed_still(&self, content: &Content) -> bool {
+        self.survival.again && matches!(content.location, Location::Tier(_)) && !nobody_writes(content)
+    }
+
+    /// The same. Then it counts as handed out, and is looked at until
+    /// it is closed. The inode's lock is held.
+    pub(in super::super) fn still_handed(&self, id: FileId, content: &Content) -> bool {
+        if !self.is_handed_still(content) {
+            return false;
+        }
+        let charged_bytes = self.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
+        let open = Arc::new(Open::new(id, content.clone(), true, self.backing_left(id), charged_bytes));
+        open.handed.store(true, Ordering::Relaxed);
+        open.handed_to(rustix::process::geteuid().as_raw());
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        self.directly_written(&open);
+        self.count_user(&open, true);
+        self.opens().insert(id, open);
+        self.defer_seal(id);
+        true
+    }
+
+    pub(in super::super) fn restore(&self) {
+        if !self.survival.again {
+            return;
+        }
+        let left = self.survival.left().clone();
+        self.restore_tree(&left);
+        let mut failed = 0_u64;
+        let until = surgetank_types::clock::tick() + STORE_PATIENCE;
+        for (fh, handle) in &left.handles {
+            match self.restore_handle(handle, until) {
+                Some(open) => {
+                    let LeftHandle { flags, writes, run, .. } = *handle;
+                    let handle = Handle::new(open, writes, flags, run);
+                    self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
+                    self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(*fh, Arc::new(handle));
+                }
+                None => failed += 1,
+            }
+        }
+        for (fh, listing) in &left.listings {
+            self.recall(listing.dir);
+            self.listing_left(*fh, listing);
+        }
+        self.restore_locks(&mut self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        self.next_handle.store(left.handle_max + 1, Ordering::Relaxed);
+        let _ = self.survival.handles_from.set(left.handle_max + 1);
+        let noted = left.noted.iter().filter_map(|text| serde_json::from_slice::<Noted>(text).ok());
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).extend(noted);
+        tracing::info!(
+            open = left.handles.len(),
+            failed,
+            mirrors = left.mirrors.len(),
+            done = self.survival.done().len(),
+            "programs go on where an earlier agent was killed"
+        );
+    }
+
+    /// Is the handle one that an earlier agent gave, and that could not be restored?
+    pub(in super::super) fn is_lost_handle(&self, fh: u64) -> bool {
+        self.survival.handles_from.get().is_some_and(|from| fh < *from)
+    }
+
+    fn restore_tree(&self, left: &Left) {
+        let mut tree = self.write_tree();
+        let highest = left.mirrors.keys().map(|id| id.0).max().unwrap_or(0);
+        // Numbers that were given and taken back since are not in the catalog; the kernel must not meet one of them again.
+        tree.next_id = tree.next_id.max(highest + 1) + NUMBERS_LEFT_OUT;
+        // What renames a directory keeps its making from being taken back.
+        let moved = tree.ops.values().filter(|op| matches!(op.kind, OpKind::Rename { .. } | OpKind::Exchange { .. }));
+        let moved: Vec<FileId> = moved.flat_map(|op| files_of(&op.kind)).collect();
+        for id in moved {
+            if let Some(dir) = tree.dir_mut(id) {
+                dir.moved = true;
+            }
+        }
+        let known: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
+        for id in known {
+            let Some(inode) = tree.get_mut(id) else { continue };
+            inode.lookups = MANY;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.is_in_kernel = true;
+                dir.kernel_negative_entries.all();
+            }
+            if let Some((nanos, links)) = left.dirs.get(&id) {
+                inode.attr.mtime = Timestamp { nanos: *nanos };
+                inode.attr.ctime = inode.attr.ctime.max(inode.attr.mtime);
+                inode.attr.links = *links;
+            }
+        }
+    }
+
+    fn restore_handle(&self, handle: &LeftHandle, until: Instant) -> Option<Arc<Open>> {
+        self.recall(handle.id);
+        let _inode = self.lock_inode(handle.id);
+        let known = self.open_of(handle.id);
+        let open = match known {
+            Some(open) => open,
+            None => {
+                let arriving = if handle.writes { None } else { self.arrives_again(handle.id) };
+                let open = match arriving {
+                    Some(open) => Arc::new(open),
+                    None => {
+                        let content = self.content_left(handle.id, until)?;
+                        let charged_bytes = self.read_tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
+                        let backing = self.backing_left(handle.id);
+                        Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes))
+                    }
+                };
+                self.opens().insert(handle.id, open.clone());
+                open
+            }
+        };
+        if handle.writes {
+            if !open.direct && !open.content().writable {
+                let content = open.content();
+                let file =
+                    reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
+                open.replace(Content { file: Arc::new(file), writable: true, ..content });
+            }
+            // What the earlier agent saw of it is not known: it counts as changed.
+            open.written.store(true, Ordering::Relaxed);
+            if open.direct {
+                self.directly_written(&open);
+            }
+        }
+        self.count_user(&open, handle.writes);
+        Some(open)
+    }
+
+    /// The content of a file that is open, also of one without a name.
+    fn content_left(&self, id: FileId, until: Instant) -> Option<Content> {
+        let kept = self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
+        if let Some(file) = kept {
+            let writable = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.intersects(rustix::fs::OFlags::RDWR));
+            return Some(Content { file: Arc::new(file), location: Location::Store, writable });
+        }
+        let (plain, nameless) = {
+            let tree = self.read_tree();
+            (tree.get(id)?.replica, tree.logical_path(id).is_none())
+        };
+        let content = match plain {
+            Some(PlainId { device, .. }) if nameless => {
+                let file = self.tiers.device(device).open(&hidden_name(id), false);
+                let file = file.inspect_err(|why| self.told_unreadable(id, why)).ok()?;
+                Some(Content { file: Arc::new(file), location: Location::Tier(device), writable: false })
+            }
+            _ => self.content_left_in(id, until).inspect_err(|why| tracing::error!(%why)).ok().flatten(),
+        }?;
+        if content.location == Location::Store {
+            // Somebody else may have put another file there.
+            let ino = rustix::fs::fstat(&*content.file).ok()?.st_ino;
+            let same =
+                self.read_tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
+            return same.then_some(content);
+        }
+        Some(content)
+    }
+
+    fn told_unreadable(&self, id: FileId, why: &std::io::Error) {
+        tracing::error!(id = id.0, %why, "a file that programs have open cannot be opened again: ESTALE");
+    }
+
+    fn backing_left(&self, id: FileId) -> Option<u32> {
+        self.survival.left().backings.remove(&id)
+    }
+
+    /// Registrations with the kernel that nobody needs any more.
+    pub(in super::super) fn give_up_backings(&self) {
+        let backings: Vec<u32> = self.survival.left().backings.drain().map(|(_, backing)| backing).collect();
+        if let Some(door) = self.door.get() {
+            backings.into_iter().for_each(|backing| door.unback(backing));
+        }
+    }
+
+    /// The handle that an earlier agent made for this request and did not tell the kernel of, and its file.
+    pub fn handle_made_by(&self, request: u64) -> Option<(u64, FileId)> {
+        let left = self.survival.left();
+        left.handles.iter().find(|(_, handle)| handle.by == request).map(|(fh, handle)| (*fh, handle.id))
+    }
+}

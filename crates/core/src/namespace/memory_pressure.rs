@@ -1,0 +1,296 @@
+//! The job's memory runs short: tiers in memory give back what is over their limit. First what the store has too; then
+//! everything is due; and what is not drained yet is moved to a tier on a disk or, where there is none with room, into a
+//! temporary in the store.
+//!
+//! The danger it avoids: the out-of-memory killer, because the drain is slower than the programs take memory. What it cannot
+//! move is what programs write directly; that is freed when it is drained.
+
+use crate::report::run::EventKind;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+use surgetank_types::sync::PoisonError;
+use surgetank_types::sync::atomic::Ordering;
+
+use surgetank_policy::placement::AskKind;
+use surgetank_tier::{Device, POLL_PERIOD};
+use surgetank_types::model::{DeviceId, FileId, Seq};
+
+use super::Namespace;
+use super::content::Location;
+use super::files::{Given, SpilledBy, Wish, copy_with_attributes};
+use surgetank_state::{Inode, PlainId, Progress, Tree};
+
+/// A file to be moved as it was found.
+struct Found {
+    path: Vec<u8>,
+    plain: PlainId,
+    wish: Wish,
+    perm: u32,
+    version: u32,
+    epoch: u32,
+    promised: bool,
+}
+
+/// Is it not being copied yet? (The drain takes up all that is due, and copies some at a time.)
+fn waits(tree: &Tree, seq: Seq) -> bool {
+    tree.ops.get(&seq).is_some_and(|op| {
+        let begun = match op.progress {
+            Progress::Waiting => false,
+            Progress::Staging => tree.staging.iter().any(|(other, _)| *other == seq),
+            _ => true,
+        };
+        !begun && !op.doubtful && !op.certain
+    })
+}
+
+/// What is copied is memory as well until the disk has it.
+fn begin_writing(target: &File) {
+    // SAFETY: a call on a descriptor that `target` keeps open. That it is refused changes nothing.
+    unsafe { libc::sync_file_range(target.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+impl Namespace {
+    /// Looks at the memory, and gives back what is too much. Returns when to look again.
+    pub(crate) fn relieve_memory(&self) -> Duration {
+        let mut next = self.tiers.poll_memory();
+        let mut short = false;
+        for device in self.tiers.devices().filter(|device| device.in_memory() && device.is_there()) {
+            let (excess_bytes, before) = (device.excess_bytes(), device.used_bytes());
+            if excess_bytes == 0 {
+                continue;
+            }
+            if device.deficit_bytes() > 0 {
+                device.release_ballast();
+            }
+            if before > self.dirty_bytes_of(device) {
+                self.make_room(device.id(), excess_bytes);
+            }
+            self.tiers.poll_memory();
+            if device.deficit_bytes() > 0 {
+                short = true;
+                self.move_away(device);
+                self.end.press_for_memory(self, true);
+            }
+            // Finding nothing is a walk over all files.
+            if device.used_bytes() >= before {
+                next = POLL_PERIOD;
+            }
+        }
+        if !short {
+            self.end.press_for_memory(self, false);
+            self.end.interrupted().clear();
+        }
+        next
+    }
+
+    /// One after the other, what would be drained last first, until enough is gone.
+    fn move_away(&self, device: &Device) {
+        for id in self.undrained_on(device.id()) {
+            if device.deficit_bytes() == 0 {
+                return;
+            }
+            let open = self.open_of(id);
+            let moved = match open {
+                Some(open) if open.direct => continue,
+                // Where it goes on growing is not asked: its writer asks himself.
+                Some(open) if open.content().writable => {
+                    self.spill(&open, Location::Tier(device.id()), 0, SpilledBy::Others)
+                }
+                Some(_) => continue,
+                None => self.move_closed(id, device),
+            };
+            if let Err(fault) = moved {
+                tracing::debug!(id = id.0, %fault, "could not be moved out of the memory");
+            }
+            self.tiers.poll_memory();
+        }
+    }
+
+    fn undrained_on(&self, device: DeviceId) -> Vec<FileId> {
+        let tree = self.read_tree();
+        let mut found: Vec<_> = tree
+            .iter()
+            .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
+            .filter(|(_, inode)| !inode.sealed || inode.dirty())
+            .map(|(id, inode)| (inode.publish, id))
+            .collect();
+        // (What has no place in the queue is never drained.)
+        found.sort_unstable_by_key(|(publish, id)| std::cmp::Reverse((publish.is_none(), *publish, *id)));
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    fn movable(&self, id: FileId, device: &Device) -> Option<Found> {
+        let tree = self.read_tree();
+        let inode = tree.get(id)?;
+        let plain = inode.replica.filter(|plain| plain.device == device.id())?;
+        let path = tree.logical_path(id)?;
+        // A copy that is being made would keep the memory.
+        let waits = inode.publish.is_none_or(|seq| waits(&tree, seq));
+        let free = inode.sealed && inode.dirty() && waits && !self.opens().contains_key(&id);
+        let pinned = self.pinned(&tree, id);
+        (free && !pinned).then(|| Found {
+            wish: self.wish(&tree, id, &path),
+            path,
+            plain,
+            perm: inode.attr.perm,
+            version: inode.version,
+            epoch: inode.epoch,
+            promised: inode.is_promised(),
+        })
+    }
+
+    fn move_closed(&self, id: FileId, from: &Device) -> surgetank_types::error::FsResult<()> {
+        let Some(_inode) = self.try_lock_inode(id) else { return Ok(()) };
+        self.interrupt_copy(id, from.id());
+        self.let_go_of(id, from.id());
+        let Some(found) = self.movable(id, from) else { return Ok(()) };
+        if self.somebody_reads(&self.read_tree(), id, from.id(), Some(&found.path)) {
+            return Ok(());
+        }
+        let outcome = self.move_found(id, from, &found);
+        self.show(&self.read_tree(), id);
+        outcome
+    }
+
+    /// A copy that is being made holds the memory until it is done, which a slow store decides. It is given up, once, so that
+    /// the file can be moved when we look again; if nobody can take it, the next copy is left alone.
+    fn interrupt_copy(&self, id: FileId, from: DeviceId) {
+        let mut tree = self.write_tree();
+        let staging = |op: &surgetank_state::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
+        let Some(inode) = tree.get(id).filter(|inode| inode.replica.is_some_and(|plain| plain.device == from)) else {
+            return;
+        };
+        if inode.sealed
+            && inode.publish.is_some_and(|seq| !waits(&tree, seq) && tree.ops.get(&seq).is_some_and(staging))
+            && self.end.interrupted().insert(id)
+            && let Some(inode) = tree.get_mut(id)
+        {
+            inode.epoch = inode.epoch.wrapping_add(1);
+        }
+    }
+
+    /// What waits to be sent to a server of objects holds the plain file itself. It is staged again from where it is then.
+    fn let_go_of(&self, id: FileId, from: DeviceId) {
+        if self.store.features().plain_files {
+            return;
+        }
+        let mut tree = self.write_tree();
+        let on_it = |inode: &&Inode| inode.sealed && inode.replica.is_some_and(|plain| plain.device == from);
+        let Some(seq) = tree.get(id).filter(on_it).and_then(|inode| inode.publish) else { return };
+        let staged = tree.ops.get(&seq).is_some_and(|op| {
+            matches!(op.progress, Progress::Staged { .. }) && !op.eager && !op.doubtful && !op.certain
+        });
+        // Once: if nobody can take it, what has been sent of it shall not be sent again and again.
+        if !staged || !self.end.interrupted().insert(id) {
+            return;
+        }
+        let staged = match &tree.ops.get(&seq).map(|op| &op.progress) {
+            Some(Progress::Staged { dir, temporary, .. }) => tree.applied_path(*dir).map(|dir| dir.join(temporary)),
+            _ => None,
+        };
+        tree.unstage(seq);
+        // (What the server has of it is thrown away by the drain, who may be sending something for long.)
+        if let Some(temporary) = staged {
+            self.store.let_go(&temporary);
+        }
+        drop(tree);
+        self.nudge();
+    }
+
+    fn move_found(&self, id: FileId, from: &Device, found: &Found) -> surgetank_types::error::FsResult<()> {
+        let source = from.open(&found.path, false)?;
+        let have_bytes = source.metadata()?.len();
+        let kind = AskKind::Spill { have_bytes, want_bytes: 0, from: from.id() };
+        let placed = self.place(&found.path, id, kind, &found.wish, found.perm, super::files::Via::Mount)?;
+        let unwanted = match placed.content.location {
+            Location::Tier(to) => self.tiers.device(to).in_memory(),
+            // What shall not be in the store does not come there either because memory is short.
+            _ => !Self::drained(found.wish.mode),
+        };
+        let copied = match unwanted {
+            true => Ok(None),
+            false => placed.writable().and_then(|target| {
+                let gate = |_| {
+                    begin_writing(&target);
+                    Ok(())
+                };
+                let given = copy_with_attributes(&source, &target, have_bytes, &gate)?;
+                if found.promised {
+                    target.sync_data()?;
+                }
+                Ok(Some((target, given)))
+            }),
+        };
+        let (target, given) = match copied {
+            Ok(Some(copied)) => copied,
+            other => {
+                self.undo_placed(&mut self.write_tree(), &placed);
+                return other.map(drop).map_err(Into::into);
+            }
+        };
+        crash_point!("relief.copied");
+        let mut tree = self.write_tree();
+        // Since it was found: the drain may have begun with it, a program opened it, another name been given to it.
+        let same = |tree: &Tree| {
+            tree.get(id).is_some_and(|inode| {
+                let waits = inode.publish.is_none_or(|seq| waits(tree, seq));
+                let unchanged =
+                    (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
+                // (What the drain has brought to the store by now need not go anywhere.)
+                waits
+                    && unchanged
+                    && inode.sealed
+                    && inode.dirty()
+                    && tree.logical_path(id).as_deref() == Some(&*found.path)
+            })
+        };
+        if !same(&tree) || self.opens().contains_key(&id) {
+            self.undo_placed(&mut tree, &placed);
+            return Ok(());
+        }
+        // What was set by name since.
+        let late = Given::of(&source).and_then(|now| if now == given { Ok(()) } else { now.give(&target) });
+        if let Err(why) = late {
+            self.undo_placed(&mut tree, &placed);
+            return Err(why.into());
+        }
+        let charged = tree.get(id).map_or(0, |inode| inode.charged_bytes);
+        let now_charged = self.change_place(&mut tree, id, &placed, have_bytes)?;
+        if placed.spill.is_some() {
+            // What shall be drained from there is found by its place in the queue.
+            self.queue_publish(&mut tree, id);
+        }
+        if let Some(inode) = tree.get_mut(id) {
+            inode.charged_bytes = now_charged;
+        }
+        tree.recount(id);
+        tree.txn.file(id);
+        self.commit(&mut tree);
+        crash_point!("relief.written_down");
+        if let Err(why) = from.unlink(&found.path) {
+            // Written down as gone: recovery sweeps it.
+            self.device_failed(from.id(), &why);
+        }
+        self.to_be_synced(&tree, id);
+        drop(tree);
+        from.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
+        from.counters().spills_out.fetch_add(1, Ordering::Relaxed);
+        self.events.count(EventKind::Spilled, from.tier_name(), "memory ran short", 0);
+        self.counters.spills.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Until there is something to look at, or `stop`.
+    pub(crate) fn wait_memory_pressure(&self, pause: Duration, stop: &dyn Fn() -> bool) {
+        let guard = self.end.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !stop() {
+            drop(self.end.rested.wait_timeout(guard, pause));
+        }
+    }
+
+    pub(crate) fn end_memory_pressure(&self) {
+        drop(self.end.resting.lock());
+        self.end.rested.notify_all();
+    }
+}

@@ -1,0 +1,420 @@
+//! Bringing in ahead of use: what a person asks for (`surgetank prefetch`) and what rules ask for at the agent's start.
+//!
+//! A copy is made without any lock, under a hidden name of its own, and only counts if the file is still as it was:
+//! programs never wait for it. Nobody is put out for it either: without free room the file stays where it is.
+//!
+//! Who only reads the file is no hindrance (a data base that all tasks read is hardly ever closed). Readers whose reads come
+//! to us go on with the copy, and never notice. Where the kernel reads the store's file for them, it does so until the last
+//! of them has closed it: until then the copy waits ([`waiting`]).
+
+mod waiting;
+
+use std::io;
+
+use crate::report::run::EventKind;
+use surgetank_policy::placement::AskKind;
+use surgetank_store::source::identity_of;
+use surgetank_store::{Cred, StorePath};
+use surgetank_types::error::{Errno, Error, FsResult, Result};
+use surgetank_types::model::{Caller, FileId, Kind, Mode, StoreIdentity, data_bytes};
+use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
+
+use super::Namespace;
+use super::content::{Content, Location, Open};
+use super::files::{Given, Placed, Wish, hidden_name, reopen_read_only};
+use surgetank_state::Tree;
+
+pub(super) use waiting::Waiting;
+
+/// Our own drain may give the file other attributes or another name while it is copied: once more then. Whom somebody else
+/// keeps writing is left alone.
+const COPIES_MAX: usize = 2;
+/// What the drain did to a file is written down by then.
+const LOOKS_MAX: usize = 50;
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// A file that could be brought in, as it is now.
+struct Source {
+    path: Vec<u8>,
+    store_path: StorePath,
+    size_bytes: u64,
+    owner: Cred,
+    identity: Option<StoreIdentity>,
+    perm: u32,
+    wish: Wish,
+    /// Who has it open.
+    readers: Option<Arc<Open>>,
+}
+
+/// The plain file under its hidden name, of one version of a file.
+struct Copied {
+    placed: Placed,
+    version: StoreIdentity,
+    size_bytes: u64,
+    charged_bytes: u64,
+}
+
+/// What came of it.
+enum Outcome {
+    Brought(u64),
+    Not,
+    /// A copy was made in vain: it was another version by then, or under another name; of the drain's making, perhaps.
+    Overtaken,
+}
+
+/// What was brought in.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct BroughtIn {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+fn failed(why: &dyn std::fmt::Display) -> Error {
+    Error::new("a file could not be prefetched").why(why).data("the store has it, nothing is lost")
+}
+
+/// The agent itself looks.
+fn ourselves() -> Caller {
+    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: 0, umask: 0 }
+}
+
+/// Do those who have the store's file open read this version of it? (Not what had its name before.)
+fn read_this(readers: &Open, version: &StoreIdentity) -> bool {
+    identity_of(&readers.content().file).is_ok_and(|theirs| version.is_still(&theirs))
+}
+
+impl Namespace {
+    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody writes it, or no tier
+    /// has room. `stop` ends a copy that is being made.
+    pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
+        for _ in 0..COPIES_MAX {
+            match self.bring_ahead(id, stop)? {
+                Outcome::Brought(bytes) => return Ok(bytes),
+                Outcome::Not => return Ok(0),
+                Outcome::Overtaken => {}
+            }
+        }
+        Ok(0)
+    }
+
+    fn bring_ahead(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<Outcome> {
+        let Some((source, version, from)) = self.source_of(id)? else {
+            return Ok(Outcome::Not);
+        };
+        // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
+        let copy = self.write_tree().new_id();
+        let kind = AskKind::Prefetch { bytes: source.size_bytes };
+        let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
+            Err(fault) if fault.errno == Errno::NOSPC => return Ok(Outcome::Not),
+            other => other.map_err(|why| failed(&why))?,
+        };
+        let Location::Tier(device) = placed.content.location else {
+            return Ok(Outcome::Not);
+        };
+        let device = self.tiers.device(device);
+        let gate = |_| {
+            if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+        };
+        let copied = placed.writable().and_then(|target| {
+            from.copy_to(&target, source.size_bytes, &gate)?;
+            Ok(u64::try_from(rustix::fs::fstat(&target)?.st_blocks).unwrap_or(0) * 512)
+        });
+        device.unreserve(placed.reserved_bytes);
+        let discard = || drop(device.unlink(&hidden_name(copy)));
+        let charged_bytes = match copied {
+            Ok(charged_bytes) => charged_bytes,
+            Err(why) => {
+                discard();
+                return match why.raw_os_error() {
+                    _ if stop() => Ok(Outcome::Not),
+                    Some(libc::ESTALE) => Ok(Outcome::Overtaken),
+                    _ => Err(failed(&why)),
+                };
+            }
+        };
+        let copied = Copied { placed, version, size_bytes: source.size_bytes, charged_bytes };
+        crash_point!("prefetch.copied");
+        // Who opens it, and who closes it, waits from here on.
+        let _inode = self.lock_inode(id);
+        // Changed by somebody else while we copied: the copy is of no version at all.
+        let unchanged = self
+            .store
+            .stat(self.own_cred(source.owner), &source.store_path)
+            .is_ok_and(|stat| version.is_still(&stat.identity));
+        let readers = self.open_of(id).filter(|open| !open.direct);
+        let theirs = readers.is_none_or(|open| read_this(&open, &version));
+        let mut tree = self.write_tree();
+        let outcome = match self.worth_bringing(&tree, id) {
+            None => Outcome::Not,
+            Some(now) if now.path != source.path || now.identity != source.identity => Outcome::Overtaken,
+            Some(_) if !unchanged && tree.is_queued(id) => Outcome::Overtaken,
+            Some(_) if !unchanged || !theirs => Outcome::Not,
+            Some(Source { readers: Some(open), .. }) if open.direct => {
+                drop(tree);
+                self.let_wait(id, copied);
+                return Ok(Outcome::Brought(source.size_bytes));
+            }
+            Some(now) => {
+                let adopted = self.adopt_copy(&mut tree, id, &copied, now.readers.as_deref());
+                if adopted.is_ok() {
+                    device.add_used(i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+                    return Ok(Outcome::Brought(source.size_bytes));
+                }
+                drop(tree);
+                discard();
+                return adopted.map(|()| Outcome::Not).map_err(|why| failed(&why));
+            }
+        };
+        drop(tree);
+        discard();
+        Ok(outcome)
+    }
+
+    /// The copy is the file's from now on, and that of its `readers`, whose reads all come to us: whoever is just reading ends
+    /// that with the store's file, which holds the same. The caller charges it, if it was not charged yet, under the same lock of
+    /// the tree; the inode's is held, and the file is at rest.
+    fn adopt_copy(&self, tree: &mut Tree, id: FileId, copied: &Copied, readers: Option<&Open>) -> FsResult<()> {
+        let placed = &copied.placed;
+        let Location::Tier(device) = placed.content.location else { return Err(Errno::STALE.into()) };
+        let target = placed.writable()?;
+        // (Ours for writing would stand in the way of our own leases.)
+        let file = readers.map(|_| reopen_read_only(&target)).transpose()?;
+        // Its mode and times are those that programs see: those of the store may be behind.
+        let attr = tree.get(id).ok_or(Errno::STALE)?.attr;
+        Given::known(&attr).give(&target)?;
+        if let Err(fault) = self.adopt(tree, id, placed) {
+            if let Some(inode) = tree.get_mut(id) {
+                inode.replica = None;
+            }
+            return Err(fault);
+        }
+        tree.own(id);
+        let device = self.tiers.device(device);
+        let written_bytes = data_bytes(copied.size_bytes, copied.charged_bytes / 512);
+        device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
+        self.events.count(EventKind::Fetched, device.tier_name(), "prefetched", written_bytes);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.charged_bytes = copied.charged_bytes;
+            inode.prefetched = true;
+        }
+        tree.recount(id);
+        if let Some((open, file)) = readers.zip(file) {
+            open.charged_bytes.store(copied.charged_bytes, Ordering::Relaxed);
+            open.replace(Content { file: Arc::new(file), location: placed.content.location, writable: false });
+        }
+        crash_point!("prefetch.adopted");
+        // (Which shows it to the shim.)
+        self.commit(tree);
+        Ok(())
+    }
+
+    /// The file, which version of it we know, and its bytes in the store, if it is worth bringing in.
+    fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, surgetank_store::Source)>> {
+        for _ in 0..LOOKS_MAX {
+            let Some(source) = self.worth_bringing(&self.read_tree(), id) else {
+                return Ok(None);
+            };
+            let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
+                // The drain moved it meanwhile, or it was deleted: another time.
+                Err(_) if !self.is_unmoved(id, &source) => return Ok(None),
+                other => other.map_err(|why| failed(&why))?,
+            };
+            let is = from.identity().map_err(|why| failed(&why))?;
+            if let Some(version) = source.identity.filter(|known| known.is_still(&is)) {
+                let theirs = source.readers.as_ref().is_none_or(|open| open.direct || read_this(open, &version));
+                return Ok(theirs.then_some((source, version, from)));
+            }
+            // Somebody else changed it since we looked: it would be copied for nothing. Or the drain did.
+            let _inode = self.lock_inode(id);
+            if self.look_quietly(id).is_err() {
+                return Ok(None);
+            }
+            if self.read_tree().is_queued(id) {
+                surgetank_types::sync::thread::sleep(LOOK_EVERY);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
+    fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
+        let tree = self.read_tree();
+        let mut at = id;
+        while at != FileId::ROOT {
+            if tree.is_queued(at) {
+                return false;
+            }
+            let Some(dir) = tree.get(at).and_then(|inode| inode.applied.as_ref()).map(|place| place.0) else {
+                return false;
+            };
+            at = dir;
+        }
+        tree.applied_path(id).as_ref() == Some(&source.store_path)
+    }
+
+    /// Is the store's version the present one, and the store the only one that has it?
+    fn is_at_rest(tree: &Tree, id: FileId) -> bool {
+        tree.get(id).is_some_and(|inode| {
+            inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty()
+        })
+    }
+
+    /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or somebody writes it.
+    fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
+        let readers = self.opens().get(&id).cloned();
+        let only_read = |open: &Arc<Open>| {
+            open.content().location == Location::Store && open.writers() == 0 && !open.handed.load(Ordering::Relaxed)
+        };
+        if !Self::is_at_rest(tree, id) || !readers.as_ref().is_none_or(only_read) || self.has_waiting(id) {
+            return None;
+        }
+        let inode = tree.get(id)?;
+        let path = tree.logical_path(id)?;
+        Some(Source {
+            wish: Wish { mode: Mode::Copy, ..self.wish(tree, id, &path) },
+            path,
+            store_path: tree.applied_path(id)?,
+            size_bytes: inode.attr.size_bytes,
+            owner: inode.cred(),
+            identity: inode.identity.as_deref().copied(),
+            perm: inode.attr.perm,
+            readers,
+        })
+    }
+
+    /// What rules with `prefetch` name. Only directories that such a rule can mean are looked into, and only files that
+    /// it means are looked at; what cannot be read or copied is passed over.
+    pub fn prefetch_by_rules(&self, stop: &(dyn Fn() -> bool + Sync)) -> BroughtIn {
+        let mut done = BroughtIn::default();
+        let mut todo = self.rules.prefetched_below();
+        while let Some(path) = todo.pop() {
+            if stop() {
+                break;
+            }
+            if let Err(why) = self.prefetch_in(&path, &mut todo, &mut done, stop) {
+                let path = String::from_utf8_lossy(&path);
+                tracing::warn!(%path, errno = %why.errno, "could not be looked into for prefetching");
+            }
+        }
+        done
+    }
+
+    /// What a hint wants brought in: a file, or all below a directory. What the store does not have is passed over.
+    pub fn prefetch_hinted(&self, path: &[u8], stop: &(dyn Fn() -> bool + Sync)) {
+        for id in self.files_below(path).unwrap_or_default() {
+            match self.prefetch(id, stop) {
+                _ if stop() => return,
+                Ok(_) => {}
+                Err(why) => tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched"),
+            }
+        }
+    }
+
+    /// One directory, or a file named by a rule outright.
+    fn prefetch_in(
+        &self,
+        path: &[u8],
+        todo: &mut Vec<Vec<u8>>,
+        done: &mut BroughtIn,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> FsResult<()> {
+        let id = match self.find(path) {
+            Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            other => other?,
+        };
+        let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
+        if kind == Some(Kind::File) {
+            self.prefetch_ruled(path, id, done, stop);
+        }
+        if kind != Some(Kind::Directory) {
+            return Ok(());
+        }
+        for listed in self.merged(&ourselves(), id)? {
+            if stop() {
+                break;
+            }
+            let mut child = path.to_vec();
+            if !child.is_empty() {
+                child.push(b'/');
+            }
+            child.extend_from_slice(&listed.name);
+            match listed.kind {
+                Kind::Directory => todo.push(child),
+                Kind::File if self.decide(&child).prefetch => match self.resolve(&ourselves(), id, &listed.name) {
+                    Ok(file) => self.prefetch_ruled(&child, file, done, stop),
+                    Err(fault) if fault.errno == Errno::NOENT => {}
+                    Err(fault) => return Err(fault),
+                },
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &(dyn Fn() -> bool + Sync)) {
+        if !self.decide(path).prefetch {
+            return;
+        }
+        match self.prefetch(id, stop) {
+            Ok(0) => {}
+            Ok(bytes) => {
+                done.files += 1;
+                done.bytes += bytes;
+            }
+            Err(why) => {
+                tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched")
+            }
+        }
+    }
+
+    /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
+    pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
+        let shown = String::from_utf8_lossy(path).into_owned();
+        let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
+        let caller = ourselves();
+        let mut files = Vec::new();
+        let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
+        while let Some(id) = todo.pop() {
+            let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
+            match kind {
+                Some(Kind::Directory) => {
+                    for listed in self.merged(&caller, id).map_err(|why| failed(&why))? {
+                        match self.resolve(&caller, id, &listed.name) {
+                            Ok(child) => todo.push(child),
+                            Err(fault) if fault.errno == Errno::NOENT => {}
+                            Err(fault) => return Err(failed(&fault)),
+                        }
+                    }
+                }
+                Some(Kind::File) => files.push(id),
+                _ => {}
+            }
+        }
+        Ok(files)
+    }
+
+    /// Files that a glob (relative to the directory) or a path names.
+    pub fn files_matching(&self, pattern: &[u8]) -> Result<Vec<FileId>> {
+        let text = String::from_utf8_lossy(pattern).into_owned();
+        if !text.contains(['*', '?', '[', '{']) {
+            return self.files_below(pattern);
+        }
+        let glob = globset::GlobBuilder::new(&text)
+            .literal_separator(true)
+            .build()
+            .map_err(|why| Error::new(format!("{text}: not a pattern")).why(why))?;
+        let matcher = glob.compile_matcher();
+        // Only the part of the tree that the pattern's plain beginning names is walked.
+        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
+        let mut files = Vec::new();
+        for id in self.files_below(plain.join("/").as_bytes())? {
+            let path = self.read_tree().logical_path(id).unwrap_or_default();
+            let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
+            if matcher.is_match(std::path::Path::new(path)) {
+                files.push(id);
+            }
+        }
+        Ok(files)
+    }
+}

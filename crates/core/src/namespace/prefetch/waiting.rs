@@ -1,0 +1,106 @@
+//! Copies that wait: their files are read from the store by the kernel, which wants all who have a file open to agree. With
+//! the last close a copy becomes the file's, if that is still the version it is of.
+//!
+//! Until then it lies under its hidden name, charged like anything else, and counts as what the store has too: whoever needs
+//! the room has it back, and who writes the file. Nothing is written down of it: what a killed agent left under such a name
+//! the next one sweeps.
+
+use std::collections::HashMap;
+use surgetank_types::model::{DeviceId, FileId};
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::super::Namespace;
+use super::super::content::{Location, Open};
+use super::Copied;
+use surgetank_state::Tree;
+
+/// A leaf lock.
+#[derive(Default)]
+pub(in super::super) struct Waiting(Mutex<HashMap<FileId, Copied>>);
+
+impl Copied {
+    fn device(&self) -> Option<DeviceId> {
+        match self.placed.content.location {
+            Location::Tier(device) => Some(device),
+            _ => None,
+        }
+    }
+}
+
+impl Namespace {
+    fn waiting_copies(&self) -> MutexGuard<'_, HashMap<FileId, Copied>> {
+        self.waiting_copies.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_waiting(&self, id: FileId) -> bool {
+        self.waiting_copies().contains_key(&id)
+    }
+
+    /// The inode's lock is held, and somebody has it open.
+    pub(super) fn let_wait(&self, id: FileId, copied: Copied) {
+        let Some(device) = copied.device() else { return };
+        let bytes = i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX);
+        self.tiers.device(device).add_used(bytes);
+        self.write_tree().arriving(device, bytes);
+        self.waiting_copies().insert(id, copied);
+    }
+
+    /// Nobody has the file open any more. The inode's lock is held.
+    pub(in super::super) fn use_waiting(&self, open: &Open) {
+        let id = open.id;
+        let Some(copied) = self.take_waiting(id) else { return };
+        let at = |tree: &Tree| {
+            let inode = tree.get(id).filter(|inode| inode.logical.is_some() && Self::is_at_rest(tree, id))?;
+            let known = inode.identity.as_deref().copied().filter(|known| *known == copied.version)?;
+            Some((tree.applied_path(id)?, inode.cred(), known))
+        };
+        let found = at(&self.read_tree());
+        let unchanged = found.as_ref().is_some_and(|(path, owner, known)| {
+            self.store.stat(self.own_cred(*owner), path).is_ok_and(|stat| known.is_still(&stat.identity))
+        });
+        let mut tree = self.write_tree();
+        if let Some(device) = copied.device().filter(|_| unchanged && at(&tree) == found) {
+            match self.adopt_copy(&mut tree, id, &copied, None) {
+                Ok(()) => return tree.arriving(device, -i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX)),
+                Err(fault) => tracing::debug!(id = id.0, %fault, "what was brought in is not used"),
+            }
+        }
+        drop(tree);
+        self.discard_waiting(&copied);
+    }
+
+    /// Whoever has it has to use it or to discard it.
+    fn take_waiting(&self, id: FileId) -> Option<Copied> {
+        self.waiting_copies().remove(&id)
+    }
+
+    fn discard_waiting(&self, copied: &Copied) {
+        let Some(device) = copied.device() else { return };
+        let bytes = i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX);
+        // What stays is swept by recovery.
+        drop(self.tiers.device(device).unlink_if(&copied.placed.at, copied.placed.plain.ino));
+        self.tiers.device(device).add_used(-bytes);
+        self.write_tree().arriving(device, -bytes);
+    }
+
+    /// Somebody writes the file.
+    pub(in super::super) fn drop_waiting(&self, id: FileId) {
+        if let Some(copied) = self.take_waiting(id) {
+            self.discard_waiting(&copied);
+        }
+    }
+
+    /// Somebody needs the room on the device, or all of it goes at the end. Returns the bytes freed.
+    pub(in super::super) fn drop_waiting_on(&self, device: Option<DeviceId>) -> u64 {
+        let ids: Vec<FileId> = {
+            let waiting = self.waiting_copies();
+            waiting.iter().filter(|(_, one)| device.is_none() || one.device() == device).map(|(id, _)| *id).collect()
+        };
+        let mut freed = 0;
+        for copied in ids.into_iter().filter_map(|id| self.take_waiting(id)) {
+            self.discard_waiting(&copied);
+            freed += copied.charged_bytes;
+        }
+        freed
+    }
+}

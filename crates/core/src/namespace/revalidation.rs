@@ -1,0 +1,192 @@
+//! What others do in the store while nobody serves it.
+//!
+//! At the end of an agent that leaves something, files that only the store has any more are forgotten: the next one shows
+//! them as they are then. (Not after a crash: programs that go on have seen our inode numbers.) At the start of the
+//! next one the directories that lead to files of ours are looked at. One that somebody removed is still shown, because
+//! of what is in it, and is made again in the store. Not where operations wait: then the drain says that the directory
+//! is missing, and somebody has to look (it may be the whole store that is not mounted).
+//! The dangers this file avoids: names that are gone being shown for ever, and a directory that takes no new files
+//! because the store does not have it.
+
+use std::collections::HashSet;
+
+use surgetank_types::model::{FileId, Kind, OpKind, RunId};
+
+use super::Namespace;
+use super::resolve::is_absent;
+use surgetank_state::{Entry, Inode, Place, Tree};
+
+/// Changes of the catalog come in batches of this size.
+const FORGOTTEN_AT_ONCE_MAX: usize = 4096;
+
+impl Namespace {
+    pub(super) fn revalidate_with_store(&self) {
+        let mut dirs: Vec<(Vec<u8>, FileId)> = {
+            let tree = self.read_tree();
+            // What moves names may have been carried out before a crash: then a place is not where we think.
+            if tree.ops.values().any(|op| !matches!(op.kind, OpKind::Publish { .. } | OpKind::SetMeta { .. })) {
+                return;
+            }
+            let ours = tree.iter().filter(|(_, inode)| inode.owned && !inode.is_dir() && !only_in_store(inode));
+            let mut ways = HashSet::new();
+            ours.for_each(|(id, _)| add_ways(&tree, id, &mut ways));
+            let queued = queued(&tree);
+            let dirs = ways.into_iter().filter(|id| *id != FileId::ROOT && !queued.contains(id));
+            dirs.filter(|id| tree.get(*id).is_some_and(Inode::is_dir))
+                .filter_map(|id| Some((tree.applied_path(id)?.0, id)))
+                .collect()
+        };
+        // A directory comes before what is in it.
+        dirs.sort_unstable();
+        for (_, dir) in dirs {
+            self.revalidate_dir(dir);
+        }
+    }
+
+    /// Forgets files of which the store has all, and directories in which nothing is left then. When nobody is served.
+    pub(super) fn forget_what_the_store_has(&self) {
+        let mut tree = self.write_tree();
+        let queued = queued(&tree);
+        let mut owned: Vec<(bool, Vec<u8>, FileId)> = tree
+            .iter()
+            .filter(|(id, inode)| inode.owned && *id != FileId::ROOT && !queued.contains(id))
+            .filter_map(|(id, inode)| Some((inode.is_dir(), tree.logical_path(id)?, id)))
+            .collect();
+        // Files first, then directories from below.
+        owned.sort_unstable_by(|one, other| one.0.cmp(&other.0).then_with(|| other.1.cmp(&one.1)));
+        for some in owned.chunks(FORGOTTEN_AT_ONCE_MAX) {
+            for (_, _, id) in some {
+                forget(&mut tree, *id);
+            }
+            self.commit(&mut tree);
+        }
+    }
+
+    fn revalidate_dir(&self, dir: FileId) {
+        let (path, who) = {
+            let tree = self.read_tree();
+            // Not any more when one above it was missed.
+            let Some((path, inode)) = tree.applied_path(dir).zip(tree.get(dir)) else {
+                return;
+            };
+            (path, self.own_cred(inode.cred()))
+        };
+        match self.store.stat(who, &path) {
+            Ok(stat) if stat.attr.kind == Kind::Directory => {
+                let mut tree = self.write_tree();
+                if let Some(inode) = tree.get_mut(dir) {
+                    inode.identity = Some(Box::new(stat.identity));
+                }
+                self.refresh(&mut tree, dir, &stat);
+            }
+            Ok(_) => self.make_again(dir),
+            Err(why) if is_absent(&why) => self.make_again(dir),
+            Err(why) => tracing::warn!(%why, %path, "a directory of the store cannot be looked at"),
+        }
+    }
+
+    /// The store has nothing of `top` and of what is below: all that is ours there is as if it were new.
+    fn make_again(&self, top: FileId) {
+        let mut tree = self.write_tree();
+        let mut below: Vec<(Vec<u8>, FileId)> = tree
+            .iter()
+            .filter(|(id, _)| tree.is_within(*id, top))
+            .filter_map(|(id, _)| Some((tree.logical_path(id)?, id)))
+            .collect();
+        below.sort_unstable();
+        for (path, id) in below {
+            let Some(inode) = tree.get_mut(id) else { continue };
+            let Some((dir, name)) = inode.logical.clone() else { continue };
+            let was_there = inode.applied.is_some();
+            inode.set_names_in_store(Vec::new());
+            inode.identity = None;
+            if let Some(own) = inode.dir.as_mut() {
+                own.complete = true;
+                let last = self.is_last(&self.decided(&tree, id, &path));
+                let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: None };
+                let seq = self.queue(&mut tree, kind, RunId(0), last, 0);
+                if let Some(inode) = tree.get_mut(id) {
+                    inode.publish = Some(seq);
+                }
+                tracing::warn!(path = %String::from_utf8_lossy(&path), "another client removed it in the store; it is made again");
+            } else {
+                let clean = was_there && !inode.dirty();
+                let gone = clean && inode.replica.is_none() && inode.attr.kind == Kind::File;
+                let names = names_of(inode);
+                if clean {
+                    // Ours may be the only copy now.
+                    inode.version += 1;
+                }
+                tree.bind(dir, &name, |entry| entry.set_planned(None));
+                if gone {
+                    for (dir, name) in &names {
+                        tree.bind(*dir, name, |entry| *entry = Entry::default());
+                        tree.txn.entry(*dir, name);
+                    }
+                    tree.remove(id);
+                    tree.txn.dropped(id);
+                } else {
+                    tree.recount(id);
+                    self.queue_publish(&mut tree, id);
+                    self.to_be_synced(&tree, id);
+                }
+            }
+            tree.txn.file(id);
+            tree.txn.entry(dir, &name);
+        }
+    }
+}
+
+/// What operations are about, and every directory above.
+fn queued(tree: &Tree) -> HashSet<FileId> {
+    let mut queued = HashSet::new();
+    for op in tree.ops.values() {
+        let dirs = surgetank_state::places(&op.kind).into_iter().map(|(dir, _)| dir);
+        dirs.chain([op.file()]).for_each(|id| add_ways(tree, id, &mut queued));
+    }
+    queued
+}
+
+/// Adds the file and every directory above, where programs see it and where the store has it.
+fn add_ways(tree: &Tree, id: FileId, ways: &mut HashSet<FileId>) {
+    let mut next = vec![id];
+    while let Some(at) = next.pop() {
+        if ways.insert(at)
+            && let Some(inode) = tree.get(at)
+        {
+            next.extend(inode.logical.iter().chain(&inode.applied).map(|place| place.0));
+        }
+    }
+}
+
+fn forget(tree: &mut Tree, id: FileId) {
+    let Some(inode) = tree.get(id).filter(|inode| only_in_store(inode)) else {
+        return;
+    };
+    let names = names_of(inode);
+    let settled = Entry::new(Some(id), Some(id));
+    if names.iter().any(|(dir, name)| tree.entry(*dir, name) != Some(settled)) {
+        return;
+    }
+    if let Some(inode) = tree.get_mut(id) {
+        // The mount is gone, whatever the kernel did not give back.
+        inode.lookups = 0;
+        inode.owned = false;
+    }
+    if tree.forget_mirror(id) {
+        tree.txn.dropped(id);
+        names.iter().for_each(|(dir, name)| tree.txn.entry(*dir, name));
+    } else if let Some(inode) = tree.get_mut(id) {
+        inode.owned = true;
+    }
+}
+
+fn names_of(inode: &Inode) -> Vec<Place> {
+    inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names)).cloned().collect()
+}
+
+fn only_in_store(inode: &Inode) -> bool {
+    let at_rest = inode.publish.is_none() && inode.set_meta.is_none() && inode.applied == inode.logical;
+    let content = inode.sealed && !inode.dirty() && inode.replica.is_none() && inode.spill().is_none();
+    at_rest && !inode.pinned && (inode.is_dir() || content)
+}
