@@ -317,7 +317,7 @@ impl Namespace {
             key,
             config,
         });
-        namespace.recover()?;
+        recover::Recovery::new(&namespace).recover()?;
         namespace.restore();
         namespace.revalidate_with_store();
         Ok(namespace)

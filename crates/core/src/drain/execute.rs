@@ -10,10 +10,9 @@ use crate::namespace::content::Location;
 use crate::namespace::inode_locks::BUSY_PATIENCE;
 use surgetank_state::{Copied, Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
-use surgetank_types::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 
 use super::Drain;
-use super::publish::conflict_name;
 use super::stage::meta_of;
 
 /// What came of an operation.
@@ -517,4 +516,13 @@ impl Drain {
             }
         }
     }
+}
+
+/// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.
+fn conflict_name(name: &[u8], key: &str, run: RunId) -> Box<[u8]> {
+    let suffix = format!("{CONFLICT_INFIX}{key}-{}", run.0);
+    let keep = name.len().min(255 - suffix.len().min(255));
+    let mut out = name[..keep].to_vec();
+    out.extend_from_slice(suffix.as_bytes());
+    out.into_boxed_slice()
 }

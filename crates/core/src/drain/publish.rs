@@ -10,7 +10,7 @@ use crate::namespace::THE_END;
 use crate::namespace::content::Location;
 use surgetank_state::Progress;
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
-use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
+use surgetank_types::model::{FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
 
 use super::Drain;
 use super::execute::Done;
@@ -360,13 +360,4 @@ impl Drain {
         let path = String::from_utf8_lossy(path).into_owned();
         self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
-}
-
-/// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.
-pub(super) fn conflict_name(name: &[u8], key: &str, run: RunId) -> Box<[u8]> {
-    let suffix = format!("{CONFLICT_INFIX}{key}-{}", run.0);
-    let keep = name.len().min(255 - suffix.len().min(255));
-    let mut out = name[..keep].to_vec();
-    out.extend_from_slice(suffix.as_bytes());
-    out.into_boxed_slice()
 }

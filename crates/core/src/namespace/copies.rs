@@ -3,13 +3,18 @@
 //! The danger this file avoids: a verdict that calls a copy safe because a record names it, and that blames the store for
 //! a copy that the tier does not have.
 
+use std::io;
+
 use rustix::io::Errno;
 
-use surgetank_store::checksum;
+use surgetank_store::{Cred, checksum};
 use surgetank_tier::Device;
 use surgetank_types::model::{DeviceId, FileId, Kind};
+use surgetank_types::sync::Arc;
 
 use super::Namespace;
+use super::content::{Content, Location};
+use super::resolve::is_absent;
 use surgetank_state::{PlainId, Tree};
 
 /// The newest version of a file that is not durable.
@@ -33,6 +38,49 @@ pub(crate) struct Absence {
 }
 
 impl Namespace {
+    /// The plain file that holds a sealed or abandoned version.
+    pub(crate) fn content_of(&self, id: FileId) -> Option<Content> {
+        let tree = self.read_tree();
+        let inode = tree.get(id)?;
+        if let Some(PlainId { device, .. }) = inode.replica {
+            let path = tree.logical_path(id)?;
+            let file = self.tiers.device(device).open(&path, false);
+            let file = file.inspect_err(|why| tracing::warn!(id = id.0, %why, "a plain file cannot be opened")).ok()?;
+            return Some(Content { file: Arc::new(file), location: Location::Tier(device), writable: false });
+        }
+        drop(tree);
+        self.content_in_store(id).ok().flatten()
+    }
+
+    /// With the rights of the agent, or of the owner: the store may squash root.
+    pub(super) fn as_either<T>(&self, who: Cred, act: impl Fn(Cred) -> io::Result<T>) -> io::Result<T> {
+        let own = self.own_cred(who);
+        act(own).or_else(|why| match why.kind() {
+            io::ErrorKind::PermissionDenied if own != who => act(who),
+            _ => Err(why),
+        })
+    }
+
+    pub(super) fn content_in_store(&self, id: FileId) -> io::Result<Option<Content>> {
+        let found = {
+            let tree = self.read_tree();
+            tree.get(id).and_then(|inode| {
+                let (path, location) = match inode.spill() {
+                    Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Location::StoreTemporary),
+                    None if !self.store.features().plain_files => return None,
+                    None => (tree.applied_path(id)?, Location::Store),
+                };
+                Some((path, location, inode.cred()))
+            })
+        };
+        let Some((path, location, owner)) = found else { return Ok(None) };
+        match self.as_either(owner, |who| self.store.open(who, &path, false)) {
+            Ok(file) => Ok(Some(Content { file: Arc::new(file), location, writable: false })),
+            Err(why) if is_absent(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
     /// `None`: the tier has it, or the file is not on a tier, or the store has the same. Operations on names of a tier are done under the tree's lock,
     /// so what is not there now is gone.
     pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<Absence> {

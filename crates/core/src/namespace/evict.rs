@@ -395,7 +395,7 @@ impl Namespace {
             if let Err(why) = self.catalog.clear() {
                 tracing::warn!(%why, "the catalog could not be cleared");
             }
-            self.write_down_doubt();
+            super::recover::Recovery::new(self).write_down_doubt();
         }
         if !is_over {
             return false;

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use foldhash::HashSet;
 
-use surgetank_types::model::{FileId, STORE_TEMPORARY_PREFIX};
+use surgetank_types::model::{FileId, STORE_TEMPORARY_PREFIX, Seq};
 
 use super::Namespace;
+use super::recover::Recovery;
 use super::resolve::is_absent;
 use surgetank_state::{Inode, Name, Temporaries, Tree};
 use surgetank_store::{Cred, StorePath};
@@ -24,6 +25,13 @@ const LATE_AT_THE_END: Duration = Duration::from_millis(700);
 const AGAIN: Duration = Duration::from_secs(60);
 
 impl Namespace {
+    /// The drain's temporary for an operation.
+    pub(crate) fn staged_name(&self, seq: Seq) -> Name {
+        let mut name = STORE_TEMPORARY_PREFIX.to_vec();
+        name.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
+        Name::from(name)
+    }
+
     /// The directories in which temporaries may be, and where the store has them now.
     pub(super) fn dirs_of_temporaries(&self) -> Vec<(FileId, StorePath)> {
         let tree = self.read_tree();
@@ -167,8 +175,8 @@ impl Namespace {
 
     /// Of a damaged catalog it may be all there is of a file.
     fn discard_left(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
-        if self.is_doubtful_spill(name) {
-            self.keep_spill(who, dir, name)
+        if Recovery::new(self).is_doubtful_spill(name) {
+            Recovery::new(self).keep_spill(who, dir, name)
         } else {
             self.store.discard(who, &dir.join(name))
         }

@@ -184,7 +184,11 @@ impl Namespace {
                 let file = file.inspect_err(|why| self.told_unreadable(id, why)).ok()?;
                 Some(Content { file: Arc::new(file), location: Location::Tier(device), writable: false })
             }
-            _ => self.content_left_in(id, until).inspect_err(|why| tracing::error!(%why)).ok().flatten(),
+            _ => crate::namespace::recover::Recovery::new(self)
+                .content_left_in(id, until)
+                .inspect_err(|why| tracing::error!(%why))
+                .ok()
+                .flatten(),
         }?;
         if content.location == Location::Store {
             // Somebody else may have put another file there.

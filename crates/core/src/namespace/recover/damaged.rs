@@ -13,9 +13,9 @@ use surgetank_types::clock;
 use surgetank_types::error::Result;
 use surgetank_types::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFIX, Seq};
 
-use super::super::Namespace;
 use super::super::files::SPILL;
 use super::super::resolve::{is_absent, passes};
+use super::Recovery;
 use super::spilled::patiently;
 use super::{ORPHANS, OnTier, STORE_PATIENCE, went_down};
 use surgetank_state::Inode;
@@ -38,10 +38,10 @@ pub(super) fn is_doubtful(image: &Image) -> bool {
     image.counters.get(DOUBTFUL_BELOW).is_some_and(|below| *below > 0)
 }
 
-impl Namespace {
+impl Recovery<'_> {
     /// More was lost of the log than a death takes.
     pub(super) fn damage(&self, image: &Image) -> Option<Damage> {
-        let damage = self.catalog.recovery().damage?;
+        let damage = self.namespace.catalog.recovery().damage?;
         if !is_damage(&damage, image) {
             self.damage_is_told();
             return None;
@@ -53,10 +53,10 @@ impl Namespace {
     pub(super) fn take_up_doubt(&self, image: &Image) {
         let told = image.counters.get(DOUBTFUL_BELOW).copied();
         // One that starts over is empty until it is told again.
-        let unsaid = || image.counters.is_empty() && self.catalog.recovery().damaged_once;
+        let unsaid = || image.counters.is_empty() && self.namespace.catalog.recovery().damaged_once;
         let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
         {
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             tree.doubtful_below = below;
             tree.next_id = tree.next_id.max(below);
         }
@@ -67,14 +67,14 @@ impl Namespace {
 
     /// Also after the catalog started over.
     pub(in super::super) fn write_down_doubt(&self) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         let below = tree.doubtful_below;
         if below == 0 {
             return;
         }
         tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
         drop(tree);
-        if let Err(why) = self.sync_catalog() {
+        if let Err(why) = self.namespace.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced");
         }
     }
@@ -89,7 +89,7 @@ impl Namespace {
             0 => String::new(),
             records => format!("; {records} intact record(s) behind that build on it and are not believed"),
         };
-        self.note(
+        self.namespace.note(
             RunId(0),
             damage.told_path().display().to_string(),
             format!(
@@ -103,7 +103,7 @@ impl Namespace {
 
     /// Once all of it is written down for good: an agent that is killed before leaves it to the next one.
     pub(super) fn damage_is_told(&self) {
-        let told = self.sync_catalog().and_then(|()| self.catalog.damage_told());
+        let told = self.namespace.sync_catalog().and_then(|()| self.namespace.catalog.damage_told());
         if let Err(why) = told {
             tracing::warn!(%why, "that the catalog's log is damaged will be told once more");
         }
@@ -111,7 +111,7 @@ impl Namespace {
 
     /// Operations that do not know what the store should have under the name they take away: it may be another file's by now.
     pub(super) fn leave_out_blind_operations(&self) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         tree.next_id += NUMBERS_LEFT_OUT;
         tree.next_seq += NUMBERS_LEFT_OUT;
         tree.doubtful_below = tree.next_id;
@@ -157,18 +157,18 @@ impl Namespace {
     /// error: some of it is not.
     pub(super) fn keep_spills(&self) -> Result<()> {
         let (dirs, who) = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let mut dirs: Vec<StorePath> =
                 tree.iter().filter(|(_, inode)| inode.is_dir()).filter_map(|(id, _)| tree.applied_path(id)).collect();
             dirs.sort_unstable_by(|one, other| one.0.cmp(&other.0));
             (dirs, tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred))
         };
-        let who = self.own_cred(who);
-        let spills = self.spill_names();
+        let who = self.namespace.own_cred(who);
+        let spills = self.namespace.spill_names();
         let until = clock::tick() + STORE_PATIENCE;
         for dir in dirs {
             let keep = || {
-                let listed = self.store.list(who, &dir, true)?;
+                let listed = self.namespace.store.list(who, &dir, true)?;
                 let mut doubtful =
                     listed.iter().filter(|entry| !spills.contains(&*entry.name) && self.is_doubtful_spill(&entry.name));
                 doubtful.try_for_each(|entry| self.keep_spill(who, &dir, &entry.name))
@@ -177,7 +177,7 @@ impl Namespace {
                 Err(why) if is_absent(&why) => Ok(()),
                 // It stays under its name, for nobody removes it.
                 Err(why) if !passes(&why) => {
-                    self.note(
+                    self.namespace.note(
                         RunId(0),
                         String::from_utf8_lossy(&dir.0).into_owned(),
                         format!("what was spilled there, and no record of the damaged catalog names, could not be put aside in the store: {why}"),
@@ -194,34 +194,34 @@ impl Namespace {
 
     /// Was this written before the catalog was damaged, as the content of a file? No record would name it now.
     pub(in super::super) fn is_doubtful_spill(&self, name: &[u8]) -> bool {
-        let prefix = [STORE_TEMPORARY_PREFIX, self.key().as_bytes(), SPILL].concat();
+        let prefix = [STORE_TEMPORARY_PREFIX, self.namespace.key().as_bytes(), SPILL].concat();
         name.strip_prefix(&*prefix).is_some_and(|number| {
             let number = std::str::from_utf8(number).ok().and_then(|number| u64::from_str_radix(number, 16).ok());
-            number.is_none_or(|number| number < self.read_tree().doubtful_below)
+            number.is_none_or(|number| number < self.namespace.read_tree().doubtful_below)
         })
     }
 
     /// Gives it a name under which nobody removes it, and tells.
     pub(in super::super) fn keep_spill(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
         let number = name.rsplit(|byte| *byte == b'-').next().unwrap_or(name);
-        let mut to = dir.join(&[KEPT_IN_STORE, self.key().as_bytes(), b"-", number].concat());
+        let mut to = dir.join(&[KEPT_IN_STORE, self.namespace.key().as_bytes(), b"-", number].concat());
         // Only what the store says is free.
         loop {
-            match self.store.stat(who, &to) {
+            match self.namespace.store.stat(who, &to) {
                 Ok(_) => to.0.push(b'+'),
                 Err(why) if is_absent(&why) => break,
                 Err(why) => return Err(why),
             }
         }
         let from = dir.join(name);
-        if let Err(why) = self.store.rename(who, &from, &to) {
+        if let Err(why) = self.namespace.store.rename(who, &from, &to) {
             // Unless only the answer was lost.
-            let gone = self.store.stat(who, &from).is_err_and(|why| is_absent(&why));
-            if !gone || self.store.stat(who, &to).is_err() {
+            let gone = self.namespace.store.stat(who, &from).is_err_and(|why| is_absent(&why));
+            if !gone || self.namespace.store.stat(who, &to).is_err() {
                 return Err(why);
             }
         }
-        self.note(
+        self.namespace.note(
             RunId(0),
             String::from_utf8_lossy(&from.0).into_owned(),
             format!(

@@ -12,8 +12,8 @@ use surgetank_store::StorePath;
 use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
 
-use super::super::Namespace;
 use super::super::losses::{gone_from, lost_from};
+use super::Recovery;
 use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
 /// Which boot of the machine the catalog was last written in, as a digest; with a device's number behind it, which boot
@@ -144,7 +144,7 @@ pub(super) enum Held<'a> {
     Store(&'a StorePath),
 }
 
-impl Namespace {
+impl Recovery<'_> {
     /// What had the newest version does not have it.
     pub(super) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
@@ -153,7 +153,7 @@ impl Namespace {
             tree.txn.file(id);
             return;
         };
-        let is_temporary = self.mode_for(tree, id, &path) == Mode::Remove;
+        let is_temporary = self.namespace.mode_for(tree, id, &path) == Mode::Remove;
         let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
         self.lose(tree, id);
         // Of no use without the run that made it.
@@ -162,25 +162,25 @@ impl Namespace {
         }
         let (at, why) = match held {
             Held::Tier(device) => {
-                let device = self.tiers.device(*device);
+                let device = self.namespace.tiers.device(*device);
                 (device.shown(&path), gone_from(device, store_has_one))
             }
             Held::Store(temporary) => {
-                let at = format!("{}/{temporary}", self.store.describe());
+                let at = format!("{}/{temporary}", self.namespace.store.describe());
                 (at.into_bytes(), lost_from("the temporary in the store that held it", store_has_one))
             }
         };
-        self.record_loss(tree, &path, at, why);
+        self.namespace.record_loss(tree, &path, at, why);
     }
 
     /// The user says that the tiers that are not there do not come back. When no program is served.
     pub fn give_up_absent(&self) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         let only_there: Vec<(FileId, DeviceId)> = tree
             .iter()
             .filter(|(_, inode)| inode.logical.is_some() && (inode.dirty() || !inode.sealed))
             .filter_map(|(id, inode)| Some((id, inode.replica?.device)))
-            .filter(|(_, device)| !self.tiers.device(*device).is_there())
+            .filter(|(_, device)| !self.namespace.tiers.device(*device).is_there())
             .collect();
         for (id, device) in only_there {
             self.replica_missing(&mut tree, id, &Held::Tier(device));
@@ -193,7 +193,7 @@ impl Namespace {
     /// there is looked at when it is back.
     pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
         let Some(boot) = boot() else { return };
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         for (device, number) in tree.device_numbers.clone() {
             let name = boot_with(number);
             match image.counters.get(BOOT) {
@@ -297,8 +297,8 @@ impl Namespace {
                 }
                 Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
             };
-            let at = replica.map(|plain| self.tiers.device(plain.device).shown(&path)).unwrap_or_default();
-            self.record_loss(tree, &path, at, why);
+            let at = replica.map(|plain| self.namespace.tiers.device(plain.device).shown(&path)).unwrap_or_default();
+            self.namespace.record_loss(tree, &path, at, why);
             return None;
         }
         let aside = self.name_beside(tree, dir, &name);
@@ -320,7 +320,7 @@ impl Namespace {
         tree.bind(dir, &aside, |entry| entry.set_logical(Some(new)));
         tree.own(new);
         tree.txn.entry(dir, &aside);
-        self.note(
+        self.namespace.note(
             RunId(0),
             shown,
             format!(
@@ -334,7 +334,7 @@ impl Namespace {
 
     /// A file of which a program was promised some bytes keeps its name.
     pub(super) fn tell_promised(&self, path: &[u8]) {
-        self.note(
+        self.namespace.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),
             "the machine went down while it was being written: what was synced is there, what was written after that may not be",
@@ -344,13 +344,13 @@ impl Namespace {
 
     /// Nothing of it changes any more before it is in the store; the next boot need not doubt it once more.
     pub(super) fn sync_apart(&self, tree: &mut Tree, id: FileId, plain: PlainId, path: &[u8]) {
-        match self.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
+        match self.namespace.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
             Ok(()) => {
                 if let Some(inode) = tree.get_mut(id) {
                     inode.synced = inode.version;
                 }
             }
-            Err(why) => self.device_failed(plain.device, &why),
+            Err(why) => self.namespace.device_failed(plain.device, &why),
         }
     }
 
@@ -361,7 +361,7 @@ impl Namespace {
             let taken_here = tree.entry(dir, &aside).is_some();
             let in_store = || {
                 let path = tree.applied_path(dir)?.join(&aside);
-                self.store.stat(self.own_cred(tree.get(dir)?.cred()), &path).ok()
+                self.namespace.store.stat(self.namespace.own_cred(tree.get(dir)?.cred()), &path).ok()
             };
             if !taken_here && in_store().is_none() {
                 return Name::from(aside);

@@ -11,8 +11,8 @@ use rustix::fs::RenameFlags;
 
 use surgetank_types::model::{DeviceId, RunId};
 
-use super::super::Namespace;
 use super::super::files::HIDDEN_PREFIX;
+use super::Recovery;
 use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
 use surgetank_state::PlainId;
 
@@ -39,7 +39,7 @@ pub fn keep_copy(files: &Path, path: &[u8], name: &[u8]) -> io::Result<()> {
     }
 }
 
-impl Namespace {
+impl Recovery<'_> {
     /// Plain files that no record names. Each may be the only copy of a file: of an agent whose state is gone (`strange`), of
     /// one whose state directory was replaced by an older copy, or of records that are `damaged`. What is empty, and what the
     /// catalog says was about to be removed, is not one.
@@ -63,12 +63,13 @@ impl Namespace {
             // The agent died while it made it, and nothing is in it; or while it removed it. (Of a damaged catalog the name of
             // an empty file may be all there is of it, and what was to go may have found its place or its name since.)
             let is_gone = || {
-                super::super::pending_unlink::saying(&self.read_tree(), plain).is_some_and(|file| gone.contains(&file))
+                super::super::pending_unlink::saying(&self.namespace.read_tree(), plain)
+                    .is_some_and(|file| gone.contains(&file))
             };
             let unwanted = !damaged && (orphan.plain.size_bytes == 0 || is_gone());
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)
-                drop(self.tiers.device(device).unlink_if(&orphan.path, ino));
+                drop(self.namespace.tiers.device(device).unlink_if(&orphan.path, ino));
                 continue;
             }
             let Some(aside) = self.set_aside(device, ino, &orphan.path, damaged) else {
@@ -77,7 +78,7 @@ impl Namespace {
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
-                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                let now = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 let whose = if damaged {
                     "no record names it any more, for the catalog was damaged"
                 } else if strange.contains(&device) {
@@ -85,7 +86,7 @@ impl Namespace {
                 } else {
                     "no record names it: the state directory is older than the tier, or the file was put there by hand"
                 };
-                self.note(
+                self.namespace.note(
                     RunId(0),
                     String::from_utf8_lossy(&orphan.path).into_owned(),
                     format!(
@@ -97,9 +98,9 @@ impl Namespace {
             }
         }
         for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            let place = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
             let more = files - ORPHANS_TOLD_MAX;
-            self.note(
+            self.namespace.note(
                 RunId(0),
                 place.display().to_string(),
                 format!("{more} more file(s) that no record names: {}", place.display()),
@@ -107,8 +108,8 @@ impl Namespace {
             );
         }
         for (device, files) in old {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
-            self.note(
+            let place = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            self.namespace.note(
                 RunId(0),
                 place.display().to_string(),
                 format!(
@@ -122,7 +123,7 @@ impl Namespace {
     /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
     /// was only being made is removed.
     fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8], damaged: bool) -> Option<Vec<u8>> {
-        let device = self.tiers.device(device);
+        let device = self.namespace.tiers.device(device);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let mut aside = None;
         let hidden = name.starts_with(HIDDEN_PREFIX);
@@ -164,7 +165,7 @@ impl Namespace {
         };
         if let Err(why) = result {
             tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
-            self.note(
+            self.namespace.note(
                 RunId(0),
                 device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
                 format!("a file that nobody remembers could not be moved out of the way: {why}"),

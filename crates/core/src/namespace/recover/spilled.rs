@@ -8,11 +8,10 @@ use surgetank_tier::Plain;
 use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Attr, FileId, Kind};
-use surgetank_types::sync::Arc;
 
-use super::super::Namespace;
-use super::super::content::{Content, Location};
+use super::super::content::Content;
 use super::super::resolve::{is_absent, passes};
+use super::Recovery;
 use super::{Doubt, Held, Worth, worth};
 use surgetank_state::{Inode, Tree};
 
@@ -37,17 +36,17 @@ fn as_in_store(inode: &Inode) -> bool {
     inode.attr.kind == Kind::File && inode.sealed && !inode.dirty() && !here && inode.applied.is_some()
 }
 
-impl Namespace {
+impl Recovery<'_> {
     /// An error: the store does not tell, and without that nobody knows what there is.
     pub(super) fn match_spills(&self, went_down: bool, damaged: bool) -> Result<()> {
         {
             // Deleted while somebody had it open: nobody has any more, unless programs go on.
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             let nameless: Vec<FileId> = tree
                 .iter()
                 .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
                 .map(|(id, _)| id)
-                .filter(|id| !self.left_open(*id))
+                .filter(|id| !self.namespace.left_open(*id))
                 .collect();
             for id in nameless {
                 if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {
@@ -55,12 +54,12 @@ impl Namespace {
                     extra.spill = None;
                     tree.txn.file(id);
                 }
-                self.drop_content(&mut tree, id, 0);
-                self.reap(&mut tree, id);
+                self.namespace.drop_content(&mut tree, id, 0);
+                self.namespace.reap(&mut tree, id);
             }
         }
         let spills: Vec<(FileId, StorePath, Cred)> = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             tree.iter()
                 .filter_map(|(id, inode)| {
                     let (dir, name) = inode.spill()?;
@@ -70,7 +69,7 @@ impl Namespace {
         };
         for (id, path, who) in spills {
             let there = self.ask_of_spill(&path, who)?;
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             match there {
                 None => {
                     if let Some(inode) = tree.get_mut(id) {
@@ -100,18 +99,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// With our own rights, or the owner's: root may be nobody there.
-    pub(super) fn as_either<T>(&self, who: Cred, act: impl Fn(Cred) -> io::Result<T>) -> io::Result<T> {
-        let own = self.own_cred(who);
-        act(own).or_else(|why| match why.kind() {
-            io::ErrorKind::PermissionDenied if own != who => act(who),
-            _ => Err(why),
-        })
-    }
-
     /// `None`: it is gone. After any error it may be there.
     fn is_left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
-        match self.as_either(who, |who| self.store.stat(who, path)) {
+        match self.namespace.as_either(who, |who| self.namespace.store.stat(who, path)) {
             Ok(there) => Ok(Some(there)),
             Err(why) if is_absent(&why) => Ok(None),
             Err(why) => Err(why),
@@ -135,37 +125,17 @@ impl Namespace {
         patiently(until, || self.is_left_there(path, who)).map_err(|why| self.does_not_tell(path, why))
     }
 
-    pub(super) fn content_in_store(&self, id: FileId) -> io::Result<Option<Content>> {
-        let found = {
-            let tree = self.read_tree();
-            tree.get(id).and_then(|inode| {
-                let (path, location) = match inode.spill() {
-                    Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Location::StoreTemporary),
-                    None if !self.store.features().plain_files => return None,
-                    None => (tree.applied_path(id)?, Location::Store),
-                };
-                Some((path, location, inode.cred()))
-            })
-        };
-        let Some((path, location, owner)) = found else { return Ok(None) };
-        match self.as_either(owner, |who| self.store.open(who, &path, false)) {
-            Ok(file) => Ok(Some(Content { file: Arc::new(file), location, writable: false })),
-            Err(why) if is_absent(&why) => Ok(None),
-            Err(why) => Err(why),
-        }
-    }
-
     /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
     /// was spilled there, and the store does not answer. `None`, of one that has a plain file or a spill: it cannot be opened.
     pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
-        if self.read_tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
-            return Ok(self.content_of(id));
+        if self.namespace.read_tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
+            return Ok(self.namespace.content_of(id));
         }
         loop {
-            match self.content_in_store(id) {
+            match self.namespace.content_in_store(id) {
                 Err(why) if passes(&why) && clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
                 Err(why) if passes(&why) && self.is_spilled(id) => {
-                    let path = self.read_tree().logical_path(id).map(StorePath).unwrap_or_default();
+                    let path = self.namespace.read_tree().logical_path(id).map(StorePath).unwrap_or_default();
                     return Err(self.does_not_tell(&path, why));
                 }
                 told => return Ok(told.unwrap_or(None)),
@@ -174,11 +144,11 @@ impl Namespace {
     }
 
     fn is_spilled(&self, id: FileId) -> bool {
-        self.read_tree().get(id).is_some_and(|inode| inode.spill().is_some())
+        self.namespace.read_tree().get(id).is_some_and(|inode| inode.spill().is_some())
     }
 
     pub(super) fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
-        Error::new(format!("The store {} cannot be asked for {path}", self.store.describe()))
+        Error::new(format!("The store {} cannot be asked for {path}", self.namespace.store.describe()))
             .why(why)
             .remedy("start again when it can: what an earlier agent spilled there is in no other place")
             .data("nothing was changed; files in the tiers and in the store are as they were")
@@ -186,10 +156,10 @@ impl Namespace {
 
     /// What was lost, the store's version stands for, and what it replaced, is as the store has it.
     pub(super) fn look_at_reverted(&self) {
-        let reverted = std::mem::take(&mut self.write_tree().reverted);
+        let reverted = std::mem::take(&mut self.namespace.write_tree().reverted);
         for id in reverted {
             let at = {
-                let tree = self.read_tree();
+                let tree = self.namespace.read_tree();
                 tree.get(id)
                     .filter(|inode| as_in_store(inode))
                     .and_then(|inode| Some((tree.applied_path(id)?, inode.cred())))
@@ -201,7 +171,7 @@ impl Namespace {
                 Err(why) => {
                     tracing::warn!(%why, %path, "the store could not be asked for what it has of a file that was lost");
                     // Who opens it looks again.
-                    let mut tree = self.write_tree();
+                    let mut tree = self.namespace.write_tree();
                     let inode = tree.get_mut(id).filter(|inode| as_in_store(inode));
                     if let Some(known) = inode.and_then(|inode| inode.identity.as_mut()) {
                         **known = known.bare();
@@ -209,7 +179,7 @@ impl Namespace {
                     continue;
                 }
             };
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             if let Some(inode) = tree.get_mut(id).filter(|inode| as_in_store(inode)) {
                 let Attr { ino, links, .. } = inode.attr;
                 inode.attr = match inode.set_meta {

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
-use crate::namespace::Namespace;
+use super::Recovery;
 use surgetank_state::{Inode, Name, Place, Tree, files_of};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::error::Result;
@@ -73,7 +73,7 @@ const LOOKS_MAX: usize = 3;
 
 type Looked = HashMap<StorePath, Option<StoreStat>>;
 
-impl Namespace {
+impl Recovery<'_> {
     /// Settles the operations that an earlier agent had started. An error: the store does not tell what is left there.
     pub(super) fn settle_started(&self) -> Result<()> {
         let mut started = self.started();
@@ -82,19 +82,20 @@ impl Namespace {
         }
         let kinds: Vec<OpKind> = started.iter().map(|one| one.kind.clone()).collect();
         let before: Vec<(FileId, Vec<Place>)> = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let files = kinds.iter().flat_map(files_of);
             files.filter_map(|id| Some((id, tree.get(id)?.names_in_store()))).collect()
         };
         {
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             for one in &mut started {
                 one.names = names_of(&tree, &one.kind);
                 tree.carried_out(&one.kind, None);
             }
         }
         let (mut looked, mut done) = (Looked::new(), None);
-        let is_server = !self.store.features().plain_files && self.store.features().publications_at_once > 1;
+        let is_server =
+            !self.namespace.store.features().plain_files && self.namespace.store.features().publications_at_once > 1;
         for _ in 0..if is_server { LOOKS_MAX } else { 1 } {
             if is_server {
                 surgetank_types::sync::thread::sleep(LATE);
@@ -112,15 +113,15 @@ impl Namespace {
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
         // Attributes do not show in names: those are set again.
         let mut gone: Vec<Vec<FileId>> = {
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             started[..done].iter().filter(|one| !one.is_meta()).map(|one| tree.carried_out(&one.kind, None)).collect()
         };
         let next = (done..started.len()).find(|index| !started[*index].is_meta());
-        let mut moving = next.and_then(|next| self.moving(&self.read_tree(), started.get(next)));
+        let mut moving = next.and_then(|next| self.moving(&self.namespace.read_tree(), started.get(next)));
         if let (Some(next), Some(begun)) = (next, &moving)
             && self.finish_moving(begun)
         {
-            gone.push(self.write_tree().carried_out(&started[next].kind, None));
+            gone.push(self.namespace.write_tree().carried_out(&started[next].kind, None));
             (done, moving) = (next + 1, None);
             looked.clear();
         }
@@ -148,7 +149,7 @@ impl Namespace {
         let found = (0..=started.len()).rev().find_map(|count| {
             self.put_back(before);
             {
-                let mut tree = self.write_tree();
+                let mut tree = self.namespace.write_tree();
                 for one in &started[..count] {
                     tree.carried_out(&one.kind, None);
                 }
@@ -170,9 +171,10 @@ impl Namespace {
     /// that go on would miss one of the halves. `false`: it was not begun, or the store does not do it now.
     fn finish_moving(&self, moving: &Moving) -> bool {
         let renamed = self.left_there(&moving.from, moving.who).and_then(|there| match there {
-            Some(_) => {
-                self.as_either(moving.who, |who| self.store.rename(who, &moving.from, &moving.to)).map(|()| true)
-            }
+            Some(_) => self
+                .namespace
+                .as_either(moving.who, |who| self.namespace.store.rename(who, &moving.from, &moving.to))
+                .map(|()| true),
             None => Ok(false),
         });
         renamed.unwrap_or_else(|why| {
@@ -183,16 +185,18 @@ impl Namespace {
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
         let (who, dirs) = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let places = done.iter().flat_map(|one| one.names.iter().map(|(place, ..)| place.0));
             let dirs: std::collections::BTreeSet<FileId> = places.collect();
             let owner = tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
             (owner, dirs.into_iter().filter_map(|dir| tree.applied_path(dir)).collect::<Vec<_>>())
         };
         // (What is gone needs no sync.)
-        dirs.iter().try_for_each(|dir| match self.store.sync_dirs(self.own_cred(who), std::slice::from_ref(dir)) {
-            Err(why) if super::super::resolve::is_absent(&why) => Ok(()),
-            synced => synced,
+        dirs.iter().try_for_each(|dir| {
+            match self.namespace.store.sync_dirs(self.namespace.own_cred(who), std::slice::from_ref(dir)) {
+                Err(why) if super::super::resolve::is_absent(&why) => Ok(()),
+                synced => synced,
+            }
         })
     }
 
@@ -204,7 +208,7 @@ impl Namespace {
         looked: &mut Looked,
     ) -> std::io::Result<()> {
         let paths: Vec<(StorePath, Cred)> = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let files = started.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
         };
@@ -223,7 +227,7 @@ impl Namespace {
     /// is all that is left of them, and it is published. (An empty file in its place would be seen until its turn to go.)
     pub(super) fn take_over_copies(&self) {
         let wanted: Vec<(FileId, Seq, Prepared, Cred)> = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let begun = tree.ops.iter().filter(|(_, op)| op.certain && matches!(op.kind, OpKind::Publish { .. }));
             begun
                 .filter_map(|(seq, op)| {
@@ -236,9 +240,9 @@ impl Namespace {
         if wanted.is_empty() {
             return;
         }
-        let dirs = self.dirs_of_temporaries();
+        let dirs = self.namespace.dirs_of_temporaries();
         for (file, seq, prepared, who) in wanted {
-            let name = self.staged_name(seq);
+            let name = self.namespace.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
                 let there = self.left_there(&path.join(&name), who).unwrap_or_else(|why| {
                     tracing::warn!(%why, %path, "a directory of the store does not say whether a copy is left there");
@@ -246,13 +250,13 @@ impl Namespace {
                 });
                 there.is_some_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
             });
-            let mut tree = self.write_tree();
+            let mut tree = self.namespace.write_tree();
             if let Some((dir, _)) = found
                 && let Some(inode) = tree.get_mut(file)
             {
                 inode.extra_mut().spill = Some((*dir, name));
                 tree.txn.file(file);
-                self.commit(&mut tree);
+                self.namespace.commit(&mut tree);
             } else {
                 tracing::warn!(
                     seq = seq.0,
@@ -263,15 +267,8 @@ impl Namespace {
         }
     }
 
-    /// The drain's temporary for an operation.
-    pub(crate) fn staged_name(&self, seq: Seq) -> Name {
-        let mut name = surgetank_types::model::STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
-        Name::from(name)
-    }
-
     fn started(&self) -> Vec<Started> {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         let mut started = Vec::new();
         let mut fresh = Vec::new();
         for (seq, op) in &tree.ops {
@@ -285,7 +282,7 @@ impl Namespace {
                 kind: op.kind.clone(),
                 prepared: op.prepared,
                 names: Vec::new(),
-                temporaries: std::iter::once(self.staged_name(*seq)).chain(spill).collect(),
+                temporaries: std::iter::once(self.namespace.staged_name(*seq)).chain(spill).collect(),
             });
         }
         for seq in fresh {
@@ -298,7 +295,7 @@ impl Namespace {
     }
 
     fn put_back(&self, before: &[(FileId, Vec<Place>)]) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         for (id, names) in before {
             if let Some(inode) = tree.get_mut(*id) {
                 inode.set_names_in_store(names.clone());
@@ -309,7 +306,7 @@ impl Namespace {
     /// Is the store as after the first `count` of the operations? The tree says so already.
     fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
         let expected = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let moving = self.moving(&tree, started.get(count));
             let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
             let mut unknown: Vec<&Place> = Vec::new();
@@ -323,7 +320,7 @@ impl Namespace {
             }
             for (index, one) in started[count..].iter().enumerate() {
                 // Begun, and not in one step: under its new name it may be there already, and what had that name gone.
-                let begun = index == 0 && !self.store.features().atomic_renames;
+                let begun = index == 0 && !self.namespace.store.features().atomic_renames;
                 let nobody_knows = target_of(&one.kind).filter(|_| begun);
                 for (place, before, _) in &one.names {
                     if nobody_knows.as_ref() == Some(place) {
@@ -371,7 +368,8 @@ impl Namespace {
     /// Is that what has been begun? The tree is as before it.
     fn moving(&self, tree: &Tree, begun: Option<&Started>) -> Option<Moving> {
         let OpKind::Rename { file, to_dir, to, .. } = &begun?.kind else { return None };
-        let inode = tree.get(*file).filter(|inode| inode.is_dir() && !self.store.features().atomic_renames)?;
+        let inode =
+            tree.get(*file).filter(|inode| inode.is_dir() && !self.namespace.store.features().atomic_renames)?;
         let (from, to) = (tree.applied_path(*file)?, tree.applied_path(*to_dir)?.join(to));
         Some(Moving { from, to, who: inode.cred() })
     }
@@ -391,10 +389,10 @@ impl Namespace {
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
             // Written over in place, which no server does: complete when the temporary is gone.
             Some((Some(prepared), names)) => {
-                self.store.features().plain_files
+                self.namespace.store.features().plain_files
                     && holder.ino == Some(stat.identity.ino)
                     && prepared.is(&stat.identity)
-                    && !self.is_left(&self.dirs_of_temporaries(), names, (prepared, one.who), looked)?
+                    && !self.is_left(&self.namespace.dirs_of_temporaries(), names, (prepared, one.who), looked)?
             }
         })
     }
@@ -431,7 +429,7 @@ impl Namespace {
     /// What the files of these publications were spilled to. It may be the only place where a version lies.
     fn look_at_spills(&self, done: &[Started], looked: &mut Looked) -> Result<()> {
         let spills: Vec<(StorePath, Cred)> = {
-            let tree = self.read_tree();
+            let tree = self.namespace.read_tree();
             let published = done.iter().filter(|one| matches!(one.kind, OpKind::Publish { .. }));
             let files = published.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((spilled_to(&tree, id)?, tree.get(id)?.cred()))).collect()
@@ -447,7 +445,7 @@ impl Namespace {
 
     /// These are done: their files are where they brought them, and known as they are there now.
     fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
@@ -459,15 +457,15 @@ impl Namespace {
                 forget_spill(&mut tree, *file, looked);
             }
             if let OpKind::Rename { file, .. } = &one.kind {
-                self.copied_with(&mut tree, *file);
+                self.namespace.copied_with(&mut tree, *file);
             }
-            self.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
+            self.namespace.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
         }
     }
 
     /// These are not done. One of them may have been cut off between changing attributes and writing that down.
     fn begin_anew(&self, rest: &[Started], looked: &Looked) {
-        let mut tree = self.write_tree();
+        let mut tree = self.namespace.write_tree();
         for one in rest {
             for id in files_of(&one.kind) {
                 recognise(&mut tree, id, None, touches_meta(rest, id), looked);
