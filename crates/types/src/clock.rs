@@ -1,4 +1,6 @@
-//! The only place that reads clocks.
+//! The only place that reads clocks: wall-clock time for files' timestamps, monotonic time for intervals.
+//!
+//! The danger that it avoids: an interval measured by a wall clock, which an administrator can set.
 
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
@@ -6,28 +8,30 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::model::Timestamp;
 
-/// Wall-clock time for timestamps of files.
+/// Wall-clock time, for timestamps of files. A clock before 1970 gives 0, one after 2262 the largest timestamp.
 pub fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     Timestamp { nanos: i64::try_from(since.as_nanos()).unwrap_or(i64::MAX) }
 }
 
-/// A moment of this process's life in milliseconds, small enough to keep one for each of a million files. It wraps after
-/// 49 days: what is older than that seems young for once, and is looked at again one `store_ttl` later.
+/// Milliseconds since the first call in this process, in 32 bits, because one is kept for each of up to a million files. The
+/// value wraps after 49 days: an older moment then appears young, and its owner checks it again one `store_ttl` later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment(NonZeroU32);
 
 impl Moment {
+    /// The present moment.
     pub fn now() -> Self {
         static BEGAN: OnceLock<Instant> = OnceLock::new();
         Self::after(BEGAN.get_or_init(tick).elapsed())
     }
+    /// Time since this moment, exact to a millisecond, modulo 2³² ms.
     pub fn elapsed(self) -> Duration {
         Self::now().since(self)
     }
 
     fn after(age: Duration) -> Self {
-        // The low bits are what is wanted.
+        // The cast keeps the low 32 bits on purpose: the value wraps.
         Self(NonZeroU32::new(age.as_millis() as u32).unwrap_or(NonZeroU32::MIN))
     }
     fn since(self, earlier: Self) -> Duration {
@@ -35,7 +39,7 @@ impl Moment {
     }
 }
 
-/// Monotonic time for intervals.
+/// Monotonic time, for intervals.
 pub fn tick() -> Instant {
     Instant::now()
 }
@@ -44,8 +48,9 @@ pub fn tick() -> Instant {
 mod tests {
     use super::*;
 
+    // Ages were compared as absolute values: after 49 days every interval was zero.
     #[test]
-    fn moments_stood_still_after_49_days() {
+    fn moment_elapsed_after_wrap_stays_exact() {
         let wraps = Duration::from_millis(1 << 32);
         for age in [Duration::ZERO, Duration::from_secs(1), wraps - Duration::from_millis(500), wraps * 3] {
             let later = Moment::after(age + Duration::from_secs(2));

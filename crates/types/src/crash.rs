@@ -1,15 +1,17 @@
-//! Points at which the crash campaign (`make crash`) kills the agent: every step that touches disk or state has one. Only
-//! debug builds have them.
+//! Points at which the crash campaign (`make crash`) kills the agent: every step that touches disk or state has one. Only debug
+//! builds have them.
 //!
-//! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time. Agents that take over
-//! from one another have one each: `NAME:N,NAME:N`.
-//! With `SURGETANK_CRASH_SUPERVISOR` its supervisor is killed before it, so that nobody takes over.
-//! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
-//! `SURGETANK_HOLD=NAME:@FILE`: a thread that passes NAME makes `FILE.reached` and stays until FILE exists.
-//! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
-//! `SURGETANK_CRASH_DEATHS=FILE`: whoever dies of NAME writes it there before, so that the campaign knows what it tried.
+//! The environment of the agent selects what happens:
+//!
+//! - `SURGETANK_CRASH=NAME:N`: SIGKILL when the agent passes NAME for the Nth time. The agents that follow it read the next
+//!   words of a list: `NAME:N,NAME:N`.
+//! - `SURGETANK_CRASH_SUPERVISOR`: the agent's supervisor is killed first, so that no agent follows.
+//! - `SURGETANK_HOLD=NAME:MILLISECONDS`: a thread that passes NAME waits there, so that a test can act meanwhile.
+//! - `SURGETANK_HOLD=NAME:@FILE`: a thread that passes NAME makes `FILE.reached` and waits until FILE exists.
+//! - `SURGETANK_CRASH_LOG=FILE`: every passing appends a line, so that the campaign knows which points exist.
+//! - `SURGETANK_CRASH_DEATHS=FILE`: an agent that dies at NAME first appends NAME, so that the campaign knows what it tried.
 
-/// `crash_point!("drain.rename")`.
+/// A point at which the crash campaign can kill the agent: `crash_point!("drain.rename")`. Empty in release builds.
 #[macro_export]
 macro_rules! crash_point {
     ($name:literal) => {
@@ -18,7 +20,7 @@ macro_rules! crash_point {
     };
 }
 
-/// To be called before the first point is passed: how many agents there were before this one.
+/// Sets how many agents of this place ran before this one. The agent calls it before it passes the first point.
 pub fn begin_life(life: u32) {
     LIFE.store(life, std::sync::atomic::Ordering::Relaxed);
 }
@@ -52,11 +54,11 @@ mod armed {
 
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
 
-    /// The process passes this point, or ends here.
+    /// Passes the point `name`: logs it, waits at it, or kills the process, as the environment asks.
     pub fn pass(name: &str) {
         let Some(armed) = ARMED.get_or_init(from_environment) else { return };
         if let Some(mut log) = armed.log.as_ref() {
-            // One write a line: threads do not mix theirs. A campaign that misses a line tries one point less.
+            // One write a line, so that lines of several threads do not mix. A campaign that misses a line tries one point less.
             let _ = log.write_all(format!("{name}\n").as_bytes());
         }
         if armed.held == name {
@@ -71,12 +73,12 @@ mod armed {
             {
                 let _ = rustix::process::kill_process(supervisor, rustix::process::Signal::KILL);
             }
-            // Nothing is flushed, no destructor runs, as when the kernel does it.
+            // SIGKILL flushes nothing and runs no destructor, as when the kernel kills the process.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
     }
 
-    /// Will the next passing be the last?
+    /// Whether the next passing of `name` kills the process.
     pub fn is_next(name: &str) -> bool {
         let armed = ARMED.get_or_init(from_environment);
         armed.as_ref().is_some_and(|armed| armed.name == name && armed.left.load(Ordering::Relaxed) == 1)

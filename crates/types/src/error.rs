@@ -1,23 +1,27 @@
-//! Errors. Two kinds, on purpose: a [`Fault`] is what a program under the mount sees (an errno,
-//! with a note for the person who asks why); an [`Error`] is what a person at the command line
-//! sees (what failed, where, why, what to try, whether the data is safe).
+//! Errors, of two kinds. A [`Fault`] is what a program under the mount receives: an errno, with a note for the log. An
+//! [`Error`] is what a user at the command line reads: what failed, where, why, what to try, whether the data is safe.
+//!
+//! The danger that it avoids: an errno without its cause, and advice without a word about the data.
 
 use std::borrow::Cow;
 use std::fmt;
 
 pub use rustix::io::Errno;
 
-/// Failure of one file operation: the errno for the program, the note for the human.
+/// Failure of one file operation: the errno for the program, the note for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
+    /// What the system call returns to the program.
     pub errno: Errno,
-    /// Which tier or store and why, shown by `status` and in the log. Empty when the errno says it all.
+    /// The tier or store and the cause, shown by `status` and in the log. Empty when the errno says it all.
     pub note: Cow<'static, str>,
 }
 
+/// Result of a file operation.
 pub type FsResult<T> = Result<T, Fault>;
 
 impl Fault {
+    /// A fault with its cause in words; `note` names the tier or store.
     pub fn new(errno: Errno, note: impl Into<Cow<'static, str>>) -> Self {
         Self { errno, note: note.into() }
     }
@@ -46,17 +50,22 @@ impl From<std::io::Error> for Fault {
     }
 }
 
-/// A failure told to a person: one sentence of what failed, then why, what to try, and whether data is safe.
+/// A failure for the user: one sentence of what failed, then the cause, the next step, and whether data is safe. `Display`
+/// prints each non-empty part on its own line, labelled `why:`, `try:` and `data:`.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}{}{}{}", part("\n  why:  ", .why), part("\n  try:  ", .remedy), part("\n  data: ", .data))]
 pub struct Error {
+    /// What failed, as `subject verb object`. Never empty.
     pub what: String,
+    /// The cause; empty when `what` contains it.
     pub why: String,
+    /// What to try, or the next command; empty when there is none.
     pub remedy: String,
     /// Whether data is safe and where it is; empty when no data is concerned.
     pub data: String,
 }
 
+/// Result of what a user asked for at the command line.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn part(label: &str, text: &str) -> String {
@@ -64,19 +73,23 @@ fn part(label: &str, text: &str) -> String {
 }
 
 impl Error {
+    /// An error that says only what failed. The other parts are added by the methods below.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), why: String::new(), remedy: String::new(), data: String::new() }
     }
+    /// Sets the cause.
     #[must_use]
     pub fn why(mut self, why: impl fmt::Display) -> Self {
         self.why = why.to_string();
         self
     }
+    /// Sets what to try.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
     }
+    /// Sets whether the data is safe, and where it is.
     #[must_use]
     pub fn data(mut self, data: impl Into<String>) -> Self {
         self.data = data.into();

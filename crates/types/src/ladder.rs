@@ -1,12 +1,12 @@
-//! Copying a file between tiers, by the fastest way that both ends allow.
+//! The copy ladder: copies a file between tiers by the fastest way that both ends support.
 //!
-//! The ladder: share the blocks (`FICLONE`) → `copy_file_range` → `splice` through a pipe → read and write. A rung that
-//! the file systems refuse is left for the next one, in the middle of a file too. Holes stay holes.
+//! The rungs, in order: share the blocks (`FICLONE`), `copy_file_range`, `splice` through a pipe, read and write. If the file
+//! systems refuse a rung, the copy continues on the next one, also in the middle of a file. Holes stay holes.
 //!
-//! The descriptors may be shared with programs: every transfer names its offsets, and holes are looked for on a
-//! descriptor of our own, so no file position moves. The dangers it avoids: breaking our own write lease by opening
-//! the source a second time (then zeros are looked for in the bytes instead), and a destination in append mode, which
-//! would ignore the offsets.
+//! Programs may share the descriptors. Every transfer therefore names its offsets, and holes are sought on a separate
+//! descriptor, so no file position moves.
+//! The dangers that it avoids: a second open of the source that breaks the agent's own write lease (zeros are then sought in
+//! the bytes instead), and a destination in append mode, which ignores offsets.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +17,21 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
-/// Moved between two calls of the gate.
+/// Bytes that are moved between two calls of the gate.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// The most an ordinary user may ask for.
+/// The largest pipe that an ordinary user may request.
 const PIPE_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 1 << 20;
-/// Zeros of this length and alignment become holes again where holes can only be guessed.
+/// A run of zeros of this length and alignment becomes a hole where the source cannot report its holes.
 const ZERO_BLOCK_BYTES: usize = 64 << 10;
 
-/// Called between chunks with the bytes just moved: throttles, counts, and may stop the copy by an error.
+/// Called between chunks with the number of bytes just moved: throttles, counts, and may stop the copy by an error.
 pub type Gate<'a> = &'a dyn Fn(u64) -> io::Result<()>;
 
-/// Makes `to` a copy of the first `len` bytes of `from`, holes included, and returns the length copied: less than
-/// `len` when `from` is shorter. What `to` held before is gone. On an error `to` is incomplete.
+/// Makes `to` a copy of the first `len` bytes of `from`, holes included. Returns the length copied, which is less than `len`
+/// when `from` is shorter. The previous content of `to` is lost.
+///
+/// Errors: those of the file systems and of the gate (`to` is then incomplete), and `EINVAL` if `to` is in append mode.
 pub fn copy_file(from: &File, to: &File, len: u64, gate: Gate<'_>) -> io::Result<u64> {
     refuse_append(to)?;
     let source = from.metadata()?;
@@ -55,14 +57,16 @@ pub fn copy_file(from: &File, to: &File, len: u64, gate: Gate<'_>) -> io::Result
     } else {
         copy_without_zeros(from, to, len, gate)?;
     }
-    // A file that was cut short meanwhile is no error: what is there now is the content.
+    // A file that a program truncates meanwhile is not an error: its present length counts.
     let len = len.min(from.metadata()?.len());
     to.set_len(len)?;
     Ok(len)
 }
 
-/// Copies the bytes of one range to the same offsets, holes written out as zeros; returns the bytes moved, less than
-/// asked when `from` ends before.
+/// Copies one range to the same offsets; holes are written as zeros. Returns the bytes moved, which are fewer than `len` when
+/// `from` ends before.
+///
+/// Errors: those of the file systems and of the gate, and `EINVAL` if `to` is in append mode.
 pub fn copy_range(from: &File, to: &File, offset: u64, len: u64, gate: Gate<'_>) -> io::Result<u64> {
     refuse_append(to)?;
     Transfer::new().copy(from, to, offset, offset.saturating_add(len), gate)
@@ -75,7 +79,7 @@ fn refuse_append(to: &File) -> io::Result<()> {
     }
 }
 
-/// `from` once more, with a position of its own; `None` where opening it again is refused or would break a lease.
+/// A second open file of `from`, with its own position; `None` if a second open is refused or would break a lease.
 fn own_description(from: &File) -> Option<OwnedFd> {
     // SAFETY: F_GETLEASE takes no argument and touches no memory of ours; the descriptor is open.
     let lease = unsafe { libc::fcntl(from.as_raw_fd(), libc::F_GETLEASE) };
@@ -93,9 +97,9 @@ fn next_data(own: &OwnedFd, offset: u64, len: u64) -> io::Result<Option<(u64, u6
     }
     let start = match rustix::fs::seek(own, SeekFrom::Data(offset)) {
         Ok(start) => start,
-        // No data behind this offset.
+        // No data after this offset.
         Err(Errno::NXIO) => return Ok(None),
-        // The file system knows no holes: all is data.
+        // The file system does not report holes: all is data.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((offset, len))),
         Err(errno) => return Err(errno.into()),
     };
@@ -104,14 +108,14 @@ fn next_data(own: &OwnedFd, offset: u64, len: u64) -> io::Result<Option<(u64, u6
     }
     let end = match rustix::fs::seek(own, SeekFrom::Hole(start)) {
         Ok(end) => end.min(len),
-        // Cut short between the two calls.
+        // A program truncated the file between the two calls.
         Err(Errno::NXIO) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
     Ok(Some((start, end)))
 }
 
-/// The rungs below `FICLONE`, from fast to sure.
+/// The rungs below `FICLONE`, from the fastest to the most general.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rung {
     CopyFileRange,
@@ -150,7 +154,7 @@ impl Transfer {
         Ok(offset.saturating_sub(start))
     }
 
-    /// Moves at least one byte, or none at the end of `from`; steps down the ladder where the rung does not hold.
+    /// Moves at least one byte, or none at the end of `from`; uses the next rung where the file systems refuse the present one.
     fn step(&mut self, from: &File, to: &File, offset: u64, len: u64) -> io::Result<u64> {
         loop {
             let outcome = match self.rung {
@@ -160,7 +164,7 @@ impl Transfer {
             };
             match outcome {
                 Ok(0) if from.metadata()?.len() <= offset => return Ok(0),
-                // Some file systems say "nothing moved" where they mean "not like this".
+                // Some file systems return 0 for a transfer that they do not support.
                 Ok(0) => {}
                 Ok(moved) => return Ok(moved),
                 Err(
@@ -183,13 +187,13 @@ impl Transfer {
         }
     }
 
-    /// One pipe-full. A pipe with bytes left in it is thrown away, so that they never reach a later transfer.
+    /// Moves at most one pipe-full. A pipe that still contains bytes is dropped, so that they never reach a later transfer.
     fn splice(&mut self, from: &File, to: &File, offset: u64, len: u64) -> Result<u64, Errno> {
         let (read_end, write_end) = match self.pipe.take() {
             Some(pipe) => pipe,
             None => {
                 let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-                // Refused where the user's pipes are many already: a small one works as well.
+                // Refused when the user already has many pipes: a small pipe works too.
                 let _ = rustix::pipe::fcntl_setpipe_size(&pipe.1, PIPE_BYTES);
                 pipe
             }
@@ -209,7 +213,7 @@ impl Transfer {
                 Ok(0) => return Ok(moved as u64),
                 Ok(more) => moved += more,
                 Err(errno) if moved == 0 => return Err(errno),
-                // What was moved counts; the next step meets the error again, if it stays.
+                // The moved bytes count; the next step gets the error again if it persists.
                 Err(_) => return Ok(moved as u64),
             }
         }
@@ -246,7 +250,7 @@ fn read_at(from: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     }
 }
 
-/// For a sparse source that cannot be asked for its holes: long zeros are left out.
+/// For a sparse source that cannot report its holes: long runs of zeros are left out.
 fn copy_without_zeros(from: &File, to: &File, len: u64, gate: Gate<'_>) -> io::Result<()> {
     let mut buffer = vec![0_u8; BUFFER_BYTES];
     let mut offset = 0;

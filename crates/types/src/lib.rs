@@ -1,5 +1,10 @@
-//! What every room speaks in: ids, attributes and records ([`model`]), errors for people and faults for programs ([`error`]), the
-//! clock, locks and threads ([`sync`]), crash points, words as a shell reads them, and the copy ladder between two files.
+//! The base crate, which every other crate uses: ids, attributes and records ([`model`]), errors for people and faults for
+//! programs ([`error`]), the clock ([`clock`]), locks and threads ([`sync`]), crash points ([`crash`]), quoting for shells
+//! ([`shell`]), and the copy ladder between two files ([`ladder`]).
+//!
+//! Invariant: nothing here performs store I/O or decides anything; only [`ladder`] moves bytes.
+
+#![warn(missing_docs)]
 
 #[macro_use]
 pub mod crash;

@@ -1,4 +1,4 @@
-//! The nouns that every room shares: ids, attributes, records. No behaviour beyond their own invariants.
+//! The nouns that every crate shares: ids, attributes, records. They have no behaviour beyond their own invariants.
 
 pub mod attr;
 pub mod lock;
@@ -13,46 +13,49 @@ pub use record::{
 
 use serde::{Deserialize, Serialize};
 
-/// Identity of a file for as long as the catalog knows it; also the FUSE node id. Never reused. 1 is the root.
+/// Identity of a file for as long as the catalog has a record of it; also the FUSE node id. Never reused. 1 is the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FileId(pub u64);
 
 impl FileId {
+    /// The mount's root directory.
     pub const ROOT: Self = Self(1);
 }
 
-/// Position in the one global order of what must reach the store.
+/// Position in the one global order of the operations that must reach the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Seq(pub u64);
 
-/// A compute node. One for now; replicas name it so that more can come.
+/// A compute node. Always 0 for now: a replica names its node so that a later format can have several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u16);
 
-/// A device of a tier: in memory both are indices into the configuration's order, fastest tier first. In the catalog
-/// it is a number of its own that outlives the configuration (`tier::Remembered`).
+/// A device of a tier. In memory both numbers are indices into the configuration's order, fastest tier first. In the catalog
+/// `device` is a number that outlives the configuration (`surgetank_tier::Remembered`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId {
+    /// Index of the tier, fastest first.
     pub tier: u8,
+    /// Index of the device in its tier; in the catalog, the remembered number.
     pub device: u8,
 }
 
-/// One `surgetank run`. 0 is "nobody in particular" (a mount without runs, recovery).
+/// One `surgetank run`. 0 stands for no run (a mount without runs, recovery).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct RunId(pub u32);
 
-/// What happens to a file that a program wrote (Sea, section "memory management modes").
+/// What happens to a file that a program wrote (Sea, section "memory management modes": `.sea_flushlist` and `.sea_evictlist`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Stays in the tiers and is not drained; named at exit as "NOT in the store".
+    /// Stays in the tiers and is not drained; the verdict at exit lists it as "NOT in the store".
     Keep,
-    /// Drained, and kept in the tier while there is room.
+    /// Drained, and kept in the tier while there is space.
     #[default]
     Copy,
     /// Drained, then evicted at once.
     Move,
-    /// A temporary: never drained, dropped at the end (or when room is wanted and nobody has it open).
+    /// A temporary: never drained. It is dropped at the end, or earlier when space is needed and no program has it open.
     Remove,
 }
 
@@ -60,24 +63,28 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FsyncTarget {
-    /// The device the file lies on.
+    /// The device that stores the file.
     Tier,
     /// The store: the bytes are published there before fsync returns.
     Store,
 }
 
-/// Who asks. Store I/O is done with these ids; decisions never are.
+/// The process that makes a request. Store I/O uses its ids; decisions do not depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
+    /// User id, as in the agent's user namespace.
     pub uid: u32,
+    /// Group id, as in the agent's user namespace.
     pub gid: u32,
+    /// Process id; 0 when the kernel does not report one.
     pub pid: u32,
+    /// Permission bits that new files do not get.
     pub umask: u32,
 }
 
-/// Prefix of every temporary that we make in the store; hidden from our own listings.
+/// Prefix of the name of every temporary that Surgetank makes in the store; the mount's listings hide these names.
 pub const STORE_TEMPORARY_PREFIX: &[u8] = b".surgetank-tmp-";
-/// What stage-in and stage-out have under way lies beside its place under such names. (A served directory takes them.)
+/// Prefix of the temporaries of `stage-in` and `stage-out` in a directory. A served directory accepts such names.
 pub const PART_PREFIX: &str = ".surgetank-part-";
-/// Marks the copy that is kept when somebody else changed the store's file: `NAME.surgetank-conflict-RUN`.
+/// Infix of the copy that is kept when another client changed the store's file: `NAME.surgetank-conflict-KEY-RUN`.
 pub const CONFLICT_INFIX: &str = ".surgetank-conflict-";

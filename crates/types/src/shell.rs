@@ -1,13 +1,13 @@
-//! Command lines that people are shown. A shell that reads such a line gives each word back as it was.
+//! Quoting of command lines that users are shown. A shell that reads such a line gets each word unchanged.
 //!
-//! Invariant: a line has no control character in it, so that a file's name cannot repaint a terminal or begin a second command.
-//! The danger it avoids: advice that a blank or a quote in a path turns into another command.
+//! Invariant: a line contains no control character, so that a file's name cannot repaint a terminal or start a second command.
+//! The danger that it avoids: a blank or a quote in a path turns the advice into another command.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// One word, quoted where a POSIX shell would read more into it. Control characters and bytes that are not UTF-8 are
-/// written as `$'\xNN'`, which bash, zsh and ksh read.
+/// One word, quoted where a POSIX shell would interpret it. Control characters and bytes that are not UTF-8 are written as
+/// `$'\NNN'` (octal), which bash, zsh and ksh read.
 pub fn word(text: impl AsRef<OsStr>) -> String {
     let bytes = text.as_ref().as_bytes();
     match std::str::from_utf8(bytes) {
@@ -17,7 +17,7 @@ pub fn word(text: impl AsRef<OsStr>) -> String {
     }
 }
 
-/// The words of one command.
+/// The words of one command, each quoted by [`word`], separated by blanks.
 pub fn line<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> String {
     words.into_iter().map(word).collect::<Vec<_>>().join(" ")
 }
@@ -32,7 +32,7 @@ fn escaped(bytes: &[u8]) -> String {
         match byte {
             b'\'' | b'\\' => text.extend(['\\', char::from(*byte)]),
             b' '..=b'~' => text.push(char::from(*byte)),
-            // (Three octal digits: a digit that follows is not taken for one more.)
+            // Three octal digits, so that a digit that follows does not become a part of the number.
             other => text += &format!("\\{other:03o}"),
         }
     }
@@ -48,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_words_stay_as_they_are() {
+    fn word_without_special_characters_stays_unquoted() {
         assert_eq!(line(["surgetank", "run", "--over", "/a/b-c_1.d"]), "surgetank run --over /a/b-c_1.d");
         assert_eq!(line(["a b", "it's", "", "~"]), r"'a b' 'it'\''s' '' '~'");
     }
 
     #[test]
-    fn shell_reads_every_word_as_it_was() {
+    fn line_read_by_shell_gives_the_same_words() {
         let all: Vec<u8> = (1..=255).collect();
         let words: Vec<OsString> = vec![
             "a b".into(),

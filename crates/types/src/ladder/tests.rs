@@ -12,7 +12,7 @@ fn unnamed(dir: &Path) -> File {
     tempfile::tempfile_in(dir).unwrap()
 }
 
-/// tmpfs and the disk; both exist wherever these tests run.
+/// tmpfs and the disk; both exist on every machine that runs these tests.
 fn dirs() -> [std::path::PathBuf; 2] {
     let disk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     std::fs::create_dir_all(&disk).unwrap();
@@ -43,7 +43,7 @@ fn open_gate(_: u64) -> io::Result<()> {
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn dense_and_sparse_files_arrive_whole_between_all_pairs_of_file_systems() {
+fn copy_between_file_systems_keeps_bytes_and_holes() {
     let shapes: [Shape; 6] = [
         ("empty", &[], 0),
         ("dense", &[(0, (9 * MIB + 123) as usize)], 9 * MIB + 123),
@@ -70,7 +70,7 @@ fn dense_and_sparse_files_arrive_whole_between_all_pairs_of_file_systems() {
                 assert!(content(&from) == content(&to), "{what}: bytes differ");
                 assert_eq!(from.stream_position().unwrap(), 17, "{what}");
                 assert_eq!(to.stream_position().unwrap(), 3, "{what}");
-                // Holes are no larger a part than file system blocks allow for.
+                // Holes may grow by at most the file systems' block sizes.
                 let (from_blocks, to_blocks) = (from.metadata().unwrap().blocks(), to.metadata().unwrap().blocks());
                 assert!(to_blocks <= from_blocks + 128, "{what}: {from_blocks} blocks became {to_blocks}");
                 let data: u64 = stretches.iter().map(|(_, len)| *len as u64).sum();
@@ -98,7 +98,7 @@ fn every_rung_moves_the_same_bytes() {
 }
 
 #[test]
-fn a_shorter_length_and_a_shorter_source() {
+fn copy_of_shorter_source_ends_at_its_end() {
     let [tmpfs, disk] = dirs();
     let (from, to) = (unnamed(&tmpfs), unnamed(&disk));
     fill(&from, &[(0, 100_000)], 100_000);
@@ -111,7 +111,7 @@ fn a_shorter_length_and_a_shorter_source() {
 }
 
 #[test]
-fn the_gate_stops_the_copy() {
+fn copy_stops_when_gate_fails() {
     let [tmpfs, disk] = dirs();
     let (from, to) = (unnamed(&tmpfs), unnamed(&disk));
     let len = 3 * CHUNK_BYTES;
@@ -126,7 +126,7 @@ fn the_gate_stops_the_copy() {
 }
 
 #[test]
-fn our_own_write_lease_is_not_broken() {
+fn copy_of_leased_file_keeps_write_lease() {
     for dir in dirs() {
         let (from, to) = (unnamed(&dir), unnamed(&dir));
         fill(&from, &[(MIB, 100_000), (10 * MIB, 10)], 12 * MIB);
@@ -142,7 +142,7 @@ fn our_own_write_lease_is_not_broken() {
 }
 
 #[test]
-fn a_destination_in_append_mode_is_refused() {
+fn copy_to_append_mode_destination_fails() {
     let [tmpfs, _] = dirs();
     let from = unnamed(&tmpfs);
     let to = tempfile::NamedTempFile::new_in(&tmpfs).unwrap();
@@ -152,10 +152,10 @@ fn a_destination_in_append_mode_is_refused() {
     assert_eq!(copy_range(&from, &append, 0, 10, &open_gate).unwrap_err().raw_os_error(), Some(libc::EINVAL));
 }
 
-/// Figures for `docs/performance.md`: `cargo test -p surgetank-core ladder -- --ignored --nocapture`.
+/// Figures for `docs/performance.md`: `cargo test -p surgetank-types ladder -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures; asserts only that the copies are whole"]
-fn how_fast_is_the_ladder() {
+fn copy_at_each_rung_prints_its_rate() {
     let [tmpfs, disk] = dirs();
     const LEN: u64 = 1 << 30;
     for (name, from_dir, to_dir) in
