@@ -1,9 +1,10 @@
 //! One device of a tier: a directory on one file system, its ledger, health and counters, and the plain files on it.
 //!
-//! It says what is there and what is free; it never decides. All methods may be called from any thread. A writer
-//! first reserves, then writes, then calls `add_used`, and only then `unreserve`s: in that order no moment shows
-//! more room than there is. What direct writers wrote unseen is moved from reserved to used the same way, when the
-//! agent looks at their files; until then it counts twice (promised and gone from the device), never not at all.
+//! A device reports what is stored and what is free; it never decides. Every method may be called from any thread.
+//!
+//! Invariant: the free space is never overstated. A writer first reserves, then writes, then calls `add_used`, and only then
+//! `unreserve`. The agent accounts the bytes of direct writers in the same order when it looks at their files; until then they
+//! count twice (reserved, and missing from the device).
 
 mod names;
 
@@ -29,50 +30,57 @@ use surgetank_types::model::DeviceId;
 
 pub use names::Remains;
 
-/// How long a refusal by quota keeps newcomers away; then it is tried again.
+/// Time for which a refusal by quota keeps new files away; then the device is tried again.
 const QUOTA_BELIEVED: Duration = Duration::from_secs(10);
 
-/// What happened on a device since the agent started.
+/// Events on a device since the agent started.
 #[derive(Debug, Default)]
 pub struct DeviceCounters {
-    /// Versions of files that were closed here.
+    /// Number of file versions that were closed here.
     pub files: AtomicU64,
-    /// Written to the device by programs, spills, copies up and prefetches.
+    /// Bytes written to the device by programs, spills, copies from slower tiers and prefetches.
     pub bytes_in: AtomicU64,
-    /// Read from the device by the drain and by mediated reads.
+    /// Bytes read from the device by the drain and by mediated reads.
     pub bytes_out: AtomicU64,
-    /// Opens that found the file here.
+    /// Number of opens that found the file here.
     pub hits: AtomicU64,
+    /// Number of files that spilled to this device.
     pub spills_in: AtomicU64,
+    /// Number of files that spilled from this device.
     pub spills_out: AtomicU64,
+    /// Number of files that were evicted.
     pub evictions: AtomicU64,
+    /// Bytes of the evicted files.
     pub evicted_bytes: AtomicU64,
+    /// Number of failed operations.
     pub errors: AtomicU64,
 }
 
-/// What the file system said in a poll.
+/// The file system's answer in a poll.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sighting {
     /// `st_dev`: devices on the same file system share what is available.
     pub file_system: u64,
     pub total_bytes: u64,
     pub available_bytes: u64,
-    /// Our use just before the file system was asked.
+    /// Bytes of Surgetank's own files just before the file system was asked.
     pub used_before_bytes: u64,
 }
 
-/// What a device is good for.
+/// How a device is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
+    /// The configuration names it, and placement may choose it.
     Used,
     /// The configuration does not name it any more: it is read and emptied, and gets nothing new.
     Drained,
-    /// It cannot be reached; what it has is waited for.
+    /// It cannot be reached; its files are waited for.
     Absent,
-    /// It cannot come back: it was memory, and the machine restarted or the directory was removed.
+    /// It cannot return: it was memory, and the machine restarted or the directory was removed.
     Lost,
 }
 
+/// A device of a tier.
 #[derive(Debug)]
 pub struct Device {
     id: DeviceId,
@@ -86,17 +94,17 @@ pub struct Device {
     ledger: Mutex<Ledger>,
     health: Mutex<Health>,
     rate: Mutex<Rate>,
-    /// Held while the ballast's file and its entry in the ledger change together.
+    /// Held while the ballast's file and its ledger entry change together.
     ballast_bytes: Mutex<u64>,
     ballast_wanted: AtomicBool,
-    /// Until when a refusal by quota is believed.
+    /// Time until which a refusal by quota counts.
     quota_until: Mutex<Option<Instant>>,
     writers: AtomicU32,
     counters: DeviceCounters,
     astray: names::Astray,
 }
 
-/// What must be known to make a device of a directory.
+/// The parts of a device.
 pub(super) struct Setup {
     pub id: DeviceId,
     pub standing: Standing,
@@ -109,7 +117,7 @@ pub(super) struct Setup {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these; if it did, the numbers would still be whole.
+    // No thread panics while it holds one of these locks; if one did, the numbers would still be consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -138,28 +146,31 @@ impl Device {
         Self { leases, ..device }
     }
 
+    /// The id of the device in this process.
     pub fn id(&self) -> DeviceId {
         self.id
     }
+    /// How the device is used.
     pub fn standing(&self) -> Standing {
         self.standing
     }
-    /// It can be read.
+    /// Whether the device can be read.
     pub fn is_there(&self) -> bool {
         matches!(self.standing, Standing::Used | Standing::Drained)
     }
-    /// Names the very directory behind the path.
+    /// The token that identifies the device's directory, whatever its path.
     pub fn token(&self) -> &str {
         &self.scope.token
     }
+    /// The name of the device's tier, from the configuration.
     pub fn tier_name(&self) -> &str {
         &self.tier_name
     }
-    /// The directory below which our plain files lie under their own relative paths.
+    /// The directory that contains the plain files, each under its own relative path.
     pub fn files_path(&self) -> &Path {
         &self.scope.files_path
     }
-    /// A path below it, for people and reports.
+    /// A path below it, for messages and reports.
     pub fn shown(&self, path: &[u8]) -> Vec<u8> {
         use std::os::unix::ffi::OsStrExt;
         self.files_path().join(std::ffi::OsStr::from_bytes(path)).into_os_string().into_encoded_bytes()
@@ -168,55 +179,62 @@ impl Device {
     pub fn path(&self) -> &Path {
         &self.path
     }
+    /// What the device's files survive.
     pub fn survives(&self) -> Survives {
         self.survives
     }
-    /// Its files count as memory of the job.
+    /// Whether its files count as memory of the job.
     pub fn in_memory(&self) -> bool {
         self.in_memory
     }
-    /// The `files` directory: whole plain files under their own relative path.
+    /// The directory of the plain files, as a handle.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.scope.files.as_fd()
     }
-    /// `F_SETLEASE` works here.
+    /// Whether `F_SETLEASE` works on this device.
     pub fn leases(&self) -> bool {
         self.leases
     }
+    /// Events since the agent started.
     pub fn counters(&self) -> &DeviceCounters {
         &self.counters
     }
 
-    // ---- room
+    // ---- space
 
+    /// Adds bytes to the use of Surgetank's files; negative when they are freed.
     pub fn add_used(&self, bytes: i64) {
         lock(&self.ledger).add_used(bytes);
     }
+    /// Bytes that Surgetank's files use.
     pub fn used_bytes(&self) -> u64 {
         lock(&self.ledger).used_bytes()
     }
-    /// Promises room; false when there is not enough.
+    /// Reserves bytes. Returns false, and reserves nothing, if they are not free.
     pub fn try_reserve(&self, bytes: u64) -> bool {
         lock(&self.ledger).try_reserve(bytes)
     }
+    /// Gives reserved bytes back.
     pub fn unreserve(&self, bytes: u64) {
         lock(&self.ledger).unreserve(bytes);
     }
+    /// Bytes that can be reserved now.
     pub fn free_bytes(&self) -> u64 {
         lock(&self.ledger).free_bytes()
     }
-    /// What should be evicted so that the cap is kept and other users of the device get their room.
+    /// Bytes to evict so that the cap holds and other users of the device get their space.
     pub fn excess_bytes(&self) -> u64 {
         lock(&self.ledger).excess_bytes()
     }
-    /// What the memory is short of; the rest of the excess can wait.
+    /// Bytes that the memory needs at once; the rest of the excess can wait.
     pub fn deficit_bytes(&self) -> u64 {
         lock(&self.ledger).deficit_bytes()
     }
-    /// A direct descriptor for writing was given out.
+    /// Counts a direct descriptor for writing that a program received.
     pub fn writer_opened(&self) {
         self.writers.fetch_add(1, Ordering::Relaxed);
     }
+    /// Counts the end of a direct descriptor for writing.
     pub fn writer_closed(&self) {
         let before = self.writers.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(before > 0, "more writers closed than opened");
@@ -226,6 +244,7 @@ impl Device {
         lock(&self.ledger)
     }
 
+    /// A snapshot for placement.
     pub fn view(&self) -> DeviceView {
         let healthy = self.healthy() && self.standing == Standing::Used;
         let rate = lock(&self.rate).clone();
@@ -248,14 +267,14 @@ impl Device {
 
     // ---- health
 
-    /// An operation on the device failed. Errors of the device take it out of use; "full" means that nothing is
-    /// free until the next poll, "quota" that nothing is for some seconds; others are only counted.
+    /// Reports a failed operation on the device. Errors of the device take it out of use. After "full" nothing is free until
+    /// the next poll, after "quota" for some seconds. Other errors are only counted.
     pub fn report_error(&self, errno: Errno) {
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
         if errno == Errno::NOSPC {
             lock(&self.ledger).observe_full();
         } else if errno == Errno::DQUOT {
-            // Free space does not tell of quotas: what we have is what we may have, for a while.
+            // The file system's free space ignores quotas: the present use is the limit for a while.
             *lock(&self.quota_until) = Some(surgetank_types::clock::tick() + QUOTA_BELIEVED);
             lock(&self.ledger).observe_quota();
         } else if health::is_sickness(errno) {
@@ -269,10 +288,11 @@ impl Device {
         }
     }
 
+    /// Whether the device is in use.
     pub fn healthy(&self) -> bool {
         self.sickness().is_none()
     }
-    /// Why it is out of use.
+    /// The error that took the device out of use.
     pub fn sickness(&self) -> Option<Errno> {
         if !self.is_there() {
             return Some(Errno::NODEV);
@@ -280,12 +300,12 @@ impl Device {
         lock(&self.health).errno()
     }
 
-    /// True when the back-off is over: the caller runs [`Self::probe`], on a thread that may hang with the device.
+    /// True when the back-off ends: the caller runs [`Self::probe`], on a thread that may block with the device.
     pub(super) fn wants_probe(&self, now: Instant) -> bool {
         lock(&self.health).begin_probe(now)
     }
 
-    /// Writes, syncs and reads back one page, and puts the device back into use when all of it went well.
+    /// Writes, syncs and reads back one page, and puts the device back into use if all steps succeed.
     pub(super) fn probe(&self) {
         let outcome = self.write_and_read_back();
         if outcome.is_ok() {
@@ -304,7 +324,7 @@ impl Device {
         let mut back = [0_u8; 4096];
         let file = self.create_unnamed(0o600).map_err(errno)?;
         match file.write_all_at(&page, 0) {
-            // Full is not sick.
+            // A full device is not sick.
             Err(error) if error.raw_os_error().map(Errno::from_raw_os_error).is_some_and(health::is_full) => {
                 return Ok(());
             }
@@ -319,7 +339,7 @@ impl Device {
         Ok(rustix::fs::fstatvfs(self.root())?.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
-    /// Asks the file system; `None` (and out of use) when it does not answer well.
+    /// Asks the file system; `None` (and out of use) if it does not answer well.
     pub(super) fn look(&self) -> Option<Sighting> {
         let used_before_bytes = self.used_bytes();
         let answer = rustix::fs::fstatvfs(self.root()).and_then(|space| Ok((space, rustix::fs::fstat(self.root())?)));
@@ -336,13 +356,14 @@ impl Device {
             return None;
         }
         if root.st_nlink == 0 {
-            // Somebody removed our directory (schedulers wipe node-local space): nothing can be made here any more.
+            // Another process removed the agent's directory (schedulers wipe node-local space): nothing can be made here any
+            // more.
             self.fail(Errno::NODEV);
             return None;
         }
-        // Without inodes there is no room for a file, however many bytes are free. 0 of 0: it has no such limit.
+        // Without inodes there is no space for a file, however many bytes are free. 0 of 0 means that there is no such limit.
         let inodes_short = space.f_files > 0 && space.f_favail <= (space.f_files / 64).min(1024);
-        // ramfs tells nothing at all: only the memory's own limit counts then.
+        // ramfs reports no sizes: only the memory's own limit counts then.
         let unlimited = space.f_blocks == 0;
         let bytes = |blocks: u64| {
             if unlimited { u64::MAX / 2 } else { blocks.saturating_mul(space.f_frsize) }
@@ -370,7 +391,7 @@ impl Device {
 
     // ---- ballast
 
-    /// Whether direct writes happen here at all; without them ballast serves nobody.
+    /// Sets whether programs write directly to this device; only direct writers need ballast.
     pub fn want_ballast(&self, wanted: bool) {
         self.ballast_wanted.store(wanted, Ordering::Relaxed);
         if !wanted {
@@ -378,7 +399,7 @@ impl Device {
         }
     }
 
-    /// Gives the ballast's room to a direct writer in need; false when there was none (left).
+    /// Gives the ballast's space to a direct writer; false if there is none (left).
     pub fn release_ballast(&self) -> bool {
         let mut carried_bytes = lock(&self.ballast_bytes);
         if *carried_bytes == 0 {
@@ -394,7 +415,7 @@ impl Device {
         true
     }
 
-    /// Takes ballast on when there is room for it, and throws it off before others go short.
+    /// Allocates ballast when there is space for it, and frees it before files need the space.
     pub(super) fn keep_ballast(&self) {
         let (wanted_bytes, free_bytes, excess) = {
             let ledger = lock(&self.ledger);
@@ -406,7 +427,7 @@ impl Device {
             self.release_ballast();
         } else if carried_bytes == 0 && wanted && ballast::affordable(wanted_bytes, free_bytes) {
             let mut carried_bytes = lock(&self.ballast_bytes);
-            // Reserved first: between the look above and the allocation somebody else may have taken the room.
+            // Reserved first: another thread may take the space between the check above and the allocation.
             if !self.try_reserve(wanted_bytes) {
                 return;
             }
@@ -421,7 +442,7 @@ impl Device {
             drop(carried_bytes);
             match outcome {
                 Ok(()) => {}
-                // It cannot allocate ahead, or a quota forbids it: this device does without.
+                // The file system cannot preallocate, or a quota forbids it: this device has no ballast.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOSPC | Errno::DQUOT) => {
                     self.ballast_wanted.store(false, Ordering::Relaxed);
                 }
@@ -430,20 +451,22 @@ impl Device {
         }
     }
 
-    /// At the clean end: ballast and empty directories go, and the scope itself when nothing is left in it.
+    /// At the clean end: removes ballast and empty directories, and the scope itself if it is empty.
+    ///
+    /// Errors: those of the file system; what is left is harmless.
     pub fn sweep(&self) -> io::Result<()> {
         if !self.is_there() {
             return Ok(());
         }
         self.want_ballast(false);
-        // Also one that an earlier agent left behind.
+        // Also the ballast of an earlier agent.
         ballast::release(self.scope.dir.as_fd())?;
         Tree::new(self.root()).remove_empty_dirs()?;
         self.scope.remove_when_empty()?;
         Ok(())
     }
 
-    /// The ballast of an agent that was killed is nobody's: its room is given back before anything is counted.
+    /// Removes the ballast of a killed agent, before anything is counted.
     pub(super) fn drop_old_ballast(&self) {
         if let Err(errno) = ballast::release(self.scope.dir.as_fd()) {
             self.report_error(errno);
@@ -458,7 +481,7 @@ impl Device {
             // SAFETY: F_SETLEASE takes an int and touches no memory of ours; the descriptor is open.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) == 0 }
         };
-        // A write lease is the stricter of the two: it is refused while anybody else has the file open.
+        // A write lease is the stricter of the two: the kernel refuses it while another process has the file open.
         set(libc::F_WRLCK) && set(libc::F_UNLCK)
     }
 }

@@ -1,8 +1,9 @@
 //! Health of a device: in use, or out of use until a probe succeeds.
 //!
-//! States: `Healthy` → (an error that says "the device", not "this file") → `Sick` → (back-off over) →
-//! `Probing` → `Healthy` again, or `Sick` with twice the back-off. A device that falls sick again soon after
-//! it came back also waits twice as long. The danger it avoids: a dying disk that is tried with every new file.
+//! States: `Healthy` → (an error of the device, not of one file) → `Sick` → (back-off ends) → `Probing` → `Healthy` again, or
+//! `Sick` with twice the back-off. The back-off also doubles for a device that fails again soon after its recovery.
+//!
+//! The danger that it avoids: a dying disk that every new file tries first.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 const BACK_OFF_MIN: Duration = Duration::from_secs(1);
 const BACK_OFF_MAX: Duration = Duration::from_secs(64);
 
-/// Does this error speak of the device rather than of one file or of room?
+/// Whether this error concerns the device rather than one file or the free space.
 pub fn is_sickness(errno: Errno) -> bool {
     matches!(
         errno,
@@ -32,7 +33,7 @@ pub fn is_sickness(errno: Errno) -> bool {
     )
 }
 
-/// Does this error say that there is no room (or no quota, or no inode) left?
+/// Whether this error means that the device has no space, quota or inodes left.
 pub(super) fn is_full(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT)
 }
@@ -48,7 +49,7 @@ enum State {
 pub(super) struct Health {
     state: State,
     back_off: Duration,
-    /// When it last came back; a relapse soon afterwards doubles the back-off.
+    /// Time of the last recovery; another failure soon afterwards doubles the back-off.
     recovered_at: Option<Instant>,
 }
 
@@ -64,7 +65,7 @@ impl Health {
         }
     }
 
-    /// Takes the device out of use; true when it was in use until now.
+    /// Takes the device out of use. Returns whether it was in use before.
     pub fn fail(&mut self, errno: Errno, now: Instant) -> bool {
         let was_healthy = self.state == State::Healthy;
         if was_healthy {
@@ -75,7 +76,7 @@ impl Health {
         was_healthy
     }
 
-    /// True once per back-off: the caller must probe and report with [`Self::probed`].
+    /// True once per back-off: the caller must then probe and report with [`Self::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         match self.state {
             State::Sick { errno, retry_at } if retry_at <= now => {
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sick_device_is_tried_again_ever_more_rarely() {
+    fn sick_device_back_off_doubles_at_each_failed_probe() {
         let start = surgetank_types::clock::tick();
         let mut health = Health::new();
         assert!(health.fail(Errno::IO, start));
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relapse_waits_longer_and_a_late_failure_does_not() {
+    fn back_off_after_early_relapse_doubles() {
         let mut now = surgetank_types::clock::tick();
         let mut health = Health::new();
         health.fail(Errno::IO, now);
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_one_file_or_of_room_are_no_sickness() {
+    fn errors_of_file_or_space_leave_device_healthy() {
         for errno in [Errno::NOSPC, Errno::DQUOT, Errno::NOENT, Errno::ACCESS, Errno::EXIST, Errno::INTR, Errno::MFILE]
         {
             assert!(!is_sickness(errno), "{errno:?}");

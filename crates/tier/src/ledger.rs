@@ -1,26 +1,26 @@
-//! The ledger of one device: what our files use, what is promised, and how much there may be of both.
+//! The ledger of one device: the bytes that Surgetank's files use, the bytes that are reserved, and the limits of both.
 //!
-//! Invariants, at every moment and under any concurrency (each device's ledger is behind one short lock):
-//! - a reservation is granted only while `used + reserved + ballast ≤ min(cap, room)` afterwards;
-//! - `used` is a fact that is told to us (never refused), so it may pass the limit: then nothing is free;
-//! - share of a tier's cap moves between devices only out of what the giver has not committed, so the
-//!   shares of a tier always add up to its cap and no device is caught above its share by the move.
+//! Invariants, at every moment and under any concurrency (each device's ledger has one lock, held briefly):
+//! - a reservation is granted only if afterwards `used + reserved + ballast ≤ min(cap, room)`;
+//! - `used` is reported, never refused, and may therefore exceed the limit: then nothing is free;
+//! - a share of a tier's cap moves between devices only out of what the giving device has not committed. The shares of a tier
+//!   therefore always add up to its cap, and no move leaves a device above its share.
 //!
-//! The danger it avoids: two openers who both see the last gigabyte free and both get it.
+//! The danger that it avoids: two opens that both see the last gigabyte free and both get it.
 
-/// What a device keeps untouched for others: 2 % or 64 MiB, whichever is more, but never above a sixteenth,
-/// so that a tmpfs of 16 MiB can be used at all.
+/// The space that a device leaves to other users: 2 % or 64 MiB, whichever is more, but at most a sixteenth, so that a tmpfs of
+/// 16 MiB is usable.
 pub(super) fn floor_bytes(total_bytes: u64) -> u64 {
     const FLOOR_BYTES_MIN: u64 = 64 << 20;
     (total_bytes / 50).max(FLOOR_BYTES_MIN).min(total_bytes / 16)
 }
 
-/// How the cap of a device comes about.
+/// The origin of a device's cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CapRule {
     /// A share of what the configuration allows the tier.
     Share,
-    /// Nobody said: this many sixteenths of what the device could hold for us, looked at in every poll.
+    /// The configuration has no cap: this many sixteenths of what the device could hold, computed again in every poll.
     Sixteenths(u64),
 }
 
@@ -31,9 +31,9 @@ pub(super) struct Ledger {
     reserved_bytes: u64,
     ballast_bytes: u64,
     cap_bytes: u64,
-    /// What the device could hold for us when last looked at: ours plus available less floor.
+    /// What the device could hold at the last poll: Surgetank's own bytes plus what is available, less the floor.
     room_bytes: u64,
-    /// What a quota was seen to allow; the file system's own numbers do not tell.
+    /// The quota that a refusal revealed; the file system's own numbers do not report it.
     quota_bytes: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Ledger {
         self.cap_bytes
     }
 
-    /// Everything that counts against cap and room.
+    /// All bytes that count against cap and room.
     pub fn committed_bytes(&self) -> u64 {
         self.used_bytes.saturating_add(self.reserved_bytes).saturating_add(self.ballast_bytes)
     }
@@ -65,12 +65,12 @@ impl Ledger {
         self.limit_bytes().saturating_sub(self.committed_bytes())
     }
 
-    /// What should be evicted so that the cap is kept and others get their room; the ballast yields by itself.
+    /// Bytes to evict, so that the cap holds and other users get their space; the ballast is released separately.
     pub fn excess_bytes(&self) -> u64 {
         self.used_bytes.saturating_add(self.reserved_bytes).saturating_sub(self.limit_bytes())
     }
 
-    /// What others need back at once, whatever the cap is.
+    /// Bytes that other users need at once, whatever the cap is.
     pub fn deficit_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.room_bytes)
     }
@@ -102,9 +102,9 @@ impl Ledger {
         self.ballast_bytes = bytes;
     }
 
-    /// Takes in what the device has for us beyond what we have (its floor is off already); negative where we have too much.
-    /// `used_before_bytes` was read before the device was asked: bytes that were written or freed meanwhile are counted so
-    /// that room comes out too small rather than too large.
+    /// Records what the device has beyond Surgetank's own bytes (without its floor); negative if they are too many.
+    /// `used_before_bytes` was read before the device was asked: bytes that are written or freed meanwhile are counted so that
+    /// the room is too small rather than too large.
     pub fn observe(&mut self, used_before_bytes: u64, available_bytes: i64) {
         let ours_bytes = used_before_bytes.min(self.used_bytes).saturating_add(self.ballast_bytes);
         self.room_bytes = ours_bytes.saturating_add_signed(available_bytes);
@@ -113,12 +113,12 @@ impl Ledger {
         }
     }
 
-    /// The device said that it is full although we thought otherwise: nothing is free until the next look.
+    /// The device reported that it is full, against the ledger: nothing is free until the next poll.
     pub fn observe_full(&mut self) {
         self.room_bytes = self.room_bytes.min(self.committed_bytes());
     }
 
-    /// A quota refused more than we have.
+    /// A quota refused more than what is committed.
     pub fn observe_quota(&mut self) {
         self.quota_bytes = Some(self.used_bytes.saturating_add(self.ballast_bytes));
     }
@@ -127,7 +127,7 @@ impl Ledger {
         self.quota_bytes = None;
     }
 
-    /// Gives up to `bytes` of the cap away, as far as it is not committed.
+    /// Gives away up to `bytes` of the cap, as far as they are not committed. Returns the bytes given.
     pub fn give_cap(&mut self, bytes: u64) -> u64 {
         let given_bytes = bytes.min(self.cap_bytes.saturating_sub(self.committed_bytes()));
         self.cap_bytes -= given_bytes;
@@ -138,7 +138,7 @@ impl Ledger {
         self.cap_bytes = self.cap_bytes.saturating_add(bytes);
     }
 
-    /// What this device could still take if only its room mattered: the weight in sharing out a tier's cap.
+    /// What this device could still take if only its room counted: its weight when a tier's cap is shared out.
     pub fn spare_room_bytes(&self) -> u64 {
         self.room_bytes.saturating_sub(self.committed_bytes())
     }
@@ -148,7 +148,7 @@ impl Ledger {
     }
 }
 
-/// Shares `whole` out in proportion to `weights` (equally when all are 0); the parts add up to `whole` exactly.
+/// Divides `whole` in proportion to `weights` (equally when all are 0); the parts add up to `whole` exactly.
 pub(super) fn share_out(whole: u64, weights: &[u64]) -> Vec<u64> {
     let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     let count = weights.len() as u64;
@@ -165,7 +165,7 @@ pub(super) fn share_out(whole: u64, weights: &[u64]) -> Vec<u64> {
             part
         })
         .collect();
-    // What rounding left over goes to the first of the heaviest.
+    // The remainder of the rounding goes to the first of the heaviest.
     if let Some(heaviest) = (0..weights.len()).max_by_key(|index| (weights[*index], std::cmp::Reverse(*index))) {
         parts[heaviest] += left;
     }
@@ -203,9 +203,9 @@ mod tests {
     }
 
     proptest! {
-        /// A simulated device of 2000 bytes with a stranger on it: what was reserved always finds room.
+        /// A simulated device of 2000 bytes with another user on it: every reservation finds its space.
         #[test]
-        fn reservations_never_pass_cap_or_room(steps in steps(), cap in 0..2500u64) {
+        fn reservations_never_exceed_cap_or_room(steps in steps(), cap in 0..2500u64) {
             const DEVICE_BYTES: u64 = 2000;
             const FLOOR_BYTES: u64 = 40;
             let mut ledger = Ledger::new(CapRule::Share, cap);
@@ -222,7 +222,7 @@ mod tests {
                         }
                     }
                     Step::Write(bytes) => {
-                        // A writer turns what it reserved into use, in the order callers are told to.
+                        // A writer turns its reservation into use in the order that the device's header prescribes.
                         let bytes = bytes.min(reserved);
                         ledger.add_used(bytes as i64);
                         ledger.unreserve(bytes);
@@ -259,7 +259,7 @@ mod tests {
         }
 
         #[test]
-        fn shares_add_up(whole in any::<u64>(), weights in prop::collection::vec(any::<u64>(), 1..9)) {
+        fn shares_add_up_to_the_whole(whole in any::<u64>(), weights in prop::collection::vec(any::<u64>(), 1..9)) {
             let parts = share_out(whole, &weights);
             prop_assert_eq!(parts.iter().map(|part| u128::from(*part)).sum::<u128>(), u128::from(whole));
             let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_scales_down_for_tiny_devices() {
+    fn floor_of_tiny_device_scales_down() {
         assert_eq!(floor_bytes(16 << 20), 1 << 20);
         assert_eq!(floor_bytes(64 << 20), 4 << 20);
         assert_eq!(floor_bytes(2 << 30), 64 << 20);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_says_full_is_full_until_the_next_look() {
+    fn full_report_until_next_poll_leaves_nothing_free() {
         let mut ledger = Ledger::new(CapRule::Share, 1000);
         ledger.observe(0, 1000);
         assert!(ledger.try_reserve(100));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_believed_until_it_is_forgotten() {
+    fn quota_until_forgotten_limits_reservations() {
         let mut ledger = Ledger::new(CapRule::Share, 1000);
         ledger.observe(0, 1000);
         ledger.add_used(300);
@@ -301,7 +301,7 @@ mod tests {
         ledger.observe_quota();
         ledger.observe(300, 700);
         assert_eq!((ledger.free_bytes(), ledger.excess_bytes()), (0, 100));
-        // What is freed may be used again.
+        // Freed bytes may be used again.
         ledger.add_used(-200);
         assert_eq!(ledger.free_bytes(), 100);
         ledger.forget_quota();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unstated_cap_follows_the_device_and_not_our_own_use() {
+    fn cap_without_configuration_follows_device_not_own_use() {
         let mut ledger = Ledger::new(CapRule::Sixteenths(8), 0);
         ledger.observe(0, 1600);
         assert_eq!(ledger.cap_bytes(), 800);
@@ -317,15 +317,16 @@ mod tests {
         ledger.observe(400, 1200);
         assert_eq!(ledger.cap_bytes(), 800);
         assert_eq!(ledger.free_bytes(), 400);
-        // A stranger takes 800: what is ours stays ours, nothing more is free.
+        // Another user takes 800: our bytes stay, nothing more is free.
         ledger.observe(400, 400);
         assert_eq!(ledger.cap_bytes(), 400);
         assert_eq!(ledger.free_bytes(), 0);
     }
 
-    /// A job's memory limit that was lowered, or used up by programs, left everything where it was.
+    /// After a job's memory limit was lowered, or programs used it up, no file left the tier: excess and deficit were one
+    /// value.
     #[test]
-    fn what_is_wanted_back_was_not_in_excess() {
+    fn deficit_below_cap_counts_as_excess() {
         let mut ledger = Ledger::new(CapRule::Share, 1000);
         ledger.observe(0, 1000);
         ledger.add_used(600);
@@ -336,7 +337,7 @@ mod tests {
         assert_eq!(ledger.excess_bytes(), 0);
         ledger.observe(350, -9999);
         assert_eq!(ledger.excess_bytes(), 350);
-        // Over its cap, and nobody needs it.
+        // Over its cap, and no other user needs the space.
         ledger.give_cap(600);
         ledger.add_used(200);
         ledger.observe(550, 1000);

@@ -1,11 +1,15 @@
 //! Tiers and their devices: exact byte accounting, caps, health. They never decide.
 //!
-//! A tier is what the configuration calls so: a name, one or more directories (its *devices*), a cap. [`Tiers`] holds
-//! all of them in the configuration's order, fastest first, and is cheap to clone. Room is what the cap allows and
-//! what the file system has left, less a floor for others; a monitor thread calls [`Tiers::poll`] every 100 ms so that
-//! strangers on a device (and the job's memory limit, for a tier in memory) are seen and yielded to.
+//! A tier is what the configuration calls so: a name, one or more directories (its *devices*), a cap. [`Tiers`] holds all tiers
+//! in the configuration's order, fastest first, and is cheap to clone.
 //!
-//! Behind them come devices that only the catalog knows any more ([`Tiers::take_up`]): they are emptied, not filled.
+//! Free space is what the cap allows and what the file system has left, less a floor for other users. A monitor thread calls
+//! [`Tiers::poll`] every 100 ms, which sees other users of a device (and the job's memory limit, for a tier in memory) and
+//! yields to them.
+//!
+//! After the configured devices come those that only the catalog names ([`Tiers::take_up`]): they are emptied, not filled.
+
+#![warn(missing_docs)]
 
 #[macro_use]
 extern crate surgetank_types;
@@ -45,15 +49,15 @@ use surgetank_policy::config::{Survives, TierConfig};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::DeviceId;
 
-/// How fast programs take memory, twice as fast as they do: we look again when half of it could be gone.
+/// Twice the rate at which programs can allocate memory: the next poll comes when half of what is left could be used.
 const MEMORY_TAKEN_BYTES_PER_SECOND: u64 = 16_000_000_000;
 const MEMORY_POLL_PERIOD_MIN: Duration = Duration::from_millis(2);
 
-/// Where nobody set a cap: half of what memory could give, four fifths of a disk.
+/// Cap of a device without a configured cap, in sixteenths: half of what memory could give, four fifths of a disk.
 const MEMORY_CAP_SIXTEENTHS: u64 = 8;
 const DISK_CAP_SIXTEENTHS: u64 = 13;
 
-/// All tiers of this node, fastest first.
+/// All tiers of this node, fastest first. A clone refers to the same devices.
 #[derive(Debug, Clone)]
 pub struct Tiers {
     inner: Arc<Inner>,
@@ -62,17 +66,20 @@ pub struct Tiers {
 #[derive(Debug)]
 struct Inner {
     tiers: Vec<Vec<Arc<Device>>>,
-    /// Known to the catalog and not to the configuration; each is a tier of its own behind all others.
+    /// Devices that the catalog names and the configuration does not; each is a tier of its own after all others.
     left: OnceLock<Vec<Arc<Device>>>,
     key: String,
     memory: Memory,
-    /// Polls are one at a time.
+    /// Serializes polls.
     polling: Mutex<()>,
 }
 
 impl Tiers {
-    /// Opens `<path>/surgetank-<uid>-<key>` on every device. `key` is the agent's directory key. Files of an
-    /// earlier agent count once they are told (`Device::walk`, then `add_used`, then one [`Self::poll`]).
+    /// Opens `<path>/surgetank-<uid>-<key>` on every device. `key` is the agent's directory key. Files of an earlier agent
+    /// count after the caller reports them (`Device::walk`, then `add_used`, then one [`Self::poll`]).
+    ///
+    /// Errors: a directory that cannot be opened or made, that another user owns or can read, or that two devices share; more
+    /// than 256 tiers or devices of a tier.
     pub fn open(config: &[TierConfig], key: &str) -> Result<Self> {
         let mut tiers = Vec::with_capacity(config.len());
         for (index, tier) in config.iter().enumerate() {
@@ -94,10 +101,10 @@ impl Tiers {
         Ok(tiers)
     }
 
-    /// The device of an id that came from these tiers.
+    /// The device with this id.
     ///
     /// # Panics
-    /// For an id from elsewhere: the catalog's numbers are not these ids (see [`Self::take_up`]).
+    /// If the id is not one of these tiers: the catalog's numbers are not these ids (see [`Self::take_up`]).
     pub fn device(&self, id: DeviceId) -> &Device {
         let tier = usize::from(id.tier);
         match tier.checked_sub(self.inner.tiers.len()) {
@@ -106,6 +113,7 @@ impl Tiers {
         }
     }
 
+    /// All devices, in the order of their ids.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.all().map(|device| &**device)
     }
@@ -118,19 +126,19 @@ impl Tiers {
         self.inner.left.get().map_or(&[], Vec::as_slice)
     }
 
-    /// A snapshot for placement.
+    /// A snapshot of every device, for placement.
     pub fn views(&self) -> Vec<DeviceView> {
         self.devices().map(Device::view).collect()
     }
 
-    /// Looks at every device: room, other users, health, load; takes ballast on or off.
+    /// Polls every device: free space, other users, health, load; allocates or releases ballast.
     pub fn poll(&self) {
         let _one_at_a_time = self.inner.polling.lock().unwrap_or_else(PoisonError::into_inner);
         let now = surgetank_types::clock::tick();
         for device in self.all().filter(|device| device.is_there()) {
             device.measure(now);
             if device.wants_probe(now) {
-                // A sick device may hang whoever touches it; that must not be the monitor.
+                // A sick device may block every thread that uses it: the probe must not block the monitor.
                 let probed = Arc::clone(device);
                 let spawned = surgetank_types::sync::thread::Builder::new()
                     .name("device-probe".into())
@@ -146,12 +154,13 @@ impl Tiers {
         }
     }
 
-    /// Asks every healthy device for its room, then shares the caps out anew.
+    /// Asks every healthy device for its free space, then shares the caps out again.
     fn look_around(&self) {
         self.look_at(&|_| true);
     }
 
-    /// The job's memory is used up faster than disks are: looks at the tiers in memory alone, and says when to look again.
+    /// Polls only the tiers in memory, because programs use up memory faster than disks. Returns the time until the next poll,
+    /// 2 ms to [`POLL_PERIOD`].
     pub fn poll_memory(&self) -> Duration {
         if !self.devices().any(|device| device.in_memory() && device.used_bytes() > 0) {
             return POLL_PERIOD;
@@ -162,14 +171,14 @@ impl Tiers {
         Duration::from_micros(micros).clamp(MEMORY_POLL_PERIOD_MIN, POLL_PERIOD)
     }
 
-    /// Returns what the memory was seen to have.
+    /// Polls the devices that `which` selects. Returns the memory that is available, if a device in memory is among them.
     fn look_at(&self, which: &dyn Fn(&Device) -> bool) -> Option<MemoryRoom> {
         let seen: Vec<(&Device, Sighting)> = self
             .devices()
             .filter(|device| which(device) && device.standing() == Standing::Used && device.healthy())
             .filter_map(|device| Some((device, device.look()?)))
             .collect();
-        // Devices on one file system share what it has, and those in memory share the memory.
+        // Devices on one file system share its free space, and those in memory share the memory.
         let mut sharers: HashMap<u64, u64> = HashMap::new();
         for (_, sighting) in &seen {
             *sharers.entry(sighting.file_system).or_default() += 1;
@@ -221,7 +230,7 @@ fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Devic
     Ok(devices)
 }
 
-/// One directory as two devices would count its bytes twice and let two tiers overwrite each other's files.
+/// Refuses one directory for two devices, which would count its bytes twice and overwrite each other's files.
 fn refuse_twice(tiers: &[Vec<Arc<Device>>]) -> Result<()> {
     let mut seen: HashMap<(u64, u64), &Device> = HashMap::new();
     for device in tiers.iter().flatten() {
@@ -246,7 +255,7 @@ struct FileSystemKind {
     survives: Survives,
 }
 
-/// What the file system's magic number says about what it outlives.
+/// Derives from the file system's magic number what its files survive.
 fn kind_of(dir: impl AsFd, path: &Path, tier: &str) -> Result<FileSystemKind> {
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
@@ -276,8 +285,8 @@ fn kind_of(dir: impl AsFd, path: &Path, tier: &str) -> Result<FileSystemKind> {
     Ok(FileSystemKind { in_memory, survives })
 }
 
-/// Shares a tier's cap over its devices: each keeps what it has committed, the rest goes by spare room. Only what a
-/// device has not committed at that very moment is taken from it, so the tier never exceeds its cap.
+/// Shares a tier's cap over its devices: each keeps what it has committed, and the rest is divided by spare space. Only what a
+/// device has not committed at that moment is taken from it, so the tier never exceeds its cap.
 fn share_cap(tier: &[Arc<Device>]) {
     if tier.len() < 2 || !tier.iter().all(|device| device.ledger().cap_is_shared()) {
         return;

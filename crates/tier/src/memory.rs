@@ -1,35 +1,36 @@
-//! How much memory this process may still take: a RAM tier's pages count against the job's cgroup.
+//! The memory that this process may still take: a RAM tier's pages count against the job's cgroup.
 //!
-//! The smallest of the machine's `MemAvailable` and, for every cgroup above us (version 1 and 2), its limit less its
-//! use, where clean page cache does not count as use (it is given back on demand). The danger it avoids: the
-//! out-of-memory killer taking the scientist's program because a tmpfs "had room".
+//! It is the smallest of the machine's `MemAvailable` and, for every cgroup above the process (version 1 and 2), its limit less
+//! its use. Clean page cache does not count as use, because the kernel reclaims it on demand.
+//!
+//! The danger that it avoids: the out-of-memory killer ends the user's program because a tmpfs "had space".
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use surgetank_types::sync::{Mutex, PoisonError};
 
-/// Version 1 says "unlimited" with a number near 2⁶³.
+/// Version 1 reports "unlimited" as a number near 2⁶³.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 const MARGIN_BYTES_MIN: u64 = 64 << 20;
 
-/// What may be taken, and the whole it is a part of (the margin is measured by the whole).
+/// The memory that may be taken, and the whole of which it is a part (the margin depends on the whole).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryRoom {
-    /// Negative where a limit was lowered below what is used.
+    /// Negative if a limit was lowered below the use.
     pub available_bytes: i64,
     pub total_bytes: u64,
 }
 
 impl MemoryRoom {
-    /// What is left when the programs have their margin; so much should be given back when it is negative.
+    /// What is left after the programs' margin; if negative, so many bytes should be given back.
     pub fn spare_bytes(self) -> i64 {
-        // A sixteenth, and more of a small limit: it has to last until we have moved something out of the way.
+        // A sixteenth, and more of a small limit: the margin must last until files have left the tier.
         let margin_bytes = (self.total_bytes / 16).max(MARGIN_BYTES_MIN.min(self.total_bytes / 4));
         self.available_bytes.saturating_sub_unsigned(margin_bytes)
     }
 }
 
-/// Where to look; found anew when we are put into another group.
+/// The files to read; found again when the process moves to another cgroup.
 #[derive(Debug)]
 pub(super) struct Memory {
     meminfo: PathBuf,
@@ -41,7 +42,7 @@ pub(super) struct Memory {
 #[derive(Debug, Clone)]
 struct Group {
     limit: PathBuf,
-    /// Above that nobody is killed, and nobody gets on: tmpfs has nothing that could be reclaimed.
+    /// Above this limit the kernel kills no process but throttles all: it can reclaim nothing from a tmpfs.
     slows_down: Option<PathBuf>,
     usage: PathBuf,
     stat: PathBuf,
@@ -79,7 +80,7 @@ impl Memory {
                 true if cgroup_root.join("unified").is_dir() => cgroup_root.join("unified"),
                 true => cgroup_root.to_path_buf(),
             };
-            // Our group and all above it; in a container the visible root may itself be a limited group.
+            // The process's own cgroup and all above it; in a container the visible root may itself be a limited group.
             let mut group = root.join(path.trim_start_matches('/'));
             while group.starts_with(&root) {
                 groups.push(match version_2 {
@@ -107,7 +108,7 @@ impl Memory {
         groups
     }
 
-    /// `None` when the kernel does not tell (no /proc): the file system's own word must do then.
+    /// `None` when the kernel does not report it (no /proc): then only the file system's numbers count.
     pub fn room(&self) -> Option<MemoryRoom> {
         let meminfo = fs::read_to_string(&self.meminfo).ok()?;
         let kib = |key| line_value(&meminfo, key)?.checked_mul(1024);
@@ -122,7 +123,7 @@ impl Memory {
             known.0 = membership;
         }
         let limited = known.1.iter().filter_map(Group::room);
-        // By what is left after the margin, which is what counts.
+        // The smallest is the one with the least left after its margin.
         limited.chain([machine]).min_by_key(|room| room.spare_bytes())
     }
 }
@@ -137,7 +138,7 @@ impl Group {
         let cache_bytes =
             fs::read_to_string(&self.stat).ok().and_then(|stat| line_value(&stat, self.cache_key)).unwrap_or(0);
         let held_bytes = usage_bytes.saturating_sub(cache_bytes);
-        // (Both are far below 2⁶³.)
+        // Both are far below 2⁶³.
         let available_bytes = limit_bytes.cast_signed().saturating_sub_unsigned(held_bytes);
         Some(MemoryRoom { available_bytes, total_bytes: limit_bytes })
     }
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_counts_and_clean_cache_does_not() {
+    fn room_is_of_tightest_group_without_clean_cache() {
         let dir = tempfile::tempdir().unwrap();
         let meminfo = machine(dir.path());
         let job = dir.path().join("cg/slurm/job_7");
@@ -176,26 +177,26 @@ mod tests {
         let memory = Memory::from(&meminfo, &dir.path().join("cg"), &membership);
         assert_eq!(memory.room(), Some(MemoryRoom { available_bytes: 40 << 20, total_bytes: 100 << 20 }));
 
-        // The limit of a parent group counts as well.
+        // The limit of a parent group counts too.
         fs::write(dir.path().join("cg/slurm/memory.max"), "104857600\n").unwrap();
         fs::write(dir.path().join("cg/slurm/memory.current"), "99614720\n").unwrap();
         assert_eq!(memory.room().unwrap().available_bytes, 5 << 20);
         fs::write(dir.path().join("cg/slurm/memory.max"), "max\n").unwrap();
 
-        // So does the one above which everybody is slowed down, and one that was lowered below what is used.
+        // So does the limit that throttles, and one that was lowered below the use.
         fs::write(job.join("memory.high"), "94371840\n").unwrap();
         assert_eq!(memory.room().unwrap().available_bytes, 30 << 20);
         fs::write(job.join("memory.max"), "41943040\n").unwrap();
         let room = memory.room().unwrap();
         assert_eq!((room.available_bytes, room.spare_bytes()), (-20 << 20, (-20 << 20) - (40 << 20) / 4));
 
-        // Put into another group.
+        // The process moved to another group.
         fs::write(&membership, "0::/slurm\n").unwrap();
         assert_eq!(memory.room().unwrap().available_bytes, 512 << 20);
     }
 
     #[test]
-    fn version_1_groups_and_no_groups() {
+    fn room_with_version_1_or_no_groups_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let meminfo = machine(dir.path());
         let group = dir.path().join("cg/memory/a");

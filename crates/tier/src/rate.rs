@@ -1,4 +1,4 @@
-//! How fast a device is filled and how busy it is, learned from its counters.
+//! How fast a device is filled and how busy it is, derived from its counters.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ const START_DISK_BYTES_PER_SECOND: u64 = 2_000_000_000;
 /// A shorter interval measures the clock rather than the device.
 const INTERVAL_MIN: Duration = Duration::from_millis(20);
 
-/// A direct writer's bytes are counted when it closes: a whole file at once is no bandwidth.
+/// The bytes of a direct writer are counted when it closes; a whole file at once is not a bandwidth.
 const BANDWIDTH_OVER_START_MAX: u64 = 4;
 
-/// `bandwidth` is one writer's. It guards room, so it never falls below its start, rises at once to what was seen,
-/// and then falls slowly (by 1/32 a poll); `load` is everybody's. It spreads work, so it follows quickly (by half).
+/// `bandwidth` is one writer's. It protects free space, so it is never below its start, rises at once to the measured value and
+/// falls slowly (by 1/32 a poll). `load` is that of all programs. It distributes work, so it follows quickly (by half).
 #[derive(Debug, Clone)]
 pub(super) struct Rate {
     start_bytes_per_second: u64,
@@ -39,7 +39,7 @@ impl Rate {
         self.load_bytes_per_second
     }
 
-    /// Totals so far, and who may have written; called with every poll.
+    /// Records the totals so far and the number of possible writers; called with every poll.
     pub fn measure(&mut self, bytes_in: u64, bytes_out: u64, writers: u32, now: Instant) {
         let Some((last_in, last_out, last_at)) = self.last else {
             self.last = Some((bytes_in, bytes_out, now));
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidth_rises_at_once_and_fades_to_its_start() {
+    fn bandwidth_rises_at_once_and_falls_to_its_start() {
         let mut now = surgetank_types::clock::tick();
         let mut rate = Rate::new(false);
         rate.measure(0, 0, 0, now);
@@ -83,7 +83,7 @@ mod tests {
         }
         assert_eq!(rate.bandwidth_bytes_per_second(), START_DISK_BYTES_PER_SECOND);
         assert_eq!(rate.load_bytes_per_second(), 0);
-        // Three writers share what was seen; a file of a terabyte that closes is no bandwidth.
+        // Three writers share the measured rate; a file of a terabyte that closes is not a bandwidth.
         now += Duration::from_millis(100);
         rate.measure(600_000_000 + 900_000_000, 0, 3, now);
         assert_eq!(rate.bandwidth_bytes_per_second(), 3_000_000_000);

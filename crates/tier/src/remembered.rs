@@ -1,10 +1,11 @@
-//! Devices that the catalog remembers and the configuration may not name any more.
+//! Devices that the catalog remembers, whether or not the configuration still names them.
 //!
-//! A replica in the catalog names its device by a number; what that number means is written down before the first
-//! replica that uses it, as a counter whose name is the device's description and whose value is the number. So the two
-//! live and die together. The danger it avoids: taking the position in the configuration for the device. Then another
-//! order of `--tier` would look for every file in the wrong place, and a tier that is not mounted yet would look like
-//! one whose files are lost.
+//! A replica in the catalog names its device by a number. Before the first replica that uses it, the catalog records the
+//! number's meaning as a counter: the counter's name is the device's description, its value is the number. Record and number
+//! therefore share one fate.
+//!
+//! The danger that it avoids: taking the position in the configuration for the device. Another order of `--tier` would then
+//! look for every file in the wrong place, and a tier that is not mounted yet would appear as one whose files are lost.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,27 +21,27 @@ use surgetank_policy::config::Survives;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::DeviceId;
 
-/// In front of the description, in the counter's name.
+/// Prefix of the counter's name; the description follows.
 const COUNTER_PREFIX: &str = "device ";
 
-/// What the catalog knows of a device.
+/// Description of a device in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remembered {
-    /// Names the very directory, wherever it is found.
+    /// Identifies the directory itself, at whatever path it is found.
     token: String,
     tier: String,
-    /// Without symbolic links: they may lead elsewhere in the next job.
+    /// Without symbolic links, which may lead elsewhere in the next job.
     path: PathBuf,
     in_memory: bool,
     survives: Survives,
-    /// Of a device in memory, which loses all when the machine restarts.
+    /// Boot id, for a device in memory, which loses all files when the machine restarts.
     boot: Option<String>,
-    /// The directory of the configuration, and the one it is in.
+    /// The directory of the configuration, and its parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     place: Option<[Directory; 2]>,
 }
 
-/// The same directory later on has the same numbers, even after a reboot, as far as its file system keeps them.
+/// Identifies a directory by numbers that stay the same, even after a reboot, as far as its file system keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Directory {
     file_system: u64,
@@ -59,6 +60,7 @@ fn place_of(path: &Path) -> Option<[Directory; 2]> {
 }
 
 impl Remembered {
+    /// The description of a configured device.
     pub fn of(device: &Device) -> Self {
         let in_memory = device.in_memory();
         let path = std::fs::canonicalize(device.path()).unwrap_or_else(|_| device.path().to_owned());
@@ -73,7 +75,7 @@ impl Remembered {
         }
     }
 
-    /// For a replica whose device is described nowhere.
+    /// A stand-in for a replica's device that the catalog does not describe.
     pub fn nameless(number: DeviceId) -> Self {
         Self {
             token: String::new(),
@@ -86,11 +88,14 @@ impl Remembered {
         }
     }
 
+    /// The token that identifies the device's directory.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// The name of the counter that stands for it.
+    /// The name of the counter that stands for the device.
+    ///
+    /// Errors: the tier's path is not UTF-8.
     pub fn counter(&self) -> Result<String> {
         let text = serde_json::to_string(self).map_err(|why| {
             Error::new(format!("tier {} at {} cannot be remembered", self.tier, self.path.display()))
@@ -100,12 +105,12 @@ impl Remembered {
         Ok(format!("{COUNTER_PREFIX}{text}"))
     }
 
-    /// `None` for a counter that is something else.
+    /// The description in a counter's name; `None` for any other counter.
     pub fn from_counter(name: &str) -> Option<Self> {
         serde_json::from_str(name.strip_prefix(COUNTER_PREFIX)?).ok()
     }
 
-    /// May files of an agent of this key be there? Also where the device cannot be reached.
+    /// Whether the device may contain files of an agent of this key. True also if the device cannot be reached.
     pub fn may_hold(&self, key: &str) -> bool {
         self.standing(key) != Standing::Lost
     }
@@ -114,20 +119,20 @@ impl Remembered {
         if !self.token.is_empty() && Scope::token_at(&self.path, key).as_deref() == Some(&*self.token) {
             return Standing::Drained;
         }
-        // Memory does not come back after a restart, nor where its file system is there without our directory.
+        // Memory is lost after a restart, and where its file system is mounted without the agent's directory.
         let restarted = self.boot.is_some() && boot_id().is_some_and(|now| self.boot.as_ref() != Some(&now));
         let gone = self.in_memory && (restarted || is_memory(&self.path));
         if gone || self.is_wiped() { Standing::Lost } else { Standing::Absent }
     }
 
-    /// The very directory is there without ours in it; or it is gone, out of the very directory in which it was. Anything
-    /// else may be a file system that is not mounted, or another job's view of the path.
+    /// Whether the device's directory exists without the agent's in it, or was removed from its own parent. Anything else may
+    /// be a file system that is not mounted, or another job's view of the path.
     fn is_wiped(&self) -> bool {
         let Some([directory, parent]) = self.place else { return false };
         match Directory::at(&self.path) {
             Ok(now) => now == directory,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
-                // (Of a mount point it says nothing that it is gone.)
+                // A mount point may be absent only because it is not mounted.
                 directory.file_system == parent.file_system
                     && self.path.parent().is_some_and(|path| Directory::at(path).is_ok_and(|now| now == parent))
             }
@@ -137,9 +142,11 @@ impl Remembered {
 }
 
 impl Tiers {
-    /// Finds the devices that replicas in the catalog name by number, and says which id each has now. Those that the
-    /// configuration does not name are opened where they were, to be emptied; what cannot be opened gets a stand-in.
-    /// Once, before anything else is done with the tiers.
+    /// Finds the devices that replicas in the catalog name by number, and returns the id that each number has now. Devices that
+    /// the configuration does not name are opened at their old path, to be emptied; one that cannot be opened gets a stand-in.
+    /// To be called once, before any other use of the tiers.
+    ///
+    /// Errors: more tiers than ids, or a stand-in that cannot be made.
     pub fn take_up(&self, remembered: &[(DeviceId, Remembered)]) -> Result<HashMap<DeviceId, DeviceId>> {
         let mut ids = HashMap::with_capacity(remembered.len());
         let mut left: Vec<Arc<Device>> = Vec::new();
@@ -155,8 +162,8 @@ impl Tiers {
                 None => {
                     let tier = self.inner.tiers.len() + left.len();
                     let tier = u8::try_from(tier).map_err(|_| {
-                        Error::new("files lie on more tiers than can be served at once")
-                            .remedy("start with the tiers of the run before")
+                        Error::new("files are stored on more tiers than can be served at once")
+                            .remedy("start with the tiers of the previous run")
                     })?;
                     let id = DeviceId { tier, device: 0 };
                     left.push(Arc::new(self.open_left(id, one)?));
@@ -168,7 +175,7 @@ impl Tiers {
         for device in left.iter().filter(|device| device.is_there()) {
             device.drop_old_ballast();
         }
-        // A second call would be a programming error; the first stays.
+        // A second call would be a programming error; the first one's devices stay.
         drop(self.inner.left.set(left));
         Ok(ids)
     }
@@ -197,7 +204,7 @@ impl Tiers {
             survives: one.survives,
             in_memory: one.in_memory,
             scope,
-            // Nothing is free, and all that is durable there is in excess: it empties by itself.
+            // Nothing is free, and all that is durable there is in excess: the device is emptied by eviction.
             ledger: Ledger::new(CapRule::Share, 0),
         }))
     }

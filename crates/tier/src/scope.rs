@@ -1,13 +1,15 @@
 //! The directories of one agent on one device: the files in `<path>/surgetank-<uid>-<key>/`, all else in
-//! `<path>/surgetank-<uid>/<key>/`. (Each directory above the files costs every open of one 70 to 100 ns.) Where `<path>` itself
-//! may not be written to, but somebody has made `<path>/surgetank-<uid>` for us, and where files of ours are there already, they
-//! lie in `<path>/surgetank-<uid>/<key>/files/`.
+//! `<path>/surgetank-<uid>/<key>/`. (Each directory above the files costs every open 70 to 100 ns.)
 //!
-//! In the second one lies an empty directory whose name, `device-<token>`, is the device's identity: whatever path leads to it
-//! later, and whatever else is mounted there meanwhile, the catalog knows it again by its token.
+//! The files are in `<path>/surgetank-<uid>/<key>/files/` instead if they are there already, or if the user may not write to
+//! `<path>` but an administrator made `<path>/surgetank-<uid>`.
 //!
-//! Private to the user: made with mode 0700; an existing one that is a symlink, belongs to somebody else or is
-//! open to others is refused, because whoever prepared it could read or replace what programs write.
+//! The second directory contains an empty directory whose name, `device-<token>`, is the device's identity. The catalog
+//! recognises the device by its token, whatever path leads to it later, and whatever else is mounted there meanwhile.
+//!
+//! Invariant: the directories are private to the user, with mode 0700. An existing one that is a symlink, belongs to another
+//! user or is open to other users is refused. The danger that it avoids: the user who prepared it could read or replace what
+//! programs write.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,19 +27,19 @@ const TOKEN_PREFIX: &str = "device-";
 
 #[derive(Debug)]
 pub(super) struct Scope {
-    /// `surgetank-<uid>`; held to remove our own directory in it at the end.
+    /// `surgetank-<uid>`; held to remove the scope's own directory in it at the end.
     user_dir: OwnedFd,
     base: OwnedFd,
     user_name: String,
     key: String,
-    /// `<key>`: the ballast lies here.
+    /// `<key>`: contains the ballast.
     pub dir: OwnedFd,
     pub files: OwnedFd,
-    /// In `dir`, not in `base`.
+    /// Whether `files` is in `dir` rather than in `base`.
     files_are_nested: bool,
-    /// Where `files` is, for people.
+    /// Path of `files`, for messages.
     pub files_path: PathBuf,
-    /// Names this very directory, and no other that may come to lie under the same path.
+    /// Identifies this directory, and no other that appears under the same path later.
     pub token: String,
 }
 
@@ -47,9 +49,9 @@ impl Scope {
             |what: &Path, why: &dyn Display| Error::new(format!("tier {tier} cannot use {}", what.display())).why(why);
         let unsuitable = "give another directory for this tier (--tier NAME=PATH), on a file system you may write to";
         if key.is_empty() || key.contains(['/', '\0']) || key == "." || key == ".." {
-            return Err(refuse(path, &format!("\"{key}\" is no name for a directory")));
+            return Err(refuse(path, &format!("\"{key}\" is not a valid directory name")));
         }
-        // The configured directory itself may be reached by a symlink ($TMPDIR often is one).
+        // The configured directory itself may be a symlink ($TMPDIR often is).
         let base = rustix::fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())
             .map_err(|errno| refuse(path, &errno).remedy(unsuitable))?;
         let user_name = format!("surgetank-{}", rustix::process::geteuid().as_raw());
@@ -57,7 +59,7 @@ impl Scope {
             private_dir(dir, name).map_err(|refusal| {
                 let error = refuse(at, &refusal.why);
                 match refusal.foreign {
-                    true => error.remedy(format!("look at {} and remove it if nobody needs it", at.display())),
+                    true => error.remedy(format!("check {} and remove it if it is not needed", at.display())),
                     false => error.remedy(unsuitable),
                 }
             })
@@ -66,7 +68,7 @@ impl Scope {
         let user_dir = descend(&base, &user_name, &user_path)?;
         let key_path = user_path.join(key);
         let dir = descend(&user_dir, key, &key_path)?;
-        // Held as long as we live: see `hand_over`. (A file system without such locks never hands over.)
+        // Held as long as the agent lives: see `hand_over`. (On a file system without such locks nothing is handed over.)
         let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared);
         let flat = flat_name(key);
         let nested = exists(&dir, FILES) || may_not_make(&base, &flat);
@@ -92,13 +94,13 @@ impl Scope {
         })
     }
 
-    /// The token of a scope that an earlier agent left below `path`; makes nothing.
+    /// The token of a scope that an earlier agent left below `path`; creates nothing.
     pub fn token_at(path: &Path, key: &str) -> Option<String> {
         let dir = rustix::fs::open(Self::path_of(path, key), DIRECTORY, Mode::empty()).ok()?;
         token_in(&dir).ok().flatten()
     }
 
-    /// Stands for a scope that cannot be reached: a directory that exists no more, in which nothing can be made.
+    /// Stands for a scope that cannot be reached: a removed directory, in which nothing can be made.
     pub fn nowhere(path: &Path, key: &str, token: &str) -> Result<Self> {
         let failed = |why: &dyn Display| {
             Error::new(format!("the tier at {} is not there, and no stand-in could be made", path.display()))
@@ -136,7 +138,7 @@ impl Scope {
             rustix::fs::unlinkat(&self.base, flat_name(&self.key), AtFlags::REMOVEDIR)
         };
         match removed {
-            // Files stay, and so does the name of where they are.
+            // Files remain, and so does the token of their device.
             Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(()),
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),
@@ -153,7 +155,7 @@ impl Scope {
     }
 }
 
-/// Where files of this user may lie in a tier's directory, of whichever project.
+/// The directories in a tier's directory `path` that may contain files of this user, of any project.
 pub fn files_of_all(path: &Path) -> Vec<PathBuf> {
     let in_it = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let flat = flat_name("");
@@ -162,16 +164,18 @@ pub fn files_of_all(path: &Path) -> Vec<PathBuf> {
     in_it(path).filter(is_flat).chain(nested).filter(|files| files.is_dir()).collect()
 }
 
-/// Renames what agents of other keys left in a tier's directory, so that it is found under this key: `is_left` says of
-/// which keys no state is left. What a living agent has, or one that cannot be asked for, stays.
+/// Renames the directories that agents of other keys left in a tier's directory `path`, so that `key` finds them. `is_left`
+/// tells whether a key has lost its state. The directories of a living agent stay, and those whose agent cannot be determined.
 ///
-/// Other users may make names in a tier's directory (`/dev/shm`). So only private directories of our own are renamed, and an
-/// entry that cannot be renamed ends no start.
+/// Other users may create names in a tier's directory (`/dev/shm`). Therefore only the user's own private directories are
+/// renamed, and an entry that cannot be renamed does not fail the start.
+///
+/// Errors: `path` cannot be opened or read.
 pub fn hand_over(path: &Path, key: &str, is_left: &dyn Fn(&str) -> bool) -> std::io::Result<()> {
     let Ok(base) = rustix::fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) else { return Ok(()) };
     let user_name = flat_name("").trim_end_matches('-').to_owned();
     let user_dir = match exists(&base, &user_name) {
-        // Where it is not ours alone, the locks of living agents cannot be found.
+        // In a directory that other users can write to, the locks of living agents cannot be found.
         true if !is_private(&base, &user_name) => return Ok(()),
         true => match rustix::fs::openat(&base, user_name, DIRECTORY, Mode::empty()) {
             Ok(dir) => Some(dir),
@@ -185,7 +189,7 @@ pub fn hand_over(path: &Path, key: &str, is_left: &dyn Fn(&str) -> bool) -> std:
     keys.dedup();
     for left in keys.iter().filter(|left| *left != key && is_left(left)) {
         let nested = user_dir.as_ref().filter(|dir| exists(dir, left));
-        // The lock is released when both have their new names.
+        // The lock is released when both directories have their new names.
         let _lock = match nested {
             Some(dir) if is_private(dir, left) => match rustix::fs::openat(dir, left, DIRECTORY, Mode::empty()) {
                 Ok(dir) => match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
@@ -195,11 +199,11 @@ pub fn hand_over(path: &Path, key: &str, is_left: &dyn Fn(&str) -> bool) -> std:
                 Err(Errno::NOENT | Errno::ACCESS | Errno::PERM) => continue,
                 Err(errno) => return Err(errno.into()),
             },
-            // Whether an agent lives there cannot be found out.
+            // Whether an agent lives there cannot be determined.
             Some(_) => continue,
             None => None,
         };
-        // By its files it is found again when this is cut off between the two.
+        // An interrupted handover is found again by its files.
         let (old, new) = (flat_name(left), flat_name(key));
         let dirs = nested.map(|dir| rustix::fs::renameat(dir, left, dir, key));
         let files = is_private(&base, &old).then(|| rustix::fs::renameat(&base, &old, &base, &new));
@@ -219,7 +223,7 @@ fn names_in(dir: &OwnedFd) -> Vec<String> {
     names.filter(|name| name != "." && name != "..").collect()
 }
 
-/// Is this entry a directory of our own that is closed to others?
+/// Whether this entry is a directory of the user's own that is closed to other users.
 fn is_private(dir: &OwnedFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
         rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()
@@ -228,7 +232,7 @@ fn is_private(dir: &OwnedFd, name: &str) -> bool {
     })
 }
 
-/// Has an agent of this key left a directory in a tier's? Also where that cannot be seen.
+/// Whether an agent of this key left a directory in the tier's directory `path`. True also if that cannot be determined.
 pub fn is_in_use(path: &Path, key: &str) -> bool {
     let there = |path: PathBuf| !matches!(rustix::fs::lstat(&path), Err(Errno::NOENT | Errno::NOTDIR));
     there(path.join(flat_name(key))) || there(Scope::path_of(path, key))
@@ -242,7 +246,7 @@ fn exists(dir: &OwnedFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// It is not there, and we are not allowed to make it.
+/// Whether the entry is absent and the user may not create it.
 fn may_not_make(dir: &OwnedFd, name: &str) -> bool {
     let made = rustix::fs::mkdirat(dir, name, Mode::RWXU);
     matches!(made, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
@@ -253,7 +257,7 @@ fn token_in(dir: &OwnedFd) -> Result<Option<String>, Errno> {
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
         let found = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(TOKEN_PREFIX));
-        // Never two, but should there be: always the same one.
+        // There are never two; if there were, always the same one is chosen.
         if let Some(found) = found
             && token.as_deref().is_none_or(|token| found < token)
         {
@@ -266,22 +270,22 @@ fn token_in(dir: &OwnedFd) -> Result<Option<String>, Errno> {
 fn make_token(dir: &OwnedFd) -> Result<String, Errno> {
     let token = new_token();
     rustix::fs::mkdirat(dir, format!("{TOKEN_PREFIX}{token}"), Mode::RWXU)?;
-    // Before anything is written down under this name.
+    // Synced before any record contains this token.
     rustix::fs::fsync(dir)?;
     Ok(token)
 }
 
-/// Never given out twice, here or on another machine.
+/// A token that is unique, on this machine and on others.
 fn new_token() -> String {
     use std::hash::{BuildHasher, RandomState};
-    // Keyed by the system's random numbers, each time anew.
+    // Keyed by the system's random numbers, different at each call.
     let random = |salt: u8| RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()));
     format!("{:016x}{:016x}", random(0), random(1))
 }
 
 struct Refusal {
     why: String,
-    /// Something is there that we did not make, as opposed to a directory that could not be made.
+    /// An entry exists that Surgetank did not make, as opposed to a directory that could not be made.
     foreign: bool,
 }
 
@@ -293,7 +297,7 @@ fn private_dir(dir: &OwnedFd, name: &str) -> Result<OwnedFd, Refusal> {
     }
     let opened = match rustix::fs::openat(dir.as_fd(), name, DIRECTORY, Mode::empty()) {
         Err(Errno::LOOP | Errno::NOTDIR) => {
-            return Err(Refusal { why: "it is a symbolic link or no directory".to_owned(), foreign: true });
+            return Err(Refusal { why: "it is a symbolic link or not a directory".to_owned(), foreign: true });
         }
         outcome => outcome.map_err(plain)?,
     };
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_private_and_found_again_and_removed_when_empty() {
+    fn scope_is_private_found_again_and_removed_when_empty() {
         let base = tempfile::tempdir().unwrap();
         let scope = Scope::open("ram", base.path(), "k1").unwrap();
         let files = base.path().join(flat_name("k1"));
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_lost_state_are_handed_over_unless_their_agent_lives() {
+    fn files_of_lost_state_without_agent_are_handed_over() {
         let base = tempfile::tempdir().unwrap();
         for key in ["a-1", "a-2", "b-1"] {
             fs::write(Scope::open("ram", base.path(), key).unwrap().files_path.join("f"), key).unwrap();
@@ -359,16 +363,16 @@ mod tests {
         );
         assert!(!is_in_use(base.path(), "a-1"));
         drop(lives);
-        // One after the other: files are never mixed.
+        // One after the other: the files of two keys are never mixed.
         hand_over(base.path(), "a-3", &|key| key == "a-2").unwrap();
         assert_eq!(["a-2", "a-3"].map(read), [Some("a-2".into()), Some("a-1".into())]);
         hand_over(base.path(), "a-4", &|key| key == "a-2").unwrap();
         assert_eq!(read("a-4").as_deref(), Some("a-2"));
     }
 
-    /// The directory may be /dev/shm: the shim's index is there, and what another user makes.
+    /// The directory may be /dev/shm, which contains the shim's index and entries of other users.
     #[test]
-    fn only_private_directories_are_handed_over() {
+    fn hand_over_takes_private_directories_only() {
         let base = tempfile::tempdir().unwrap();
         let path = |key: &str| base.path().join(flat_name(key));
         drop(Scope::open("ram", base.path(), "a-1").unwrap());
@@ -386,9 +390,9 @@ mod tests {
         }
     }
 
-    /// Root must not rename where another user's symbolic link leads.
+    /// Root must not rename through another user's symbolic link.
     #[test]
-    fn user_directory_that_is_a_symlink_is_not_handed_over() {
+    fn hand_over_skips_user_directory_that_is_a_symlink() {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         fs::create_dir(elsewhere.path().join("a-1")).unwrap();
@@ -398,9 +402,9 @@ mod tests {
         assert!(elsewhere.path().join("a-1").exists());
     }
 
-    /// What an agent of before left, or where only the user's own directory was made for him.
+    /// What an earlier agent left, or where an administrator made only the user's own directory.
     #[test]
-    fn files_that_are_below_the_users_directory_stay_there() {
+    fn files_below_user_directory_stay_there() {
         let base = tempfile::tempdir().unwrap();
         let nested = user_dir(base.path()).join("k/files");
         fs::create_dir_all(&nested).unwrap();
@@ -417,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_or_an_open_directory_is_refused_with_the_reason() {
+    fn scope_that_is_symlink_or_open_to_others_is_refused() {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         symlink(elsewhere.path(), user_dir(base.path())).unwrap();

@@ -25,8 +25,8 @@ fn shm() -> tempfile::TempDir {
 
 const FIRST: DeviceId = DeviceId { tier: 0, device: 0 };
 
-/// Runs `test` with tmpfs mounts of the given sizes that nobody else sees: they live in a mount namespace of the
-/// test's own thread and vanish with it, however it ends. Needs root; an ordinary user's run says that it left this out.
+/// Runs `test` with tmpfs mounts of the given sizes in a mount namespace of the test's own thread, where no other process sees
+/// them. They end with the thread. Needs root; without root the test reports that it was left out.
 fn with_tmpfs(sizes: &[&str], test: impl FnOnce(&[PathBuf]) + Send) {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     let base = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn ballast_of(path: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_capped_tier_counts_and_cleans_up_after_itself() {
+fn capped_tier_at_clean_end_leaves_nothing() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(10 * MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
@@ -90,7 +90,7 @@ fn a_capped_tier_counts_and_cleans_up_after_itself() {
 }
 
 #[test]
-fn ballast_is_taken_on_given_up_and_taken_on_again() {
+fn ballast_after_release_is_allocated_again_with_space() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(100 * MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
@@ -103,20 +103,20 @@ fn ballast_is_taken_on_given_up_and_taken_on_again() {
     assert!(!ballast_of(dir.path()).exists());
     assert_eq!(device.free_bytes(), 100 * MIB);
 
-    // No room for it: not made again. Room is back: made again.
+    // No space: not allocated again. Space is back: allocated again.
     assert!(device.try_reserve(97 * MIB));
     tiers.poll();
     assert!(!ballast_of(dir.path()).exists());
     device.unreserve(97 * MIB);
     tiers.poll();
     assert!(ballast_of(dir.path()).exists());
-    // Use beyond the cap: others first.
+    // Use beyond the cap: the files come first.
     device.add_used(101 * MIB as i64);
     tiers.poll();
     assert!(!ballast_of(dir.path()).exists());
     assert_eq!(device.excess_bytes(), MIB);
     device.add_used(-(101 * MIB as i64));
-    // Not wanted where nobody writes directly; and one left by a killed agent goes at the next start.
+    // Not allocated without direct writers; and the ballast of a killed agent is removed at the next start.
     device.want_ballast(false);
     tiers.poll();
     assert!(!ballast_of(dir.path()).exists());
@@ -127,7 +127,7 @@ fn ballast_is_taken_on_given_up_and_taken_on_again() {
 }
 
 #[test]
-fn unnamed_files_leave_no_trace_and_can_be_named() {
+fn unnamed_files_when_closed_leave_nothing() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
@@ -139,21 +139,16 @@ fn unnamed_files_leave_no_trace_and_can_be_named() {
     let file = device.create_unnamed(0o640).unwrap();
     assert_eq!(count(), 0);
     file.write_all_at(b"x", 0).unwrap();
-    device.link_unnamed(&file, b"d/named").unwrap();
-    assert_eq!(count(), 1);
     let unlinked = device.create_unlinked(rustix::fs::Mode::RUSR).unwrap();
     unlinked.write_all_at(b"y", 0).unwrap();
-    assert_eq!(count(), 1);
-    let refused = device.link_unnamed(&unlinked, b"d/other").unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(libc::ENOENT));
-    drop(unlinked);
-    device.unlink(b"d/named").unwrap();
+    assert_eq!(count(), 0);
+    drop((file, unlinked));
     device.sweep().unwrap();
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }
 
 #[test]
-fn threads_that_reserve_write_and_free_leave_exact_sums() {
+fn ledger_under_concurrent_writers_keeps_exact_sums() {
     let dir = shm();
     let cap = 1000;
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(cap))], "k").unwrap();
@@ -189,8 +184,8 @@ fn threads_that_reserve_write_and_free_leave_exact_sums() {
                                 used -= bytes;
                             }
                         }
-                        // Only reservations that were granted become use, so this holds at every moment; the
-                        // transient double count of a write errs on the safe side and is bounded by its own bytes.
+                        // Only granted reservations become use, so this holds at every moment. The transient double count of a
+                        // write makes the free space too small, by at most its own bytes.
                         let view = device.view();
                         assert!(view.used_bytes + view.reserved_bytes <= cap + 4 * 97);
                     }
@@ -211,7 +206,7 @@ fn threads_that_reserve_write_and_free_leave_exact_sums() {
 }
 
 #[test]
-fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
+fn cap_shares_follow_free_space_and_never_exceed_cap() {
     with_tmpfs(&["64m", "192m"], |paths| {
         let config = [tier("ram", &[&paths[0], &paths[1]], Some(100 * MIB))];
         let tiers = Tiers::open(&config, "k").unwrap();
@@ -223,7 +218,7 @@ fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
         assert!((24 * MIB..=26 * MIB).contains(&caps[0]), "{caps:?}");
 
         assert!(devices[0].try_reserve(20 * MIB));
-        // A stranger takes most of the larger device: the smaller one's share grows, what is promised stays.
+        // Another user takes most of the larger device: the smaller one's share grows, reservations stay.
         let stranger = fs::File::create(paths[1].join("stranger")).unwrap();
         stranger.write_all_at(&vec![1; 170 * MIB as usize], 0).unwrap();
         tiers.poll();
@@ -232,7 +227,7 @@ fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
         assert!(views[0].cap_bytes > 80 * MIB, "{}", views[0].cap_bytes);
         assert!(views[1].free_bytes <= 10 * MIB);
 
-        // Reservations race with moving shares; together they stay below the cap.
+        // Reservations race with the moves of shares; together they stay below the cap.
         let granted: u64 = std::thread::scope(|scope| {
             let threads: Vec<_> = devices
                 .iter()
@@ -250,7 +245,7 @@ fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
 }
 
 #[test]
-fn strangers_on_a_tiny_device_are_seen_and_yielded_to() {
+fn other_users_of_tiny_device_reduce_free_space() {
     with_tmpfs(&["16m"], |paths| {
         let tiers = Tiers::open(&[tier("ram", &[&paths[0]], Some(1 << 40))], "k").unwrap();
         let device = tiers.device(FIRST);
@@ -278,7 +273,7 @@ fn strangers_on_a_tiny_device_are_seen_and_yielded_to() {
 }
 
 #[test]
-fn two_devices_on_one_file_system_do_not_count_its_room_twice() {
+fn devices_on_one_file_system_share_its_free_space() {
     with_tmpfs(&["64m"], |paths| {
         let (a, b) = (paths[0].join("a"), paths[0].join("b"));
         fs::create_dir(&a).unwrap();
@@ -291,7 +286,7 @@ fn two_devices_on_one_file_system_do_not_count_its_room_twice() {
 }
 
 #[test]
-fn a_full_device_is_full_but_not_sick() {
+fn full_device_stays_healthy() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
@@ -308,7 +303,7 @@ fn a_full_device_is_full_but_not_sick() {
 }
 
 #[test]
-fn a_device_that_turns_read_only_is_taken_out_of_use_and_comes_back() {
+fn read_only_device_is_unused_until_writable_again() {
     use rustix::mount::{MountFlags, mount_remount};
     with_tmpfs(&["16m", "16m"], |paths| {
         let tiers = Tiers::open(&[tier("ram", &[&paths[0], &paths[1]], Some(20 * MIB))], "k").unwrap();
@@ -322,7 +317,7 @@ fn a_device_that_turns_read_only_is_taken_out_of_use_and_comes_back() {
         assert!(sound.healthy());
         assert!(!tiers.views()[0].healthy);
         tiers.poll();
-        // The cap follows those that can take something.
+        // The cap moves to the devices that can use it.
         assert!(tiers.views()[1].cap_bytes > 14 * MIB, "{}", tiers.views()[1].cap_bytes);
 
         sick.probe();
@@ -337,13 +332,13 @@ fn a_device_that_turns_read_only_is_taken_out_of_use_and_comes_back() {
 }
 
 #[test]
-fn the_monitor_brings_a_device_back_by_itself() {
+fn sick_device_after_repair_is_used_again_by_monitor() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
     device.report_error(Errno::IO);
     assert_eq!(device.sickness(), Some(Errno::IO));
-    // The first back-off is one second; a minute is for machines under load.
+    // The first back-off is one second; the minute is for machines under load.
     for _ in 0..600 {
         tiers.poll();
         if device.healthy() {
@@ -356,7 +351,7 @@ fn the_monitor_brings_a_device_back_by_itself() {
 }
 
 #[test]
-fn a_wiped_directory_is_noticed() {
+fn device_with_removed_directory_is_taken_out_of_use() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
     tiers.poll();
@@ -366,7 +361,7 @@ fn a_wiped_directory_is_noticed() {
 }
 
 #[test]
-fn the_files_lie_under_their_own_path_and_are_private() {
+fn files_are_private_and_keep_their_relative_path() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], None)], "key").unwrap();
     let device = tiers.device(FIRST);
@@ -381,10 +376,9 @@ fn the_files_lie_under_their_own_path_and_are_private() {
     device.sweep().unwrap();
 }
 
-/// A full device did not follow a rename: its plain files were not found any more, and new ones of their old paths were
-/// written over them.
+/// A full device did not carry out a rename: its plain files were not found afterwards, and new files overwrote them.
 #[test]
-fn what_a_full_device_could_not_rename_was_lost() {
+fn file_on_full_device_after_failed_rename_is_found() {
     with_tmpfs(&["1m,nr_inodes=30"], |paths| {
         let tiers = Tiers::open(&[tier("ram", &[&paths[0]], None)], "k").unwrap();
         let device = tiers.device(FIRST);
@@ -419,7 +413,7 @@ fn what_a_full_device_could_not_rename_was_lost() {
         for (path, text) in [(&b"a"[..], b"3"), (b"d/f", b"4"), (b"newer/d/g", b"5")] {
             holds(path, text);
         }
-        // In its place as soon as it is renamed again.
+        // At its path as soon as it is renamed again.
         device.follow(b"newer/a", b"b").unwrap();
         holds(b"b", b"1");
         for path in [&b"a"[..], b"b", b"d/f", b"newer/f", b"newer/d/g"] {
@@ -432,7 +426,7 @@ fn what_a_full_device_could_not_rename_was_lost() {
 }
 
 #[test]
-fn one_directory_is_not_two_devices() {
+fn one_directory_for_two_tiers_is_refused() {
     let dir = shm();
     let config = [tier("ram", &[dir.path()], None), tier("disk", &[&dir.path().join(".")], None)];
     let text = Tiers::open(&config, "k").unwrap_err().to_string();
@@ -440,7 +434,7 @@ fn one_directory_is_not_two_devices() {
 }
 
 #[test]
-fn a_refusal_by_quota_is_believed_beyond_the_next_poll() {
+fn quota_refusal_after_next_poll_still_counts() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
@@ -454,16 +448,16 @@ fn a_refusal_by_quota_is_believed_beyond_the_next_poll() {
 }
 
 #[test]
-fn an_unusable_path_is_an_error_that_names_tier_and_path() {
+fn unusable_path_gives_error_with_tier_and_path() {
     let missing = Path::new("/dev/shm/surgetank-test-not-there");
     let text = Tiers::open(&[tier("nvme", &[missing], None)], "k").unwrap_err().to_string();
     assert!(text.contains("tier nvme") && text.contains("surgetank-test-not-there") && text.contains("try:"), "{text}");
 }
 
-/// Figures for `docs/performance.md`: `cargo test -p surgetank-core how_dear -- --ignored --nocapture`.
+/// Figures for `docs/performance.md`: `cargo test -p surgetank-tier steps -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures; asserts only that every step succeeds"]
-fn how_dear_are_the_steps() {
+fn steps_of_a_device_print_their_cost() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(1 << 30))], "k").unwrap();
     let device = tiers.device(FIRST);

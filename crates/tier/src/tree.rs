@@ -1,23 +1,24 @@
-//! Plain files under one directory handle: every path is relative, nothing follows a symlink, nothing escapes.
+//! Plain files under one directory handle: every path is relative, no symlink is followed, no path leaves the directory.
 //!
-//! A path is resolved by the kernel in one call (`openat2`, beneath the root, no symlinks). Where the kernel has no
-//! `openat2` (or a sandbox forbids it), and for paths longer than one call may carry, it is walked piece by piece with
-//! directory handles, so there is no limit on the length of a path. The danger it avoids: a symlink planted in the
-//! tier that turns our write into a write to somebody's file.
+//! The kernel resolves a path in one call (`openat2`, beneath the root, no symlinks). Where the kernel has no `openat2` (or a
+//! sandbox forbids it), and for paths that are too long for one call, the path is walked piece by piece with directory handles.
+//! The length of a path is therefore unlimited.
+//!
+//! The danger that it avoids: a symlink planted in the tier that turns our write into a write to another file of the user.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use surgetank_types::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
 use surgetank_types::model::Timestamp;
 
 /// Longest piece of a path handed to one system call (PATH_MAX is 4096 with the final NUL).
 const PIECE_BYTES_MAX: usize = 4000;
-/// A directory that we make may be removed as empty by somebody else before we use it: so often we try again.
+/// Attempts to use a directory after making it, because another thread may remove it as empty before.
 const ATTEMPTS: usize = 32;
 /// Beneath the root, no symlinks of any kind.
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
@@ -26,23 +27,28 @@ const PRIVATE_DIR: Mode = Mode::RWXU;
 
 static OPENAT2_MISSING: AtomicBool = AtomicBool::new(false);
 
-/// Told of a file and its path.
+/// Called for each file, with its path.
 pub type Each<'a> = &'a mut dyn FnMut(&[u8], Plain);
 
-/// A plain file as its file system knows it.
+/// A plain file's numbers, as its file system reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
+    /// Inode number on the device.
     pub ino: u64,
-    /// A digest of the time at which it was made, for its inode number alone may be another file's later. 0: nobody knows.
+    /// A digest of the time at which the file was made, because an inode number may be reused. 0 if the time is unknown.
     pub born: u32,
+    /// Length in bytes.
     pub size_bytes: u64,
+    /// Bytes of the blocks that the file occupies.
     pub blocks_bytes: u64,
+    /// Time of the last change of the content.
     pub mtime: Timestamp,
 }
 
 impl Plain {
     const ASKED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
+    /// The numbers of an open file. Errors: those of `statx`.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, Self::ASKED)?))
     }
@@ -67,13 +73,13 @@ impl From<&rustix::fs::Statx> for Plain {
     }
 }
 
-/// A directory and what lies below it; borrowed from whoever holds the handle.
+/// A directory and all below it; borrowed from the owner of the handle.
 #[derive(Clone, Copy)]
 pub(super) struct Tree<'a> {
     root: BorrowedFd<'a>,
 }
 
-/// The directory part of a path, held by the kernel: either the root itself or a handle of ours.
+/// The directory part of a path as an open handle: the root itself, or one opened for the call.
 enum Parent<'a> {
     Root(BorrowedFd<'a>),
     Below(OwnedFd),
@@ -96,14 +102,14 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Paths come from the catalog and are clean; one that is not must not reach the file system.
+/// Paths come from the catalog and are clean; any other path must not reach the file system.
 fn check(path: &[u8]) -> io::Result<()> {
     let clean = !path.contains(&0)
         && path.split(|byte| *byte == b'/').all(|name| !name.is_empty() && name != b"." && name != b"..");
     if clean { Ok(()) } else { Err(Errno::INVAL.into()) }
 }
 
-/// One step of resolution. `path` may have several components and is at most a piece long.
+/// One step of resolution. `path` may have several components and is at most one piece long.
 fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     if !OPENAT2_MISSING.load(Ordering::Relaxed) {
         loop {
@@ -112,7 +118,7 @@ fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> 
                     OPENAT2_MISSING.store(true, Ordering::Relaxed);
                     break;
                 }
-                // A rename elsewhere raced with the resolution: the kernel asks to try again.
+                // A concurrent rename interfered with the resolution: the kernel asks to try again.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 outcome => return outcome,
             }
@@ -121,12 +127,12 @@ fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> 
     open_step_by_step(dir, path, flags, mode)
 }
 
-/// EPERM may be a sandbox that forbids the call, or the honest answer for this one file.
+/// Tells an EPERM of a sandbox that forbids the call from one for this file.
 fn openat2_works(dir: BorrowedFd<'_>) -> bool {
     rustix::fs::openat2(dir, ".", DIRECTORY, Mode::empty(), RESOLVE).is_ok()
 }
 
-/// The same without `openat2`: every component on its own, none of them a symlink.
+/// The same without `openat2`: opens every component separately and refuses symlinks.
 fn open_step_by_step(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let (parents, name) = split(path);
     let mut held: Option<OwnedFd> = None;
@@ -144,7 +150,7 @@ impl<'a> Tree<'a> {
         Self { root }
     }
 
-    /// Opens what is at `path`, in as few calls as its length allows.
+    /// Opens the entry at `path`, in as few calls as its length allows.
     fn open_at(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         if path.len() <= PIECE_BYTES_MAX {
             return open_beneath(self.root, path, flags, mode);
@@ -171,7 +177,7 @@ impl<'a> Tree<'a> {
         Ok(held)
     }
 
-    /// Makes what is missing of the directory `path`, private to us.
+    /// Makes the missing directories of `path`, private to the user.
     fn make_dirs(self, path: &[u8]) -> Result<Parent<'a>, Errno> {
         let mut held = Parent::Root(self.root);
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -190,8 +196,8 @@ impl<'a> Tree<'a> {
         Ok(held)
     }
 
-    /// Runs `act`; on ENOENT the directories of `path` are made first, and an empty directory left over where
-    /// the file shall be is removed. `leftover` is the errno by which `act` reports such a directory.
+    /// Runs `act`. On ENOENT it makes the directories of `path` and tries again; it also removes a leftover empty directory at
+    /// the file's path. `leftover` is the errno by which `act` reports such a directory.
     fn with_parents<T>(self, path: &[u8], leftover: Errno, mut act: impl FnMut() -> Result<T, Errno>) -> io::Result<T> {
         let mut attempts = 0;
         loop {
@@ -210,7 +216,7 @@ impl<'a> Tree<'a> {
             } else if errno == leftover {
                 match self.remove_dir(path) {
                     Ok(()) => {}
-                    // A file, or a directory that holds files: the caller's business.
+                    // A file, or a directory that contains files: the caller decides.
                     Err(_) => return Err(errno.into()),
                 }
             } else {
@@ -227,12 +233,12 @@ impl<'a> Tree<'a> {
 
     pub fn open(self, path: &[u8], write: bool) -> io::Result<File> {
         check(path)?;
-        // NONBLOCK would be wrong on a leased file; a fifo cannot be here, we make plain files only.
+        // O_NONBLOCK would be wrong on a leased file. A fifo cannot be here: only plain files are made.
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
         Ok(File::from(self.open_at(path, flags, Mode::empty())?))
     }
 
-    /// Neither reads nor writes: its bytes stay as long as this is open.
+    /// A handle that neither reads nor writes: the file's bytes stay as long as it is open.
     pub fn hold(self, path: &[u8]) -> io::Result<OwnedFd> {
         check(path)?;
         Ok(self.open_at(path, OFlags::PATH, Mode::empty())?)
@@ -243,7 +249,7 @@ impl<'a> Tree<'a> {
         check(to)?;
         let (from_dir, from_name) = split(from);
         let (to_dir, to_name) = split(to);
-        // Held for the whole operation, so that ENOENT below can only speak of `to` or of a vanished name.
+        // Held for the whole operation, so that ENOENT below can only concern `to` or a removed name.
         let from_dir = self.open_dir(from_dir)?;
         rustix::fs::statat(from_dir.as_fd(), from_name, AtFlags::SYMLINK_NOFOLLOW)?;
         self.with_parents(to, Errno::ISDIR, || {
@@ -252,9 +258,9 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Moves a directory. Directories left over in `to` do not stop it: the two trees become one. Where both have
-    /// something of the same name that is no directory, it is EEXIST and nothing was moved: what lies in the way
-    /// may be somebody's only copy, and only the catalog knows.
+    /// Moves a directory. Leftover directories in `to` do not stop it: the two trees are merged. If both contain an entry of
+    /// the same name that is not a directory, the result is EEXIST and nothing moves: the entry may be the only copy of a file,
+    /// which only the catalog can tell.
     pub fn rename_dir(self, from: &[u8], to: &[u8]) -> io::Result<()> {
         check(from)?;
         check(to)?;
@@ -264,7 +270,7 @@ impl<'a> Tree<'a> {
         } else if below_itself {
             return Err(Errno::INVAL.into());
         }
-        // First of all: for what is not here (each device is asked) nothing is made at `to` either.
+        // First of all: every device is asked, and a device without `from` makes nothing at `to` either.
         match self.stat(from) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             outcome => outcome?,
@@ -272,7 +278,7 @@ impl<'a> Tree<'a> {
         match self.rename_over_empty(from, to) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-            // A file where a directory comes.
+            // A file where a directory is to be.
             Err(Errno::NOTDIR) => return Err(Errno::EXIST.into()),
             Err(errno) => return Err(errno.into()),
         }
@@ -308,9 +314,9 @@ impl<'a> Tree<'a> {
         for _ in 0..ATTEMPTS {
             let to_dir = self.make_dirs(to_dir)?;
             match rustix::fs::renameat(from_dir.as_fd(), from_name, to_dir.as_fd(), to_name) {
-                // Directories that hold nothing but directories are no obstacle.
+                // Directories that contain only directories are no obstacle.
                 Err(Errno::NOTEMPTY | Errno::EXIST) if self.remove_dir(to).is_ok() => {}
-                // The parent of `to` was swept away meanwhile, unless it is `from` that is gone.
+                // Another thread removed the parent of `to` meanwhile, unless it is `from` that was removed.
                 Err(Errno::NOENT) if self.stat(from).is_ok() => {}
                 outcome => return outcome,
             }
@@ -318,19 +324,7 @@ impl<'a> Tree<'a> {
         Err(Errno::AGAIN)
     }
 
-    pub fn link_unnamed(self, file: &File, path: &[u8]) -> io::Result<()> {
-        check(path)?;
-        let (dir, name) = split(path);
-        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-        // Resolved first: below, ENOENT shall mean the file itself.
-        let link = || {
-            let dir = self.open_dir(dir)?;
-            rustix::fs::linkat(CWD, unnamed.as_str(), dir.as_fd(), name, AtFlags::SYMLINK_FOLLOW)
-        };
-        self.with_parents(path, Errno::EXIST, link)
-    }
-
-    /// What is there, if anything.
+    /// The plain file at this path, if there is one.
     pub fn plain_at(self, path: &[u8]) -> io::Result<Option<Plain>> {
         check(path)?;
         let (dir, name) = split(path);
@@ -359,7 +353,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Removes `path` and the directories below it as far as they hold no files; ENOTEMPTY when some do.
+    /// Removes `path` and the directories below it as far as they contain no files; ENOTEMPTY if some do.
     pub fn remove_dir(self, path: &[u8]) -> io::Result<()> {
         check(path)?;
         let mut outcome = Ok(());
@@ -376,7 +370,7 @@ impl<'a> Tree<'a> {
         outcome
     }
 
-    /// Removes all directories that hold no files; whether any are left is no error.
+    /// Removes all directories that contain no files; remaining ones are not an error.
     pub fn remove_empty_dirs(self) -> io::Result<()> {
         for dir in self.directories_below(&[])?.iter().rev() {
             let (parent, name) = split(dir);
@@ -415,7 +409,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Every plain file below the root. Files that come or go meanwhile may or may not be told.
+    /// Every plain file below the root. Files that are made or removed meanwhile may be missing.
     pub fn walk(self, each: Each<'_>) -> io::Result<()> {
         let mut pending = vec![Vec::new()];
         while let Some(here) = pending.pop() {
@@ -467,7 +461,7 @@ fn entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, FileType)>> {
             continue;
         }
         let kind = match entry.file_type() {
-            // Some file systems do not say.
+            // Some file systems do not report the type.
             FileType::Unknown => match rustix::fs::statat(dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
                 Err(Errno::NOENT) => continue,

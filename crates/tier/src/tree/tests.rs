@@ -55,7 +55,7 @@ fn errno<T>(outcome: io::Result<T>) -> Option<Errno> {
 }
 
 #[test]
-fn create_makes_parents_and_gives_way_only_to_empty_directories() {
+fn create_makes_parents_and_replaces_empty_directories_only() {
     let root = Root::new();
     root.put("a/b/c", "1");
     assert_eq!(errno(root.tree().create(b"a/b/c", 0o600, OFlags::RDWR)), Some(Errno::EXIST));
@@ -71,7 +71,7 @@ fn create_makes_parents_and_gives_way_only_to_empty_directories() {
 }
 
 #[test]
-fn nothing_follows_a_symlink_and_nothing_escapes() {
+fn paths_with_symlinks_or_dots_are_refused() {
     let root = Root::new();
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("victim"), "safe").unwrap();
@@ -80,7 +80,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
     root.put("real/f", "1");
     for step_by_step in [false, true] {
         let open = |path: &[u8], flags: OFlags| {
-            // openat2 refuses a mode where nothing is made.
+            // openat2 refuses a mode when it creates nothing.
             let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR } else { Mode::empty() };
             if step_by_step {
                 open_step_by_step(root.fd.as_fd(), path, flags, mode)
@@ -102,7 +102,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
     assert!(tree.open(b"dir/victim", true).is_err());
     assert!(tree.rename(b"real/f", b"dir/f").is_err());
     assert!(tree.rename(b"dir/victim", b"g").is_err());
-    // ELOOP or ENOTDIR, or "not there": what counts is that nothing happened outside.
+    // ELOOP, ENOTDIR or ENOENT: what counts is that nothing outside changes.
     let _ = tree.unlink(b"dir/victim");
     let _ = tree.remove_dir(b"dir");
     let _ = tree.rename_dir(b"dir", b"moved/victim");
@@ -117,7 +117,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
 }
 
 #[test]
-fn rename_replaces_files_and_empty_leftovers() {
+fn rename_replaces_files_and_empty_directories() {
     let root = Root::new();
     root.put("a/f", "1");
     root.put("g", "2");
@@ -125,7 +125,7 @@ fn rename_replaces_files_and_empty_leftovers() {
     root.expect(&[("g", "2"), ("new/deep/f", "1")]);
     root.tree().rename(b"new/deep/f", b"g").unwrap();
     root.expect(&[("g", "1")]);
-    // `a` is an empty directory by now.
+    // `a` is an empty directory at this point.
     root.tree().rename(b"g", b"a").unwrap();
     root.expect(&[("a", "1")]);
     assert_eq!(errno(root.tree().rename(b"absent", b"b")), Some(Errno::NOENT));
@@ -133,7 +133,7 @@ fn rename_replaces_files_and_empty_leftovers() {
 }
 
 #[test]
-fn directories_are_renamed_over_leftovers_without_losing_a_file() {
+fn rename_dir_onto_leftovers_keeps_every_file() {
     let root = Root::new();
     root.tree().rename_dir(b"absent", b"x").unwrap();
     root.tree().rename_dir(b"absent/deeper", b"x/y").unwrap();
@@ -147,7 +147,7 @@ fn directories_are_renamed_over_leftovers_without_losing_a_file() {
     fs::create_dir_all(root.path().join("d/e/f")).unwrap();
     root.tree().rename_dir(b"far/away/d", b"d").unwrap();
     root.expect(&[("d/one", "1"), ("d/sub/two", "2")]);
-    // Onto a tree with files: they become one, unless that would cost a file.
+    // Onto a tree with files: the trees are merged, unless that would overwrite a file.
     root.put("t/one", "in the way");
     root.put("t/sub/three", "3");
     assert_eq!(errno(root.tree().rename_dir(b"d", b"t")), Some(Errno::EXIST));
@@ -164,7 +164,7 @@ fn directories_are_renamed_over_leftovers_without_losing_a_file() {
 }
 
 #[test]
-fn removing_is_idempotent_and_takes_only_empty_trees() {
+fn remove_is_idempotent_and_spares_trees_with_files() {
     let root = Root::new();
     root.put("a/b/f", "1");
     fs::create_dir_all(root.path().join("a/c/d")).unwrap();
@@ -184,26 +184,7 @@ fn removing_is_idempotent_and_takes_only_empty_trees() {
 }
 
 #[test]
-fn an_unnamed_file_gets_a_name() {
-    let root = Root::new();
-    let flags = OFlags::TMPFILE | OFlags::RDWR;
-    let unnamed = |content: &str| {
-        let file = File::from(rustix::fs::openat(&root.fd, ".", flags, Mode::RUSR | Mode::WUSR).unwrap());
-        file.write_all_at(content.as_bytes(), 0).unwrap();
-        file
-    };
-    let file = unnamed("1");
-    root.tree().link_unnamed(&file, b"a/b/f").unwrap();
-    file.write_all_at(b"2", 0).unwrap();
-    root.expect(&[("a/b/f", "2")]);
-    assert_eq!(errno(root.tree().link_unnamed(&unnamed("3"), b"a/b/f")), Some(Errno::EXIST));
-    fs::create_dir_all(root.path().join("e/e")).unwrap();
-    root.tree().link_unnamed(&unnamed("4"), b"e").unwrap();
-    root.expect(&[("a/b/f", "2"), ("e", "4")]);
-}
-
-#[test]
-fn paths_have_no_limit() {
+fn path_longer_than_path_max_works() {
     let root = Root::new();
     let name = "n".repeat(250);
     // About 10,000 bytes, two and a half times PATH_MAX.
@@ -227,7 +208,7 @@ fn paths_have_no_limit() {
 }
 
 #[test]
-fn walk_tells_every_file_with_its_numbers() {
+fn walk_reports_every_file_with_its_numbers() {
     use std::os::unix::fs::MetadataExt;
     let root = Root::new();
     root.put("a/one", "1");
@@ -250,7 +231,7 @@ fn walk_tells_every_file_with_its_numbers() {
 }
 
 #[test]
-fn creating_survives_a_sweeper_that_removes_empty_directories() {
+fn create_during_removal_of_empty_directories_succeeds() {
     let root = Root::new();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
