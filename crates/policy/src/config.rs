@@ -1,7 +1,7 @@
 //! Configuration: `surgetank.toml`, `SURGETANK_…`, the command line, and Sea's own files.
 //!
-//! [`Config::load`] is the way in; what it returns is resolved, absolute and ready to use. `docs/configuration.md` is the
-//! reference for people.
+//! [`Config::load`] gathers and resolves them: the result has absolute paths and no open choices. `docs/configuration.md` is
+//! the reference for users.
 
 mod again;
 mod deadline;
@@ -17,7 +17,8 @@ mod slurm;
 pub mod tiers;
 
 pub use deadline::Deadline;
-pub use load::{Loaded, OTHER_VARIABLES, Surroundings};
+pub use load::{Loaded, OTHER_VARIABLES};
+pub use machine::Surroundings;
 pub use metrics::TokenFile;
 
 use std::ffi::OsString;
@@ -31,11 +32,11 @@ use surgetank_store::Verify;
 use surgetank_types::error::Result;
 use surgetank_types::model::{FsyncTarget, Mode};
 
-/// What a tier outlives.
+/// The strongest event that files on a tier survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Survives {
-    /// The death of the agent only (tmpfs).
+    /// The end of the agent's process only (tmpfs).
     Agent,
     /// A reboot of the node (a local disk).
     Reboot,
@@ -43,69 +44,86 @@ pub enum Survives {
     Node,
 }
 
+/// One tier of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierConfig {
+    /// Its name: letters, digits, `-`, `_` and `.`; not `store`.
     pub name: String,
     /// One directory for each device.
     pub paths: Vec<PathBuf>,
-    /// Cap of our use over all of the tier's devices; `None`: chosen so that the machine keeps room.
+    /// Cap of Surgetank's files over all devices of the tier, in bytes; `None`: chosen so that the machine keeps space.
     pub cap_bytes: Option<u64>,
-    /// `None`: found out from the file system (tmpfs → agent, local disk → reboot, shared → node).
+    /// What it survives; `None`: derived from the file system (tmpfs → agent, local disk → reboot, shared → node).
     pub survives: Option<Survives>,
 }
 
+/// The paths that a rule applies to, relative to the directory that is served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pattern {
     /// `**`, `*`, `?`, `[…]`, `{a,b}`, read as in `.gitignore` (see [`crate::rule`]).
     Glob(String),
-    /// Sea's lists: a regular expression that covers the whole path, relative to the directory that is served.
+    /// From Sea's lists: a regular expression that covers the whole path.
     Regex(String),
 }
 
-/// Who says so; a later variant wins over an earlier one.
+/// The source of a rule; a later variant wins over an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Authority {
+    /// Built in.
     Default,
+    /// A hint of a workflow.
     Hint,
+    /// The project's `surgetank.toml`, or Sea's lists.
     Project,
+    /// An environment variable or an option of the command.
     CommandLine,
+    /// The site's file, `/etc/surgetank.toml`.
     Site,
 }
 
-/// When the drain takes a file up.
+/// When the drain starts with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Timing {
-    /// As soon as it is sealed and quiet.
+    /// As soon as it is sealed and was quiet for the configured time.
     #[default]
     Soon,
     /// In the final drain (`.git`, caches, virtual environments).
     Last,
 }
 
+/// One rule of the configuration. `None` means that the rule does not set the attribute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleConfig {
+    /// The paths that the rule applies to.
     pub pattern: Pattern,
+    /// What happens to the file after it is written.
     pub mode: Option<Mode>,
+    /// When the drain starts with it.
     pub timing: Option<Timing>,
+    /// What fsync waits for.
     pub fsync: Option<FsyncTarget>,
-    /// Expected size: room is reserved for it, so that writes are direct.
+    /// Expected size, in bytes: space is reserved for it, so that writes are direct.
     pub size_bytes: Option<u64>,
     /// Name of the tier to prefer.
     pub tier: Option<String>,
+    /// Whether the file is copied to a tier at the start, while there is free space.
     pub prefetch: bool,
+    /// Whether it stays on its tier as long as the agent lives.
     pub pin: bool,
+    /// Its form in the store.
     pub compress: Option<Compress>,
-    /// `false`: not, whatever weaker rules say.
+    /// Whether the store holds equal content only once. `false` overrides weaker rules.
     pub dedup: Option<bool>,
+    /// The kind of source that has the rule.
     pub authority: Authority,
-    /// Where it was written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
+    /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
     pub origin: String,
 }
 
 impl RuleConfig {
-    /// A rule that says nothing yet.
+    /// A rule that sets nothing yet. `origin` is the place where it is written.
     pub fn empty(pattern: Pattern, authority: Authority, origin: impl Into<String>) -> Self {
         Self {
             pattern,
@@ -124,131 +142,172 @@ impl RuleConfig {
     }
 }
 
-/// How a file lies in the store.
+/// The form of a file's content in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
-    /// As it is, whatever weaker rules say.
+    /// Unchanged; overrides weaker rules.
     None,
-    /// With this level.
+    /// Compressed by zstd, at this level (1 to 19).
     Zstd(i32),
 }
 
-/// What happens at the end to files whose mode is `keep`.
+/// What happens at the end of the last run to files whose mode is `keep`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum KeepAtExit {
+    /// They stay in the tiers.
     #[default]
     Leave,
+    /// They are drained to the store.
     Drain,
+    /// They are removed from the tiers.
     Drop,
 }
 
-/// How programs reach the directory.
+/// How programs access the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// By a mount where one can be made, otherwise by seccomp.
+    /// By a mount if one can be made, otherwise by seccomp.
     #[default]
     Auto,
+    /// By a FUSE mount.
     Fuse,
+    /// Without a mount: the agent answers system calls by seccomp.
     Seccomp,
 }
 
-/// Everything the agent needs to know; resolved, absolute, ready to use.
+/// The configuration of an agent: resolved, with absolute paths.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
+    /// The directory that is served.
     pub over: PathBuf,
-    /// Directory of a `file:` store, equal to `over` unless `--store` puts it elsewhere; or a URL (`store_url`).
+    /// Directory of a `file:` store, equal to `over` unless `--store` names another one; or a URL (`store_url`).
     pub store: PathBuf,
+    /// The tiers, fastest first.
     pub tiers: Vec<TierConfig>,
+    /// The rules of all sources, in the order in which they were read.
     pub rules: Vec<RuleConfig>,
     /// Root of journals and sockets; never under `over`.
     pub state: PathBuf,
+    /// Whether files appear in the store in the order in which programs closed them.
     pub ordered: bool,
+    /// How a copy in the store is verified.
     pub verify: Verify,
+    /// What fsync waits for, unless a rule decides; `None`: chosen for each file by what its tier survives.
     pub fsync: Option<FsyncTarget>,
-    /// An existing store file up to this size is copied to a tier when opened for writing; a larger one is written in place.
+    /// An existing store file up to this size is copied to a tier when a program opens it for writing; a larger one is written
+    /// in place.
     pub copy_up_bytes_max: u64,
     /// Undrained bytes allowed on volatile tiers before writers wait.
     pub dirty_bytes_max: u64,
+    /// Number of threads that copy files to the store.
     pub drain_threads: usize,
-    /// 0: no limit.
+    /// Limit of the drain's rate; 0: no limit.
     pub drain_bytes_per_second_max: u64,
-    /// How long what we know of the store's names and attributes is believed.
+    /// Time for which names and attributes of the store are cached before they are checked again.
     pub store_ttl: Duration,
-    /// How long a sealed file must be quiet before it is drained.
+    /// Time for which a sealed file must be quiet before it is drained.
     pub quiet: Duration,
-    /// How long a closed file may lie on a tier, not in the store yet, until the tier is made to keep it through a reboot.
+    /// Longest time that a closed file is on a tier, and not in the store yet, until the tier's device is synced.
     pub sync_after: Duration,
-    /// How long a failing store operation is retried before the final drain gives up.
+    /// Time for which a failing store operation is retried before the final drain fails.
     pub retry: Duration,
-    /// How long a writer waits when neither a tier nor the store has room, before it gets the error.
+    /// Time for which a writer waits if neither a tier nor the store has space, before it gets the error.
     #[serde(default)]
     pub wait_for_room: Duration,
-    /// How long background children may outlive the command.
+    /// Time for which background children may outlive the command.
     pub grace: Duration,
-    /// When the job ends, as far as it is known.
+    /// The end of the job, if it is known.
     #[serde(default)]
     pub deadline: Option<Deadline>,
-    /// A job of Slurm's, of which nobody said when it ends.
+    /// Id of the Slurm job, if no source reports its end.
     #[serde(skip)]
     pub job: Option<String>,
+    /// What happens at the end to files with mode `keep`.
     pub keep_at_exit: KeepAtExit,
+    /// Whether programs may get direct descriptors.
     pub direct: bool,
+    /// How programs access the directory.
     #[serde(default)]
     pub door: Way,
-    /// Programs get the preload shim.
+    /// Whether programs get the preload shim.
     pub preload: bool,
-    /// Names of programs that do not.
+    /// Names of programs that do not get the shim.
     pub preload_skip: Vec<String>,
-    /// Where the members of a group may ask for the status: of that to which the directory around it belongs.
+    /// Path of a socket that gives the status to the members of the Unix group of its directory.
     #[serde(default)]
     pub group_socket: Option<PathBuf>,
-    /// Where metrics are served, if they are.
+    /// The address at which metrics are served, if any.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
+    /// The token that readers of the metrics show.
     #[serde(default)]
     pub metrics_token_file: TokenFile,
-    /// The options of a later command that means the same, all but `--over`.
+    /// The options of a later command with the same meaning, except `--over`.
     #[serde(default)]
     pub again: Vec<OsString>,
 }
 
-/// What the command line says; everything as it was typed.
+/// The options of the command line, as the user typed them. The units and forms are those of `docs/configuration.md`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
+    /// `--over`: the directory that is served.
     pub over: Option<PathBuf>,
-    /// `surgetank.toml`, or a `sea.ini`.
+    /// `--config`: a `surgetank.toml`, or a `sea.ini`.
     pub config: Option<PathBuf>,
-    /// A path or a `file:` URL.
+    /// `--store`: a path or a URL.
     pub store: Option<String>,
-    /// `NAME=PATH[,PATH…][:SIZE]`
+    /// `--tier`: `NAME=PATH[,PATH…][:SIZE]`.
     pub tiers: Vec<String>,
-    /// `GLOB=keep|copy|move|remove`
+    /// `--rule`: `GLOB=keep|copy|move|remove`.
     pub rules: Vec<String>,
+    /// `--state`: the root of journals and sockets.
     pub state: Option<PathBuf>,
+    /// `--ordered`: `true` or `false`.
     pub ordered: Option<String>,
+    /// `--verify`: `cache` or `reread`.
     pub verify: Option<String>,
+    /// `--fsync`: `auto`, `tier` or `store`.
     pub fsync: Option<String>,
+    /// `--copy-up-bytes-max`: a size.
     pub copy_up_bytes_max: Option<String>,
+    /// `--dirty-bytes-max`: a size.
     pub dirty_bytes_max: Option<String>,
+    /// `--drain-threads`: 1 to 256.
     pub drain_threads: Option<String>,
+    /// `--drain-bytes-per-second-max`: a size; 0: no limit.
     pub drain_bytes_per_second_max: Option<String>,
+    /// `--store-ttl`: a duration.
     pub store_ttl: Option<String>,
+    /// `--quiet`: a duration.
     pub quiet: Option<String>,
+    /// `--sync-after`: a duration.
     pub sync_after: Option<String>,
+    /// `--retry`: a duration.
     pub retry: Option<String>,
+    /// `--wait-for-room`: a duration.
     pub wait_for_room: Option<String>,
+    /// `--grace`: a duration.
     pub grace: Option<String>,
+    /// `--deadline`: a duration from now, a point in time, seconds since 1970, or `none`.
     pub deadline: Option<String>,
+    /// `--keep-at-exit`: `leave`, `drain` or `drop`.
     pub keep_at_exit: Option<String>,
+    /// `--direct`: `true` or `false`.
     pub direct: Option<String>,
+    /// `--door`: `auto`, `fuse` or `seccomp`.
     pub door: Option<String>,
+    /// `--preload`: `true` or `false`.
     pub preload: Option<String>,
+    /// `--preload-skip`: names of programs, separated by commas.
     pub preload_skip: Option<String>,
+    /// `--group-socket`: a path.
     pub group_socket: Option<String>,
+    /// `--metrics`: `PORT`, `IP:PORT` or `none`.
     pub metrics: Option<String>,
+    /// `--metrics-token-file`: a path, or `none`.
     pub metrics_token_file: Option<String>,
 }
 
@@ -309,17 +368,17 @@ impl Overrides {
 }
 
 impl Config {
-    /// Where the store is no directory.
+    /// The URL of a store that is not a directory.
     pub fn store_url(&self) -> Option<&str> {
         url_of(&self.store)
     }
 
-    /// A store is said; the directory itself is not only the default.
+    /// Whether a source names the store, even if it names the directory itself.
     pub fn says_store(&self) -> bool {
         self.again.iter().any(|word| word == again::STORE)
     }
 
-    /// The options that lead a command that only asks to this state; none where it is found without.
+    /// The options by which a command that only asks finds this state; empty if it finds it without.
     pub fn state_options(state: &Path) -> Vec<OsString> {
         match Surroundings::of_this_process() {
             Ok(around) => again::state(state, &around),
@@ -327,24 +386,25 @@ impl Config {
         }
     }
 
-    /// Gathers everything that was said, for this process.
+    /// Gathers and resolves all sources, for this process. Errors: a value that is invalid, with its place; conflicting
+    /// directories.
     pub fn load(overrides: &Overrides) -> Result<Loaded> {
         Self::load_in(overrides, &Surroundings::of_this_process()?)
     }
 
-    /// The same for surroundings of the caller's choice.
+    /// The same in an environment of the caller's choice.
     pub fn load_in(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
         load::load(overrides, around)
     }
 
-    /// Asks Slurm for the end of the job where nobody said it: before version 23.02 it tells jobs nothing of it.
+    /// Asks Slurm for the end of the job, if no source reports it: before version 23.02 jobs have no variable with it.
     pub fn ask_when_the_job_ends(&mut self) {
         if let Some(job) = self.job.take() {
             self.deadline = slurm::end_of(&job);
         }
     }
 
-    /// The state root alone, for those who only look for agents; it does not matter where they ask from.
+    /// Only the state root, for commands that only look for agents, from any directory.
     pub fn state_root(overrides: &Overrides) -> Result<PathBuf> {
         load::state_root(overrides, &Surroundings::of_this_process()?)
     }

@@ -1,11 +1,12 @@
-//! Hints: what a workflow knows of its files, told while it runs: as an attribute of a file or directory
-//! (`user.surgetank.hint.NAME`) or by `surgetank hint`. A hint advises, a rule decides: it is stronger than what is built in,
-//! and weaker than every rule that somebody wrote ([`crate::rule`]).
+//! Hints: what a workflow tells about its files while it runs, as an attribute of a file or directory
+//! (`user.surgetank.hint.NAME`) or by `surgetank hint`. A hint advises, a rule decides: a hint is stronger than the built-in
+//! rules and weaker than every written rule ([`crate::rule`]).
 //!
-//! Names and values are those of rules. The names of WOSS are accepted beside them: what means something on one node is
-//! taken for that, the rest is remembered, shown, and has no effect (`docs/hints.md` says of each which).
+//! Names and values are those of rules. The names of WOSS (S. Al-Kiswany et al., "A cross-layer optimized storage system for
+//! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning on one
+//! node gets that meaning; the others are stored, shown, and have no effect (`docs/hints.md` lists which).
 //!
-//! Danger avoided: advice that is silently ignored. What is not understood is refused, with what would be.
+//! The danger that it avoids: advice that is silently ignored. A hint that is not understood is refused, with what is allowed.
 
 use std::collections::BTreeMap;
 
@@ -15,26 +16,39 @@ use crate::config::quantity::size_bytes;
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
-/// In front of a hint's name where it is an attribute of a file.
+/// Prefix of a hint's name as an extended attribute of a file.
 pub const ATTRIBUTE_PREFIX: &[u8] = b"user.surgetank.hint.";
 
+/// Name of a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Name {
+    /// What happens to the file after it is written.
     Mode,
+    /// When the drain starts with it.
     Timing,
+    /// Its expected size.
     Size,
+    /// The tier to prefer.
     Tier,
+    /// Whether it is not evicted.
     Pin,
+    /// Whether it is copied to a tier before its use.
     Prefetch,
+    /// The position of its next read in the workflow's order, or `never`.
     NextRead,
-    // WOSS's.
+    /// WOSS: data placement.
     Dp,
+    /// WOSS: the number of copies.
     Replication,
+    /// WOSS: when a copy counts as made.
     ReplicationSemantics,
+    /// WOSS: the size of a client's cache.
     CacheSize,
+    /// WOSS: the size of a block.
     BlockSize,
 }
 
+/// All hints, each with its name as a user writes it.
 pub const NAMES: [(&str, Name); 12] = [
     ("mode", Name::Mode),
     ("timing", Name::Timing),
@@ -51,11 +65,12 @@ pub const NAMES: [(&str, Name); 12] = [
 ];
 
 impl Name {
+    /// The name as a user writes it.
     pub fn as_str(self) -> &'static str {
         NAMES.iter().find(|(_, name)| *name == self).map_or("", |(text, _)| text)
     }
 
-    /// The error says what is known instead.
+    /// The hint of this name. The error lists the known names.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some((_, name)) = NAMES.iter().find(|(known, _)| *known == text) {
             return Ok(*name);
@@ -66,30 +81,36 @@ impl Name {
     }
 }
 
-/// What hints come to, in the words of a rule.
+/// The combined meaning of hints, as a rule would set it. `None` means that no hint sets the attribute.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Advice {
+    /// What happens to the file after it is written.
     pub mode: Option<Mode>,
+    /// When the drain starts with it.
     pub timing: Option<Timing>,
+    /// Its expected size, in bytes.
     pub size_bytes: Option<u64>,
     /// Name of the tier to prefer.
     pub tier: Option<Arc<str>>,
+    /// Whether it is not evicted.
     pub pin: Option<bool>,
+    /// Whether it is copied to a tier before its use.
     pub prefetch: Option<bool>,
+    /// Its next read.
     pub next_read: Option<NextRead>,
 }
 
-/// When a file will be read again, as who knows the workflow sees it: in some order that is the same for all files.
+/// When a file will be read again, as the workflow's graph tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NextRead {
-    /// Sooner than what has a larger number.
+    /// At this position of an order over all files: smaller numbers are read sooner.
     At(u64),
-    /// Nobody will.
+    /// No program will read it again.
     Never,
 }
 
 impl Advice {
-    /// What is not said here is taken from `weaker`.
+    /// Takes from `weaker` what is not set here.
     pub fn or(&mut self, weaker: &Self) {
         self.mode = self.mode.or(weaker.mode);
         self.timing = self.timing.or(weaker.timing);
@@ -102,7 +123,7 @@ impl Advice {
         self.next_read = self.next_read.or(weaker.next_read);
     }
 
-    /// Takes up one hint. The error says what is wrong with the value, and what is allowed.
+    /// Adds one hint. The error names what is wrong with the value, and what is allowed.
     fn hear(&mut self, name: Name, value: &str) -> Result<(), String> {
         let truth = |value| one_of(value, &[("true", true), ("false", false)]);
         match name {
@@ -117,7 +138,7 @@ impl Advice {
             Name::Dp => placement(value)?,
             Name::Replication => match value.parse::<u32>() {
                 Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),
-                // On one node a second copy is the store's.
+                // On one node the second copy is the store's.
                 Ok(copies) if copies > 1 => self.mode = self.mode.or(Some(Mode::Copy)),
                 Ok(_) => {}
             },
@@ -146,7 +167,7 @@ fn placement(value: &str) -> Result<(), String> {
     }
 }
 
-/// The hints of one file, directory or path, as they were given, and what they come to.
+/// The hints of one file, directory or path, with their values as the user wrote them, and their combined meaning.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hints {
     said: BTreeMap<Name, Box<str>>,
@@ -154,7 +175,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Nothing is changed when it is refused; the error is a sentence for who gave it.
+    /// Sets one hint. A refused hint changes nothing; the error is a sentence for the user who gave it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let name = Name::parse(name)?;
         Advice::default().hear(name, value).map_err(|why| format!("{}: {why}", name.as_str()))?;
@@ -163,25 +184,25 @@ impl Hints {
         Ok(())
     }
 
-    /// From what was set before. What an older or newer Surgetank understood and this one does not is left out.
+    /// From recorded hints. A hint of another version of Surgetank that this one does not understand is left out.
     pub fn of_texts<'a, 'b>(texts: impl Iterator<Item = (&'a str, &'b str)>) -> Self {
         let mut hints = Self::default();
         for (name, value) in texts {
             if let Err(why) = hints.set(name, value) {
-                tracing::warn!(%why, "a hint that was written down is left out");
+                tracing::warn!(%why, "a recorded hint is left out");
             }
         }
         hints
     }
 
-    /// `false`: there was none.
+    /// Removes a hint. Returns false if it was not set.
     pub fn take_back(&mut self, name: Name) -> bool {
         let there = self.said.remove(&name).is_some();
         self.settle();
         there
     }
 
-    /// What `newer` says replaces what was said.
+    /// Sets all hints of `newer`, in place of the present ones.
     pub fn update(&mut self, newer: &Self) {
         self.said.extend(newer.said.iter().map(|(name, value)| (*name, value.clone())));
         self.settle();
@@ -190,23 +211,27 @@ impl Hints {
     fn settle(&mut self) {
         self.advice = Advice::default();
         for (name, value) in &self.said {
-            // (Looked at when it was set.)
+            // The value was checked when it was set.
             let _ = self.advice.hear(*name, value);
         }
     }
 
+    /// The combined meaning of the hints.
     pub fn advice(&self) -> &Advice {
         &self.advice
     }
 
+    /// The value of a hint, as the user wrote it.
     pub fn value(&self, name: Name) -> Option<&str> {
         self.said.get(&name).map(AsRef::as_ref)
     }
 
+    /// Whether no hint is set.
     pub fn is_empty(&self) -> bool {
         self.said.is_empty()
     }
 
+    /// All hints: name and value, as the user wrote them.
     pub fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.said.iter().map(|(name, value)| (name.as_str(), value.as_ref()))
     }

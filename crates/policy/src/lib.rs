@@ -1,4 +1,9 @@
-//! What the user wants, and what follows: the configuration, rules for paths, hints, and where a file goes ([`placement`]).
+//! Policy: the configuration ([`config`]), the rules for paths ([`rule`]), hints ([`hint`]), and the decision where a file is
+//! placed and what is evicted ([`placement`]).
+//!
+//! Invariant: policy reads files only to load the configuration. Every decision is a pure function that returns its reason.
+
+#![warn(missing_docs)]
 
 pub mod config;
 pub mod hint;

@@ -1,8 +1,10 @@
-//! Where a file goes and what is evicted: pure functions that return their reason.
+//! Where a file is placed and which files are evicted: pure functions that return their reason.
 //!
-//! No I/O, no clock, no state of their own: all that matters is in the arguments, so every decision can be replayed
-//! and `surgetank why` can say it in a sentence. The room promised by a decision is only promised once the caller
-//! got it from `Device::try_reserve`; when that fails (somebody was faster), the caller asks again with new views.
+//! They have no I/O, no clock and no state of their own: all that matters is in the arguments. Every decision can therefore be
+//! replayed, and `surgetank why` can state it in a sentence.
+//!
+//! A decision's reservation holds only after `Device::try_reserve` grants it. If that fails because another thread was faster,
+//! the caller asks again with new views.
 
 mod choose;
 mod evict;
@@ -10,7 +12,7 @@ mod history;
 mod reason;
 mod view;
 
-pub use choose::{Ask, AskKind, DirtyRoom, Expected, Place, ample_bytes, choose, is_ample};
+pub use choose::{Ask, AskKind, DirtyRoom, Expected, Place, ample_bytes, choose};
 pub use evict::{Candidate, EvictReason, victims};
 pub use history::History;
 pub use reason::{Basis, Bytes, Guarantee, Reason, Skip};

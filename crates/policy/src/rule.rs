@@ -1,16 +1,16 @@
-//! Rules: which mode a path has, and why.
+//! Rules: the mode of a path, and the reason.
 //!
-//! Every attribute of a [`Decision`] is settled by itself: the rule with the highest [`Authority`] that says something
-//! about it wins; within one authority the longest matching pattern wins, then the later one. `prefetch` and `pin` are
-//! given by any rule that asks for them. Hints ([`crate::hint`]) stand between what is built in and what somebody wrote.
+//! Every attribute of a [`Decision`] is settled separately. The rule with the highest [`Authority`] that sets it wins; within
+//! one authority the longest matching pattern wins, then the later one. Any matching rule can set `prefetch` and `pin`. Hints
+//! ([`crate::hint`]) are stronger than built-in rules and weaker than written ones.
 //!
-//! Regular expressions come from Sea's lists only. They are weaker than globs of the same authority, and among
-//! themselves Sea's own table decides instead of the length: listed for flushing → copy, for eviction → remove,
-//! in both → move, otherwise keep.
+//! Regular expressions come from Sea's lists only. They are weaker than globs of the same authority. Among themselves Sea's own
+//! table decides instead of the length: listed for flushing → copy, for eviction → remove, in both → move, otherwise keep.
 //!
-//! `decide` is called for every file that is created or opened: it makes no allocation worth speaking of and never fails.
+//! Invariant: `decide` never fails, and allocates almost nothing, because it is called for every file that is created or
+//! opened.
 
-pub mod defaults;
+pub(crate) mod defaults;
 mod matcher;
 
 use surgetank_types::sync::Arc;
@@ -21,7 +21,7 @@ use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FsyncTarget, Mode};
 
-/// All rules, ready to be asked.
+/// All rules, compiled.
 #[derive(Debug)]
 pub struct RuleSet {
     /// Weakest first.
@@ -35,28 +35,34 @@ struct Ranked {
     tier: Option<Arc<str>>,
 }
 
+/// What the rules and hints decide for a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
+    /// What happens to the file after it is written.
     pub mode: Mode,
+    /// When the drain starts with it.
     pub timing: Timing,
-    /// `None`: what the configuration says for everything.
+    /// What fsync waits for; `None`: the configuration's default.
     pub fsync: Option<FsyncTarget>,
+    /// Expected size, in bytes.
     pub size_bytes: Option<u64>,
     /// Name of the tier to prefer.
     pub tier: Option<Arc<str>>,
+    /// Whether it is copied to a tier before its use.
     pub prefetch: bool,
+    /// Whether it is not evicted.
     pub pin: bool,
-    /// Who knows the workflow says when it is wanted again: no rule does.
+    /// The next read. Only a hint sets it, from the workflow's graph.
     pub next_read: Option<NextRead>,
-    /// How it lies in the store.
+    /// Its form in the store; `None`: unchanged.
     pub compress: Option<Compress>,
-    /// Its content lies once in the store.
+    /// Whether the store holds equal content only once.
     pub dedup: bool,
-    /// Why `mode` is what it is; [`RuleSet::why`] puts it into words.
+    /// The origin of `mode`; [`RuleSet::why`] states it in words.
     pub reason: Reason,
 }
 
-/// Points at the rule that decided (and, for Sea's `move`, at the second one), or says that a hint did. Costs nothing to make.
+/// Refers to the rule that decided (and, for Sea's `move`, to the second one), or says that a hint did. It allocates nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reason {
     rule: Option<u16>,
@@ -65,6 +71,7 @@ pub struct Reason {
 }
 
 impl Reason {
+    /// Whether a hint decided.
     pub fn is_hint(self) -> bool {
         self.hint
     }
@@ -76,12 +83,12 @@ impl Reason {
 }
 
 impl RuleSet {
-    /// Compiles `rules` together with the built-in defaults. An error names the rule and where it was written.
+    /// Compiles `rules` together with the built-in ones. Errors: a pattern that is invalid, with its rule and origin.
     pub fn new(rules: &[RuleConfig]) -> Result<Self> {
         let all = defaults::rules().into_iter().chain(rules.iter().cloned());
         let mut rules: Vec<Ranked> =
             all.map(|config| Ranked { tier: config.tier.as_deref().map(Arc::from), config }).collect();
-        // Stable: at equal rank the later stays the stronger.
+        // Stable: of equal rank the later one stays the stronger.
         rules.sort_by_key(|rule| rank(&rule.config));
         let matcher = Matcher::new(rules.iter().map(|rule| &rule.config.pattern)).map_err(|(position, why)| {
             let (what, origin) = match rules.get(position) {
@@ -95,7 +102,7 @@ impl RuleSet {
         Ok(Self { rules, matcher })
     }
 
-    /// Does no rule say by a file's name where it goes, or what is to be known of it when it is made?
+    /// Whether no rule sets, by a file's name, its place or anything that must be known when the file is made.
     pub fn place_all_alike(&self) -> bool {
         self.rules.iter().all(|rule| {
             let config = &rule.config;
@@ -103,12 +110,12 @@ impl RuleSet {
         })
     }
 
-    /// What happens to the file `path` (relative to the directory that is served, any bytes).
+    /// The decision for the file `path`: any bytes, relative to the directory that is served.
     pub fn decide(&self, path: &[u8]) -> Decision {
         self.decide_hinted(path, &Advice::default())
     }
 
-    /// The same, with what hints say of it. They are heard after every rule that somebody wrote.
+    /// The same with the file's hints, which are weaker than every written rule.
     pub fn decide_hinted(&self, path: &[u8], advice: &Advice) -> Decision {
         let mut decision = Decision {
             mode: Mode::default(),
@@ -128,7 +135,7 @@ impl RuleSet {
         let mut dedup = None;
         self.matcher.each_match(path, |id| {
             let Ranked { config, tier } = &self.rules[usize::from(id)];
-            // What is built in says mode and timing only.
+            // A built-in rule sets only mode and timing.
             let written = config.authority > Authority::Hint;
             if written || advice.mode.is_none() {
                 mode.hear(id, config);
@@ -182,8 +189,8 @@ impl RuleSet {
         lines
     }
 
-    /// The directories (and files) below which the rules with `prefetch` find everything they mean, none inside another;
-    /// an empty path is the whole tree. Empty when no rule prefetches.
+    /// The directories (and files) that contain everything that rules with `prefetch` can match, none inside another. An empty
+    /// path is the whole tree. The list is empty if no rule prefetches.
     pub fn prefetched_below(&self) -> Vec<Vec<u8>> {
         let rules = self.rules().filter(|rule| rule.prefetch);
         let mut found: Vec<Vec<u8>> = rules.map(|rule| matcher::plain_beginning(&rule.pattern)).collect();
@@ -201,23 +208,23 @@ impl RuleSet {
         outermost
     }
 
-    /// Does any rule compress?
+    /// Whether any rule compresses.
     pub fn compresses(&self) -> bool {
         self.rules().any(|rule| matches!(rule.compress, Some(Compress::Zstd(_))))
     }
 
-    /// Does any rule deduplicate?
+    /// Whether any rule deduplicates.
     pub fn deduplicates(&self) -> bool {
         self.rules().any(|rule| rule.dedup == Some(true))
     }
 
-    /// Weakest first; [`Reason::rule`] points into it.
+    /// All rules, weakest first; [`Reason::rule`] is an index into them.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &RuleConfig> {
         self.rules.iter().map(|rule| &rule.config)
     }
 }
 
-/// Strength within the order of SEMANTICS "Rules, precedence"; the position in the list breaks ties.
+/// Strength in the order of precedence; the position in the list decides between equals.
 fn rank(rule: &RuleConfig) -> (Authority, bool, usize) {
     match &rule.pattern {
         Pattern::Glob(text) => (rule.authority, true, text.len()),
@@ -225,11 +232,11 @@ fn rank(rule: &RuleConfig) -> (Authority, bool, usize) {
     }
 }
 
-/// Settles the mode while rules come by, strongest first.
+/// Determines the mode from rules that arrive strongest first.
 #[derive(Default)]
 struct ModeVote {
     settled: Option<(Mode, u16)>,
-    /// Sea's lists: the authority they spoke with and the first rule heard for each mode.
+    /// Sea's lists: their authority, and the first rule for each mode.
     sea: Option<Authority>,
     flushed: Option<u16>,
     evicted: Option<u16>,
@@ -276,7 +283,7 @@ impl ModeVote {
     }
 }
 
-/// A rule as it would be written: `*.tmp=remove`, or with what it says instead of a mode.
+/// A rule as a user would write it: `*.tmp=remove`, or with what it sets instead of a mode.
 fn spelled(rule: &RuleConfig) -> String {
     let pattern = match &rule.pattern {
         Pattern::Glob(text) | Pattern::Regex(text) => text,
@@ -305,7 +312,7 @@ fn spelled(rule: &RuleConfig) -> String {
     format!("{pattern}={}", says.join(", "))
 }
 
-/// `keep`, `copy`, `move`, `remove`.
+/// The mode as it is written in a rule: `keep`, `copy`, `move`, `remove`.
 pub fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Keep => "keep",

@@ -346,7 +346,7 @@ fn a_port_in_use_is_told_before_anything_is_begun() {
     let words = [&words[..], &["--metrics", &everywhere, "--metrics-token-file", "none", "--", "true"]].concat();
     let refused = Running::of(served.scene.surgetank(&words)).ends();
     assert_ne!(refused.status.code(), Some(0));
-    refused.says(&["--metrics-token-file", "everybody in the network"]);
+    refused.says(&["--metrics-token-file", "every user in the network"]);
     served.end();
 }
 

@@ -1,37 +1,37 @@
-//! The options that a later command needs to mean the same directory, store, tiers and state as this one: from any
-//! working directory, with any environment.
+//! The options with which a later command means the same directory, store, tiers and state: from any working directory, with
+//! any environment.
 //!
-//! What a file says that is found again (`surgetank.toml` in the directory, the site's) is left out.
-//! The danger it avoids: advice without `--store`, which brings files to another store than the one that they are owed to.
+//! Values of a file that is found again (`surgetank.toml` in the directory, the site's) are left out.
+//! The danger that it avoids: advice without `--store`, which brings files to another store than their own.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use super::Surroundings;
 use super::key::Draft;
-use super::load::Surroundings;
 use super::{Authority, Config, KeepAtExit, Overrides, Pattern, RuleConfig, TierConfig, load};
 use crate::rule::mode_name;
 use surgetank_store::Verify;
 
 pub(super) const STORE: &str = "--store";
 
-/// What is not known from the resolved configuration alone.
+/// What the resolved configuration alone does not contain.
 pub(super) struct Sources<'a> {
-    /// A file that is named, or found by a variable.
+    /// A file that the user named, or that a variable found.
     pub file: Option<&'a Path>,
     pub says_store: bool,
-    /// As they are said on the command line or by a variable.
+    /// The tiers of the command line or of a variable.
     pub tiers: Option<&'a [TierConfig]>,
 }
 
-/// Not those of a file that is found again.
+/// The tiers of the draft, unless a file that is found again names them.
 pub(super) fn said_tiers(draft: &Draft) -> Option<Vec<TierConfig>> {
     let said = draft.tiers.as_ref()?;
     let by_people = said.iter().all(|tier| tier.origin.authority == Authority::CommandLine);
     by_people.then(|| said.iter().map(|tier| tier.value.clone()).collect())
 }
 
-/// `--over` is not among them.
+/// The options, except `--over`.
 pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundings) -> Vec<OsString> {
     let mut words = state(&config.state, around);
     let mut say = |option: &str, value: OsString| words.extend([option.into(), value]);
@@ -63,7 +63,7 @@ pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundi
     words
 }
 
-/// Nothing where every command finds this state by itself.
+/// The option for this state; empty if every command finds it without.
 pub(super) fn state(state: &Path, around: &Surroundings) -> Vec<OsString> {
     let found = load::state_root(&Overrides::default(), around).is_ok_and(|found| found == state);
     if found && usual_state(around) == state { Vec::new() } else { vec!["--state".into(), state.into()] }

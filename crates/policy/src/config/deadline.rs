@@ -1,7 +1,7 @@
-//! When the job ends: `--deadline 2h30m`, a point in time, or what Slurm tells of the job.
+//! The end of the job: `--deadline 2h30m`, a point in time, or what Slurm reports for the job.
 //!
-//! The danger avoided: a time of day that means another zone's. A point in time without a zone is local, as Slurm, `at`
-//! and a clock on the wall have it; and whatever was understood is said in a note.
+//! The danger that it avoids: a time of day of another zone. A point in time without a zone is local, as in Slurm and `at`, and
+//! a note shows the time that was understood.
 
 use std::time::Duration;
 
@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::quantity::duration;
 
-/// The end of the job, as far as it is known.
+/// The known end of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadline {
+    /// The end, in seconds since 1970.
     pub unix_seconds: i64,
-    /// So long before it nobody new is admitted and everything is due.
+    /// Time before the end at which the agent admits no further runs and the final drain begins: a sixteenth of the time that
+    /// was left, 1 s to 60 s.
     pub lead: Duration,
-    /// Who said so: `--deadline`, `SLURM_JOB_END_TIME`, `squeue`.
+    /// The source: `--deadline`, `SLURM_JOB_END_TIME`, `squeue`.
     pub from: String,
 }
 
@@ -24,30 +26,32 @@ const LEAD_MIN: Duration = Duration::from_secs(1);
 const LEAD_MAX: Duration = Duration::from_secs(60);
 
 impl Deadline {
+    /// A deadline at `unix_seconds` that `from` reported at `now_seconds`, both since 1970.
     pub fn new(unix_seconds: i64, from: &str, now_seconds: i64) -> Self {
         let left = Duration::from_secs(u64::try_from(unix_seconds - now_seconds).unwrap_or(0));
         let lead = (left / LEAD_SHARE).clamp(LEAD_MIN, LEAD_MAX);
         Self { unix_seconds, lead, from: from.to_owned() }
     }
 
-    /// From now; nothing when it is over.
+    /// Time from now to the end; zero after it.
     pub fn left(&self) -> Duration {
         let nanos = i128::from(self.unix_seconds) * 1_000_000_000 - i128::from(surgetank_types::clock::now().nanos);
         Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
     }
 
-    /// Is it time to stop admitting?
+    /// Whether the end is at most `lead` away.
     pub fn is_near(&self) -> bool {
         self.left() <= self.lead
     }
 
-    /// `2026-11-22 17:40:00 +0100`
+    /// The end in local time, as in `2026-11-22 17:40:00 +0100`.
     pub fn shown(&self) -> String {
         shown(self.unix_seconds)
     }
 }
 
-/// Seconds since 1970 of a duration from now or a point in time; `None` for `none`. The error says what is wrong.
+/// Parses a duration from now or a point in time into seconds since 1970; `None` for `none`. The error names the accepted
+/// forms.
 pub fn deadline(text: &str, now_seconds: i64) -> Result<Option<i64>, String> {
     const SHAPES: &str = "write a duration from now (2h30m), a point in time (2026-11-22T17:40:00, with Z or +01:00 \
                           unless it is local; or seconds since 1970), or none";
@@ -56,7 +60,7 @@ pub fn deadline(text: &str, now_seconds: i64) -> Result<Option<i64>, String> {
         return Ok(None);
     }
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Nobody means 1970: such a number is a duration that lost its unit.
+        // A number without a unit is a duration that lost it: no user means 1970.
         return match text.parse() {
             Ok(seconds) if seconds >= 1_000_000_000 => Ok(Some(seconds)),
             _ => Err(format!("'{text}' has no unit; {SHAPES}")),
@@ -65,8 +69,8 @@ pub fn deadline(text: &str, now_seconds: i64) -> Result<Option<i64>, String> {
     if let Some(seconds) = point(text) {
         return Ok(Some(seconds));
     }
-    let after = duration(text).map_err(|_| format!("'{text}' is no end of a job; {SHAPES}"))?;
-    // Rounded up: a deadline that is over at once is nobody's wish.
+    let after = duration(text).map_err(|_| format!("'{text}' is not an end of a job; {SHAPES}"))?;
+    // Rounded up, so that the deadline is not immediate.
     let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
     i64::try_from(seconds)
         .ok()
@@ -75,7 +79,7 @@ pub fn deadline(text: &str, now_seconds: i64) -> Result<Option<i64>, String> {
         .ok_or_else(|| format!("'{text}' is too far away"))
 }
 
-/// `2026-11-22T17:40[:00][Z|±01:00]`, also with a space for the T.
+/// Parses `2026-11-22T17:40[:00][Z|±01:00]`, also with a space for the T.
 fn point(text: &str) -> Option<i64> {
     let (date, time) = text.split_once(['T', ' '])?;
     let numbers = |text: &str, separator: char| -> Option<Vec<i32>> {
@@ -124,7 +128,7 @@ fn point(text: &str) -> Option<i64> {
             let seconds = unsafe { libc::timegm(&raw mut broken_down) };
             seconds - i64::from(zone_seconds)
         }
-        // SAFETY: as above; the zone is read from the environment, which nobody changes.
+        // SAFETY: as above; the zone is read from the environment, which no thread changes.
         None => unsafe { libc::mktime(&raw mut broken_down) },
     })
 }
@@ -132,7 +136,7 @@ fn point(text: &str) -> Option<i64> {
 fn shown(unix_seconds: i64) -> String {
     // SAFETY: an all-zero tm is a valid one.
     let mut local: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both point to what they should for the time of the call.
+    // SAFETY: both pointers are valid for the time of the call.
     if unsafe { libc::localtime_r(&raw const unix_seconds, &raw mut local) }.is_null() {
         return format!("@{unix_seconds}");
     }
@@ -158,7 +162,7 @@ mod tests {
     const NOW: i64 = 1_795_000_000;
 
     #[test]
-    fn durations_and_points_in_time() {
+    fn deadline_of_each_form_is_parsed_or_refused() {
         for (text, seconds) in [
             ("2h30m", Some(NOW + 9000)),
             ("90s", Some(NOW + 90)),
@@ -184,14 +188,14 @@ mod tests {
         ] {
             assert!(deadline(text, NOW).is_err(), "{text}");
         }
-        // Local, whatever zone this machine is in.
+        // Local, whatever the zone of this machine.
         let local = deadline("2026-11-22T17:40:00", NOW).unwrap().unwrap();
         assert!((local - 1_795_369_200).abs() <= 14 * 3600);
         assert!(shown(local).starts_with("2026-11-22 17:40:00 "), "{}", shown(local));
     }
 
     #[test]
-    fn the_lead_is_a_sixteenth_between_a_second_and_a_minute() {
+    fn lead_is_a_sixteenth_from_one_second_to_one_minute() {
         for (left, lead) in [(2, 1), (64, 4), (7200, 60)] {
             assert_eq!(Deadline::new(NOW + left, "x", NOW).lead, Duration::from_secs(lead));
         }

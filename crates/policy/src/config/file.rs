@@ -1,6 +1,7 @@
-//! `surgetank.toml`: read by hand from the parsed tree, so that every complaint names its line.
+//! `surgetank.toml`: read from the parsed tree, so that every error names its line.
 //!
-//! Danger avoided: a misspelt key that is silently ignored. Unknown keys are errors, with the nearest known one.
+//! The danger that it avoids: a misspelt key that is silently ignored. An unknown key is an error that names the nearest known
+//! one.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +18,7 @@ use super::{Authority, Pattern, RuleConfig, Survives, TierConfig, Timing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
 
-/// Reads the file's `text` into `draft`. `label` is how messages call the file.
+/// Reads the file's `text` into `draft`. `label` is the file's name in messages.
 pub fn read(text: &str, path: &Path, label: &str, authority: Authority, draft: &mut Draft) -> Result<()> {
     let file = File { text, label, base: path.parent().unwrap_or(Path::new("/")), authority };
     let table = DeTable::parse(text).map_err(|error| {
@@ -67,7 +68,7 @@ impl File<'_> {
         }
     }
 
-    /// The text of a string, number or truth value.
+    /// The text of a string, number or boolean.
     fn scalar(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Result<String> {
         Ok(match value.get_ref() {
             DeValue::String(text) => text.to_string(),

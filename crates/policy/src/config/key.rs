@@ -1,7 +1,7 @@
-//! The keys: one list for `surgetank.toml`, `SURGETANK_…` and the command line, and how each value is read.
+//! The keys: one list for `surgetank.toml`, `SURGETANK_…` and the command line, and the parser of each value.
 //!
-//! Every source is turned into a [`Draft`] by the same parsers, so a value means the same wherever it is written.
-//! `docs/configuration.md` has a row for each key; a test compares the two.
+//! The same parsers turn every source into a `Draft`, so a value has one meaning in all sources. `docs/configuration.md` has
+//! a row for each key; a test compares the two.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FsyncTarget, Mode};
 
-/// Keys with one value each, by the name they have in `surgetank.toml`.
+/// Keys with one value each, by their names in `surgetank.toml`.
 pub const SCALARS: [&str; 25] = [
     "over",
     "store",
@@ -50,24 +50,24 @@ pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 pub const RULE_KEYS: [&str; 10] =
     ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress", "dedup"];
 
-/// Where a value was written: `surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`; and what relative paths start from.
+/// The place of a value (`surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`), the base of its relative paths, and its authority.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub(crate) struct Origin {
     pub label: String,
     pub base: PathBuf,
     pub authority: Authority,
 }
 
-/// A value with its origin, for messages that come later.
+/// A value with its origin, for messages.
 #[derive(Debug, Clone)]
-pub struct Said<T> {
+pub(crate) struct Said<T> {
     pub value: T,
     pub origin: Origin,
 }
 
-/// What has been said so far; a later source overwrites an earlier one, rules gather.
+/// The values of the sources read so far. A later source overwrites an earlier one; rules accumulate.
 #[derive(Debug, Default)]
-pub struct Draft {
+pub(crate) struct Draft {
     pub over: Option<Said<PathBuf>>,
     pub store: Option<Said<PathBuf>>,
     pub state: Option<Said<PathBuf>>,
@@ -86,7 +86,7 @@ pub struct Draft {
     pub retry: Option<Duration>,
     pub wait_for_room: Option<Duration>,
     pub grace: Option<Duration>,
-    /// Seconds since 1970; `None`: there is none, whatever Slurm says.
+    /// Seconds since 1970; `None` inside means no deadline, whatever Slurm reports.
     pub deadline: Option<Said<Option<i64>>>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
@@ -94,14 +94,14 @@ pub struct Draft {
     pub preload: Option<bool>,
     pub preload_skip: Option<Vec<String>>,
     pub group_socket: Option<Said<PathBuf>>,
-    /// `None`: nowhere, whatever a weaker source says.
+    /// `None` inside means that metrics are not served, whatever a weaker source says.
     pub metrics: Option<Said<Option<SocketAddr>>>,
     pub metrics_token_file: Option<Said<TokenFile>>,
 }
 
 impl Draft {
     /// Sets one of [`SCALARS`].
-    pub fn set(&mut self, key: &str, text: &str, origin: &Origin) -> Result<()> {
+    pub(crate) fn set(&mut self, key: &str, text: &str, origin: &Origin) -> Result<()> {
         let refused = |why: String| refused(origin, key, &why);
         let path = |text: &str| -> Result<Option<Said<PathBuf>>> {
             if text.is_empty() {
@@ -176,16 +176,16 @@ impl Draft {
     }
 }
 
-/// A path as it was given: its bytes need not be UTF-8.
-pub fn path(path: &Path, origin: &Origin) -> Result<Said<PathBuf>> {
+/// A path from the command line; its bytes need not be UTF-8.
+pub(crate) fn path(path: &Path, origin: &Origin) -> Result<Said<PathBuf>> {
     if path.as_os_str().is_empty() {
         return Err(refused(origin, "state", "the path is empty"));
     }
     Ok(Said { value: origin.base.join(path), origin: origin.clone() })
 }
 
-/// `what` at this place can't be used.
-pub fn refused(origin: &Origin, what: &str, why: &str) -> Error {
+/// The error that `what` cannot be used at this place.
+pub(crate) fn refused(origin: &Origin, what: &str, why: &str) -> Error {
     let what = if origin.label.contains(what) || origin.label.contains(&what.to_uppercase()) {
         String::new()
     } else {
@@ -195,14 +195,14 @@ pub fn refused(origin: &Origin, what: &str, why: &str) -> Error {
         .remedy("correct it there; `surgetank help configuration` lists every key with its values")
 }
 
-/// A list of tiers without an entry: no list means that tiers are looked for, an empty one means nothing.
-pub fn no_tiers(origin: &Origin) -> Error {
+/// The error for a list of tiers without an entry: tiers are searched for only if there is no list.
+pub(crate) fn no_tiers(origin: &Origin) -> Error {
     Error::new(format!("{}: the list of tiers is empty", origin.label))
         .remedy("leave it out to have tiers found, or name one: ram=/dev/shm:4G")
 }
 
-/// An unknown name, with the nearest known one.
-pub fn unknown<'a>(kind: &str, name: &str, label: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+/// The error for an unknown name, with the nearest known one.
+pub(crate) fn unknown<'a>(kind: &str, name: &str, label: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     let error = Error::new(format!("{label}: there is no {kind} '{name}'"));
     match nearest(name, known.clone()) {
         Some(near) => error.remedy(format!("did you mean '{near}'?")),
@@ -210,7 +210,7 @@ pub fn unknown<'a>(kind: &str, name: &str, label: &str, known: impl Iterator<Ite
     }
 }
 
-/// The known name that `name` most likely stands for.
+/// The known name that `name` most probably stands for; `None` if all differ too much.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
         .map(|candidate| (edits(name, candidate), candidate))
@@ -219,7 +219,7 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's distance.
+/// The Levenshtein distance.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -251,19 +251,19 @@ fn truth(text: &str) -> std::result::Result<bool, String> {
     )
 }
 
-/// One of a few words.
-pub fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Result<T, String> {
+/// The value of one of a few words. The error lists the words.
+pub(crate) fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Result<T, String> {
     choices.iter().find(|(name, _)| *name == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
         format!("'{text}' is none of {}", choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))
     })
 }
 
-pub fn mode(text: &str) -> std::result::Result<Mode, String> {
+pub(crate) fn mode(text: &str) -> std::result::Result<Mode, String> {
     one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
 }
 
-/// `none`, `zstd`, `zstd:LEVEL`.
-pub fn compress(text: &str) -> std::result::Result<Compress, String> {
+/// Parses `none`, `zstd` or `zstd:LEVEL`.
+pub(crate) fn compress(text: &str) -> std::result::Result<Compress, String> {
     let wrong = || format!("'{text}' is none of none, zstd, zstd:1 to zstd:19");
     match text.split_once(':') {
         None if text == "none" => Ok(Compress::None),
@@ -286,7 +286,7 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
     }
 }
 
-/// Kinds of stores that are no directories.
+/// Schemes of stores that are not directories.
 pub(super) const STORE_SCHEMES: &[&str] = &[
     #[cfg(feature = "s3")]
     "s3",
@@ -306,7 +306,7 @@ enum Place {
     Url(String),
 }
 
-/// The path of a `file:` URL, or the path itself; another URL as it is.
+/// The path of a `file:` URL, or the path itself; any other URL is returned unchanged.
 fn store_place(text: &str) -> std::result::Result<Place, String> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return match text.strip_prefix("file:") {
@@ -343,7 +343,7 @@ fn understood(url: &str, parsed: surgetank_types::error::Result<()>) -> std::res
     parsed.map(|()| Place::Url(url.to_owned())).map_err(told)
 }
 
-/// `%20` and the like.
+/// Decodes `%20` and the like.
 fn decoded(path: &str) -> std::result::Result<String, String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -366,8 +366,8 @@ fn decoded(path: &str) -> std::result::Result<String, String> {
     String::from_utf8(bytes).map_err(|_| format!("'{path}' is not UTF-8; give it as a plain path"))
 }
 
-/// `NAME=PATH[,PATH…][:SIZE]`
-pub fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
+/// Parses `NAME=PATH[,PATH…][:SIZE]`.
+pub(crate) fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
     let shape = |why: &str| {
         refused(
             origin,
@@ -391,7 +391,7 @@ pub fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
     Ok(Said { value: TierConfig { name, paths, cap_bytes, survives: None }, origin: origin.clone() })
 }
 
-pub fn tier_name(name: &str, origin: &Origin) -> Result<String> {
+pub(crate) fn tier_name(name: &str, origin: &Origin) -> Result<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.';
     if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name == "store" {
         return Err(refused(
@@ -403,8 +403,8 @@ pub fn tier_name(name: &str, origin: &Origin) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// `GLOB=keep|copy|move|remove`
-pub fn rule(text: &str, origin: &Origin) -> Result<RuleConfig> {
+/// Parses `GLOB=keep|copy|move|remove`.
+pub(crate) fn rule(text: &str, origin: &Origin) -> Result<RuleConfig> {
     let (pattern, mode_text) = text.rsplit_once('=').ok_or_else(|| {
         refused(
             origin,
@@ -416,18 +416,18 @@ pub fn rule(text: &str, origin: &Origin) -> Result<RuleConfig> {
     Ok(RuleConfig { mode: Some(mode), ..empty_rule(Pattern::Glob(pattern.to_owned()), origin) })
 }
 
-/// A rule that says nothing yet.
-pub fn empty_rule(pattern: Pattern, origin: &Origin) -> RuleConfig {
+/// A rule that sets nothing yet.
+pub(crate) fn empty_rule(pattern: Pattern, origin: &Origin) -> RuleConfig {
     RuleConfig::empty(pattern, origin.authority, &*origin.label)
 }
 
-/// Several of them in one environment variable.
-pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
+/// The entries of a list in one environment variable.
+pub(crate) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     text.split(';').map(str::trim).filter(|piece| !piece.is_empty())
 }
 
-/// What `upper` says replaces what `draft` said; its rules come behind.
-pub fn overlay(draft: &mut Draft, upper: Draft) {
+/// Replaces values of `draft` by those of `upper`, and appends its rules.
+pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
     let Draft {
         over,
         store,

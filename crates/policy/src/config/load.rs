@@ -1,12 +1,11 @@
-//! From everything that was said to one [`Config`]: precedence, resolution, refusals.
+//! From all sources to one [`Config`]: precedence, resolution, refusals.
 //!
-//! Defaults < site file < Sea's files < project file < environment < command line; rules of all of them are gathered,
-//! and among rules the site wins (see [`crate::rule`]).
+//! Defaults < site file < Sea's files < project file < environment < command line. Rules of all sources accumulate, and among
+//! rules the site wins (see [`crate::rule`]).
 //!
-//! Danger avoided: starting with directories in each other's way. Whatever could hide files or feed the mount to itself
-//! is refused here, before anything was touched.
+//! The danger that it avoids: a start with conflicting directories. A configuration that would hide files, or mount a directory
+//! over its own source, is refused before anything is changed.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,7 +18,7 @@ use super::machine::Machine;
 use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
 use super::sea::{self, Sea};
 use super::tiers::{self, Candidates};
-use super::{Authority, Config, Overrides, TierConfig, file};
+use super::{Authority, Config, Overrides, Surroundings, TierConfig, file};
 use crate::rule::RuleSet;
 use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
@@ -28,60 +27,22 @@ use surgetank_types::shell;
 const UTF8_ADVICE: &str = "save the file as UTF-8; in patterns '?' or '*' stand for bytes of another encoding";
 const PROJECT_FILE: &str = "surgetank.toml";
 const PREFIX: &str = "SURGETANK_";
-/// The end of the job in seconds since 1970.
+/// Slurm's variable for the end of the job, in seconds since 1970.
 const SLURM_END: &str = "SLURM_JOB_END_TIME";
 const SLURM_JOB: &str = "SLURM_JOB_ID";
-/// Variables that are no keys.
+/// Variables with the prefix `SURGETANK_` that are not keys, without the prefix.
 pub const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
-/// Tiers, and devices of one tier: they are counted in a byte.
+/// Most tiers, and most devices of one tier: their numbers have one byte.
 const DEVICES_MAX: usize = 255;
 
-/// Everything around us that a configuration depends on.
-#[derive(Debug, Clone)]
-pub struct Surroundings {
-    pub cwd: PathBuf,
-    pub env: Vec<(OsString, OsString)>,
-    pub site_file: PathBuf,
-    pub machine: Machine,
-    pub ram: PathBuf,
-    pub uid: u32,
-}
-
-impl Surroundings {
-    pub fn of_this_process() -> Result<Self> {
-        let cwd = std::env::current_dir().map_err(|error| {
-            Error::new("the current directory can't be found").why(error).remedy("change to a directory that exists")
-        })?;
-        Ok(Self {
-            cwd,
-            env: std::env::vars_os().collect(),
-            site_file: PathBuf::from("/etc/surgetank.toml"),
-            machine: Machine::default(),
-            ram: PathBuf::from("/dev/shm"),
-            uid: rustix::process::getuid().as_raw(),
-        })
-    }
-
-    /// A path in a variable that is set and not empty; its bytes need not be UTF-8.
-    fn path(&self, name: &str) -> Option<PathBuf> {
-        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
-        (!value.is_empty()).then(|| PathBuf::from(value))
-    }
-
-    /// A variable that is set, not empty, and UTF-8.
-    fn var(&self, name: &str) -> Option<String> {
-        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
-        value.to_str().filter(|text| !text.is_empty()).map(str::to_owned)
-    }
-}
-
-/// A configuration, and what people should know about how it came about.
+/// A configuration, and notes for the user about its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
+    /// The resolved configuration.
     pub config: Config,
-    /// Tiers passed over, Sea's files found, variables that look misspelt.
+    /// One sentence each: tiers that were passed over, Sea's files that were found, variables that seem misspelt.
     pub notes: Vec<String>,
-    /// Files that were read.
+    /// The configuration files that were read.
     pub files: Vec<PathBuf>,
 }
 
@@ -112,12 +73,12 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
     key::overlay(&mut draft, project);
     environment(around, &mut draft, &mut notes)?;
     overrides.apply(&around.cwd, &mut draft)?;
-    // A list that only SEA_HOME leads to is named, too.
+    // A list that only SEA_HOME leads to is named too.
     let by_variable = files.iter().find(|path| is_ini(path) && path.parent() != Some(&home)).cloned();
     resolve(draft, sea, around, notes, files, given.or(by_variable).as_deref())
 }
 
-/// The state root alone, for those who only ask: whether anything could be served from here is not their business.
+/// Only the state root, for commands that only ask. Whether the directory could be served does not matter to them.
 pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBuf> {
     let mut draft = Draft::default();
     let said = match &overrides.state {
@@ -133,7 +94,7 @@ pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBu
         None => {
             read_site(around, &mut draft)?;
             let home = home(overrides, around);
-            // What a dead mount hides cannot say anything.
+            // A dead mount hides any configuration file.
             let hidden = fs::metadata(&home)
                 .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()));
             if !hidden {
@@ -156,7 +117,7 @@ fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
     Ok(true)
 }
 
-/// The configuration file that was named: a `surgetank.toml` or a `sea.ini`.
+/// The configuration file that the user named: a `surgetank.toml` or a `sea.ini`.
 fn given_file(overrides: &Overrides, around: &Surroundings) -> Option<PathBuf> {
     let given = overrides.config.clone().or_else(|| around.path("SURGETANK_CONFIG"));
     given.map(|path| around.cwd.join(path))
@@ -166,7 +127,7 @@ fn is_ini(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "ini")
 }
 
-/// Where files of the project are looked for: `over`, as far as it is known without them.
+/// The directory in which project files are searched: `over`, as far as it is known without them.
 fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
     let said_over = overrides.over.clone().or_else(|| around.path("SURGETANK_OVER"));
     around.cwd.join(said_over.unwrap_or_default())
@@ -192,7 +153,7 @@ fn missing_config(path: &Path) -> Error {
         .remedy("correct --config (or SURGETANK_CONFIG), or leave it out")
 }
 
-/// `over` is not a matter of files that are found in it, or of the site.
+/// Refuses `over` in files that are found in `over`, and in the site's file.
 fn forbid_over(draft: &Draft) -> Result<()> {
     match &draft.over {
         None => Ok(()),
@@ -216,7 +177,7 @@ fn optional(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Beside the ini that was given, in `over`, or in `$SEA_HOME`: the first that has any of them.
+/// Reads Sea's files beside the ini that was named, in `over`, or in `$SEA_HOME`: the first that has any of them.
 fn read_sea(
     ini: Option<&PathBuf>,
     home: &Path,
@@ -360,7 +321,7 @@ fn resolve(
     let deadline = resolve_deadline(draft.deadline, around, &mut notes);
     let job = around.var(SLURM_JOB).filter(|_| unsaid && deadline.is_none());
     if let Some(job) = &job {
-        notes.push(format!("Slurm does not tell job {job} when it ends: `run` and `mount` ask squeue"));
+        notes.push(format!("Slurm does not report the end of job {job}: `run` and `mount` ask squeue"));
     }
     let mut config = Config {
         over,
@@ -398,7 +359,7 @@ fn resolve(
     Ok(Loaded { config, notes, files })
 }
 
-/// What was said; else what Slurm says. That a variable is nonsense, or left over from another job, is no reason to fail.
+/// The configured end of the job, else Slurm's. A variable that is nonsense, or left from another job, does not fail the start.
 fn resolve_deadline(
     said: Option<Said<Option<i64>>>,
     around: &Surroundings,
@@ -410,11 +371,11 @@ fn resolve_deadline(
         None => around.var(SLURM_END).and_then(|text| match text.parse() {
             Ok(seconds) if seconds > now => Some(Deadline::new(seconds, SLURM_END, now)),
             Ok(_) => {
-                notes.push(format!("{SLURM_END}={text} is over: no deadline is known"));
+                notes.push(format!("{SLURM_END}={text} has passed: no deadline is known"));
                 None
             }
             Err(_) => {
-                notes.push(format!("{SLURM_END}={text} is no number of seconds: no deadline is known"));
+                notes.push(format!("{SLURM_END}={text} is not a number of seconds: no deadline is known"));
                 None
             }
         }),
@@ -438,7 +399,7 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
     let over = directory(said, "the directory to serve", "give a directory that exists with --over")?;
     if over == Path::new("/") {
         return Err(Error::new(format!("{}: the root directory can't be served", said.origin.label))
-            .why("the programs, the tiers and our own state lie under it")
+            .why("the programs, the tiers and the agent's state are under it")
             .remedy("change to the project's directory, or give it with --over"));
     }
     if ["/proc", "/sys", "/dev"]
@@ -446,13 +407,13 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
         .any(|system| over == Path::new(system) || over.starts_with(system) && !over.starts_with("/dev/shm"))
     {
         return Err(Error::new(format!("{}: {} can't be served", said.origin.label, over.display()))
-            .why("the system and we ourselves need it as it is")
+            .why("the system and the agent need it unchanged")
             .remedy("change to the project's directory, or give it with --over"));
     }
     Ok(over)
 }
 
-/// A store elsewhere: nothing may be hidden, nothing may contain itself.
+/// Refuses a separate store whose files the mount would hide, or one that contains, or is inside, the directory.
 fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
     for (inner, outer, what) in [
         (over, store, "the directory to serve lies inside the store"),
@@ -464,7 +425,7 @@ fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
                 .remedy("use directories beside each other, or leave --store out to keep files where they are"));
         }
     }
-    // Joining a run that serves it already: what is seen there are the store's files.
+    // The command joins a run that already serves it: the files seen there are the store's.
     let served = machine.mount_of(over).is_some_and(|mount| {
         mount.at == over && (mount.source.contains("surgetank") || mount.kind.contains("surgetank"))
     });
@@ -492,14 +453,14 @@ fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path
                 path.display(),
                 other.display()
             ))
-            .why("journal and socket would be seen, drained and hidden by our own mount")
+            .why("the mount would show, drain and hide the journal and the socket")
             .remedy("put it elsewhere with --state or SURGETANK_STATE, on a local disk that survives a reboot"));
         }
     }
     Ok(path)
 }
 
-/// Its physical path, and who said so.
+/// The physical path of the state directory, and the source that names it.
 fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
     match &draft.state {
         Some(said) => (physical(&said.value), said.origin.label.as_str()),
@@ -507,7 +468,7 @@ fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str)
     }
 }
 
-/// The physical path of something that need not exist yet.
+/// The physical path of something that need not exist.
 pub(super) fn physical(path: &Path) -> PathBuf {
     let mut rest = Vec::new();
     let mut at = path;
@@ -589,7 +550,7 @@ fn refuse_tier(path: &Path, name: &str, label: &str, over: &Path, store: &Path) 
     Ok(())
 }
 
-/// Where tiers are looked for when none are given.
+/// The directories in which tiers are searched when the configuration names none.
 fn candidates(around: &Surroundings) -> Candidates {
     let named = ["SURGETANK_TMP", "SLURM_TMPDIR", "TMPDIR"]
         .into_iter()

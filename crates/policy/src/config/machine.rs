@@ -1,13 +1,62 @@
-//! What the machine has: memory, cgroup limits, file systems. Only looks, changes nothing.
+//! The machine: memory, cgroup limits, file systems. It only reads, and changes nothing.
 //!
-//! `/proc` and the cgroup tree are read below a root, so that tests can show it a machine of their own.
+//! `/proc` and the cgroup tree are read below a root, so that tests can provide their own. [`Surroundings`] adds the process's
+//! working directory and variables.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Survives;
+use surgetank_types::error::{Error, Result};
 
-/// Whose `/proc` and cgroups are read.
+/// The environment that a configuration depends on.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// The working directory, absolute.
+    pub cwd: PathBuf,
+    /// The environment variables; of two with the same name the later one counts.
+    pub env: Vec<(OsString, OsString)>,
+    /// The site's configuration file; it need not exist.
+    pub site_file: PathBuf,
+    /// The machine on which the tiers are.
+    pub machine: Machine,
+    /// The directory in memory to consider as a tier.
+    pub ram: PathBuf,
+    /// The user's id, for the default state directory.
+    pub uid: u32,
+}
+
+impl Surroundings {
+    /// The environment of this process. Errors: the working directory was removed.
+    pub fn of_this_process() -> Result<Self> {
+        let cwd = std::env::current_dir().map_err(|error| {
+            Error::new("the current directory can't be found").why(error).remedy("change to a directory that exists")
+        })?;
+        Ok(Self {
+            cwd,
+            env: std::env::vars_os().collect(),
+            site_file: PathBuf::from("/etc/surgetank.toml"),
+            machine: Machine::default(),
+            ram: PathBuf::from("/dev/shm"),
+            uid: rustix::process::getuid().as_raw(),
+        })
+    }
+
+    /// A path in a variable that is set and not empty; its bytes need not be UTF-8.
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
+        (!value.is_empty()).then(|| PathBuf::from(value))
+    }
+
+    /// A variable that is set, not empty, and UTF-8.
+    pub(super) fn var(&self, name: &str) -> Option<String> {
+        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
+        value.to_str().filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+}
+
+/// A machine, as its `/proc` and cgroup tree describe it. The default is the present one.
 #[derive(Debug, Clone)]
 pub struct Machine {
     root: PathBuf,
@@ -19,31 +68,37 @@ impl Default for Machine {
     }
 }
 
-/// Memory in bytes, as `/proc/meminfo` has it.
+/// The machine's memory, from `/proc/meminfo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
+    /// `MemTotal`, in bytes.
     pub total_bytes: u64,
+    /// `MemAvailable`, in bytes.
     pub available_bytes: u64,
 }
 
-/// The tightest memory limit that applies to us.
+/// The tightest memory limit of a cgroup that applies to this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimit {
+    /// The limit, in bytes.
     pub limit_bytes: u64,
-    /// Limit less what is used and can't be reclaimed easily.
+    /// The limit less the memory in use that cannot be reclaimed easily, in bytes.
     pub room_bytes: u64,
 }
 
 /// One line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mounted {
+    /// The mount point, absolute.
     pub at: PathBuf,
-    /// `ext4`, `tmpfs`, `fuse.sshfs`, …
+    /// The type of the file system: `ext4`, `tmpfs`, `fuse.sshfs`, …
     pub kind: String,
+    /// The source: a device, `HOST:PATH`, or any word.
     pub source: String,
 }
 
 impl Machine {
+    /// A machine whose `/proc` and `/sys` are below `root`.
     pub fn below(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -52,6 +107,7 @@ impl Machine {
         fs::read_to_string(self.root.join(path.trim_start_matches('/'))).ok()
     }
 
+    /// The machine's memory; `None` if the kernel does not report it.
     pub fn memory(&self) -> Option<Memory> {
         let text = self.text("/proc/meminfo")?;
         let field = |name: &str| -> Option<u64> {
@@ -62,7 +118,7 @@ impl Machine {
         Some(Memory { total_bytes, available_bytes: field("MemAvailable").or_else(|| field("MemFree"))? })
     }
 
-    /// The tightest limit among our cgroup and those above it, of version 1 or 2. `None`: unlimited.
+    /// The tightest limit of the process's cgroup and those above it, of version 1 or 2. `None` if there is no limit.
     pub fn memory_limit(&self) -> Option<MemoryLimit> {
         let groups = self.text("/proc/self/cgroup")?;
         let mounts = self.mounts();
@@ -97,13 +153,13 @@ impl Machine {
         tightest
     }
 
-    /// Everything that is mounted, in the order of mounting.
+    /// All mounts, in the order of mounting.
     pub fn mounts(&self) -> Vec<Mounted> {
         let text = self.text("/proc/self/mountinfo").unwrap_or_default();
         text.lines().filter_map(mounted).collect()
     }
 
-    /// The mount that `path` (absolute, physical) lies on.
+    /// The mount that contains `path` (absolute, physical).
     pub fn mount_of(&self, path: &Path) -> Option<Mounted> {
         // The later of two mounts at one place hides the earlier.
         self.mounts()
@@ -116,14 +172,14 @@ impl Machine {
 struct Files {
     limit: &'static str,
     used: &'static str,
-    /// In `memory.stat`: pages of files that nobody used lately.
+    /// Name of the line in `memory.stat` that counts inactive file pages.
     reclaimable: &'static str,
 }
 
 const V1: Files =
     Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file" };
 const V2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file" };
-/// Version 1 says "unlimited" with a number near 2⁶³.
+/// Version 1 reports "unlimited" as a number near 2⁶³.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 impl Files {
@@ -145,7 +201,7 @@ fn mounted(line: &str) -> Option<Mounted> {
     Some(Mounted { at: PathBuf::from(at), kind: back.next()?.to_owned(), source: unescaped(back.next().unwrap_or("")) })
 }
 
-/// `\040` and the like.
+/// Decodes `\040` and the like.
 fn unescaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -166,28 +222,33 @@ fn unescaped(text: &str) -> String {
     out
 }
 
-/// What a file system is, for us.
+/// A file system: what it is, what it survives, and its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystem {
-    /// `ext4`, `tmpfs`, `lustre`, …; the number in hexadecimal when the kind is not known.
+    /// The type: `ext4`, `tmpfs`, `lustre`, …; the magic number in hexadecimal if it is unknown.
     pub kind: String,
+    /// What files on it survive.
     pub survives: Survives,
+    /// Size, in bytes.
     pub total_bytes: u64,
-    /// What an ordinary user may still write.
+    /// Bytes that an ordinary user may still write.
     pub available_bytes: u64,
+    /// `st_dev`, equal for all files of the file system.
     pub device: u64,
 }
 
 impl FileSystem {
+    /// Whether it outlives the node: shared storage.
     pub fn is_shared(&self) -> bool {
         self.survives == Survives::Node
     }
+    /// Whether its files are in memory, so that a reboot removes them (tmpfs, ramfs).
     pub fn is_memory(&self) -> bool {
         self.survives == Survives::Agent
     }
 }
 
-/// f_type → what it is called and what it survives. Those with the number of FUSE are told apart by their mount's kind.
+/// `f_type`, the name, and what it survives. The kind of the mount tells apart file systems with FUSE's number.
 const KINDS: [(i64, &str, Survives); 24] = [
     (0x0102_1994, "tmpfs", Survives::Agent),
     (0x8584_58f6, "ramfs", Survives::Agent),
@@ -215,11 +276,11 @@ const KINDS: [(i64, &str, Survives); 24] = [
     (0x2003_0528, "orangefs", Survives::Node),
 ];
 const FUSE: i64 = 0x6573_5546;
-/// FUSE file systems over a local disk; any other is taken for shared.
+/// FUSE file systems over a local disk; any other counts as shared.
 const LOCAL_FUSE: [&str; 5] = ["fuseblk", "virtiofs", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs"];
 
 impl Machine {
-    /// What `path` lies on.
+    /// The file system that contains `path`. Errors: those of `statfs` and `stat`.
     pub fn file_system(&self, path: &Path) -> std::io::Result<FileSystem> {
         let stat = rustix::fs::statfs(path)?;
         let device = rustix::fs::stat(path)?.st_dev;
@@ -231,7 +292,7 @@ impl Machine {
         } else {
             match KINDS.iter().find(|(known, ..)| *known == number) {
                 Some((_, kind, survives)) => ((*kind).to_owned(), *survives),
-                // Not known to be shared: promise the less.
+                // Not known to be shared: the weaker promise.
                 None => (format!("{number:#x}"), Survives::Reboot),
             }
         };
@@ -262,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_both_cgroup_versions() {
+    fn memory_limit_is_found_in_both_cgroup_versions() {
         let (_dir, v2) = machine(&[
             ("proc/self/cgroup", "0::/slurm/job7/step0\n"),
             ("proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
@@ -291,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_mounts() {
+    fn memory_and_mounts_are_parsed() {
         let (_dir, machine) = machine(&[
             ("proc/meminfo", "MemTotal:       2048 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n"),
             (
@@ -305,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine() {
+    fn file_system_of_this_machine_is_known() {
         let machine = Machine::default();
         assert!(machine.memory().expect("meminfo").total_bytes > 0);
         let proc = machine.file_system(Path::new("/")).expect("statfs");

@@ -1,8 +1,10 @@
-//! Where the agent serves its metrics, and who may read them: `--metrics 127.0.0.1:9464`.
+//! The address at which the agent serves its metrics, and the token that readers show: `--metrics 127.0.0.1:9464`.
 //!
-//! Nobody listens unless an address was given. A port of the loopback interface is reached by every user of the machine, and a
-//! TCP connection does not say whose it is, so whoever asks shows a token, from a file that only those can read who are
-//! meant to. The danger avoided: figures of one user's run that all others, or the network, can read by mistake.
+//! The agent listens only if the configuration has an address. Every user of the machine can connect to a port of the loopback
+//! interface, and a TCP connection does not identify the user. A reader therefore shows a token, from a file that only the
+//! permitted users can read.
+//!
+//! The danger that it avoids: figures of one user's run that all other users, or the network, can read by mistake.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -12,19 +14,21 @@ use serde::{Deserialize, Serialize};
 use super::key::{Draft, refused};
 use surgetank_types::error::Result;
 
-/// Where the token is that is asked for.
+/// The file with the token that readers of the metrics must show.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenFile {
-    /// `metrics-token` in the root of journals and sockets; made when it is not there.
+    /// `metrics-token` in the root of journals and sockets, made if it is absent.
     #[default]
     Own,
+    /// This file.
     File(PathBuf),
-    /// Whoever reaches the port is answered.
+    /// No token: every reader that can connect gets the metrics.
     Nobody,
 }
 
-/// `IP:PORT`, or a port of 127.0.0.1; `None` for `none`. Names are not looked up: which address that is must be seen.
+/// Parses `IP:PORT`, or a port of 127.0.0.1; `None` for `none`. Host names are refused: the interface must be visible in the
+/// configuration.
 pub(super) fn address(text: &str) -> std::result::Result<Option<SocketAddr>, String> {
     let text = text.trim();
     if text == "none" {
@@ -36,14 +40,14 @@ pub(super) fn address(text: &str) -> std::result::Result<Option<SocketAddr>, Str
     };
     match parsed {
         Some(address) if address.port() > 0 => Ok(Some(address)),
-        Some(_) => Err(format!("'{text}' has no port; nobody would know where to look")),
+        Some(_) => Err(format!("'{text}' has no port; give PORT or IP:PORT")),
         None => Err(format!(
             "'{text}' is none of PORT (of 127.0.0.1), IP:PORT, none; for example 9464, or 0.0.0.0:9464 for all interfaces"
         )),
     }
 }
 
-/// Both keys together: open to everybody only on this machine.
+/// Checks both keys together: without a token, only a loopback address is allowed.
 pub(super) fn settled(draft: &Draft) -> Result<(Option<SocketAddr>, TokenFile)> {
     let address = draft.metrics.as_ref().and_then(|said| said.value);
     let token = draft.metrics_token_file.as_ref();
@@ -52,7 +56,7 @@ pub(super) fn settled(draft: &Draft) -> Result<(Option<SocketAddr>, TokenFile)> 
         && !address.ip().is_loopback()
     {
         let why = format!(
-            "without a token everybody in the network could read the metrics at {address}; leave it out (a token is made then), or serve 127.0.0.1 only"
+            "without a token every user in the network could read the metrics at {address}; leave it out (a token is made then), or serve 127.0.0.1 only"
         );
         return Err(refused(&said.origin, "metrics_token_file", &why));
     }
@@ -64,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses() {
+    fn address_of_each_form_is_parsed_or_refused() {
         for (text, address_then) in [
             ("9464", Some("127.0.0.1:9464")),
             ("localhost:9464", Some("127.0.0.1:9464")),

@@ -1,6 +1,6 @@
-//! Files and directories that a configuration names, and what to try where one cannot be used.
+//! Files and directories that a configuration names, and the advice for one that cannot be used.
 //!
-//! The danger it avoids: advice that does not work as it is printed, as `mkdir -p /dev/null`.
+//! The danger that it avoids: advice that fails as it is printed, such as `mkdir -p /dev/null`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use super::key::Said;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;
 
-/// The physical path of a directory that exists. `otherwise`: what to do where it cannot be created as it is named.
+/// The physical path of a directory that exists. `otherwise` is the advice if it cannot be created under this name.
 pub(super) fn directory(said: &Said<PathBuf>, what: &str, otherwise: &str) -> Result<PathBuf> {
     let label = &said.origin.label;
     let failed = |why: String| {
@@ -29,8 +29,8 @@ pub(super) fn directory(said: &Said<PathBuf>, what: &str, otherwise: &str) -> Re
     Ok(path)
 }
 
-/// Files may have any name; the directories that hold everything are named to the agent, in records and in commands that
-/// are printed, all of which are text.
+/// Refuses a path that is not UTF-8. Files may have any name, but these directories are named in messages to the agent, in
+/// records and in printed commands, all of which are text.
 pub(super) fn refuse_bytes(path: &Path, label: &str, what: &str) -> Result<()> {
     match path.to_str() {
         Some(_) => Ok(()),
@@ -40,12 +40,12 @@ pub(super) fn refuse_bytes(path: &Path, label: &str, what: &str) -> Result<()> {
     }
 }
 
-/// Would `mkdir -p` make it? The nearest ancestor that exists is a directory that this user may write.
+/// Whether `mkdir -p` would make it: the nearest existing ancestor is a directory that this user may write.
 fn can_be_made(path: &Path) -> bool {
     let mut ancestors = path
         .ancestors()
         .skip_while(|path| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound));
-    // What exists under the very name cannot be made, a dangling link included.
+    // An existing entry of this name cannot be made, not even a dangling link.
     ancestors.next().is_some_and(|there| {
         there != path
             && there.is_dir()
@@ -54,7 +54,7 @@ fn can_be_made(path: &Path) -> bool {
     })
 }
 
-/// Anything but directories below `dir`.
+/// The first entry below `dir` that is not a directory.
 pub(super) fn first_file(dir: &Path) -> Option<PathBuf> {
     let mut left = vec![dir.to_path_buf()];
     while let Some(dir) = left.pop() {
@@ -69,7 +69,7 @@ pub(super) fn first_file(dir: &Path) -> Option<PathBuf> {
     None
 }
 
-/// A file of the configuration that is there and cannot be read.
+/// The error for a configuration file that exists and cannot be read.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     let what = Error::new(format!("the configuration file {} can't be read", path.display())).why(error);
     what.remedy(match error.kind() {
@@ -79,7 +79,7 @@ pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     })
 }
 
-/// The text of a file of the configuration; `advice`: what to write in place of bytes that are not UTF-8.
+/// The text of a configuration file; `advice` says what to write in place of bytes that are not UTF-8.
 pub(super) fn utf8(path: &Path, bytes: Vec<u8>, advice: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mkdir_is_advised_only_where_it_works() {
+    fn mkdir_is_advised_only_where_it_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("file"), "").unwrap();

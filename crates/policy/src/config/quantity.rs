@@ -1,14 +1,14 @@
-//! Sizes and durations as people write them: `64M`, `1.5G`, `10GiB`, `100ms`, `2m`.
+//! Sizes and durations as users write them: `64M`, `1.5G`, `10GiB`, `100ms`, `2m`.
 //!
 //! Sizes are binary throughout (`1K` = 1024 bytes), because file systems and `df -h` count that way.
-//! Danger avoided: a number that silently means something else. A duration needs its unit (only `0` does without),
-//! and nothing is rounded up past what fits.
-
+//!
+//! The danger that it avoids: a number that silently means something else. A duration needs its unit (only `0` does not), and
+//! nothing is rounded up past what fits.
 use std::time::Duration;
 
 const SIZE_UNITS: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
 
-/// Bytes of `64M`, `1.5G`, `10GiB`, `4096`, `1T`. The error says what is wrong, without the place.
+/// Bytes of `64M`, `1.5G`, `10GiB`, `4096`, `1T`. The error names the text and the accepted forms, not its place.
 pub fn size_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text);
     let unit = unit.to_ascii_lowercase();
@@ -18,7 +18,8 @@ pub fn size_bytes(text: &str) -> Result<u64, String> {
     scaled(number, 1u64 << shift).ok_or_else(refused)
 }
 
-/// A duration of `100ms`, `5s`, `2m`, `1.5h`, `2h30m`, `1d`, or `0`. The error says what is wrong, without the place.
+/// A duration of `100ms`, `5s`, `2m`, `1.5h`, `2h30m`, `1d`, or `0`. The error names the text and the accepted forms, not its
+/// place.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let after_unit = text.find(|c: char| c.is_alphabetic()).and_then(|at| {
@@ -59,7 +60,7 @@ fn one_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("'{text}' is not a duration; write for example 100ms, 5s, 2m or 1h"))
 }
 
-/// `12 B`, `3.4 MiB`: for people.
+/// A number of bytes for users, with a binary unit: `12 B`, `3.4 MiB`.
 pub fn show_bytes(bytes: u64) -> String {
     let mut unit = 0;
     let mut value = bytes as f64;
@@ -78,7 +79,7 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim_start())
 }
 
-/// `1.5` × unit, exactly (digits are not sent through a float). `None`: not a number, or it does not fit.
+/// `1.5` × unit, exactly (without a float). `None` if the text is not a number or does not fit.
 fn scaled(number: &str, unit: u64) -> Option<u64> {
     let number = number.replace('_', "");
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn size_bytes_of_each_form_is_exact_or_refused() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn duration_of_each_form_is_exact_or_refused() {
         for (text, nanos) in [
             ("0", 0),
             ("100ms", 100_000_000),
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_for_people() {
+    fn show_bytes_uses_binary_units() {
         assert_eq!(show_bytes(12), "12 B");
         assert_eq!(show_bytes(3 << 29), "1.5 GiB");
         assert_eq!(show_bytes(u64::MAX), "16.0 EiB");

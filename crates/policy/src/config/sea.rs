@@ -1,11 +1,11 @@
-//! Sea's own files, accepted as they are: `sea.ini`, `.sea_flushlist`, `.sea_evictlist`, `.sea_prefetchlist`.
+//! Sea's own files, accepted unchanged: `sea.ini`, `.sea_flushlist`, `.sea_evictlist`, `.sea_prefetchlist`.
 //!
-//! Read as Sea itself reads them: a list has one regular expression a line, put behind the cache's root, and a file is
-//! meant only when the expression covers its whole path (Sea greps with `-o` and drops what is not a file).
+//! They are read as Sea reads them. A list has one regular expression a line, appended to the cache's root, and applies to a
+//! file only if it covers the whole path (Sea greps with `-o` and drops what is not a file).
 //! Flush only → copy, evict only → remove, both → move, neither → keep.
 //!
-//! Danger avoided: losing files by a list that is not there. *Keep* for files that no list names holds only when
-//! `.sea_flushlist` has an entry; and without any `.sea_flushlist` evicting means move, not remove.
+//! The danger that it avoids: files lost by a missing list. *Keep* for files that no list names holds only if `.sea_flushlist`
+//! has an entry. Without any `.sea_flushlist`, evicting means move, not remove.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,25 +24,25 @@ const EVICT: &str = ".sea_evictlist";
 const PREFETCH: &str = ".sea_prefetchlist";
 pub const FILES: [&str; 4] = [INI, FLUSH, EVICT, PREFETCH];
 
-/// What Sea's files say.
+/// The configuration in Sea's files.
 #[derive(Debug, Default)]
 pub struct Sea {
-    /// `mount_dir`: where programs look.
+    /// `mount_dir`: the directory in which programs see the files.
     pub over: Option<Said<PathBuf>>,
-    /// The last level: where files end up.
+    /// The last level: the final place of the files.
     pub store: Option<Said<PathBuf>>,
     pub tiers: Vec<Said<TierConfig>>,
     pub rules: Vec<RuleConfig>,
     pub notes: Vec<String>,
 }
 
-/// Does `dir` hold any of Sea's files?
+/// Whether `dir` contains any of Sea's files.
 pub fn is_in(dir: &Path) -> bool {
     FILES.iter().any(|name| dir.join(name).is_file())
 }
 
-/// Reads what there is in `dir`; `ini` is the name of the ini file there. `env` answers for values that are the name of
-/// an environment variable, as Sea does.
+/// Reads Sea's files in `dir`; `ini` is the name of the ini file there. `env` resolves values that are the name of an
+/// environment variable, as Sea does.
 pub fn read(
     dir: &Path,
     ini: &str,
@@ -64,7 +64,7 @@ pub fn read(
             label(EVICT)
         ));
     }
-    // `.*` lists everything: nothing is left to keep.
+    // `.*` lists everything: no file is left to keep.
     let keeps =
         flush.as_ref().is_some_and(|entries| !entries.is_empty() && entries.iter().all(|(text, _)| text != ".*"));
     let mut add = |entries: Option<Vec<(String, Origin)>>, mode: Option<Mode>| {
@@ -103,7 +103,7 @@ fn origin(dir: &Path, label: &str, line: usize) -> Origin {
     Origin { label: format!("{label}:{line}"), base: dir.to_path_buf(), authority: Authority::Project }
 }
 
-/// The entries of a list; Sea knows no comments there.
+/// The entries of a list, in which Sea has no comments.
 fn lines(text: &str, dir: &Path, label: &str) -> Vec<(String, Origin)> {
     text.lines()
         .enumerate()
@@ -178,7 +178,7 @@ fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<St
     Ok(())
 }
 
-/// The line without comment: `;` and `#` begin one, unless quoted.
+/// The line without its comment: `;` and `#` start one, unless quoted.
 fn without_comment(line: &str) -> &str {
     let mut quote = None;
     for (at, c) in line.char_indices() {

@@ -1,4 +1,5 @@
-//! When a job of Slurm's ends, by its own program. Danger avoided: a controller that does not answer keeps nobody from working.
+//! The end of a Slurm job, as `squeue` reports it. The danger that it avoids: a Slurm controller that does not answer and
+//! delays the start.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use super::deadline::Deadline;
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// `None`: it is not known, or there is none.
+/// The end of the job; `None` if it is unknown or the job has no limit.
 pub fn end_of(job: &str) -> Option<Deadline> {
     if job.is_empty() || !job.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

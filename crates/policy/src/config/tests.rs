@@ -49,7 +49,7 @@ impl Place {
     fn tier(&self) -> String {
         format!("t={}:1G", self.path("fast").display())
     }
-    /// With a tier on the command line, so that nothing depends on the machine.
+    /// With a tier on the command line, so that the result does not depend on the machine.
     fn load(&self, overrides: Overrides) -> Result<Loaded> {
         let tiers = if overrides.tiers.is_empty() { vec![self.tier()] } else { overrides.tiers.clone() };
         Config::load_in(&Overrides { tiers, ..overrides }, &self.around)
@@ -70,7 +70,7 @@ fn some(text: &str) -> Option<String> {
 }
 
 #[test]
-fn nothing_said() {
+fn configuration_without_sources_has_defaults() {
     let place = Place::new();
     let config = place.load(Overrides::default()).expect("load").config;
     assert_eq!(config.over, place.path("project"));
@@ -91,7 +91,7 @@ fn nothing_said() {
 }
 
 #[test]
-fn later_sources_win() {
+fn later_source_overrides_earlier_one() {
     let mut place = Place::new();
     place.write("site.toml", "quiet = \"1s\"\nretry = \"1s\"\ngrace = \"1s\"\nstore_ttl = \"1s\"\ndirect = false\n");
     place.write("project/surgetank.toml", "quiet = \"2s\"\nretry = \"2s\"\ngrace = \"2s\"\n");
@@ -104,7 +104,7 @@ fn later_sources_win() {
 }
 
 #[test]
-fn every_key_in_every_source() {
+fn every_key_has_one_meaning_in_every_source() {
     let values = [
         ("store", "{elsewhere}"),
         ("state", "{root}/state"),
@@ -209,7 +209,7 @@ fn every_key_in_every_source() {
 }
 
 #[test]
-fn tables_of_tiers_and_rules() {
+fn tables_of_tiers_and_rules_set_every_key() {
     let place = Place::new();
     place.write(
         "project/surgetank.toml",
@@ -231,7 +231,7 @@ fn tables_of_tiers_and_rules() {
 }
 
 #[test]
-fn site_rules_win() {
+fn site_rules_override_all_others() {
     let mut place = Place::new();
     place
         .write("site.toml", "rules = [\"scratch/=copy\"]\n")
@@ -246,7 +246,7 @@ fn site_rules_win() {
 }
 
 #[test]
-fn errors_name_place_and_remedy() {
+fn invalid_values_give_errors_with_place_and_remedy() {
     for (text, expected) in [
         ("quiet = \"5\"", &["surgetank.toml:1", "quiet", "5s"][..]),
         ("\nfsnyc = \"store\"", &["surgetank.toml:2", "'fsnyc'", "'fsync'"]),
@@ -285,7 +285,7 @@ fn errors_name_place_and_remedy() {
 }
 
 #[test]
-fn stores() {
+fn store_of_each_form_is_resolved_or_refused() {
     let place = Place::new();
     let elsewhere = place.path("elsewhere");
     for text in [
@@ -318,7 +318,7 @@ fn stores() {
 }
 
 #[test]
-fn directories_in_each_others_way_are_refused() {
+fn conflicting_directories_are_refused() {
     let place = Place::new();
     place.write("project/data.txt", "x");
     fs::create_dir_all(place.path("project/sub")).expect("mkdir");
@@ -368,7 +368,7 @@ fn directories_in_each_others_way_are_refused() {
 }
 
 #[test]
-fn found_tiers_are_explained() {
+fn tiers_passed_over_are_explained_in_notes() {
     let mut place = Place::new();
     // Everything of the test is on one file system: nothing there is faster than the store.
     place.env("SLURM_TMPDIR", place.path("fast2"));
@@ -389,7 +389,7 @@ fn found_tiers_are_explained() {
 }
 
 #[test]
-fn memory_is_a_tier_on_its_own() {
+fn memory_without_other_tiers_is_a_tier() {
     if !std::path::Path::new("/dev/shm").is_dir() {
         return;
     }
@@ -413,7 +413,7 @@ fn ini(place: &Place) -> String {
 }
 
 #[test]
-fn sea_ini() {
+fn sea_ini_gives_directory_store_and_tiers() {
     let mut place = Place::new();
     fs::create_dir(place.path("home")).expect("mkdir");
     place.write("home/sea.ini", &ini(&place)).write("home/.sea_flushlist", ".*\\.nii\n");
@@ -446,7 +446,7 @@ fn sea_ini() {
 }
 
 #[test]
-fn sea_ini_errors() {
+fn sea_ini_with_errors_is_refused_with_its_line() {
     for (from, to, part) in [
         ("n_levels = 3", "n_levels = many", "sea.ini:4"),
         ("cache_1 =", "cache_7 =", "cache_1 is missing"),
@@ -465,7 +465,7 @@ fn sea_ini_errors() {
 }
 
 #[test]
-fn sea_lists() {
+fn sea_lists_give_modes_of_their_table() {
     // (flush, evict, prefetch) → modes of a.nii, last.nii, x.log, other
     let flush = Some(".*\\.nii\n\n");
     let evict = Some("last\\.nii\r\n.*\\.log");
@@ -499,7 +499,7 @@ fn sea_lists() {
 }
 
 #[test]
-fn sea_lists_with_errors() {
+fn sea_lists_with_errors_are_refused_with_their_line() {
     for (text, parts) in
         [("ok\n(\n", &[".sea_flushlist:2", "unclosed group"][..]), ("*.nii$\n", &[".sea_flushlist:1", "'.*.nii$'"])]
     {
@@ -517,7 +517,7 @@ fn sea_lists_with_errors() {
 }
 
 #[test]
-fn surgetank_toml_is_stronger_than_sea() {
+fn surgetank_toml_overrides_sea_files() {
     let mut place = Place::new();
     place
         .write("project/sea.ini", &ini(&place))
@@ -531,7 +531,7 @@ fn surgetank_toml_is_stronger_than_sea() {
 }
 
 #[test]
-fn every_key_is_documented() {
+fn every_key_has_a_row_in_the_documentation() {
     let page = include_str!("../../../../docs/configuration.md");
     let rows: Vec<&str> = page.lines().filter(|line| line.starts_with('|')).collect();
     let row_of =
@@ -541,9 +541,9 @@ fn every_key_is_documented() {
     }
     let place = Place::new();
     let config = serde_json::to_value(place.load(Overrides::default()).expect("load").config).expect("json");
-    // (`again` is made of the others.)
+    // `again` is derived from the other keys.
     for field in config.as_object().expect("object").keys().filter(|field| *field != "again") {
-        assert!(key::SCALARS.iter().chain(&key::LISTS).any(|key| key == field), "Config::{field} is no key");
+        assert!(key::SCALARS.iter().chain(&key::LISTS).any(|key| key == field), "Config::{field} is not a key");
     }
     for name in crate::rule::defaults::LAST_NAMES {
         assert!(page.contains(&format!("`{name}`")), "the built-in rule {name} is not documented");
@@ -552,7 +552,7 @@ fn every_key_is_documented() {
 
 /// `surgetank status` in `/`, in the state directory or above it was refused: nothing could be served there.
 #[test]
-fn the_state_root_is_known_where_nothing_can_be_served() {
+fn state_root_of_unservable_directory_is_known() {
     let mut place = Place::new();
     let asked = |place: &Place, overrides: &Overrides| load::state_root(overrides, &place.around).expect("state root");
     place.around.cwd = "/".into();

@@ -1,7 +1,7 @@
-//! Finding tiers when none are given, and caps that leave the machine room.
+//! The search for tiers when the configuration names none, and caps that leave space to the machine.
 //!
-//! A tier is worth having only where it is faster than the store and where filling it harms nobody: memory that the
-//! job may still use, or a local disk that is not the store's own. Whatever is passed over is said in a note.
+//! A tier is useful only if it is faster than the store and harms no other user: memory that the job may still use, or a local
+//! disk that is not the store's own. A note names every candidate that is passed over.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use super::machine::Machine;
 use super::quantity::show_bytes;
 use super::{Survives, TierConfig};
 
-/// Below this a tier is not worth its trouble.
+/// A tier with a smaller cap is not useful.
 const CAP_BYTES_MIN: u64 = 16 << 20;
-/// Memory that is left to the programs of a limited job, at least.
+/// Least memory that is left to the programs of a limited job.
 const MARGIN_BYTES_MIN: u64 = 64 << 20;
 
-/// Our cap on one device: what may be used so that the machine keeps room.
+/// The cap on one device, in bytes: what may be used so that the machine keeps space.
 ///
-/// In memory: half of what is available, half of what the file system has, and in a memory cgroup (where tmpfs pages
-/// count) what is left of the limit less a margin of a sixteenth. On a disk: four fifths of what is free.
+/// In memory: half of what is available, half of what the file system has, and in a memory cgroup (where tmpfs pages count)
+/// what is left of the limit less a margin of a sixteenth. On a disk: four fifths of the free space. Errors: those of `statfs`.
 pub fn cap_bytes(machine: &Machine, path: &Path) -> std::io::Result<u64> {
     let system = machine.file_system(path)?;
     if !system.is_memory() {
@@ -34,17 +34,17 @@ pub fn cap_bytes(machine: &Machine, path: &Path) -> std::io::Result<u64> {
     Ok(cap)
 }
 
-/// Undrained bytes allowed in memory: a quarter of the memory we may use. It bounds both what the death of the node can
-/// cost and how long the final drain takes; the kernel risks about as much in its own page cache (`dirty_ratio`, 20 %).
-pub fn dirty_bytes_max(machine: &Machine) -> u64 {
+/// Undrained bytes allowed in memory: a quarter of the memory that the job may use. It limits both the loss if the node dies
+/// and the duration of the final drain. The kernel risks about as much in its own page cache (`dirty_ratio`, 20 %).
+pub(crate) fn dirty_bytes_max(machine: &Machine) -> u64 {
     let total = machine.memory().map_or(u64::MAX, |memory| memory.total_bytes);
     let limit = machine.memory_limit().map_or(u64::MAX, |limit| limit.limit_bytes);
     let usable = total.min(limit);
     if usable == u64::MAX { 1 << 30 } else { usable / 4 }
 }
 
-/// Fills in what a tier's configuration left open: the cap over its distinct devices, and what it survives.
-pub fn completed(machine: &Machine, mut tier: TierConfig) -> std::io::Result<TierConfig> {
+/// Completes a tier's configuration: the cap over its distinct devices, and what it survives.
+pub(crate) fn completed(machine: &Machine, mut tier: TierConfig) -> std::io::Result<TierConfig> {
     let mut seen = Vec::new();
     let mut cap = 0u64;
     let mut survives = Survives::Node;
@@ -61,15 +61,20 @@ pub fn completed(machine: &Machine, mut tier: TierConfig) -> std::io::Result<Tie
     Ok(tier)
 }
 
-/// Where to look, by what the environment says.
-pub struct Candidates {
+/// Directories to consider, as the environment names them.
+pub(crate) struct Candidates {
     pub ram: PathBuf,
-    /// The first that fits is taken: (what named it, directory).
+    /// The first suitable one is taken: (what named it, directory).
     pub disks: Vec<(String, PathBuf)>,
 }
 
-/// Tiers for a directory and its store, fastest first, and a note for every candidate that was passed over.
-pub fn found(machine: &Machine, candidates: &Candidates, over: &Path, store: &Path) -> (Vec<TierConfig>, Vec<String>) {
+/// Tiers for a directory and its store, fastest first, with a note for every candidate that was passed over.
+pub(crate) fn found(
+    machine: &Machine,
+    candidates: &Candidates,
+    over: &Path,
+    store: &Path,
+) -> (Vec<TierConfig>, Vec<String>) {
     let mut notes = Vec::new();
     let mut tiers = Vec::new();
     let site = Site { machine, over, store, store_device: machine.file_system(store).ok().map(|system| system.device) };
@@ -130,7 +135,7 @@ impl Site<'_> {
         let tier = completed(self.machine, tier).map_err(|error| error.to_string())?;
         match tier.cap_bytes {
             Some(cap) if cap < CAP_BYTES_MIN => {
-                Err(format!("only {} could be used without crowding others", show_bytes(cap)))
+                Err(format!("only {} could be used without taking space from other users", show_bytes(cap)))
             }
             _ => Ok(tier),
         }

@@ -11,7 +11,7 @@ fn hints(given: &[(&str, &str)]) -> Hints {
 }
 
 #[test]
-fn values_are_those_of_rules() {
+fn hint_values_have_the_forms_of_rules() {
     let all = hints(&[
         ("mode", "keep"),
         ("timing", "last"),
@@ -35,9 +35,9 @@ fn values_are_those_of_rules() {
     assert_eq!(*hints(&[("size", "4096")]).advice(), Advice { size_bytes: Some(4096), ..Advice::default() });
 }
 
-/// Of each what is wrong with it and what is allowed.
+/// Each error names what is wrong with the value and what is allowed.
 #[test]
-fn what_is_not_understood_is_refused_with_what_would_be() {
+fn unknown_hint_is_refused_with_allowed_values() {
     for (name, value, words) in [
         ("mod", "keep", &["no hint 'mod'", "did you mean 'mode'?", "timing", "BlockSize"][..]),
         ("Mode", "keep", &["no hint 'Mode'", "'mode'"]),
@@ -68,9 +68,9 @@ fn what_is_not_understood_is_refused_with_what_would_be() {
     }
 }
 
-/// On one node: a second copy is the store's, all else is so already or has nothing to work on.
+/// On one node the second copy is the store's; the other hints hold already or have no effect.
 #[test]
-fn woss_means_what_it_can_here() {
+fn woss_hints_on_one_node_get_their_meaning() {
     assert_eq!(hints(&[("Replication", "2")]).advice().mode, Some(Mode::Copy));
     assert_eq!(hints(&[("Replication", "1")]).advice(), &Advice::default());
     assert_eq!(hints(&[("Replication", "2"), ("mode", "keep")]).advice().mode, Some(Mode::Keep), "said outright");
@@ -91,7 +91,7 @@ fn woss_means_what_it_can_here() {
 }
 
 #[test]
-fn hints_are_taken_back_updated_and_written_down() {
+fn hints_after_set_remove_and_update_are_exact() {
     let mut one = hints(&[("mode", "keep"), ("size", "1M")]);
     assert!(one.take_back(Name::Mode) && !one.take_back(Name::Mode));
     assert_eq!(*one.advice(), Advice { size_bytes: Some(1 << 20), ..Advice::default() });
@@ -102,7 +102,7 @@ fn hints_are_taken_back_updated_and_written_down() {
 }
 
 #[test]
-fn the_nearer_says_first() {
+fn advice_of_nearer_subject_overrides_weaker() {
     let mut advice = hints(&[("mode", "keep")]).advice().clone();
     advice.or(hints(&[("mode", "copy"), ("tier", "ram")]).advice());
     assert_eq!((advice.mode, advice.tier.as_deref()), (Some(Mode::Keep), Some("ram")));

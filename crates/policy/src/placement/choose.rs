@@ -1,12 +1,16 @@
 //! The choice of a device.
 //!
-//! Tiers in order, fastest first (a preferred tier before all); within a tier the freest devices by what is free and how
-//! busy they are, and among near equals a caller-given salt takes turns. Two rounds: first a place where the whole
-//! file is known to fit, then a place to begin, from which the agent moves it on.
+//! Tiers are tried in order, fastest first (a preferred tier before all). Within a tier the best device is the one with the
+//! most free space and the least load; among near equals a salt from the caller decides. There are two rounds: first a place
+//! where the whole file is known to fit, then a place to begin, from which the agent moves the file.
 //!
-//! Invariants: nothing is put on a device out of use, or on a volatile one when it must persist; a reservation never
-//! exceeds what is free; `direct` is promised only with a reservation or ample room; undrained data on volatile tiers
-//! stays below its limit, and so does what has to be drained before the job ends. The danger avoided: a program that gets ENOSPC while another tier is empty.
+//! Invariants:
+//! - no file is put on a device out of use, or on a volatile one when it must persist;
+//! - a reservation never exceeds the free space;
+//! - `direct` needs a reservation or ample space;
+//! - undrained data on volatile tiers stays below its limit, and so does the data to drain before the job ends.
+//!
+//! The danger that it avoids: a program gets ENOSPC while another tier is empty.
 
 use surgetank_types::sync::Arc;
 
@@ -15,112 +19,140 @@ use super::view::{DeviceView, POLL_PERIOD};
 use crate::config::Survives;
 use surgetank_types::model::{DeviceId, Mode};
 
-/// Fewer files of a class say nothing about the next.
+/// Fewer files of a class say nothing about the next one.
 pub(super) const HISTORY_SAMPLES_MIN: u32 = 3;
-/// A reservation by history: so many times the largest seen.
+/// A reservation by history is this many times the largest size seen.
 const HISTORY_FACTOR: u64 = 2;
-/// No reservation for a file to be written is less, so that “direct” always has something behind it.
+/// The smallest reservation for a file to be written, so that “direct” always has some space.
 const RESERVE_BYTES_MIN: u64 = 64 << 10;
-/// A mediated writer begins where this is free (or 1/64 of the cap, if that is less).
+/// A mediated writer begins where this much is free (or 1/64 of the cap, if that is less).
 const BEGIN_BYTES: u64 = 1 << 20;
-/// What a prefetch leaves to writers: a sixteenth of the cap.
+/// A prefetch leaves a sixteenth of the cap to writers.
 const PREFETCH_LEAVES_SHARE: u64 = 16;
-/// A device counts as equal to the best of its tier when it is within this part of it.
+/// A device counts as equal to the best of its tier if it is within this part of it.
 const EQUAL_SHARE: u64 = 16;
 
+/// The expected size of a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
+    /// Neither a hint or rule nor earlier files tell.
     Unknown,
-    /// A hint or rule names the size.
+    /// A hint or rule names the size, in bytes.
     Hint(u64),
+    /// Earlier files of the same class tell.
     History {
+        /// The largest of them, in bytes.
         max_bytes: u64,
+        /// How many of them were seen.
         samples: u32,
     },
 }
 
+/// Why a file needs a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskKind {
+    /// A program creates the file.
     Create {
+        /// Its expected size.
         expected: Expected,
     },
-    /// A file that is being written has to leave its device: what it has, and what the writer wants more.
+    /// A file that is being written has to leave its device.
     Spill {
+        /// Bytes that the file has.
         have_bytes: u64,
+        /// Further bytes that the writer needs.
         want_bytes: u64,
+        /// The device that it leaves.
         from: DeviceId,
     },
-    /// A file of the store that is opened for writing.
+    /// A program opens a file of the store for writing.
     CopyUp {
+        /// Size of the store's file.
         bytes: u64,
     },
+    /// A rule or hint has a file of the store copied to a tier before its use.
     Prefetch {
+        /// Size of the store's file.
         bytes: u64,
     },
-    /// A file of the store that somebody wants to read, and that can only be read in a tier.
+    /// A program reads a file of the store that can only be read on a tier.
     Fetch {
+        /// Size of the store's file.
         bytes: u64,
     },
 }
 
-/// Undrained bytes on some tiers: now (with what open writers have reserved), and at most.
+/// Undrained bytes on some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyRoom {
+    /// Undrained bytes now, with the reservations of open writers.
     pub bytes: u64,
+    /// The most that is allowed.
     pub bytes_max: u64,
 }
 
 impl DirtyRoom {
+    /// Whether so many further bytes stay within the limit.
     pub fn allows(self, more_bytes: u64) -> bool {
         self.bytes.saturating_add(more_bytes) <= self.bytes_max
     }
 }
 
+/// A request for a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
+    /// Why the file needs a place.
     pub kind: AskKind,
+    /// Index of the tier that a hint or rule prefers.
     pub preferred_tier: Option<u8>,
-    /// Could this writer be given a direct descriptor at all?
+    /// Whether this writer can use a direct descriptor at all.
     pub direct_possible: bool,
-    /// Must outlive the node's memory (fsync means the tier).
+    /// Whether the file must survive the loss of the node's memory (fsync means the tier).
     pub must_persist: bool,
+    /// What happens to the file after it is written.
     pub mode: Mode,
+    /// Undrained bytes on volatile tiers.
     pub dirty: DirtyRoom,
-    /// The same on all tiers that go with the node, where the end of the job is known.
+    /// Undrained bytes on all tiers that are lost with the node; `None` if the end of the job is unknown.
     pub until_the_end: Option<DirtyRoom>,
-    /// Takes turns among equal devices: a counter, or a hash of the path.
+    /// Chooses among equal devices: a counter, or a hash of the path.
     pub salt: u64,
 }
 
+/// The chosen place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// `direct`: a direct descriptor for *writing* may be given. `reserve_bytes`: to be had from `try_reserve` first.
+    /// A device of a tier.
     Device {
+        /// The device.
         id: DeviceId,
+        /// Whether the writer may get a direct descriptor.
         direct: bool,
+        /// Bytes that the caller must first reserve by `try_reserve`.
         reserve_bytes: u64,
     },
+    /// The store: no tier can take the file.
     Store,
 }
 
-/// What one more direct writer needs so that nobody runs out of room before the agent looks again.
+/// Free bytes that one more direct writer needs, so that no writer runs out of space before the next poll.
 pub fn ample_bytes(view: &DeviceView) -> u64 {
     unseen_bytes(view, u64::from(view.writers) + 1)
 }
 
-/// What so many direct writers could write within two polls.
+/// Bytes that this many direct writers could write within two polls.
 fn unseen_bytes(view: &DeviceView, writers: u64) -> u64 {
     let period_ms = POLL_PERIOD.as_millis() as u64;
     let one_writer_bytes = view.bandwidth_bytes_per_second.saturating_mul(2 * period_ms) / 1000;
     writers.saturating_mul(one_writer_bytes)
 }
 
-/// May one more direct writer begin without a reservation?
-pub fn is_ample(view: &DeviceView) -> bool {
+/// Whether one more direct writer may begin without a reservation.
+fn is_ample(view: &DeviceView) -> bool {
     view.free_bytes >= ample_bytes(view)
 }
 
-/// What is known of the file's size, and why.
+/// The known size of the file, and its basis.
 fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
     match ask.kind {
         AskKind::Create { expected: Expected::Hint(bytes) } => Some((bytes.max(RESERVE_BYTES_MIN), Basis::Hint)),
@@ -136,7 +168,7 @@ fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
     }
 }
 
-/// Chooses where the file goes.
+/// Chooses the place of a file, with the reason. `views` are all devices, fastest tier first.
 pub fn choose(ask: &Ask, views: &[DeviceView]) -> (Place, Reason) {
     let order = tier_order(ask, views);
     let size = known_size(ask);
@@ -159,7 +191,7 @@ pub fn choose(ask: &Ask, views: &[DeviceView]) -> (Place, Reason) {
                 Err(skip) => skipped.extend(skip),
             }
         }
-        // Bytes that are there already need their place now; only a file that is still to be written can begin small.
+        // Bytes that exist already need their space now; only a file that is still to be written can begin with little.
         if !matches!(ask.kind, AskKind::Create { .. }) {
             return (Place::Store, Reason::Store { skipped });
         }
@@ -200,7 +232,7 @@ fn placed(
     (Place::Device { id: view.id, direct, reserve_bytes }, reason)
 }
 
-/// The preferred tier, then the slower ones, then the faster ones; without a preference fastest first.
+/// The preferred tier, then the slower ones, then the faster ones; without a preference, fastest first.
 fn tier_order(ask: &Ask, views: &[DeviceView]) -> Vec<u8> {
     let mut tiers: Vec<u8> = views.iter().map(|view| view.id.tier).collect();
     tiers.sort_unstable();
@@ -212,13 +244,13 @@ fn tier_order(ask: &Ask, views: &[DeviceView]) -> Vec<u8> {
     tiers
 }
 
-/// Counts this file against the limit of undrained data?
+/// Whether this file counts against the limit of undrained data.
 fn is_dirty(ask: &Ask) -> bool {
     let drained = matches!(ask.mode, Mode::Copy | Mode::Move);
     drained && !matches!(ask.kind, AskKind::Prefetch { .. } | AskKind::Fetch { .. })
 }
 
-/// Is the device out of the question whatever its room?
+/// Why the device is excluded whatever its free space.
 fn barred(ask: &Ask, view: &DeviceView) -> Option<Skip> {
     if let AskKind::Spill { from, .. } = ask.kind
         && (view.id == from || view.id.tier < from.tier)
@@ -231,7 +263,7 @@ fn barred(ask: &Ask, view: &DeviceView) -> Option<Skip> {
     (ask.must_persist && view.survives == Survives::Agent).then_some(Skip::Volatile)
 }
 
-/// May `bytes` more of undrained data lie on this device?
+/// Whether the device may hold this many further undrained bytes.
 fn dirty_allows(ask: &Ask, view: &DeviceView, bytes: u64) -> Result<(), Skip> {
     if !is_dirty(ask) {
         return Ok(());
@@ -261,7 +293,7 @@ fn whole_fits(ask: &Ask, views: &[DeviceView], view: &DeviceView, bytes: u64) ->
         _ => bytes,
     };
     has_room(view, wanted_bytes)?;
-    // A spill between volatile devices moves what is counted already.
+    // A spill between volatile devices moves bytes that already count.
     let more_dirty_bytes = match ask.kind {
         AskKind::Spill { want_bytes, from, .. } if is_volatile(views, from) => want_bytes,
         _ => bytes,
@@ -279,8 +311,8 @@ fn can_begin(ask: &Ask, view: &DeviceView) -> Result<(), Skip> {
     dirty_allows(ask, view, begin_bytes)
 }
 
-/// With its room reserved a created file is direct. What is copied up grows by an unknown amount beyond its
-/// reservation, so room must be ample besides. A spilled file stays mediated, a prefetched one is not written.
+/// Whether the file may be direct with its reservation. A created file may. A copied-up file may grow by an unknown amount, so
+/// it needs ample space too. A spilled file stays mediated, and a prefetched one is not written.
 fn direct_with_reservation(ask: &Ask, views: &[DeviceView], view: &DeviceView, bytes: u64) -> bool {
     let guaranteed = match ask.kind {
         AskKind::Create { .. } => true,
@@ -294,7 +326,8 @@ fn direct_with_reservation(ask: &Ask, views: &[DeviceView], view: &DeviceView, b
     ask.direct_possible && guaranteed
 }
 
-/// Ample on the device, and ample below the limit of undrained data with all that volatile tiers' writers could add.
+/// Ample on the device, and ample below the limit of undrained data with everything that the writers of volatile tiers could
+/// add.
 fn ample_for(ask: &Ask, views: &[DeviceView], view: &DeviceView) -> bool {
     let writers_bytes: u64 = views
         .iter()
@@ -304,16 +337,16 @@ fn ample_for(ask: &Ask, views: &[DeviceView], view: &DeviceView) -> bool {
     is_ample(view) && dirty_allows(ask, view, writers_bytes).is_ok()
 }
 
-/// What the device has for newcomers: free less what its direct writers may take, less for a busy one.
+/// The space that the device has for new files: free less what its direct writers may take, less for a busy one.
 fn weight(view: &DeviceView) -> u128 {
     let calm_bytes = view.free_bytes.saturating_sub(unseen_bytes(view, u64::from(view.writers)));
     let bandwidth = u128::from(view.bandwidth_bytes_per_second.max(1));
-    // Scaled, so that devices whose writers may take everything still differ by what is free.
+    // Scaled, so that devices whose writers may take everything still differ by their free space.
     let scaled = (u128::from(calm_bytes) << 8) + u128::from(view.free_bytes >> 8);
     scaled * bandwidth / (bandwidth + u128::from(view.load_bytes_per_second))
 }
 
-/// The best device of a tier that passes, or why the tier's first obstacle is what it is.
+/// The best device of a tier that passes, or the obstacle of the tier.
 fn best_of<'v>(
     ask: &Ask,
     views: &'v [DeviceView],
@@ -326,7 +359,7 @@ fn best_of<'v>(
         match barred(ask, view).map_or_else(|| passes(view), Err) {
             Ok(()) => fit.push((view, weight(view))),
             Err(skip) => {
-                // Of several devices the one that came closest speaks for the tier.
+                // Of several devices the one that came closest gives the tier's reason.
                 let closer = match (&obstacle, skip) {
                     (None, _) => true,
                     (Some((_, Skip::NoRoom { free_bytes: best, .. })), Skip::NoRoom { free_bytes, .. }) => {
@@ -349,7 +382,7 @@ fn best_of<'v>(
     let equal = best - best / u128::from(EQUAL_SHARE);
     fit.retain(|(_, weight)| *weight >= equal);
     fit.sort_unstable_by_key(|(view, _)| view.id);
-    // Not empty: the best is in it.
+    // Not empty: it contains the best device.
     Ok(fit[(ask.salt % fit.len() as u64) as usize].0)
 }
 

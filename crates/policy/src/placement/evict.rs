@@ -1,12 +1,15 @@
-//! Which files make room.
+//! The choice of files to evict.
 //!
-//! Only what is durable (or may be dropped by its rule), unpinned and not open. The least valuable go first; value is
-//! the cost of bringing a byte back times the chance that somebody wants it: small files cost more per byte, recent and
-//! often read ones are more likely wanted. Before all of them go temporaries that may be dropped, files whose mode is
-//! to be moved out, those that nobody will read again, and prefetched files that were read. After all of them goes what is
-//! known to be read again, the latest first (Belady, "A study of replacement algorithms", 1966: it costs the fewest fetches).
+//! Only files that are durable (or that their rule lets drop), unpinned and not open are evicted. The least valuable go first;
+//! the value is the cost of fetching a byte again times the probability of its use. Small files cost more per byte, and
+//! recently or often read files are more probably used.
 //!
-//! No full sort: a heap holds just the victims needed so far, so n candidates and k victims take O(n log k).
+//! Before all of them go, in order: temporaries that may be dropped, files with mode `move`, files that no program reads again,
+//! and prefetched files that were read. After all of them go files that are known to be read again, the latest first (L. A.
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966: this needs the
+//! fewest fetches).
+//!
+//! There is no full sort: a heap holds only the victims needed so far, so n candidates and k victims take O(n log k).
 
 use std::collections::BinaryHeap;
 use std::fmt;
@@ -15,45 +18,59 @@ use std::time::Duration;
 use crate::hint::NextRead;
 use surgetank_types::model::{FileId, Mode};
 
-/// Bringing a file back costs as much as this many bytes, before its first byte comes.
+/// Cost of a fetch before its first byte, in bytes.
 const FETCH_OVERHEAD_BYTES: u64 = 256 << 10;
 
+/// A file on a tier, with what decides about its eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
+    /// The file.
     pub id: FileId,
-    /// What its eviction frees.
+    /// Bytes that its eviction frees.
     pub bytes: u64,
-    /// The store has this very version, verified and synced.
+    /// Whether the store has exactly this version, verified and synced.
     pub durable: bool,
+    /// Whether a rule, a hint or `surgetank pin` pins it.
     pub pinned: bool,
+    /// Whether a program has it open.
     pub open: bool,
+    /// What happens to the file after it is written.
     pub mode: Mode,
-    /// Its rule says that it may be dropped undrained, and nobody needs it any more. Counts for `Mode::Remove` only.
+    /// Whether its rule lets it be dropped undrained, and no program needs it any more. Counts for `Mode::Remove` only.
     pub droppable: bool,
-    /// It was brought in ahead of use.
+    /// Whether it was fetched before its use.
     pub prefetched: bool,
-    /// As the workflow's graph has it.
+    /// The next read, as the workflow's graph has it.
     pub next_read: Option<NextRead>,
-    /// Opens for reading since it is here.
+    /// Number of opens for reading since it is on the tier.
     pub reads: u32,
-    /// Since it was last used.
+    /// Time since its last use.
     pub idle: Duration,
 }
 
+/// Why a file is evicted. `Display` prints it as a sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EvictReason {
-    /// A temporary that its rule lets go.
+    /// A temporary that its rule lets drop.
     Droppable,
-    /// Its mode is `move`: it was to leave once it is in the store.
+    /// Its mode is `move`, and it is in the store.
     Moved,
-    /// Nobody will read it any more.
+    /// No program will read it again.
     ReadNoMore,
-    /// Prefetched and read.
+    /// It was prefetched, and has been read.
     PrefetchedAndRead,
-    /// It is wanted again, and all that may go is wanted sooner.
-    WantedLatest { next_read: u64 },
-    /// In the store, and the least valuable per byte.
-    LeastValuable { idle: Duration, reads: u32 },
+    /// All other candidates will be read sooner.
+    WantedLatest {
+        /// Position of its next read in the workflow's order.
+        next_read: u64,
+    },
+    /// It is in the store, and has the least value per byte.
+    LeastValuable {
+        /// Time since its last use.
+        idle: Duration,
+        /// Number of opens for reading since it is on the tier.
+        reads: u32,
+    },
 }
 
 impl fmt::Display for EvictReason {
@@ -62,7 +79,7 @@ impl fmt::Display for EvictReason {
             Self::Droppable => f.write_str("dropped: a temporary that its rule (remove) lets go when room is wanted"),
             Self::Moved => f.write_str("evicted: it is in the store, and its rule (move) wants it only there"),
             Self::ReadNoMore => {
-                f.write_str("evicted: it is in the store, and a hint says that nobody will read it again")
+                f.write_str("evicted: it is in the store, and a hint says that no program will read it again")
             }
             Self::WantedLatest { next_read } => write!(
                 f,
@@ -78,7 +95,7 @@ impl fmt::Display for EvictReason {
     }
 }
 
-/// In the order in which they go.
+/// Classes in the order in which they are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     Droppable,
@@ -90,7 +107,7 @@ enum Class {
 }
 
 impl Candidate {
-    /// May it go at all?
+    /// Whether it may be evicted at all.
     fn evictable(&self) -> bool {
         let unneeded = self.durable || (self.mode == Mode::Remove && self.droppable);
         unneeded && !self.pinned && !self.open && self.bytes > 0
@@ -129,14 +146,14 @@ impl Candidate {
         }
     }
 
-    /// Cost of bringing a byte back × chance of use, in a scale of its own; greater is worth more.
+    /// Cost of fetching a byte again × probability of use, in an arbitrary scale; greater is worth more.
     fn value(&self) -> u128 {
         if self.class() == Class::Planned {
             return u128::from(u64::MAX - self.turn());
         }
         let cost_per_mebibyte =
             u128::from(FETCH_OVERHEAD_BYTES.saturating_add(self.bytes)) * (1 << 20) / u128::from(self.bytes.max(1));
-        // A prefetched file that nobody read yet is about to be read.
+        // A prefetched file that was not read yet is about to be read.
         let uses = u128::from(self.reads) + if self.prefetched && self.reads == 0 { 16 } else { 1 };
         // Idle time in tenths of a second, so that a burst of files of one second still differs.
         let idle = self.idle.as_millis() / 100 + 1;
@@ -144,7 +161,7 @@ impl Candidate {
     }
 }
 
-/// Orders by what is kept: class, value, then id, so that the outcome is one and the same.
+/// Order of keeping: class, value, then id, so that the outcome is deterministic.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kept {
     class: Class,
@@ -154,14 +171,14 @@ struct Kept {
     reason: EvictReason,
 }
 
-/// Who goes so that `want_bytes` are freed, least valuable first; everybody who may go when that is not enough.
-/// No one is in the list without need: without any one of them too little would be freed.
+/// The files to evict so that `want_bytes` are freed, least valuable first; all evictable files if they do not suffice. The
+/// list is minimal: without any of its files too little would be freed.
 pub fn victims(candidates: impl Iterator<Item = Candidate>, want_bytes: u64) -> Vec<(FileId, EvictReason)> {
     if want_bytes == 0 {
         return Vec::new();
     }
     let want_bytes = u128::from(want_bytes);
-    // The most valuable of the victims so far is on top; it is let off as soon as the others suffice.
+    // The most valuable victim so far is on top; it is released as soon as the others suffice.
     let mut chosen: BinaryHeap<Kept> = BinaryHeap::new();
     let mut chosen_bytes: u128 = 0;
     for candidate in candidates.filter(Candidate::evictable) {
@@ -180,7 +197,7 @@ pub fn victims(candidates: impl Iterator<Item = Candidate>, want_bytes: u64) -> 
             chosen.pop();
         }
     }
-    // A large last victim may have made some needless: the most valuable of those are let off first.
+    // A large last victim may have made some unnecessary: the most valuable of those are released first.
     let mut victims = Vec::with_capacity(chosen.len());
     for kept in chosen.into_sorted_vec().into_iter().rev() {
         let others_bytes = chosen_bytes - u128::from(kept.bytes);

@@ -1,9 +1,10 @@
-//! What files turned out to be, by their names: the basis of reservations for files nobody gave a hint for.
+//! The sizes of earlier files, by class of name: the basis of reservations for files without a hint.
 //!
-//! A file belongs to two classes, whatever its directory: its name with every run of digits folded (`tile_#.tif`), and
-//! its extension (`*.tif`). The narrower one is believed when it has enough samples. Bounded: two generations of
-//! classes; what was not seen for a whole generation is forgotten, so names that never come again (UUIDs) push out
-//! only each other. A maximum is forgotten as well once two windows of samples stayed below it.
+//! A file belongs to two classes, whatever its directory: its name with every run of digits folded (`tile_#.tif`), and its
+//! extension (`*.tif`). The narrower one counts if it has enough samples.
+//!
+//! The memory is bounded: two generations of classes. A class that is not seen for a whole generation is dropped, so names that
+//! never repeat (UUIDs) displace only each other. A maximum is dropped after two windows of samples below it.
 
 use std::collections::HashMap;
 
@@ -16,11 +17,12 @@ const EXTENSION_BYTES_MAX: usize = 16;
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     samples: u32,
-    /// Of the window that is being filled, and of the one before.
+    /// The maxima of the window that is being filled, and of the one before.
     max_bytes: u64,
     max_before_bytes: u64,
 }
 
+/// Sizes of sealed files, by class of name.
 #[derive(Debug, Default)]
 pub struct History {
     young: HashMap<Box<[u8]>, Seen>,
@@ -28,11 +30,12 @@ pub struct History {
 }
 
 impl History {
+    /// An empty history.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A file of this path was sealed with this size.
+    /// Records that a file of this path was sealed with this size.
     pub fn observe(&mut self, path: &[u8], size_bytes: u64) {
         let name = name_of(path);
         for class in [Some(name_class(name)), extension_class(name)].into_iter().flatten() {
@@ -49,7 +52,7 @@ impl History {
         }
     }
 
-    /// What a new file of this path will probably be.
+    /// The size that a new file of this path will probably have.
     pub fn expected(&self, path: &[u8]) -> Expected {
         let name = name_of(path);
         let by_name = self.get(&name_class(name));
@@ -85,13 +88,13 @@ fn name_class(name: &[u8]) -> Box<[u8]> {
     class.into()
 }
 
-/// `tile_0017.tif` → `*.tif`; none for dot files, and for endings that are numbers or too long to be a kind of file.
+/// `tile_0017.tif` → `*.tif`; none for dot files, and for endings that are numbers or too long to be a type of file.
 fn extension_class(name: &[u8]) -> Option<Box<[u8]>> {
     let dot = name.iter().rposition(|byte| *byte == b'.').filter(|dot| *dot > 0)?;
     let extension = &name[dot + 1..];
     let kind =
         !extension.is_empty() && extension.len() <= EXTENSION_BYTES_MAX && !extension.iter().all(u8::is_ascii_digit);
-    // No name class begins with `*` and a dot unless a file is really called so; then they share, harmlessly.
+    // A name class starts with `*` and a dot only if a file is really named so; the two then share a class, which is harmless.
     kind.then(|| [b"*.", extension].concat().into())
 }
 
@@ -100,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_narrow_class_is_believed_before_the_wide_one() {
+    fn narrow_class_with_samples_counts_before_wide_one() {
         let mut history = History::new();
         assert_eq!(history.expected(b"a/tile_1.tif"), Expected::Unknown);
         for index in 0..3_u64 {
@@ -108,14 +111,14 @@ mod tests {
         }
         history.observe(b"mosaic.tif", 9000);
         assert_eq!(history.expected(b"b/c/tile_777.tif"), Expected::History { max_bytes: 102, samples: 3 });
-        // One mosaic says little about mosaics; the extension speaks.
+        // One mosaic says little about mosaics; the extension counts.
         assert_eq!(history.expected(b"mosaic.tif"), Expected::History { max_bytes: 9000, samples: 4 });
         assert_eq!(history.expected(b"new.tif"), Expected::History { max_bytes: 9000, samples: 4 });
         assert_eq!(history.expected(b"new.txt"), Expected::Unknown);
     }
 
     #[test]
-    fn an_old_maximum_fades() {
+    fn old_maximum_after_two_windows_is_dropped() {
         let mut history = History::new();
         history.observe(b"x.dat", 1 << 40);
         for _ in 0..WINDOW_SAMPLES * 2 {
@@ -125,10 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_bounded_and_keeps_what_comes_again() {
+    fn history_stays_bounded_and_keeps_repeated_classes() {
         let mut history = History::new();
         for index in 0..50_000_u32 {
-            // Letters only, so that every name is a class of its own.
+            // Letters only, so that every name is its own class.
             let name: String =
                 format!("{index:x}").chars().map(|c| char::from(b'a' + c.to_digit(16).unwrap() as u8)).collect();
             history.observe(format!("{name}.uuid").as_bytes(), 7);
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn classes() {
+    fn names_are_folded_into_classes() {
         assert_eq!(&*name_class(b"a01b22.c3"), b"a#b#.c#");
         assert_eq!(extension_class(b"a.fits").as_deref(), Some(&b"*.fits"[..]));
         for name in [&b".bashrc"[..], b"part.00017", b"plain", b"dot.", b"x.averyveryverylongending"] {

@@ -1,70 +1,94 @@
-//! Why a file was put where it is, as a sentence for `surgetank why`.
+//! The reason for a file's place, as a sentence for `surgetank why`.
 
 use std::fmt;
 use surgetank_types::sync::Arc;
 
-/// What a reservation rests on.
+/// The basis of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
     /// A hint or a rule named the size.
     Hint,
-    /// What such files turned out to be before.
-    History { max_bytes: u64, samples: u32 },
-    /// The bytes are there already: a spill, a copy from the store, a prefetch.
+    /// The size of earlier files of the same class.
+    History {
+        /// The largest of them, in bytes.
+        max_bytes: u64,
+        /// How many of them were seen.
+        samples: u32,
+    },
+    /// The bytes exist already: a spill, a copy from the store, a prefetch.
     Content,
 }
 
-/// What stands behind the place.
+/// What ensures that the file has space at its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guarantee {
+    /// A reservation on the device.
     Reserved {
+        /// The bytes reserved.
         bytes: u64,
+        /// What the number of bytes is based on.
         basis: Basis,
     },
-    /// Room for everything that could be written before the next look.
+    /// Free space for everything that direct writers could write before the next poll.
     Ample {
+        /// The bytes that could be written unseen before the next poll.
         bytes: u64,
     },
-    /// None: the agent writes, and moves the file when room runs out.
+    /// Nothing: the agent writes, and moves the file when space runs out.
     Mediated,
 }
 
-/// Why a tier that would have come earlier was passed over.
+/// Why a tier that comes earlier in the order was passed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
+    /// The device is out of use after errors.
     Sick,
-    /// The file must outlive what the tier does not.
+    /// The file must survive an event that the tier does not survive.
     Volatile,
+    /// The file does not fit.
     NoRoom {
+        /// Free bytes of the device that comes closest.
         free_bytes: u64,
+        /// Bytes that the file needs.
         wanted_bytes: u64,
     },
-    /// Too much undrained data would lie on volatile tiers.
+    /// Volatile tiers would hold too much undrained data.
     Undrained {
+        /// Undrained bytes on volatile tiers now.
         dirty_bytes: u64,
+        /// The most that is allowed.
         dirty_bytes_max: u64,
     },
-    /// It could not be drained before the job ends.
+    /// The file could not be drained before the job ends.
     TooLate {
+        /// Bytes to drain before the end.
         dirty_bytes: u64,
+        /// Bytes that can be drained until then.
         drainable_bytes: u64,
     },
-    /// A file that spills does not go back up, nor to the device it has to leave.
+    /// A file that spills does not move to a faster tier, nor to the device that it has to leave.
     SpilledFrom,
 }
 
-/// The decision's reason: the place, what stands behind it, and what was passed over.
+/// The reason of a decision: the place, what ensures its space, and what was passed over. `Display` prints it as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
+    /// The file is on a tier.
     Tier {
+        /// Name of the tier.
         tier: Arc<str>,
+        /// Whether a hint or a rule preferred the tier.
         preferred: bool,
+        /// Free bytes of the device at the decision.
         free_bytes: u64,
+        /// What ensures the file's space.
         guarantee: Guarantee,
+        /// The tiers that come earlier, each with its obstacle.
         skipped: Vec<(Arc<str>, Skip)>,
     },
-    /// No tier could take it.
+    /// No tier could take the file.
     Store {
+        /// The tiers, each with its obstacle.
         skipped: Vec<(Arc<str>, Skip)>,
     },
 }
@@ -78,7 +102,7 @@ impl Reason {
         }
     }
 
-    /// The sentence without the figures of the single case, so that like ones can be counted together.
+    /// The sentence without the figures of the single case, so that similar ones can be counted together.
     pub fn brief(&self) -> String {
         let (mut brief, skipped) = match self {
             Self::Tier { preferred, guarantee, skipped, .. } => {
@@ -113,7 +137,7 @@ impl Reason {
         brief
     }
 
-    /// Without digits that the sentence does not show, so that one decision is like the next and its sentence is known.
+    /// The reason without digits that its sentence does not show, so that similar decisions share one sentence.
     pub fn rounded(mut self) -> Self {
         if let Self::Tier { free_bytes, guarantee, .. } = &mut self {
             *free_bytes = rounded(*free_bytes);
@@ -128,13 +152,13 @@ impl Reason {
     }
 }
 
-/// To eight binary digits: less than half a percent off.
+/// Rounds to eight binary digits: less than half a percent off.
 fn rounded(bytes: u64) -> u64 {
     let cut = (u64::BITS - bytes.leading_zeros()).saturating_sub(8);
     bytes.saturating_add((1 << cut) >> 1) >> cut << cut
 }
 
-/// Bytes for people: `3.1 GiB`.
+/// A number of bytes that prints with a binary unit: `3.1 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
@@ -146,7 +170,7 @@ impl fmt::Display for Bytes {
         }
         let mut value = self.0 as f64 / 1024.0;
         let mut unit = 0;
-        // What would be shown as 1024.0 belongs to the next unit.
+        // A value that would print as 1024.0 gets the next unit.
         while value >= 1023.95 && unit + 1 < UNITS.len() {
             value /= 1024.0;
             unit += 1;
@@ -186,7 +210,7 @@ impl fmt::Display for Guarantee {
         match self {
             Self::Reserved { bytes, basis: Basis::Hint } => write!(f, "{} reserved by hint or rule", Bytes(*bytes)),
             Self::Reserved { bytes, basis: Basis::History { max_bytes, samples } } => {
-                // The sentence is kept for every file: a million of them share a few.
+                // The sentence is stored for every file, so a million files must share a few sentences.
                 let seen = match samples {
                     0..10 => samples.to_string(),
                     _ => format!("at least {}", 10_u32.pow(samples.ilog10())),
@@ -228,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_a_sentence() {
+    fn reason_prints_as_a_sentence() {
         let reason = Reason::Tier {
             tier: "nvme".into(),
             preferred: false,
@@ -247,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_like_is_brief_in_the_same_words() {
+    fn similar_reasons_have_the_same_brief_form() {
         let of =
             |free_bytes| Reason::Store { skipped: vec![("ram".into(), Skip::NoRoom { free_bytes, wanted_bytes: 7 })] };
         assert_eq!(of(1).brief(), of(2).brief());
@@ -256,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_hides_what_is_not_shown() {
+    fn rounding_keeps_the_printed_sentence() {
         assert_eq!(rounded(0), 0);
         assert_eq!(rounded(1 << 30), 1 << 30);
         assert_eq!(rounded((4 << 30) - 4096), 4 << 30);
@@ -272,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_for_people() {
+    fn bytes_print_with_binary_units() {
         for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 20, "1 MiB")] {
             assert_eq!(Bytes(bytes).to_string(), text);
         }

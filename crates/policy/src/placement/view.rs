@@ -1,4 +1,4 @@
-//! What placement knows of a device: a snapshot, which may be as old as the period between two polls.
+//! A device as placement sees it: a snapshot, at most as old as the period between two polls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,26 +7,34 @@ use surgetank_types::model::DeviceId;
 
 use crate::config::Survives;
 
-/// How often devices are looked at; what a direct writer may do unseen is measured by it.
+/// Time between two polls of the devices. It determines how much a direct writer may write unseen.
 pub const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// A snapshot for placement and `status`.
+/// A snapshot of a device, for placement and `status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceView {
+    /// The device.
     pub id: DeviceId,
+    /// Name of its tier.
     pub tier_name: Arc<str>,
-    /// Neither used nor reserved nor wanted by others.
+    /// Bytes that are neither used nor reserved nor needed by other users.
     pub free_bytes: u64,
+    /// Bytes that are reserved.
     pub reserved_bytes: u64,
+    /// Bytes that Surgetank's files use.
     pub used_bytes: u64,
+    /// The most bytes that may be used and reserved together.
     pub cap_bytes: u64,
-    /// Direct descriptors open for writing.
+    /// Number of direct descriptors that are open for writing.
     pub writers: u32,
-    /// How fast one writer can fill the device.
+    /// Rate at which one writer can fill the device.
     pub bandwidth_bytes_per_second: u64,
-    /// Bytes in and out per second, lately.
+    /// Bytes read and written per second, recently.
     pub load_bytes_per_second: u64,
+    /// Whether the device may get new files: it is in use and not only drained.
     pub healthy: bool,
+    /// Whether `F_SETLEASE` works on it.
     pub leases: bool,
+    /// What its files survive.
     pub survives: Survives,
 }

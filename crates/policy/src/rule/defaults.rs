@@ -1,11 +1,11 @@
-//! What is decided when nobody said anything: copy everything, and drain last what nobody waits for.
+//! The built-in rules: copy everything, and drain last the files that no process waits for.
 
 use crate::config::{Authority, Pattern, RuleConfig, Timing};
 use surgetank_types::model::Mode;
 
-/// Directories full of small files that a run rewrites all the time and nobody reads from the store while it goes on:
-/// version control, virtual environments, caches, the state of workflow engines. They stay in the tiers and are
-/// drained at the end; they are never lost, so a wrong guess here costs a longer final drain and nothing else.
+/// Directories full of small files that a run rewrites all the time and that no process reads from the store meanwhile: version
+/// control, virtual environments, caches, the state of workflow engines. They stay in the tiers and are drained at the end.
+/// They are never lost, so a wrong entry here costs only a longer final drain.
 pub const LAST_NAMES: [&str; 16] = [
     ".git",
     ".hg",

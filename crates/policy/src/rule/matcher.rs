@@ -1,10 +1,11 @@
-//! Which of many patterns match a path: all globs in one automaton set, all regular expressions in another.
+//! Finds the patterns that match a path: all globs in one automaton set, all regular expressions in another.
 //!
-//! Globs read as in `.gitignore`: without a slash a pattern names a file *or any directory above it*; with a slash it
-//! starts at the directory that is served; a slash at the end means "what is inside". `*` and `?` stay within a name,
-//! `**` crosses directories. Paths are arbitrary bytes: names that are not UTF-8 match as well as others.
+//! Globs have the meaning of `.gitignore`. A pattern without a slash names a file *or any directory above it*; one with a slash
+//! starts at the directory that is served; a slash at the end means "what is inside". `*` and `?` stay within a name, `**`
+//! crosses directories. Paths are arbitrary bytes, so names that are not UTF-8 match too.
 //!
-//! Danger avoided: a pattern that silently matches nothing. Empty patterns, `!…`, `..` and absolute paths are refused.
+//! The danger that it avoids: a pattern that silently matches nothing. Empty patterns, `!…`, `..` and absolute paths are
+//! refused.
 
 use std::cell::RefCell;
 
@@ -15,8 +16,8 @@ use crate::config::Pattern;
 
 /// Matches patterns by their position in the list given to [`Matcher::new`].
 ///
-/// Most patterns are plain names, `*.ext` or start with plain directories; those cost a comparison. One automaton for
-/// all of them took 2.7 µs a path with forty rules.
+/// Most patterns are plain names, `*.ext`, or start with plain directories; these cost a comparison. One automaton for all
+/// patterns took 2.7 µs a path with forty rules.
 #[derive(Debug)]
 pub struct Matcher {
     names: Vec<Name>,
@@ -34,7 +35,7 @@ struct Name {
     owner: u16,
     shape: Shape,
     text: Vec<u8>,
-    /// Only names that something lies in.
+    /// Matches only names of directories above the path.
     inside_only: bool,
 }
 
@@ -45,7 +46,7 @@ enum Shape {
     Ends,
 }
 
-/// A pattern that begins with something literal; what does not begin so needs no closer look.
+/// A pattern that starts with something literal; a path that does not start so needs no further comparison.
 #[derive(Debug)]
 struct Anchored {
     owner: u16,
@@ -58,7 +59,7 @@ thread_local! {
 }
 
 impl Matcher {
-    /// The error is (position, what is wrong with that pattern).
+    /// Compiles the patterns. The error is (position, what is wrong with that pattern).
     pub fn new<'a>(patterns: impl Iterator<Item = &'a Pattern>) -> Result<Self, (usize, String)> {
         let (mut names, mut anchored) = (Vec::new(), Vec::new());
         let mut globs = GlobSetBuilder::new();
@@ -167,16 +168,16 @@ fn plain_name(text: &str, owner: u16) -> Option<Name> {
     plain.then(|| Name { owner, shape, text: literal.into(), inside_only: text.ends_with('/') })
 }
 
-/// What all forms of one pattern literally begin with.
+/// The literal beginning of all forms of one pattern.
 fn literal_prefix(forms: &[String]) -> Vec<u8> {
-    // The forms differ only behind the pattern itself.
+    // The forms differ only after the pattern itself.
     let shortest = forms.iter().min_by_key(|form| form.len()).map_or("", String::as_str);
     let end = shortest.find(SPECIAL).unwrap_or(shortest.len());
-    // Without the last slash: `a/**` is not to be missed by a path that ends there.
+    // Without the last slash: `a/**` must also match a path that ends there.
     shortest[..end].trim_end_matches('/').into()
 }
 
-/// The directory (or the very file) below which everything lies that the pattern can mean; empty: anywhere.
+/// The directory (or file) that contains everything that the pattern can match; empty: anywhere.
 pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
     let (text, special): (String, &[char]) = match pattern {
         Pattern::Glob(text) => {
@@ -189,7 +190,7 @@ pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
     match text.find(special) {
         None => text.into_bytes(),
         Some(mut end) => {
-            // What a repetition follows may be absent.
+            // A part before a repetition may be absent.
             if matches!(pattern, Pattern::Regex(_)) && text[end..].starts_with(['*', '?', '{']) {
                 end = text[..end].char_indices().last().map_or(0, |(at, _)| at);
             }
@@ -198,7 +199,7 @@ pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
     }
 }
 
-/// The globs that together mean what the user's pattern means.
+/// The globs that together have the meaning of the user's pattern.
 fn forms(text: &str) -> Result<Vec<String>, String> {
     if let Some(rest) = text.strip_prefix('!') {
         return Err(format!(
@@ -225,10 +226,10 @@ fn forms(text: &str) -> Result<Vec<String>, String> {
     Ok(forms)
 }
 
-/// A regular expression that has to match the whole path. Bytes that are not UTF-8 match `.` as well, unless the
-/// expression needs Unicode classes.
+/// A regular expression that has to match the whole path. Bytes that are not UTF-8 match `.` too, unless the expression needs
+/// Unicode classes.
 fn whole_path(text: &str) -> Result<String, String> {
-    // Alone first: `a)(b` would slip through inside the group.
+    // Alone first: `a)(b` would pass inside the group.
     let first = Regex::new(text).err().map(|error| shortened(&error));
     for wrapped in [format!(r"(?s-u)\A(?:{text})\z"), format!(r"(?s)\A(?:{text})\z")] {
         if first.is_none() && Regex::new(&wrapped).is_ok() {
@@ -243,7 +244,7 @@ fn whole_path(text: &str) -> Result<String, String> {
     })
 }
 
-/// The last line of the parser's drawing: the reason.
+/// The last line of the parser's message: the reason.
 fn shortened(error: &regex::Error) -> String {
     let text = error.to_string();
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()

@@ -1,4 +1,4 @@
-//! Rules over many paths, and against a matcher that is slow and obvious.
+//! Rules over many paths, compared with a matcher that is slow and simple.
 
 use proptest::prelude::*;
 
@@ -32,7 +32,7 @@ fn matches(pattern: &str, path: &[u8]) -> bool {
 }
 
 #[test]
-fn patterns_read_as_in_gitignore() {
+fn patterns_match_as_in_gitignore() {
     /// Pattern, what it matches, what it does not.
     type Row = (&'static str, &'static [&'static [u8]], &'static [&'static [u8]]);
     let table: [Row; 17] = [
@@ -65,7 +65,7 @@ fn patterns_read_as_in_gitignore() {
 }
 
 #[test]
-fn refused_patterns_name_rule_and_origin() {
+fn invalid_patterns_give_errors_with_rule_and_origin() {
     for (pattern, hint) in
         [("", "empty"), ("/", "empty"), ("!x", "negated"), ("../x", ".."), ("a[", "class"), ("a{b", "")]
     {
@@ -83,7 +83,7 @@ fn refused_patterns_name_rule_and_origin() {
 }
 
 #[test]
-fn precedence() {
+fn rules_follow_their_precedence() {
     use Authority::{CommandLine, Project, Site};
     type Row = (&'static [(&'static str, Authority)], &'static str, &'static str);
     let table: [Row; 8] = [
@@ -103,7 +103,7 @@ fn precedence() {
 }
 
 #[test]
-fn attributes_are_settled_one_by_one() {
+fn attributes_of_a_path_are_settled_separately() {
     let mut wide = rule("*=copy", Authority::Project);
     wide.mode = None;
     wide.tier = Some("nvme".to_owned());
@@ -123,9 +123,9 @@ fn attributes_are_settled_one_by_one() {
     assert_eq!((git.mode, git.timing, git.tier.as_deref()), (Mode::Copy, Timing::Last, Some("nvme")));
 }
 
-/// Built in < hint < whatever somebody wrote, and each attribute by itself.
+/// Built in < hint < any written rule, and each attribute separately.
 #[test]
-fn a_hint_is_stronger_than_what_is_built_in_and_weaker_than_a_rule() {
+fn hint_overrides_built_in_rules_but_not_written_ones() {
     let advice = Advice {
         mode: Some(Mode::Keep),
         timing: Some(Timing::Soon),
@@ -151,7 +151,7 @@ fn a_hint_is_stronger_than_what_is_built_in_and_weaker_than_a_rule() {
         assert!(!decision.reason.is_hint());
         assert_eq!((decision.mode, decision.size_bytes), (Mode::Move, Some(7)), "what the rule leaves open");
     }
-    // Sea's own table decides late, and is a rule all the same.
+    // Sea's table decides last, and is a rule nevertheless.
     let lists = [sea(r".*\.dat", Mode::Copy, ".sea_flushlist:1"), sea(r".*", Mode::Keep, ".sea_flushlist")];
     assert_eq!(told(&lists, "a.dat").mode, Mode::Copy);
     let unhinted = RuleSet::new(&[]).expect("rules").decide_hinted(b".git/index", &Advice::default());
@@ -159,7 +159,7 @@ fn a_hint_is_stronger_than_what_is_built_in_and_weaker_than_a_rule() {
 }
 
 #[test]
-fn defaults_lose_nothing() {
+fn built_in_rules_copy_every_path() {
     let set = RuleSet::new(&[]).expect("rules");
     let plain = set.decide(b"results/a.nii");
     assert_eq!((plain.mode, plain.timing, plain.reason), (Mode::Copy, Timing::Soon, Reason::default()));
@@ -174,7 +174,7 @@ fn defaults_lose_nothing() {
 }
 
 #[test]
-fn reasons_in_words() {
+fn reason_names_rule_and_origin() {
     let mut tmp = rule("*.tmp=remove", Authority::Project);
     tmp.origin = "surgetank.toml:12".to_owned();
     let set = RuleSet::new(&[tmp]).expect("rules");
@@ -183,7 +183,7 @@ fn reasons_in_words() {
 }
 
 #[test]
-fn sea_table() {
+fn sea_lists_decide_by_sea_table() {
     let rules = [
         sea(r".*\.nii", Mode::Copy, ".sea_flushlist:1"),
         sea(r".*4\.nii", Mode::Remove, ".sea_evictlist:1"),
@@ -204,13 +204,13 @@ fn sea_table() {
     let why = set.why(set.decide(b"d/a4.nii").reason);
     assert!(why.contains(".sea_flushlist:1") && why.contains(".sea_evictlist:1"), "{why}");
     assert_eq!(set.decide(b"\xff\xfe.nii").mode, Mode::Copy, "a name that isn't UTF-8");
-    // A glob of the same authority is the more deliberate one.
+    // A glob of the same authority takes precedence.
     let mut rules = rules.to_vec();
     rules.push(rule("*.log=copy", Authority::Project));
     assert_eq!(RuleSet::new(&rules).expect("rules").decide(b"a.log").mode, Mode::Copy);
 }
 
-/// Does `pattern` (of `a`, `b`, `*`, `?`, `/`, and `**` as a whole part) match all of `path`?
+/// Whether `pattern` (of `a`, `b`, `*`, `?`, `/`, and `**` as a whole part) matches all of `path`.
 fn slow_match(pattern: &[u8], path: &[u8]) -> bool {
     let parts: Vec<&[u8]> = pattern.split(|byte| *byte == b'/').collect();
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
@@ -219,7 +219,7 @@ fn slow_match(pattern: &[u8], path: &[u8]) -> bool {
             ([], []) => true,
             ([], _) => false,
             ([part, rest @ ..], names) if *part == b"**" => {
-                // At the end `**` means "what is inside", elsewhere it may also stand for nothing.
+                // At the end `**` means "what is inside", elsewhere it may also match nothing.
                 if rest.is_empty() {
                     !names.is_empty()
                 } else {
@@ -242,7 +242,7 @@ fn slow_match(pattern: &[u8], path: &[u8]) -> bool {
     parts_match(&parts, &names)
 }
 
-/// A glob of the user against a path: itself or any directory above.
+/// Whether a user's glob matches a path: the path itself or any directory above.
 fn slow_rule_match(pattern: &str, path: &str) -> bool {
     let body = pattern.trim_end_matches('/');
     let anchored = body.contains('/');
@@ -264,10 +264,10 @@ fn pattern_strategy() -> impl Strategy<Value = String> {
     )
 }
 
-/// Prints what `decide` costs with forty rules, in processor time.
+/// Prints the cost of `decide` with forty rules, in processor time.
 #[test]
 #[ignore = "measures; run with --ignored --nocapture"]
-fn cost_of_a_decision() {
+fn decision_with_forty_rules_prints_its_cost() {
     let mut rules: Vec<_> = (0..20).map(|n| rule(&format!("*.ext{n}=remove"), Authority::Project)).collect();
     rules.extend((0..20).map(|n| rule(&format!("results/run{n}/**/*.dat=move"), Authority::Project)));
     let set = RuleSet::new(&rules).expect("rules");
@@ -286,9 +286,9 @@ fn cost_of_a_decision() {
     }
 }
 
-/// What a prefetching rule can mean must lie below its plain beginning, or it would silently not come.
+/// Everything that a prefetching rule can match must be below its plain beginning; the rest would silently not be prefetched.
 #[test]
-fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
+fn prefetched_below_is_plain_beginnings_of_prefetching_rules() {
     let below = |patterns: &[Pattern]| {
         let rules: Vec<RuleConfig> = patterns
             .iter()
@@ -330,14 +330,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_bytes_are_decided(path in prop::collection::vec(any::<u8>(), 0..80)) {
+    fn decision_for_any_bytes_succeeds(path in prop::collection::vec(any::<u8>(), 0..80)) {
         let set = RuleSet::new(&[rule("*.tmp=remove", Authority::Project), sea("a.*b", Mode::Copy, "l:1")]).expect("rules");
         let decision = set.decide(&path);
         prop_assert!(!set.why(decision.reason).is_empty());
     }
 
     #[test]
-    fn the_winner_is_the_brute_force_winner(
+    fn decision_equals_that_of_the_slow_matcher(
         patterns in prop::collection::vec((pattern_strategy(), 0usize..4, 0usize..3), 1..8),
         path in prop::collection::vec("[ab]{1,3}", 1..5),
     ) {

@@ -231,7 +231,7 @@ pub const VARIABLES: &[(&str, &str, &str, i32, &[&str])] = &[
     ("SURGETANK_SHIM", "{bytes}", "plan", 0, &[]),
     ("SURGETANK_FSYNK", "tier", "plan", 0, &["SURGETANK_FSYNK", "did you mean SURGETANK_FSYNC?"]),
     ("SLURM_JOB_END_TIME", "tomorrow", "plan", 0, &["SLURM_JOB_END_TIME=tomorrow"]),
-    ("SLURM_JOB_END_TIME", "1", "plan", 0, &["SLURM_JOB_END_TIME=1 is over"]),
+    ("SLURM_JOB_END_TIME", "1", "plan", 0, &["SLURM_JOB_END_TIME=1 has passed"]),
 ];
 
 const fn toml(text: &'static str, says: &'static [&'static str]) -> Broken {

@@ -1,4 +1,4 @@
-//! The options of a later command that means the same.
+//! The options of a later command with the same meaning.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn words(config: &Config) -> String {
 }
 
 #[test]
-fn options_name_what_no_file_says_again() {
+fn options_contain_what_no_file_repeats() {
     let mut place = Place::new();
     let root = place.path("").display().to_string();
     let root = root.trim_end_matches('/');
@@ -31,7 +31,7 @@ fn options_name_what_no_file_says_again() {
 }
 
 #[test]
-fn options_leave_out_what_is_found_again() {
+fn options_leave_out_values_of_files_found_again() {
     let place = Place::new();
     place.write(
         "project/surgetank.toml",
@@ -39,14 +39,14 @@ fn options_leave_out_what_is_found_again() {
     );
     let config = place.load_as_found().unwrap().config;
     assert_eq!((words(&config).as_str(), config.says_store()), ("", false));
-    // The directory itself is a store that is said: a variable may say another one.
+    // The directory itself is a store that the user named: a variable may name another one.
     let said = Overrides { store: Some(".".into()), ..Overrides::default() };
     let config = Config::load_in(&said, &place.around).unwrap().config;
     assert_eq!(words(&config), format!("--store {}", place.path("project").display()));
 }
 
 #[test]
-fn options_name_a_given_file_and_a_state_of_a_file() {
+fn options_contain_named_file_and_its_state() {
     let place = Place::new();
     let text = format!(
         "state = \"{}\"\n[[tiers]]\nname = \"t\"\npath = \"{}\"",

@@ -1,9 +1,9 @@
-//! When the job ends.
+//! The end of the job.
 
 use super::*;
 
 #[test]
-fn the_end_of_the_job_is_said_or_slurms() {
+fn deadline_in_configuration_overrides_slurm() {
     let mut place = Place::new();
     let deadline = |place: &Place, text: Option<&str>| {
         let overrides = Overrides { deadline: text.map(str::to_owned), ..Overrides::default() };
@@ -16,18 +16,18 @@ fn the_end_of_the_job_is_said_or_slurms() {
     let (found, notes) = deadline(&place, None);
     assert_eq!(found.as_ref().map(|found| found.unix_seconds), Some(now + 5000));
     assert!(notes.contains("says SLURM_JOB_END_TIME"), "{notes}");
-    // What is said is stronger, also that there is none.
+    // The configured end takes precedence, also "none".
     let (found, notes) = deadline(&place, Some("1h"));
     assert!(found.is_some_and(|found| (3600..3700).contains(&(found.unix_seconds - now))), "{notes}");
     assert!(notes.contains("says --deadline"), "{notes}");
     assert_eq!(deadline(&place, Some("none")), (None, String::new()));
-    // Left over from a job that is over, or nonsense: nobody is kept from working.
-    for (text, word) in [((now - 5).to_string(), "is over"), ("soon".to_owned(), "no number")] {
+    // A variable of an earlier job, or nonsense, does not prevent the start.
+    for (text, word) in [((now - 5).to_string(), "has passed"), ("soon".to_owned(), "not a number")] {
         place.env("SLURM_JOB_END_TIME", text);
         let (found, notes) = deadline(&place, None);
         assert!(found.is_none() && notes.contains(word), "{notes}");
     }
-    // Of a job that is not told, `squeue` is asked by who begins something; not against what was said.
+    // If Slurm does not report the end, the command asks `squeue`, unless the configuration has an end.
     place.env("SLURM_JOB_ID", "17");
     let job = |deadline: Option<&str>| {
         let overrides = Overrides { deadline: deadline.map(str::to_owned), ..Overrides::default() };

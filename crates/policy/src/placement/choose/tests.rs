@@ -40,7 +40,7 @@ fn device(tier: u8, device: u8, direct: bool, reserve_bytes: u64) -> Place {
 }
 
 #[test]
-fn an_unknown_file_is_direct_only_where_room_is_ample() {
+fn unknown_size_is_direct_only_with_ample_space() {
     // 200 ms of one writer at 1 GB/s.
     let enough = view(0, 0, 200_000_000);
     let (place, reason) = choose(&create(Expected::Unknown), std::slice::from_ref(&enough));
@@ -56,18 +56,18 @@ fn an_unknown_file_is_direct_only_where_room_is_ample() {
 }
 
 #[test]
-fn a_known_size_goes_where_all_of_it_fits() {
+fn known_size_is_placed_where_all_of_it_fits() {
     let views = [view(0, 0, 10 * MIB), view(1, 0, GIB)];
     assert_eq!(choose(&create(Expected::Hint(4 * MIB)), &views).0, device(0, 0, true, 4 * MIB));
     let (place, reason) = choose(&create(Expected::Hint(11 * MIB)), &views);
     assert_eq!(place, device(1, 0, true, 11 * MIB));
     assert!(reason.to_string().contains("ram has 10 MiB free of the 11 MiB wanted"), "{reason}");
-    // Fits nowhere as a whole: it begins on the fastest, and the agent moves it on.
+    // It fits nowhere as a whole: it begins on the fastest, and the agent moves it.
     assert_eq!(choose(&create(Expected::Hint(10 * GIB)), &views).0, device(0, 0, false, 0));
 }
 
 #[test]
-fn history_reserves_twice_its_maximum_from_three_samples_on() {
+fn history_of_three_samples_reserves_twice_its_maximum() {
     let views = [view(0, 0, 100 * MIB)];
     let history = |max_bytes, samples| create(Expected::History { max_bytes, samples });
     assert_eq!(choose(&history(6 * MIB, 3), &views).0, device(0, 0, true, 12 * MIB));
@@ -77,7 +77,7 @@ fn history_reserves_twice_its_maximum_from_three_samples_on() {
 }
 
 #[test]
-fn what_must_persist_skips_volatile_tiers() {
+fn file_that_must_persist_skips_volatile_tiers() {
     let views = [view(0, 0, GIB), view(1, 0, GIB)];
     let ask = Ask { must_persist: true, ..create(Expected::Unknown) };
     let (place, reason) = choose(&ask, &views);
@@ -87,7 +87,7 @@ fn what_must_persist_skips_volatile_tiers() {
 }
 
 #[test]
-fn undrained_data_on_volatile_tiers_keeps_its_limit() {
+fn undrained_data_on_volatile_tiers_stays_below_limit() {
     let views = [view(0, 0, 8 * GIB), view(1, 0, 8 * GIB)];
     let dirty = |bytes, bytes_max| DirtyRoom { bytes, bytes_max };
     let hint = |mode, dirty| Ask { mode, dirty, ..create(Expected::Hint(100 * MIB)) };
@@ -97,22 +97,22 @@ fn undrained_data_on_volatile_tiers_keeps_its_limit() {
     assert!(reason.to_string().contains("not in the store yet"), "{reason}");
     assert_eq!(choose(&hint(Mode::Move, dirty(401 * MIB, 500 * MIB)), &views[..1]).0, device(0, 0, false, 0));
     assert_eq!(choose(&hint(Mode::Move, dirty(500 * MIB, 500 * MIB)), &views[..1]).0, Place::Store);
-    // What is never drained does not count.
+    // A file that is never drained does not count.
     assert_eq!(choose(&hint(Mode::Remove, dirty(500 * MIB, 500 * MIB)), &views).0, device(0, 0, true, 100 * MIB));
-    // Ample room on the device is not enough when little may be undrained.
+    // Ample space on the device does not suffice when little may be undrained.
     let unknown = Ask { dirty: dirty(0, 100 * MIB), ..create(Expected::Unknown) };
     assert_eq!(choose(&unknown, &views).0, device(0, 0, false, 0));
 }
 
 #[test]
-fn what_could_not_be_drained_before_the_end_goes_where_it_stays() {
+fn file_too_large_to_drain_in_time_skips_volatile_tiers() {
     let views = [view(0, 0, 8 * GIB), view(1, 0, 8 * GIB)];
     let end = |bytes, bytes_max| Ask {
         until_the_end: Some(DirtyRoom { bytes, bytes_max }),
         ..create(Expected::Hint(100 * MIB))
     };
     assert_eq!(choose(&end(400 * MIB, 500 * MIB), &views).0, device(0, 0, true, 100 * MIB));
-    // It may still begin: it is moved on when that is too much.
+    // It may still begin: the agent moves it if it becomes too large.
     assert_eq!(choose(&end(401 * MIB, 500 * MIB), &views).0, device(0, 0, false, 0));
     let (place, reason) = choose(&end(500 * MIB, 500 * MIB), &views);
     assert_eq!(place, Place::Store);
@@ -120,13 +120,13 @@ fn what_could_not_be_drained_before_the_end_goes_where_it_stays() {
     let lasting = DeviceView { survives: Survives::Node, ..view(2, 0, 8 * GIB) };
     let views = [views[0].clone(), views[1].clone(), lasting];
     assert_eq!(choose(&end(500 * MIB, 500 * MIB), &views).0, device(2, 0, true, 100 * MIB));
-    // What is never drained is nobody's loss.
+    // A file that is never drained does not count.
     let temporary = Ask { mode: Mode::Remove, ..end(500 * MIB, 500 * MIB) };
     assert_eq!(choose(&temporary, &views).0, device(0, 0, true, 100 * MIB));
 }
 
 #[test]
-fn a_spill_goes_down_or_beside_and_never_back() {
+fn spill_never_returns_to_its_device_or_a_faster_tier() {
     let from = DeviceId { tier: 1, device: 0 };
     let spill = |have_bytes, want_bytes| Ask {
         kind: AskKind::Spill { have_bytes, want_bytes, from },
@@ -144,7 +144,7 @@ fn a_spill_goes_down_or_beside_and_never_back() {
 }
 
 #[test]
-fn a_spill_between_volatile_devices_adds_only_its_growth() {
+fn spill_between_volatile_devices_adds_only_its_growth() {
     let from = DeviceId { tier: 0, device: 0 };
     let ask = |bytes_max| Ask {
         kind: AskKind::Spill { have_bytes: 90 * MIB, want_bytes: 10 * MIB, from },
@@ -157,7 +157,7 @@ fn a_spill_between_volatile_devices_adds_only_its_growth() {
 }
 
 #[test]
-fn a_copy_up_is_direct_only_with_ample_room_beyond_it_and_a_prefetch_leaves_room() {
+fn copy_up_needs_ample_space_and_prefetch_leaves_space() {
     let ask = |kind| Ask { kind, ..create(Expected::Unknown) };
     let up = ask(AskKind::CopyUp { bytes: 100_000_000 });
     assert_eq!(choose(&up, &[view(0, 0, 300_000_000)]).0, device(0, 0, true, 100_000_000));
@@ -169,7 +169,7 @@ fn a_copy_up_is_direct_only_with_ample_room_beyond_it_and_a_prefetch_leaves_room
 }
 
 #[test]
-fn a_preferred_tier_comes_first_then_the_slower_ones() {
+fn preferred_tier_is_tried_first_then_slower_ones() {
     let views = [view(0, 0, GIB), view(1, 0, 0), view(2, 0, GIB)];
     let ask = Ask { preferred_tier: Some(1), ..create(Expected::Unknown) };
     assert_eq!(choose(&ask, &views).0, device(2, 0, true, 0));
@@ -178,7 +178,7 @@ fn a_preferred_tier_comes_first_then_the_slower_ones() {
 }
 
 #[test]
-fn a_tiny_tier_can_be_begun_on() {
+fn file_without_known_size_begins_on_tiny_tier() {
     let tiny = DeviceView { cap_bytes: 16 * MIB, ..view(0, 0, MIB / 4) };
     assert_eq!(choose(&create(Expected::Unknown), std::slice::from_ref(&tiny)).0, device(0, 0, false, 0));
     let full = DeviceView { free_bytes: MIB / 4 - 1, ..tiny };
@@ -187,7 +187,7 @@ fn a_tiny_tier_can_be_begun_on() {
 }
 
 #[test]
-fn a_busy_device_is_spared() {
+fn busy_device_among_equals_is_avoided() {
     let busy = DeviceView { load_bytes_per_second: 1_000_000_000, ..view(0, 0, GIB) };
     let crowded = DeviceView { writers: 4, ..view(0, 1, GIB) };
     let calm = view(0, 2, GIB);
@@ -256,7 +256,7 @@ fn ask() -> impl Strategy<Value = Ask> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
     #[test]
-    fn every_promise_holds(ask in ask(), views in views()) {
+    fn every_decision_keeps_the_invariants(ask in ask(), views in views()) {
         let (place, reason) = choose(&ask, &views);
         prop_assert_eq!(&(place, reason.clone()), &choose(&ask, &views), "not deterministic");
         prop_assert!(!reason.to_string().is_empty());
@@ -290,7 +290,7 @@ proptest! {
 
     /// A run of creations and deletions over three tiers: caps hold at every step.
     #[test]
-    fn caps_hold_over_a_history(
+    fn caps_hold_over_creations_and_deletions(
         steps in prop::collection::vec((0..64 * MIB, any::<bool>(), any::<u64>(), 0..4u32), 1..300)
     ) {
         let mut views = vec![view(0, 0, 256 * MIB), view(0, 1, 128 * MIB), view(1, 0, GIB), view(2, 0, 2 * GIB)];
@@ -313,7 +313,7 @@ proptest! {
         }
     }
 
-    /// Equal devices fill evenly: never further apart than a sixteenth of what is free and the largest file.
+    /// Equal devices fill evenly: they differ by at most a sixteenth of the free space and the largest file.
     #[test]
     fn equal_devices_fill_evenly(count in 2..6u8, sizes in prop::collection::vec(1..4 * MIB, 50..400)) {
         let mut views: Vec<DeviceView> = (0..count).map(|device| view(0, device, 4 * GIB)).collect();
@@ -326,7 +326,7 @@ proptest! {
         let most = views.iter().map(|view| view.used_bytes).max().unwrap();
         let least = views.iter().map(|view| view.used_bytes).min().unwrap();
         prop_assert!(most - least <= 4 * GIB / 16 + 4 * MIB, "{most} {least}");
-        // By number as well: turns are taken even before a byte is written.
+        // By number as well: equal devices alternate even before a byte is written.
         let used = views.iter().filter(|view| view.used_bytes > 0).count();
         prop_assert_eq!(used, usize::from(count));
     }

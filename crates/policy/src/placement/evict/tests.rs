@@ -62,7 +62,7 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn only_what_may_go_goes_and_it_suffices_and_no_one_goes_needlessly(
+    fn victims_are_evictable_sufficient_and_minimal(
         candidates in candidates(), want in prop_oneof![0..20_000_000u64, any::<u64>()]
     ) {
         let by_id: HashMap<FileId, Candidate> = candidates.iter().map(|c| (c.id, *c)).collect();
@@ -83,7 +83,7 @@ proptest! {
         for (id, _) in &victims {
             prop_assert!(want > 0 && (freed - u128::from(by_id[id].bytes) < u128::from(want)), "{id:?} goes needlessly");
         }
-        // The most valuable victim is worth no more than what a full sort would have had to take.
+        // The most valuable victim is worth at most what a full sort would have had to take.
         let mut sorted: Vec<&Candidate> = candidates.iter().filter(|c| c.evictable()).collect();
         sorted.sort_by_key(|c| (c.class(), c.value(), c.id));
         let mut prefix: u128 = 0;
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn the_order_of_classes() {
+fn victims_follow_the_order_of_classes() {
     let temporary = Candidate { mode: Mode::Remove, droppable: true, durable: false, ..file(1, 100) };
     let moved = Candidate { mode: Mode::Move, reads: 9, idle: Duration::ZERO, ..file(2, 100) };
     let consumed = Candidate { prefetched: true, reads: 1, idle: Duration::ZERO, ..file(3, 100) };
@@ -114,29 +114,29 @@ fn the_order_of_classes() {
 }
 
 #[test]
-fn a_temporary_goes_only_when_its_rule_allows_it() {
+fn temporary_is_evicted_only_if_its_rule_allows() {
     let kept = Candidate { mode: Mode::Remove, droppable: false, durable: false, ..file(1, 100) };
-    // The flag alone is not enough for a file that is to be drained.
+    // The flag alone does not suffice for a file that is to be drained.
     let undrained = Candidate { mode: Mode::Copy, droppable: true, durable: false, ..file(2, 100) };
     assert_eq!(victims([kept, undrained].into_iter(), 1), []);
 }
 
 #[test]
-fn big_old_unread_files_go_before_small_recent_read_ones() {
+fn large_old_unread_files_are_evicted_first() {
     let by_age = [Candidate { idle: Duration::from_secs(1), ..file(1, 1 << 20) }, file(2, 1 << 20)];
     assert_eq!(ids(&victims(by_age.into_iter(), 1)), [2]);
     let by_use = [Candidate { reads: 5, ..file(1, 1 << 20) }, file(2, 1 << 20)];
     assert_eq!(ids(&victims(by_use.into_iter(), 1)), [2]);
-    // 4 KiB frees little and costs a round trip to bring back.
+    // 4 KiB frees little and costs a round trip to fetch again.
     let by_size = [file(1, 4096), file(2, 64 << 20)];
     assert_eq!(ids(&victims(by_size.into_iter(), 1)), [2]);
-    // What was prefetched and not read yet is about to be read.
+    // A prefetched file that was not read yet is about to be read.
     let ahead = [Candidate { prefetched: true, ..file(1, 1 << 20) }, Candidate { reads: 3, ..file(2, 1 << 20) }];
     assert_eq!(ids(&victims(ahead.into_iter(), 1)), [2]);
 }
 
 #[test]
-fn what_is_read_latest_goes_first_and_what_nobody_reads_before_all_that_is_not_known() {
+fn latest_next_read_is_evicted_first_among_planned() {
     let known =
         |id, next_read| Candidate { next_read: Some(next_read), reads: 100, idle: Duration::ZERO, ..file(id, 10) };
     let all = [
@@ -155,10 +155,10 @@ fn what_is_read_latest_goes_first_and_what_nobody_reads_before_all_that_is_not_k
     assert!(why.to_string().contains("next_read 7"));
 }
 
-/// Files that are read in turn, over and over, and do not all fit: who was not used longest is always the one that is wanted
-/// next. As many fetches as Belady's rule needs are the fewest there can be, here computed another way.
+/// A loop over files that do not all fit: the least recently used file is always the next one needed. Belady's rule needs the
+/// fewest fetches possible, which the test computes in another way.
 #[test]
-fn a_loop_over_more_than_fits_costs_the_fewest_fetches_that_there_can_be() {
+fn loop_over_too_many_files_needs_fewest_fetches() {
     let (files, fit, rounds) = (10_u64, 6_usize, 20_u64);
     let fetches = |knows: bool| {
         let mut here: Vec<(u64, u64)> = Vec::new();
@@ -184,7 +184,7 @@ fn a_loop_over_more_than_fits_costs_the_fewest_fetches_that_there_can_be() {
         fetched
     };
     assert_eq!(fetches(false), files * rounds, "the loop is one that time of use is wrong about");
-    // After the first round: of each files - 1 reads in turn, fit - 1 are hits (what stays of one fetch to the next).
+    // After the first round: of every `files` - 1 reads, `fit` - 1 are hits (the files that stay from one fetch to the next).
     let least = files + (files * (rounds - 1) * (files - fit as u64)).div_ceil(files - 1);
     assert!(fetches(true).abs_diff(least) <= 2, "{} and not {least}", fetches(true));
 }
