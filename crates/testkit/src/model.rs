@@ -1,5 +1,5 @@
-//! The reference model of the file system: operations ([`operation`]), what each must answer ([`mod@reference`]), and a directory
-//! compared with it ([`disk`]).
+//! The reference model of the file system: operations ([`operation`]), the result of each ([`mod@reference`]), and the
+//! comparison of a directory with the model ([`disk`]).
 
 pub mod disk;
 pub mod operation;

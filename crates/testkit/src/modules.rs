@@ -1,11 +1,12 @@
-//! A test file that no `mod` names is not compiled: its tests would never run, and nothing else would say so.
+//! Finds test files that no `mod` names. Cargo does not compile such a file, so its tests never run, and no other check reports
+//! it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The Rust files below `tests` that no other file there declares as a module, and that are no binary of `manifest` (the text of
-/// Cargo.toml).
+/// The Rust files below `tests` that no other file there declares as a module, and that are not a binary of `manifest` (the
+/// text of Cargo.toml).
 pub fn undeclared(tests: &Path, manifest: &str) -> BTreeSet<PathBuf> {
     let mut files = Vec::new();
     list(tests, &mut files);
@@ -28,7 +29,7 @@ fn list(dir: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Where the modules may be that a file declares with `mod NAME;`.
+/// The paths at which the modules may be that a file declares with `mod NAME;`.
 fn declared_by(file: &Path) -> Vec<PathBuf> {
     let dir = file.parent().unwrap();
     let is_root = matches!(file.file_name().and_then(|name| name.to_str()), Some("main.rs" | "mod.rs"));

@@ -1,5 +1,5 @@
-//! Real servers, each started by a test on a temporary directory and a free port of this machine. Without the program, and not
-//! under CI, `start` gives `None`.
+//! Real servers. A test starts each on a temporary directory and a free port of this machine. If the program is not installed,
+//! `start` returns `None`; under CI it panics.
 
 mod certificate;
 pub mod hdfs;

@@ -1,4 +1,4 @@
-//! A plain directory beside the reference: laying one out as the other is, and telling where they differ.
+//! A plain directory beside the reference: fills one like the other, and lists their differences.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, Timespec, Timestamps, XattrFlags};
 use super::operation::{Access, Operation, Setting};
 use super::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
 
-/// What lies in the store before anything begins; both sides get it.
-/// `older_links`: a file has three names already, which nobody has looked up.
+/// Fills the store's directory and the reference with the same files before a test. With `older_links`, a file already has
+/// three names, which no program has looked up.
 pub fn lay_out(root: &Path, reference: &mut Reference, older_links: bool) {
     use Operation::{Chmod, Close, Create, Link, Mkdir, SetXattr, Symlink, Utimens, Write};
     let create = |path: &str| Create {
@@ -35,7 +35,7 @@ pub fn lay_out(root: &Path, reference: &mut Reference, older_links: bool) {
         create("a/a"),
         write(5000, 2),
         close(),
-        // Larger than what is copied up: written in place.
+        // Larger than the limit of a copy-up: it is written in place.
         create("a/c"),
         write(100_000, 3),
         close(),
@@ -86,6 +86,7 @@ fn write_out(at: &Path, reference: &Reference, id: usize, made: &mut HashMap<usi
     }
 }
 
+/// Sets the modification time of a file, in seconds since 1970.
 pub fn set_mtime(path: &Path, seconds: i64) -> rustix::io::Result<()> {
     let mtime = Timespec { tv_sec: seconds, tv_nsec: 0 };
     let atime = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
@@ -93,6 +94,7 @@ pub fn set_mtime(path: &Path, seconds: i64) -> rustix::io::Result<()> {
     rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty())
 }
 
+/// The extended attributes of a file, by name.
 pub fn xattrs(path: &Path) -> rustix::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut names = vec![0; 4096];
     let length = rustix::fs::listxattr(path, &mut names)?;
@@ -107,7 +109,8 @@ pub fn xattrs(path: &Path) -> rustix::io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(found)
 }
 
-/// Where the directory is not what the reference is. Names of `unsettled` nodes are passed over (a program is writing them).
+/// The differences between the directory and the reference, one a line. Names of `unsettled` nodes are skipped, because a
+/// program is writing them.
 pub fn differences(root: &Path, reference: &Reference, unsettled: &BTreeSet<usize>) -> Vec<String> {
     let mut found = Vec::new();
     let mut inodes = HashMap::new();
@@ -144,7 +147,7 @@ fn compare(
     if other != id {
         found.push(format!("{path}: a hard link of another file"));
     }
-    // What is still being written takes its names in the store only when it is closed.
+    // A file that is being written gets its names in the store only at its close.
     if node.kind != Kind::Directory && unsettled.is_empty() && metadata.nlink() != u64::from(node.links) {
         found.push(format!("{path}: {} links, not {}", metadata.nlink(), node.links));
     }
@@ -174,7 +177,7 @@ fn compare(
                 let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
                 match node.children.get(&name) {
                     Some(child) => compare(&at.join(&name), &below, reference, *child, unsettled, inodes, found),
-                    // Files that are being written may lie in the store under a temporary name.
+                    // Files that are being written may be in the store under a temporary name.
                     None if name.starts_with(".surgetank-tmp-") && !unsettled.is_empty() => {}
                     None => found.push(format!("{below}: should not be there")),
                 }
@@ -187,6 +190,7 @@ fn compare(
     }
 }
 
+/// The reference's type for a type of file; `None` if the reference has no such type.
 pub fn kind_of(kind: fs::FileType) -> Option<Kind> {
     match kind {
         kind if kind.is_file() => Some(Kind::File),
@@ -196,20 +200,21 @@ pub fn kind_of(kind: fs::FileType) -> Option<Kind> {
     }
 }
 
-/// A directory that goes away with its owner; those of dead processes go when the next one is made.
+/// A directory that is removed with its owner. The directories of dead processes are removed when the next one is made.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
+    /// A new directory with empty `store`, `state`, `fast` and `slow`, on a file system with extended attributes.
     #[allow(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let prefix = "surgetank-model-";
-        // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
+        // tmpfs has extended attributes since Linux 6.6; on older kernels the usual directory serves.
         let shm = Path::new("/dev/shm");
         let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
         let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
         if fits {
-            // Another test may have been quicker.
+            // Another test may have removed it first.
             let _gone = rustix::fs::removexattr(shm, "user.surgetank-model");
         }
         for entry in std::fs::read_dir(&parent).unwrap().flatten() {
@@ -227,6 +232,7 @@ impl Scratch {
         fs::set_permissions(path.join("state"), fs::Permissions::from_mode(0o700)).unwrap();
         Self(path)
     }
+    /// A path in the directory.
     pub fn join(&self, part: &str) -> PathBuf {
         self.0.join(part)
     }

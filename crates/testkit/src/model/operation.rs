@@ -1,195 +1,169 @@
-//! What programs do, and what happens around them, as values: made at random over so few names that they collide all the
-//! time, printed as they are when a sequence fails, and shrunk to the few that matter.
+//! Operations of programs, and events around them, as values. A random search makes them over so few names that they often
+//! collide; a failing sequence is printed and shrunk to its relevant steps.
 
 use proptest::prelude::*;
 
-/// Files that can be open at once.
+/// Number of files that can be open at the same time.
 pub const SLOTS: usize = 4;
 
+/// The access of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
+    /// `O_RDONLY`.
     Read,
+    /// `O_WRONLY`.
     Write,
+    /// `O_RDWR`.
     Both,
 }
 
 impl Access {
+    /// Whether it permits writing.
     pub fn writes(self) -> bool {
         self != Self::Read
     }
+    /// Whether it permits reading.
     pub fn reads(self) -> bool {
         self != Self::Write
     }
 }
 
+/// The flags of a rename.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renaming {
+    /// No flag: an existing target is replaced.
     Plain,
+    /// `RENAME_NOREPLACE`.
     NoReplace,
+    /// `RENAME_EXCHANGE`.
     Exchange,
 }
 
+/// The mode of `fallocate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocating {
+    /// No flag: the file grows.
     Extend,
+    /// `FALLOC_FL_KEEP_SIZE`.
     KeepSize,
+    /// `FALLOC_FL_PUNCH_HOLE`.
     Punch,
 }
 
+/// The flag of `setxattr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
+    /// No flag.
     Any,
+    /// `XATTR_CREATE`.
     Create,
+    /// `XATTR_REPLACE`.
     Replace,
 }
 
-/// What programs do. Paths are relative, of names of one letter.
+/// An operation of a program. Paths are relative, with names of one letter; `slot` is the number of an open file; offsets and
+/// lengths are in bytes.
+#[allow(missing_docs, reason = "the fields are the arguments of the system call that each variant names")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    Create {
-        path: String,
-        slot: usize,
-        perm: u32,
-        access: Access,
-        exclusive: bool,
-        append: bool,
-        truncate: bool,
-    },
-    Open {
-        path: String,
-        slot: usize,
-        access: Access,
-        append: bool,
-        truncate: bool,
-    },
-    Read {
-        slot: usize,
-        offset: u64,
-        length: usize,
-    },
-    Write {
-        slot: usize,
-        offset: u64,
-        length: usize,
-        byte: u8,
-    },
-    Truncate {
-        path: String,
-        size: u64,
-    },
-    TruncateOpen {
-        slot: usize,
-        size: u64,
-    },
-    Allocate {
-        slot: usize,
-        offset: u64,
-        length: u64,
-        how: Allocating,
-    },
-    Close {
-        slot: usize,
-    },
-    Unlink {
-        path: String,
-    },
-    Mkdir {
-        path: String,
-        perm: u32,
-    },
-    Rmdir {
-        path: String,
-    },
-    Rename {
-        from: String,
-        to: String,
-        how: Renaming,
-    },
-    Link {
-        from: String,
-        to: String,
-    },
-    Symlink {
-        path: String,
-    },
-    Readlink {
-        path: String,
-    },
-    Chmod {
-        path: String,
-        perm: u32,
-    },
-    /// Sets the time of modification.
-    Utimens {
-        path: String,
-        seconds: i64,
-    },
-    SetXattr {
-        path: String,
-        name: String,
-        byte: u8,
-        how: Setting,
-    },
-    RemoveXattr {
-        path: String,
-        name: String,
-    },
-    ListXattr {
-        path: String,
-    },
-    List {
-        path: String,
-    },
-    Stat {
-        path: String,
-    },
-    StatOpen {
-        slot: usize,
-    },
-    Fsync {
-        slot: usize,
-    },
-    FsyncDir {
-        path: String,
-    },
+    /// `open` with `O_CREAT`.
+    Create { path: String, slot: usize, perm: u32, access: Access, exclusive: bool, append: bool, truncate: bool },
+    /// `open` of an existing file.
+    Open { path: String, slot: usize, access: Access, append: bool, truncate: bool },
+    /// `pread`.
+    Read { slot: usize, offset: u64, length: usize },
+    /// `pwrite` of `length` times `byte`.
+    Write { slot: usize, offset: u64, length: usize, byte: u8 },
+    /// `truncate`.
+    Truncate { path: String, size: u64 },
+    /// `ftruncate`.
+    TruncateOpen { slot: usize, size: u64 },
+    /// `fallocate`.
+    Allocate { slot: usize, offset: u64, length: u64, how: Allocating },
+    /// `close`.
+    Close { slot: usize },
+    /// `unlink`.
+    Unlink { path: String },
+    /// `mkdir`.
+    Mkdir { path: String, perm: u32 },
+    /// `rmdir`.
+    Rmdir { path: String },
+    /// `renameat2`.
+    Rename { from: String, to: String, how: Renaming },
+    /// `link`.
+    Link { from: String, to: String },
+    /// `symlink` to a target that does not exist.
+    Symlink { path: String },
+    /// `readlink`.
+    Readlink { path: String },
+    /// `chmod`.
+    Chmod { path: String, perm: u32 },
+    /// `utimensat` of the modification time, in seconds since 1970.
+    Utimens { path: String, seconds: i64 },
+    /// `setxattr` with a value of one byte.
+    SetXattr { path: String, name: String, byte: u8, how: Setting },
+    /// `removexattr`.
+    RemoveXattr { path: String, name: String },
+    /// `listxattr` and `getxattr` of all.
+    ListXattr { path: String },
+    /// `readdir` of the whole directory.
+    List { path: String },
+    /// `lstat`.
+    Stat { path: String },
+    /// `fstat`.
+    StatOpen { slot: usize },
+    /// `fsync`.
+    Fsync { slot: usize },
+    /// `fsync` of a directory.
+    FsyncDir { path: String },
 }
 
-/// What happens around the programs.
+/// An event around the programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The drain has done all it can.
+    /// The drain finishes everything that it can.
     Settle,
+    /// The drain stops.
     StopDrain,
+    /// The drain continues.
     StartDrain,
-    /// Whatever the store has leaves the tiers.
+    /// Every file that the store has leaves the tiers.
     Evict,
-    /// Whatever only the store has comes into a tier.
+    /// Every file that only the store has is copied to a tier.
     Prefetch,
-    /// The kernel forgets all that it does not have open.
+    /// The kernel drops every inode that it does not have open.
     Forget,
-    /// The agent dies and another one takes up.
+    /// The agent dies, and another one takes over.
     Kill,
-    /// A version that goes over a file in place has broken off.
+    /// The write of a version over a file in place is interrupted.
     BrokenOff,
-    /// A file is about to be published, and is held.
+    /// The drain stops at a file just before it publishes it.
     Held,
-    /// The drain is cut off after so many steps in store and catalog; then as `Kill`.
+    /// The drain is interrupted after this many steps in store and catalog; then as [`Self::Kill`].
     KillDrain {
+        /// Number of steps in store and catalog before the interruption.
         steps: u64,
     },
-    /// A workflow says what becomes of a file or name; until everything shall be in the store.
+    /// A workflow gives a hint for a file or name. It applies until the end of the sequence, when everything must be in the
+    /// store.
     Hint {
+        /// The file or name.
         path: String,
+        /// The hint `mode`.
         mode: &'static str,
+        /// The hint `timing`.
         timing: &'static str,
-        /// As an attribute, where there is such a file.
+        /// Whether it is set as an extended attribute, if the file exists.
         attribute: bool,
     },
 }
 
+/// One step of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// A program's operation.
     Do(Operation),
+    /// An event around the programs.
     Happens(Event),
 }
 
@@ -230,6 +204,7 @@ fn xattr_name() -> impl Strategy<Value = String> {
     prop::sample::select(vec!["user.one", "user.two"]).prop_map(str::to_owned)
 }
 
+/// A random operation.
 pub fn operation() -> impl Strategy<Value = Operation> {
     use Operation::*;
     prop_oneof![
@@ -266,6 +241,7 @@ pub fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// A random event, without hints.
 pub fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => Just(Event::Settle),
@@ -291,7 +267,7 @@ fn hint() -> impl Strategy<Value = Event> {
     })
 }
 
-/// Programs, what happens around them, and what their workflow says of it.
+/// A sequence of operations, events and hints, of at most `at_most` steps.
 pub fn hinted_steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => operation().prop_map(Step::Do),
@@ -301,7 +277,7 @@ pub fn hinted_steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..=at_most)
 }
 
-/// Programs and what happens around them.
+/// A sequence of operations and events, of at most `at_most` steps.
 pub fn steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => operation().prop_map(Step::Do),

@@ -1,5 +1,5 @@
-//! The reference: a directory tree as POSIX and Linux define it, in memory and too simple to be wrong. It knows nothing of
-//! tiers, drains or catalogs. [`Reference::apply`] says what a program must see.
+//! The reference: a directory tree in memory, as POSIX and Linux define it, too simple to be wrong. It has no tiers, no drain
+//! and no catalog. [`Reference::apply`] gives the result that a program must see.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,37 +7,51 @@ use rustix::io::Errno;
 
 use super::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
 
-/// Where every symbolic link leads: nowhere.
+/// Target of every symbolic link: a name that does not exist.
 pub const LINK_TARGET: &str = "nowhere";
 
+/// Type of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// A regular file.
     File,
+    /// A directory.
     Directory,
+    /// A symbolic link to [`LINK_TARGET`].
     Symlink,
 }
 
-/// What stat tells and the reference knows.
+/// The fields of `stat` that the reference knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
+    /// Type of the file.
     pub kind: Kind,
+    /// Permission bits.
     pub perm: u32,
+    /// Number of hard links.
     pub links: u32,
-    /// 0 for directories.
+    /// Length in bytes; 0 for directories.
     pub size: u64,
-    /// Seconds; `None` where the reference does not know it.
+    /// Modification time, in seconds since 1970; `None` where the reference does not know it.
     pub mtime: Option<i64>,
 }
 
-/// What a program gets.
+/// The result of an operation, as a program sees it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Outcome {
+    /// Success without a value.
     Fine,
+    /// The system call fails.
     Failed(Errno),
+    /// The bytes that were read.
     Bytes(Vec<u8>),
+    /// The attributes of a file.
     Seen(Seen),
+    /// The names in a directory, with their types.
     Names(BTreeMap<String, Kind>),
+    /// The target of a symbolic link.
     Target(String),
+    /// The extended attributes of a file.
     Xattrs(BTreeMap<String, Vec<u8>>),
 }
 
@@ -61,39 +75,56 @@ pub fn shown(bytes: &[u8]) -> String {
     format!("[{}]", runs.collect::<Vec<_>>().join(" "))
 }
 
+/// A successful outcome, or the errno.
 pub type Answer = Result<Outcome, Errno>;
 
+/// A file, directory or symbolic link.
 #[derive(Debug, Clone)]
 pub struct Node {
+    /// Type of the node.
     pub kind: Kind,
+    /// Permission bits.
     pub perm: u32,
+    /// The content of a file.
     pub content: Vec<u8>,
+    /// The names in a directory, with the numbers of their nodes.
     pub children: BTreeMap<String, usize>,
+    /// Number of hard links.
     pub links: u32,
+    /// Extended attributes by name.
     pub xattrs: BTreeMap<String, Vec<u8>>,
-    /// Set by a program, and nothing changed it since.
+    /// Modification time in seconds since 1970, if a program set it and no operation changed it since.
     pub mtime: Option<i64>,
 }
 
+/// An open file.
 #[derive(Debug, Clone, Copy)]
 pub struct Handle {
+    /// Number of its node.
     pub node: usize,
+    /// Whether it reads, writes or both.
     pub access: Access,
+    /// Whether it was opened with `O_APPEND`.
     pub append: bool,
-    /// It made the file, which is complete when it closes.
+    /// Whether this open made the file, which is complete at the close.
     pub made: bool,
 }
 
+/// The whole state: the tree and the open files.
 #[derive(Debug, Clone)]
 pub struct Reference {
+    /// All nodes by number, also unlinked ones that are open.
     pub nodes: HashMap<usize, Node>,
     next: usize,
+    /// The open file of each slot.
     pub handles: [Option<Handle>; SLOTS],
 }
 
+/// Number of the root directory's node.
 pub const ROOT: usize = 0;
 
 impl Reference {
+    /// An empty tree.
     #[allow(clippy::new_without_default, reason = "`new` says more where a test begins")]
     pub fn new() -> Self {
         let root = Node::new(Kind::Directory, 0o755);
@@ -107,7 +138,7 @@ impl Reference {
         self.nodes.get_mut(&id).unwrap()
     }
 
-    /// The node under a path; links are not followed at its end.
+    /// The node at a path. A link at the end is not followed.
     pub fn find(&self, path: &str) -> Result<usize, Errno> {
         let mut at = ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -120,18 +151,18 @@ impl Reference {
         match self.node(dir).kind {
             Kind::Directory => Ok(self.node(dir).children.get(name).copied()),
             Kind::File => Err(Errno::NOTDIR),
-            // It leads nowhere.
+            // Its target does not exist.
             Kind::Symlink => Err(Errno::NOENT),
         }
     }
 
-    /// The same, but a link at the end is followed: to nowhere.
+    /// The node at a path. A link at the end is followed, to a target that does not exist.
     fn find_followed(&self, path: &str) -> Result<usize, Errno> {
         let id = self.find(path)?;
         if self.node(id).kind == Kind::Symlink { Err(Errno::NOENT) } else { Ok(id) }
     }
 
-    /// Directory, last name, and what is there.
+    /// The directory of a path, its last name, and the node with that name.
     fn place<'a>(&self, path: &'a str) -> Result<(usize, &'a str, Option<usize>), Errno> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         let dir = self.find(dir)?;
@@ -145,7 +176,7 @@ impl Reference {
         id
     }
 
-    /// Enters a new node under a name that is free.
+    /// Adds a node under a free name.
     fn enter(&mut self, dir: usize, name: &str, node: Node) -> usize {
         let is_dir = node.kind == Kind::Directory;
         let id = self.add(node);
@@ -161,7 +192,7 @@ impl Reference {
         self.node_mut(id).mtime = None;
     }
 
-    /// Takes a name away, and the node with it when it was the last and nobody has it open.
+    /// Removes a name, and the node too if it was the last name and no program has it open.
     fn remove(&mut self, dir: usize, name: &str) {
         let Some(id) = self.node_mut(dir).children.remove(name) else {
             return;
@@ -183,6 +214,7 @@ impl Reference {
         }
     }
 
+    /// The nodes that a program is writing.
     pub fn writers(&self) -> BTreeSet<usize> {
         self.handles
             .iter()
@@ -198,11 +230,12 @@ impl Reference {
         }
     }
 
-    /// All processes are gone.
+    /// Closes all files, as the end of all processes does.
     pub fn close_all(&mut self) {
         (0..SLOTS).for_each(|slot| self.close(slot));
     }
 
+    /// The attributes of a node.
     pub fn seen(&self, id: usize) -> Seen {
         let node = self.node(id);
         Seen {
@@ -226,7 +259,7 @@ impl Reference {
         id == above || self.node(above).children.values().any(|child| self.is_below(id, *child))
     }
 
-    /// Is the kernel's answer certain before anybody else is asked: a directory into itself, or over its own ancestor?
+    /// Whether the kernel itself refuses the rename: a directory into itself, or over its own ancestor.
     pub fn knots(&self, from: &str, to: &str) -> bool {
         let (Ok((_, _, Some(id))), Ok((dir, _, target))) = (self.place(from), self.place(to)) else {
             return false;
@@ -235,6 +268,7 @@ impl Reference {
         self.is_below(dir, id) || target.is_some_and(|target| self.is_below(from_dir, target))
     }
 
+    /// Carries out an operation and returns the result that a program must see.
     pub fn apply(&mut self, operation: &Operation) -> Outcome {
         self.answer(operation).unwrap_or_else(Outcome::Failed)
     }
@@ -423,7 +457,7 @@ impl Reference {
         }
     }
 
-    /// The slot's file before is closed.
+    /// Opens a file in a slot, whose earlier file is closed.
     fn opened(&mut self, slot: usize, handle: Handle) {
         let before = self.handles[slot].replace(handle);
         if let Some(before) = before {
@@ -498,6 +532,7 @@ impl Reference {
 }
 
 impl Node {
+    /// A new node without content.
     pub fn new(kind: Kind, perm: u32) -> Self {
         Self {
             kind,

@@ -1,10 +1,10 @@
-//! A certificate for `localhost` from an authority of its own, made by openssl.
+//! A certificate for `localhost` from its own authority, made by openssl.
 
 use std::path::Path;
 use std::process::Command;
 
-/// `server.pem`, `server.key` and `authority.pem` in the directory.
-pub fn certify(directory: &Path) {
+/// Makes `server.pem`, `server.key` and `authority.pem` in the directory. Panics if openssl fails.
+pub(crate) fn certify(directory: &Path) {
     let script = r#"set -e
         umask 077
         openssl ecparam -name prime256v1 -genkey -noout -out authority.key

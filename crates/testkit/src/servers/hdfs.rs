@@ -1,8 +1,8 @@
-//! A real HDFS for tests: a namenode and a datanode of Hadoop's own (fetched by `scripts/setup test`) on a temporary directory
-//! and free ports of this machine.
+//! A real HDFS for tests: Hadoop's namenode and datanode (fetched by `scripts/setup test`) on a temporary directory and free
+//! ports of this machine.
 //!
-//! The danger: servers that outlive their test. The kernel kills them with the thread that started them, however that ends; so
-//! this must not be kept in anything that several threads share.
+//! The danger that it avoids: servers that outlive their test. The kernel kills them when the thread that started them ends.
+//! Therefore several threads must not share this value.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,24 +12,25 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Java takes its time, most of all beside other tests.
+/// Java needs this long beside other tests.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// An HDFS with one datanode.
 pub struct HdfsServer {
     child: Option<Child>,
     directory: TempDir,
-    /// Of the namenode: its web address, and where the datanode finds it.
+    /// Ports of the namenode: for HTTP, and for the datanode.
     ports: (u16, u16),
     options: Vec<String>,
 }
 
 impl HdfsServer {
-    /// `None`: it is not installed, and this is not CI.
+    /// Starts it. `None` if it is not installed (except under CI).
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// With other settings: `NAME=VALUE`.
+    /// Starts it with further settings, each `NAME=VALUE`.
     pub fn start_with(options: &[&str]) -> Option<Self> {
         if !is_installed() {
             return None;
@@ -37,7 +38,7 @@ impl HdfsServer {
         let directory = TempDir::new().unwrap();
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let mut server = Self { child: None, directory, ports: (0, 0), options };
-        // Somebody else may take a port before the server does.
+        // Another process may take a port before the server does.
         for _ in 0..3 {
             let free = || TcpListener::bind("127.0.0.1:0").unwrap();
             let (web, rpc) = (free(), free());
@@ -51,18 +52,19 @@ impl HdfsServer {
         panic!("HDFS does not start: {}", server.log());
     }
 
-    /// `webhdfs://USER@127.0.0.1:PORT/PATH`
+    /// URL of a path for a user: `webhdfs://USER@127.0.0.1:PORT/PATH`.
     pub fn url(&self, user: &str, path: &str) -> String {
         format!("webhdfs://{user}@127.0.0.1:{}/{path}", self.ports.0)
     }
 
-    /// As its superuser. What the server answers to `?op=…`, and its status.
+    /// Sends `?op=…` as the superuser. Returns the status and the body of the answer.
     pub fn ask(&self, method: &str, path: &str, query: &str) -> (u16, Vec<u8>) {
         let user = superuser();
         request(self.ports.0, method, &format!("/webhdfs/v1/{path}?user.name={user}&{query}"), b"").unwrap_or_default()
     }
 
     #[track_caller]
+    /// Like [`Self::ask`], and returns the body. Panics if the status is not a success.
     pub fn done(&self, method: &str, path: &str, query: &str) -> String {
         let (status, body) = self.ask(method, path, query);
         let body = String::from_utf8(body).unwrap();
@@ -70,7 +72,7 @@ impl HdfsServer {
         body
     }
 
-    /// Names below, those of temporaries too.
+    /// The names in a directory, those of temporaries too.
     #[track_caller]
     pub fn names(&self, path: &str) -> Vec<String> {
         let listing = self.done("GET", path, "op=LISTSTATUS");
@@ -78,17 +80,19 @@ impl HdfsServer {
     }
 
     #[track_caller]
+    /// The content of a file.
     pub fn read(&self, path: &str) -> Vec<u8> {
         self.through("GET", path, "op=OPEN", b"")
     }
 
-    /// As any other program writes it.
+    /// Writes a file in one request, as another client.
     #[track_caller]
     pub fn write(&self, path: &str, bytes: &[u8]) {
         self.through("PUT", path, "op=CREATE&overwrite=true", bytes);
     }
 
     #[track_caller]
+    /// Appends to a file, as another client.
     pub fn append(&self, path: &str, bytes: &[u8]) {
         self.through("POST", path, "op=APPEND", bytes);
     }
@@ -99,7 +103,7 @@ impl HdfsServer {
         let to = told.split("\"Location\":\"").nth(1).unwrap().split('"').next().unwrap();
         let (authority, rest) = to.strip_prefix("http://").unwrap().split_once('/').unwrap();
         let port = authority.rsplit_once(':').unwrap().1.parse().unwrap();
-        // In a header it would be encoded; in JSON it is as it is.
+        // In a header the name would be encoded; in JSON it is unchanged.
         let encoded = |byte: u8| if byte.is_ascii() { char::from(byte).into() } else { format!("%{byte:02X}") };
         let target: String = format!("/{rest}").bytes().map(encoded).collect();
         let (status, body) = request(port, method, &target, bytes).unwrap();
@@ -107,12 +111,12 @@ impl HdfsServer {
         body
     }
 
-    /// As if the machine lost its power, but for what the kernel keeps.
+    /// Kills the servers, as a power failure would, except that the kernel keeps its page cache.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
-            // Its servers are killed by the kernel a moment later.
+            // The kernel kills the servers a moment later.
             let gone = || TcpListener::bind(("127.0.0.1", self.ports.0)).is_ok();
             let until = Instant::now() + LIMIT;
             while !gone() && Instant::now() < until {
@@ -121,7 +125,8 @@ impl HdfsServer {
         }
     }
 
-    /// What the datanode was asked for it does when it goes on: whoever asked may be gone by then.
+    /// Stops the datanode while `meanwhile` runs. Afterwards it carries out its pending requests, even if the clients have
+    /// ended.
     pub fn hold_the_datanode<R>(&self, meanwhile: impl FnOnce() -> R) -> R {
         let send = |signal: &str| {
             let about = format!("{}.*server.datanode.DataNode", self.directory.path().display());
@@ -134,7 +139,7 @@ impl HdfsServer {
         result
     }
 
-    /// At the same address, with what it had.
+    /// Starts the servers again with the same address and data.
     pub fn restart(&mut self) {
         self.kill();
         self.child = self.spawn();
@@ -147,16 +152,16 @@ impl HdfsServer {
         all.chars().rev().take(4000).collect::<Vec<_>>().into_iter().rev().collect()
     }
 
-    /// `None`: it ended instead.
+    /// Starts the servers; `None` if they end instead.
     fn spawn(&self) -> Option<Child> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/hdfs/serve");
-        // setpriv: with the thread that started it, it goes.
+        // setpriv: the process ends with the thread that started it.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(script)
             .arg(self.directory.path())
             .args([self.ports.0.to_string(), self.ports.1.to_string()])
-            // Files of several blocks are then small enough to be tried.
+            // Small blocks, so that tests can have files of several blocks.
             .args(["dfs.blocksize=8388608", "dfs.namenode.edits.noeditlogchannelflush=true"])
             .args(&self.options)
             .stdin(Stdio::null())
@@ -166,7 +171,7 @@ impl HdfsServer {
             .unwrap();
         let until = Instant::now() + LIMIT;
         while child.try_wait().unwrap().is_none() && Instant::now() < until {
-            // No change is taken before a datanode has come.
+            // The namenode refuses changes until a datanode is registered.
             if self.ask("PUT", "", "op=SETPERMISSION&permission=777").0 == 200 {
                 return Some(child);
             }
@@ -181,7 +186,7 @@ impl HdfsServer {
 impl Drop for HdfsServer {
     fn drop(&mut self) {
         self.kill();
-        // The servers write into the directory until they are gone, and it is removed next.
+        // The servers write into the directory until they end, and it is removed next.
         let until = Instant::now() + LIMIT;
         let left = || Command::new("pkill").args(["-KILL", "-f", "--"]).arg(self.directory.path()).status();
         while left().is_ok_and(|found| found.success()) && Instant::now() < until {
@@ -190,7 +195,7 @@ impl Drop for HdfsServer {
     }
 }
 
-/// Who starts it may do everything.
+/// The superuser of the namenode: the user that starts it.
 pub fn superuser() -> String {
     let told = Command::new("id").arg("-un").output().unwrap().stdout;
     String::from_utf8(told).unwrap().trim().to_owned()

@@ -1,8 +1,8 @@
-//! A real server with GridFS for tests: FerretDB (built by `scripts/setup test`), which speaks as MongoDB does and keeps what it
-//! has in SQLite, on a temporary directory and a free port of this machine; and MongoDB's own client beside ours.
+//! A real server with GridFS for tests: FerretDB (built by `scripts/setup test`), which speaks MongoDB's protocol and stores
+//! its data in SQLite, on a temporary directory and a free port of this machine; and MongoDB's own client.
 //!
-//! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
-//! must not be kept in anything that several threads share.
+//! The danger that it avoids: a server that outlives its test. The kernel kills it when the thread that started it ends.
+//! Therefore several threads must not share this value.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,20 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+/// The user of a guarded server.
 pub const USER: &str = "ann";
+/// The password of [`USER`], with characters that a URL must encode.
 pub const PASSWORD: &str = "not-so-secret, =0123";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Open,
-    /// Whoever comes has to say who he is.
+    /// A client must authenticate.
     Guarded,
     Tls,
 }
 
+/// A FerretDB server.
 pub struct MongoServer {
     program: PathBuf,
     child: Option<Child>,
@@ -31,17 +34,17 @@ pub struct MongoServer {
 }
 
 impl MongoServer {
-    /// `None`: it is not installed, and this is not CI.
+    /// Starts it. `None` if it is not installed (except under CI).
     pub fn start() -> Option<Self> {
         Self::start_as(How::Open)
     }
 
-    /// For `USER` with `PASSWORD` only.
+    /// Starts it for `USER` with `PASSWORD` only.
     pub fn start_guarded() -> Option<Self> {
         Self::start_as(How::Guarded)
     }
 
-    /// With a certificate of an authority of its own, `authority()`, and for TLS only.
+    /// Starts it for TLS only, with a certificate from its own authority ([`Self::authority`]).
     pub fn start_tls() -> Option<Self> {
         Self::start_as(How::Tls)
     }
@@ -54,7 +57,7 @@ impl MongoServer {
             super::certificate::certify(directory.path());
         }
         let mut server = Self { program, child: None, directory, port: 0, how };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             server.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             server.child = server.spawn();
@@ -65,27 +68,28 @@ impl MongoServer {
         panic!("ferretdb does not start: {}", server.log());
     }
 
-    /// `mongodb://127.0.0.1:PORT/db?bucket=b&prefix=PREFIX`
+    /// URL of a store: `mongodb://127.0.0.1:PORT/db?bucket=b&prefix=PREFIX`.
     pub fn url(&self, prefix: &str) -> String {
         let prefix = if prefix.is_empty() { String::new() } else { format!("&prefix={prefix}") };
         format!("{}{prefix}", self.bucket_url("b"))
     }
 
-    /// (Each of them has chunks of its own, among which this server looks at all.)
+    /// URL of a store in its own bucket. (FerretDB scans all chunks of a bucket, so fewer of them are faster.)
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("mongodb://127.0.0.1:{}/db?bucket={bucket}", self.port)
     }
 
+    /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// PEM.
+    /// Path of the authority's certificate, in PEM.
     pub fn authority(&self) -> PathBuf {
         self.directory.path().join("authority.pem")
     }
 
-    /// MongoDB's own client, on the same bucket: see `client.py`.
+    /// Runs MongoDB's own client on the same bucket (see `client.py`) and returns its output.
     #[track_caller]
     pub fn client(&self, words: &[&str]) -> String {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -97,25 +101,28 @@ impl MongoServer {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
+    /// Stores a file by MongoDB's own client.
     pub fn client_put(&self, name: &str, bytes: &[u8]) {
         let file = self.directory.path().join("put");
         std::fs::write(&file, bytes).unwrap();
         self.client(&["put", name, file.to_str().unwrap()]);
     }
 
+    /// Reads a file by MongoDB's own client.
     pub fn client_get(&self, name: &str) -> Vec<u8> {
         let file = self.directory.path().join("got");
         self.client(&["get", name, file.to_str().unwrap()]);
         std::fs::read(file).unwrap()
     }
 
-    /// It hears nothing and says nothing.
+    /// Stops the server's process, or lets it continue.
     pub fn sleep(&self, asleep: bool) {
         let signal = if asleep { "-STOP" } else { "-CONT" };
         let pid = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
+    /// Kills the server.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -123,7 +130,7 @@ impl MongoServer {
         }
     }
 
-    /// At the same address, with what it had.
+    /// Starts the server again with the same address and data.
     pub fn restart(&mut self) {
         self.kill();
         self.child = self.spawn();
@@ -134,7 +141,7 @@ impl MongoServer {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// `None`: it ended instead.
+    /// Starts the server; `None` if it ends instead.
     fn spawn(&self) -> Option<Child> {
         let directory = self.directory.path();
         let file = |name: &str| directory.join(name).display().to_string();
@@ -142,7 +149,7 @@ impl MongoServer {
         let (plain, tls) = if self.how == How::Tls { ("", address.as_str()) } else { (address.as_str(), "") };
         let log = std::fs::File::create(directory.join("log")).unwrap();
         let mut command = Command::new("setpriv");
-        // setpriv: with the thread that started it, it goes.
+        // setpriv: the process ends with the thread that started it.
         command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(["--handler", "sqlite"]);
         command.args(["--sqlite-url", &format!("file:{}/", file("data")), "--state-dir", "-", "--debug-addr", "-"]);
         command.args(["--telemetry", "disable", "--log-level", "warn", "--listen-addr", plain, "--listen-tls", tls]);

@@ -1,7 +1,8 @@
-//! A real MooseFS for tests: Debian's master, chunkserver and client, on a temporary directory and in a network of their own.
+//! A real MooseFS for tests: Debian's master, chunkserver and client, on a temporary directory and in a separate network
+//! namespace.
 //!
-//! The danger: servers that outlive their test, and a mount whose servers are gone, on which everything hangs. The kernel kills
-//! them all with the thread that started them; what is mounted is taken away before the directory is.
+//! The danger that it avoids: servers that outlive their test, and a mount whose servers ended, on which every access hangs.
+//! The kernel kills them with the thread that started them; the mount is removed before the directory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,20 +12,21 @@ use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// A MooseFS with one chunkserver and a mount.
 pub struct MooseFs {
     child: Child,
     directory: TempDir,
 }
 
 impl MooseFs {
-    /// `None`: it is not installed or this is not root, and this is not CI.
+    /// Starts it. `None` if it is not installed or the user is not root (except under CI).
     pub fn start() -> Option<Self> {
         if !can_be() {
             return None;
         }
         let directory = TempDir::new().unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/moosefs/serve");
-        // setpriv: with the thread that started it, it goes.
+        // setpriv: the process ends with the thread that started it.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "unshare", "--net"])
             .arg(script)
@@ -43,19 +45,19 @@ impl MooseFs {
         Some(server)
     }
 
-    /// Where it is mounted.
+    /// The directory at which it is mounted.
     pub fn root(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
 
-    /// Its disk has told the master of itself.
+    /// Whether the chunkserver's disk is registered with the master.
     fn has_room(&self) -> bool {
         let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap();
         mounted.contains(&format!(" {} ", self.root().display()))
             && rustix::fs::statvfs(self.root()).is_ok_and(|space| space.f_bavail > 0)
     }
 
-    /// `master` or `chunkserver`; it is started again a second later.
+    /// Kills `master` or `chunkserver`; it is started again a second later.
     #[track_caller]
     pub fn kill(&self, server: &str) {
         let words = format!("^mfs{server} .*{}/{server}.cfg", self.directory.path().display());
@@ -78,7 +80,7 @@ impl Drop for MooseFs {
         let _ = Command::new("umount").arg("--lazy").arg(self.root()).stderr(Stdio::null()).status();
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // The servers write into the directory until they are gone, and it is removed next.
+        // The servers write into the directory until they end, and it is removed next.
         let begun = Instant::now();
         let left = || Command::new("pkill").args(["-KILL", "-f", "--"]).arg(self.directory.path()).status();
         while left().is_ok_and(|found| found.success()) && begun.elapsed() < LIMIT {

@@ -1,7 +1,7 @@
 //! A real Redis server for tests: Debian's, on a temporary directory and a free port of this machine.
 //!
-//! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
-//! must not be kept in anything that several threads share.
+//! The danger that it avoids: a server that outlives its test. The kernel kills it when the thread that started it ends.
+//! Therefore several threads must not share this value.
 
 pub mod cluster;
 
@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// What it acknowledges is on its disk.
+/// Options with which every acknowledged change is on disk.
 const SURE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""];
 
+/// A Redis server.
 pub struct RedisServer {
     child: Option<Child>,
     directory: TempDir,
@@ -25,17 +26,17 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// `None`: it is not installed, and this is not CI.
+    /// Starts it. `None` if it is not installed (except under CI).
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// With a certificate of an authority of its own, `authority()`, and for TLS only.
+    /// Starts it for TLS only, with a certificate from its own authority ([`Self::authority`]).
     pub fn start_tls() -> Option<Self> {
         Self::start_with(&["--tls"])
     }
 
-    /// With other options of its command line, the last of a kind counts.
+    /// Starts it with further options of its command line; the last one of a kind counts.
     pub fn start_with(options: &[&str]) -> Option<Self> {
         if !is_installed() {
             return None;
@@ -46,7 +47,7 @@ impl RedisServer {
         }
         let options = SURE.iter().chain(options).map(|option| (*option).to_owned()).collect();
         let mut server = Self { child: None, directory, port: 0, options };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();
             server.child = server.spawn();
@@ -57,22 +58,23 @@ impl RedisServer {
         panic!("redis-server does not start: {}", server.log());
     }
 
-    /// `redis://127.0.0.1:PORT/0?prefix=PREFIX`
+    /// URL of a store in database 0: `redis://127.0.0.1:PORT/0?prefix=PREFIX`.
     pub fn url(&self, prefix: &str) -> String {
         let prefix = if prefix.is_empty() { String::new() } else { format!("?prefix={prefix}") };
         format!("redis://127.0.0.1:{}/0{prefix}", self.port)
     }
 
+    /// The port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// PEM.
+    /// Path of the authority's certificate, in PEM.
     pub fn authority(&self) -> PathBuf {
         self.directory.path().join("authority.pem")
     }
 
-    /// What `redis-cli` prints of the answer, but for the end of its last line.
+    /// Output of `redis-cli` for these words, as text, without the last line's end.
     #[track_caller]
     pub fn cli(&self, words: &[&str]) -> String {
         let mut told = String::from_utf8(self.cli_bytes(words)).unwrap();
@@ -81,6 +83,7 @@ impl RedisServer {
     }
 
     #[track_caller]
+    /// Output of `redis-cli` for these words, as bytes.
     pub fn cli_bytes(&self, words: &[&str]) -> Vec<u8> {
         let output = self.command().args(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -100,17 +103,17 @@ impl RedisServer {
         self.options.iter().any(|option| option == "--tls")
     }
 
-    /// It hears nothing and says nothing.
+    /// Stops the server's process, or lets it continue.
     pub fn sleep(&self, asleep: bool) {
         let signal = if asleep { "-STOP" } else { "-CONT" };
         let pid = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// As if the machine lost its power, but for what the kernel keeps.
+    /// Kills the server, as a power failure would, except that the kernel keeps its page cache.
     pub fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // With the process that rewrites its log in the background, which would go on writing into the directory.
+        // Together with the process that rewrites its log in the background, which would continue to write into the directory.
         let group = Pid::from_child(&child);
         rustix::process::kill_process_group(group, Signal::KILL).unwrap();
         child.wait().unwrap();
@@ -120,7 +123,7 @@ impl RedisServer {
         }
     }
 
-    /// At the same address, with what it had.
+    /// Starts the server again with the same address and data.
     pub fn restart(&mut self) {
         self.kill();
         self.child = self.spawn();
@@ -131,7 +134,7 @@ impl RedisServer {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// `None`: it ended instead.
+    /// Starts the server; `None` if it ends instead.
     fn spawn(&self) -> Option<Child> {
         let directory = self.directory.path();
         let (plain, tls) = if self.has_tls() { (0, self.port) } else { (self.port, 0) };
@@ -140,7 +143,7 @@ impl RedisServer {
         let (certificate, key, authority) = (file("server.pem"), file("server.key"), file("authority.pem"));
         let certified = ["--tls-port", &tls, "--tls-cert-file", &certificate, "--tls-key-file", &key];
         let authority = ["--tls-ca-cert-file", &authority, "--tls-auth-clients", "no"];
-        // setpriv: with the thread that started it, it goes.
+        // setpriv: the process ends with the thread that started it.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "redis-server", "--bind", "127.0.0.1", "--daemonize", "no"])
             .args(["--port", &plain.to_string(), "--dir", &directory.display().to_string(), "--logfile", &file("log")])
@@ -164,7 +167,7 @@ impl RedisServer {
         None
     }
 
-    /// And has read its data. (Whom it does not know it tells so.)
+    /// Whether it answers and has read its data. (It tells an unknown client that it must authenticate, which suffices.)
     fn answers(&self) -> bool {
         let said = self.command().arg("PING").output().unwrap().stdout;
         said.starts_with(b"PONG") || said.starts_with(b"NOAUTH")
@@ -177,7 +180,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// A cluster's servers speak with each other on the one 10,000 above.
+/// A free port. A cluster's servers also use the port 10,000 above it.
 fn free_port() -> u16 {
     let any = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     std::iter::repeat_with(any).find(|port| *port < 55_000).unwrap()

@@ -1,8 +1,8 @@
-//! A real server of objects for tests: versitygw (built by `scripts/setup test`) on a temporary directory and a free port of
-//! this machine.
+//! A real S3 server for tests: versitygw (built by `scripts/setup test`) on a temporary directory and a free port of this
+//! machine.
 //!
-//! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
-//! must not be kept in anything that several threads share.
+//! The danger that it avoids: a server that outlives its test. The kernel kills it when the thread that started it ends.
+//! Therefore several threads must not share this value.
 
 pub mod link;
 
@@ -15,10 +15,14 @@ use std::time::{Duration, Instant};
 use super::certificate::certify;
 use tempfile::TempDir;
 
+/// The access key of the server's only account.
 pub const ACCESS: &str = "surgetank-test";
+/// The secret of [`ACCESS`].
 pub const SECRET: &str = "not-so-secret-0123456789";
+/// The bucket that exists at the start.
 pub const BUCKET: &str = "bucket";
 
+/// A versitygw server.
 pub struct S3Server {
     program: PathBuf,
     child: Option<Child>,
@@ -28,12 +32,12 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// `None`: it is not installed, and this is not CI.
+    /// Starts it. `None` if it is not installed (except under CI).
     pub fn start() -> Option<Self> {
         Self::start_with(false)
     }
 
-    /// With a certificate of an authority of its own, `authority()`.
+    /// Starts it for TLS, with a certificate from its own authority ([`Self::authority`]).
     pub fn start_tls() -> Option<Self> {
         Self::start_with(true)
     }
@@ -47,7 +51,7 @@ impl S3Server {
         if tls {
             certify(directory.path());
         }
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let child = spawn(&program, directory.path(), port, tls);
@@ -58,16 +62,17 @@ impl S3Server {
         panic!("versitygw does not start: {}", log_of(directory.path()));
     }
 
+    /// URL of the server.
     pub fn endpoint(&self) -> String {
         if self.tls { format!("https://localhost:{}", self.port) } else { format!("http://127.0.0.1:{}", self.port) }
     }
 
-    /// Over a link of so many bytes per second in each direction; `None`: as fast as it goes.
+    /// A link to the server with this rate in each direction, in bytes per second; `None`: no limit.
     pub fn link(&self, bytes_per_second: Option<u64>) -> link::Link {
         link::Link::to(self.port, bytes_per_second)
     }
 
-    /// What it keeps of uploads that are under way.
+    /// The files in which the server stores the parts of unfinished uploads.
     pub fn parts(&self) -> Vec<PathBuf> {
         fn below(dir: &Path) -> Vec<PathBuf> {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -77,32 +82,32 @@ impl S3Server {
         below(&self.files().join(".sgwtmp"))
     }
 
-    /// `s3://bucket/PREFIX?endpoint=…`
+    /// URL of a store: `s3://bucket/PREFIX?endpoint=…`.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{BUCKET}/{prefix}?endpoint={}", self.endpoint())
     }
 
-    /// With its access key and secret.
+    /// Path of a credentials file with the access key and the secret.
     pub fn credentials_file(&self) -> PathBuf {
         self.directory.path().join("credentials")
     }
 
-    /// PEM.
+    /// Path of the authority's certificate, in PEM.
     pub fn authority(&self) -> PathBuf {
         self.directory.path().join("authority.pem")
     }
 
-    /// For programs that are started.
+    /// Environment variables with the access key and the secret, for child processes.
     pub fn environment(&self) -> [(&'static str, &'static str); 2] {
         [("AWS_ACCESS_KEY_ID", ACCESS), ("AWS_SECRET_ACCESS_KEY", SECRET)]
     }
 
-    /// Where the objects of the bucket are, as files.
+    /// The directory in which the server stores the bucket's objects, as files.
     pub fn files(&self) -> PathBuf {
         self.directory.path().join("data").join(BUCKET)
     }
 
-    /// As if the machine lost its power, but for what the kernel keeps.
+    /// Kills the server, as a power failure would, except that the kernel keeps its page cache.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -110,7 +115,7 @@ impl S3Server {
         }
     }
 
-    /// At the same address, with what it had.
+    /// Starts the server again with the same address and data.
     pub fn restart(&mut self) {
         self.kill();
         let child = spawn(&self.program, self.directory.path(), self.port, self.tls);
@@ -140,7 +145,7 @@ fn spawn(program: &Path, directory: &Path, port: u16, tls: bool) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(directory.join("log")).unwrap();
     let (certificate, key) = (directory.join("server.pem"), directory.join("server.key"));
     let certified = [Path::new("--cert"), &certificate, Path::new("--key"), &key];
-    // setpriv: with the thread that started it, it goes.
+    // setpriv: the process ends with the thread that started it.
     Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
         .arg(program)
@@ -157,7 +162,7 @@ fn spawn(program: &Path, directory: &Path, port: u16, tls: bool) -> Child {
         .unwrap()
 }
 
-/// `None`: it ended instead.
+/// Waits until the server answers; `None` if it ends instead.
 fn answers(mut child: Child, port: u16, tls: bool) -> Option<Child> {
     let until = Instant::now() + Duration::from_secs(60);
     while child.try_wait().unwrap().is_none() {

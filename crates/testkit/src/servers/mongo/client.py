@@ -1,4 +1,4 @@
-"""MongoDB's own client, for tests: what others see of our files, and what they put there.
+"""MongoDB's own client, for tests: how another client sees the store's files, and files that it puts there.
 
 usage: client.py URL BUCKET COMMAND …   (URL names the data base)
     put NAME FILE         get NAME FILE       list        rename NAME TO    delete NAME    count COLLECTION

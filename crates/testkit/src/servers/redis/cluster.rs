@@ -1,23 +1,24 @@
-//! A small cluster: two servers with half of the slots each, and a replica of the one that has the keys.
+//! A small Redis cluster: two servers with half of the slots each, and a replica of the one that has the keys.
 
 use std::time::{Duration, Instant};
 
 use super::RedisServer;
 
-/// Of every store here.
+/// Hash tag of every store in the cluster, which puts its keys into one slot.
 pub const TAG: &str = "{project}";
 
+/// A cluster of three servers.
 pub struct RedisCluster {
-    /// Has the keys with the tag.
+    /// The server of the slot of [`TAG`].
     pub owner: RedisServer,
-    /// Has those of the other slots.
+    /// The server of the other half of the slots.
     pub other: RedisServer,
-    /// Follows the owner.
+    /// The replica of `owner`.
     pub replica: RedisServer,
 }
 
 impl RedisCluster {
-    /// `None`: it is not installed, and this is not CI.
+    /// Starts the cluster and waits until it is complete. `None` if Redis is not installed (except under CI).
     pub fn start() -> Option<Self> {
         let start = || RedisServer::start_with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "30000"]);
         let cluster = Self { owner: start()?, other: start()?, replica: start()? };
@@ -39,20 +40,20 @@ impl RedisCluster {
         Some(cluster)
     }
 
-    /// All slots are served.
+    /// Waits until all slots are served.
     pub fn is_whole(&self) {
         let all = [&self.owner, &self.other, &self.replica];
         eventually("the cluster is whole", || all.iter().all(|server| info(server, "cluster_state") == "ok"));
     }
 
-    /// The replica takes the place of an owner that is gone.
+    /// Makes the replica the owner after the owner was killed.
     pub fn take_over(&self) {
         self.replica.cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
         let leads = || self.replica.cli(&["INFO", "replication"]).contains("role:master");
         eventually("it leads", leads);
     }
 
-    /// The first half of moving the keys: whoever asks for one is told that it may be elsewhere.
+    /// Begins to move the keys to `other`: from now on `owner` redirects requests for absent keys. Returns the slot.
     pub fn begin_move(&self) -> String {
         let slot = self.owner.cli(&["CLUSTER", "KEYSLOT", TAG]);
         self.other.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(&self.owner)]);
@@ -60,7 +61,7 @@ impl RedisCluster {
         slot
     }
 
-    /// At most so many of those that are meant.
+    /// Moves at most `count` keys for which `meant` is true. Returns their number.
     pub fn move_keys(&self, slot: &str, count: usize, meant: impl Fn(&str) -> bool) -> usize {
         let keys = self.owner.cli(&["CLUSTER", "GETKEYSINSLOT", slot, "10000"]);
         let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty() && meant(key)).take(count).collect();
@@ -71,6 +72,7 @@ impl RedisCluster {
         keys.len()
     }
 
+    /// Ends the move of the slot: `other` now serves it.
     pub fn end_move(&self, slot: &str) {
         for server in [&self.other, &self.owner] {
             server.cli(&["CLUSTER", "SETSLOT", slot, "NODE", &id(&self.other)]);
@@ -88,6 +90,7 @@ fn info(server: &RedisServer, field: &str) -> String {
     value.unwrap_or_default().to_owned()
 }
 
+/// Waits until `so` is true. Panics after a minute, with `what`.
 pub fn eventually(what: &str, so: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !so() {

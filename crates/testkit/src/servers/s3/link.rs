@@ -1,4 +1,4 @@
-//! A link to a server: counts what goes over it in each direction, and can be as slow as one likes.
+//! A link to a server: counts the bytes in each direction, and limits their rate.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// A TCP proxy on this machine. It ends with the process.
 pub struct Link {
     port: u16,
     up: Arc<Lane>,
     down: Arc<Lane>,
 }
 
-/// One direction. Who sends takes the next stretch of time that is free.
+/// One direction. A sender takes the next free stretch of time.
 struct Lane {
     passed: AtomicU64,
     bytes_per_second: Option<u64>,
@@ -39,7 +40,7 @@ impl Lane {
 }
 
 impl Link {
-    /// It ends with the process.
+    /// A link to a port of this machine, with this rate in each direction; `None`: no limit.
     pub fn to(port: u16, bytes_per_second: Option<u64>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let link = Self {
@@ -61,16 +62,17 @@ impl Link {
         link
     }
 
+    /// URL of the link: `http://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// To the server.
+    /// Bytes sent to the server so far.
     pub fn sent(&self) -> u64 {
         self.up.passed.load(Ordering::Relaxed)
     }
 
-    /// From the server.
+    /// Bytes received from the server so far.
     pub fn received(&self) -> u64 {
         self.down.passed.load(Ordering::Relaxed)
     }
