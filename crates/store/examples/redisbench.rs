@@ -1,5 +1,5 @@
-//! How fast the Redis driver is against a server, beside the limit: what `redis-benchmark` gets from the same server with values
-//! of the same size, as many at a time.
+//! Measures the Redis driver on a server, beside the limit: the result of `redis-benchmark` on the same server with values of
+//! the same size and the same number of clients.
 //!
 //! usage: redisbench URL small [--objects N] [--bytes N] [--threads N]
 //!        redisbench URL large [--bytes N] [--threads N]

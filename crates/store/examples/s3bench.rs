@@ -1,4 +1,4 @@
-//! How fast the S3 driver is against a server: many objects by some threads, and a large one in parts.
+//! Measures the S3 driver on a server: many objects by some threads, and a large one in parts.
 //!
 //! usage: s3bench URL small [--objects N] [--bytes N] [--threads N]
 //!        s3bench URL large [--bytes N] [--part-bytes N] [--threads N]
@@ -143,7 +143,7 @@ impl Meter {
     }
 }
 
-/// What this process has used of the processors.
+/// Processor time of this process.
 fn cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))

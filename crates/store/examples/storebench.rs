@@ -1,5 +1,5 @@
-//! How fast the store's driver delivers, against `cp -r` and a sync of the file system: same source (in memory), same
-//! destination, A B A B, caches dropped before each run, every figure up to and including the last sync.
+//! Measures the store's driver beside `cp -r` and a sync of the file system: same source (in memory), same destination,
+//! alternating, caches dropped before each run, every figure up to and including the last sync.
 //!
 //! `storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--batch N] [--runs N] [--source DIR]`
 
@@ -173,7 +173,7 @@ fn path(text: &str) -> StorePath {
     StorePath(text.as_bytes().to_vec())
 }
 
-/// What the drain does with sealed files, without its journal: batches through stage, settle, verify, publish, sync.
+/// The drain's work on sealed files, without its journal: batches through stage, settle, verify, publish, sync.
 fn drain(from: &Path, to: &Path, threads: usize, batch_files: usize, how: Verify) -> Outcome<()> {
     let store = PosixStore::new(File::open(to)?.into(), to.display().to_string())?;
     let mut files = Vec::new();

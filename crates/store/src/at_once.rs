@@ -1,11 +1,12 @@
-//! Several requests at a time: a server answers each after a while, and most of that is waiting.
+//! Several requests at the same time: a server answers each after a while, and most of that is waiting.
 
 use std::io;
 
 use surgetank_types::sync::atomic::{AtomicUsize, Ordering};
 use surgetank_types::sync::{Mutex, PoisonError};
 
-/// Does `0 .. count`, so many at a time. After the first error nothing is begun any more, and that is the answer.
+/// Calls `act` for each of `0 .. count`, `threads` at a time. After the first error no further call starts, and that error is
+/// returned.
 pub fn at_once(count: usize, threads: usize, act: &(dyn Fn(usize) -> io::Result<()> + Sync)) -> io::Result<()> {
     let next = AtomicUsize::new(0);
     let failed: Mutex<Option<io::Error>> = Mutex::new(None);
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_done_once_and_an_error_ends_it() {
+    fn calls_run_once_and_stop_after_an_error() {
         let done = Mutex::new(Vec::new());
         at_once(1000, 8, &|index| {
             done.lock().unwrap().push(index);

@@ -1,8 +1,8 @@
 //! The checksum of a file: CRC-64/NVME over all of its logical bytes, holes read as zeros.
 //!
-//! Sparse and dense copies of the same content have the same checksum, so it can be compared across file systems and
-//! tools. A hole costs no reading: appending n zero bytes multiplies the CRC register by x^(8n) modulo the polynomial,
-//! some hundred steps whatever n is.
+//! Sparse and dense copies of the same content have the same checksum, so it can be compared across file systems and tools. A
+//! hole is not read: appending n zero bytes multiplies the CRC register by x^(8n) modulo the polynomial, in some hundred steps
+//! for any n.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 /// The polynomial 1 in the reflected register.
 const ONE: u64 = 1 << 63;
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 pub struct Checksum {
     digest: Digest,
 }
@@ -30,11 +30,12 @@ impl Default for Checksum {
 }
 
 impl Checksum {
+    /// Appends bytes.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.digest.update(bytes);
     }
 
-    /// As `bytes` with `count` zeros.
+    /// Appends `count` zeros, without a loop over them.
     pub fn zeros(&mut self, count: u64) {
         if count > 0 {
             let register = multiply(self.digest.get_state(), x_to_the_bytes(count));
@@ -42,32 +43,33 @@ impl Checksum {
         }
     }
 
+    /// The checksum of all bytes so far.
     pub fn value(&self) -> u64 {
         self.digest.finalize()
     }
 }
 
-/// The sum of two parts as one; the second is so long.
+/// The checksum of two parts in sequence; the second has `second_bytes`.
 pub fn joined(first: u64, second: u64, second_bytes: u64) -> u64 {
     crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
 }
 
-/// The sum of some bytes in memory.
+/// The checksum of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     let mut sum = Checksum::default();
     sum.bytes(bytes);
     sum.value()
 }
 
-/// The checksum of what the device has, not of what is remembered of it.
+/// The checksum of what the device has, not of what the page cache has. Errors: those of reading.
 pub fn reread(file: &File) -> io::Result<u64> {
-    // Advice: what is dirty or mapped stays, and that is what the device will have.
+    // Only advice: dirty or mapped pages stay, and the device will get those.
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
     checksum(file, &|_| Ok(()))
 }
 
-/// Reads the whole file, through the page cache unless the descriptor was opened for direct I/O. The descriptor's offset
-/// moves; its length is taken at the start. A file that gets shorter meanwhile is an error (`UnexpectedEof`).
+/// Reads the whole file, through the page cache unless the descriptor was opened for direct I/O. The descriptor's offset moves;
+/// its length is taken at the start. Errors: those of reading and of the gate; `UnexpectedEof` if the file becomes shorter.
 pub fn checksum(file: &File, gate: Gate<'_>) -> io::Result<u64> {
     let mut sum = Checksum::default();
     for extent in Extents::of(file)? {
@@ -82,7 +84,7 @@ pub fn checksum(file: &File, gate: Gate<'_>) -> io::Result<u64> {
     Ok(sum.value())
 }
 
-/// Hands the bytes of `start .. start + len` over in chunks; offsets and lengths of the reads suit direct I/O.
+/// Passes the bytes of `start .. start + len` to `take` in chunks; offsets and lengths of the reads suit direct I/O.
 pub fn read_extent(file: &File, start: u64, len: u64, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let (mut at, end) = (start, start + len);
     with_buffer(len + DIRECT_ALIGN_BYTES, |buffer| {
@@ -138,14 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_answer() {
+    fn checksum_of_known_bytes_is_the_published_one() {
         let mut sum = Checksum::default();
         sum.bytes(b"123456789");
         assert_eq!(sum.value(), 0xae8b_1486_0a79_9888);
     }
 
     #[test]
-    fn zeros_by_arithmetic_equal_zeros_read() {
+    fn checksum_of_computed_zeros_equals_that_of_read_zeros() {
         for count in [1_usize, 2, 7, 8, 255, 4096, 70_001, 3 << 20] {
             let (mut fast, mut slow) = (Checksum::default(), Checksum::default());
             for sum in [&mut fast, &mut slow] {
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_hole_is_summed_without_reading() {
+    fn checksum_of_huge_hole_needs_no_reading() {
         let (mut once, mut twice) = (Checksum::default(), Checksum::default());
         once.zeros(1 << 50);
         twice.zeros(1 << 49);

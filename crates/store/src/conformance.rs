@@ -1,4 +1,4 @@
-//! What every store must do: one suite for all drivers, through the interface alone.
+//! The conformance suite: what every store must do, tested through the interface alone.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,29 +17,29 @@ mod publication;
 
 type Case = (&'static str, Needs, fn(&dyn Store));
 
-/// What a case is about that not every store has.
+/// A feature of the store that a case needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
-    /// Content that is opened, written in place, has holes; a name of any bytes; staged directories that are moved whole.
+    /// Content can be opened and written in place, and has holes; names are any bytes; staged directories move whole.
     PlainFiles,
     HardLinks,
 }
 use Needs::{HardLinks, Nothing, PlainFiles};
 
-/// Runs every case that the store is up to on an empty store of its own.
+/// Runs every case that the store's features permit, each on an empty store.
 pub fn conform(make: impl Fn() -> Box<dyn Store>) {
     conform_but_for(&[], make);
 }
 
-/// On a file system that keeps no parts of seconds; `without`: cases that it cannot pass.
+/// For a file system with times of whole seconds; `without`: cases that it cannot pass.
 pub fn conform_in_whole_seconds(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
     WHOLE_SECONDS.set(true);
     conform_but_for(without, make);
     WHOLE_SECONDS.set(false);
 }
 
-/// `without`: cases that it cannot pass.
+/// `without`: cases that the store cannot pass.
 pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
     let cases: &[Case] = &[
         ("a file arrives whole, with its attributes", Nothing, copies::a_file_arrives_whole),
@@ -75,7 +75,7 @@ pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
         ("batches settle", Nothing, names::batches_settle),
         ("open is for plain files", PlainFiles, names::open_is_for_plain_files),
         ("room", PlainFiles, names::room),
-        ("who tells names tells all", Nothing, names::who_tells_names_tells_all),
+        ("listed names are complete", Nothing, names::listed_names_are_complete),
     ];
     let unknown = without.iter().find(|name| cases.iter().all(|(known, ..)| *known != **name));
     assert_eq!(unknown, None, "no case of this name");
@@ -90,7 +90,7 @@ pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
     }
 }
 
-// ---- what the cases are made of
+// ---- helpers of the cases
 
 pub fn me() -> Cred {
     Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
@@ -126,7 +126,7 @@ pub fn source(bytes: &[u8]) -> File {
     file
 }
 
-/// Bytes that repeat nowhere near.
+/// Bytes without repetition at short distances.
 pub fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ len as u64;
     std::iter::repeat_with(|| {
@@ -139,7 +139,7 @@ pub fn noise(len: usize) -> Vec<u8> {
     .collect()
 }
 
-/// Stages under a temporary name beside `to`.
+/// Stages a file under a temporary name beside `to`.
 pub fn staged(store: &dyn Store, to: &str, file: &File, meta: &Meta) -> (StorePath, Staged) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let parent = to.rfind('/').map_or("", |slash| &to[..=slash]);
@@ -148,7 +148,7 @@ pub fn staged(store: &dyn Store, to: &str, file: &File, meta: &Meta) -> (StorePa
     (temporary, staged)
 }
 
-/// The whole way of a file into the store.
+/// Brings a file into the store by all steps.
 pub fn deliver(store: &dyn Store, to: &str, bytes: &[u8], meta: &Meta) -> StoreIdentity {
     let (temporary, copy) = staged(store, to, &source(bytes), meta);
     store.settle(me(), std::slice::from_ref(&temporary)).unwrap();

@@ -1,8 +1,7 @@
-//! A store without plain files that is none: another one whose files can only be had by ranges, as an object store's, for
-//! tests of everything that must not take a descriptor for granted.
+//! A store without plain files, for tests of everything that must not rely on a descriptor: it wraps another store, whose files
+//! can only be read by ranges, as an object store's.
 //!
-//! It counts what it is asked for, fails and delays on demand, and gives a version of a file only as long as it is the one
-//! that the store has, whoever changed it.
+//! It counts requests, fails and delays on demand, and gives a version of a file only while the store has it.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +17,7 @@ use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// What ranges were asked for, and what comes of the next ones.
+/// The requests for ranges: their counts, and the fate of the next ones.
 #[derive(Debug, Default)]
 pub struct Line {
     sources: AtomicU64,
@@ -26,7 +25,7 @@ pub struct Line {
     bytes: AtomicU64,
     at_once: AtomicU64,
     at_once_max: AtomicU64,
-    /// The next requests fail: how many, and with what.
+    /// How many of the next requests fail, and with which errno.
     failing: Mutex<Option<(u64, Errno)>>,
     delay: Mutex<Duration>,
     questions: AtomicU64,
@@ -34,48 +33,56 @@ pub struct Line {
     let_go: Condvar,
 }
 
-/// Questions that the server does not answer until [`Line::answer`].
+/// Questions about names that are not answered until [`Line::answer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
+    /// Every question.
     All,
+    /// Listings only.
     Listings,
 }
 
 impl Line {
-    /// Files that somebody began to read.
+    /// Number of files that a program began to read.
     pub fn sources(&self) -> u64 {
         self.sources.load(Ordering::SeqCst)
     }
-    /// Ranges, failed ones included.
+    /// Number of requests for ranges, failed ones included.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::SeqCst)
     }
+    /// Bytes of the ranges that were served.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::SeqCst)
     }
-    /// The most ranges that were under way together.
+    /// The most ranges that were requested at the same time.
     pub fn at_once_max(&self) -> u64 {
         self.at_once_max.load(Ordering::SeqCst)
     }
+    /// Sets the counts of sources and ranges to zero.
     pub fn forget(&self) {
         for count in [&self.sources, &self.requests, &self.bytes, &self.at_once_max] {
             count.store(0, Ordering::SeqCst);
         }
     }
+    /// Makes the next requests for ranges fail: how many, and with which errno.
     pub fn fail(&self, times: u64, errno: Errno) {
         *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = Some((times, errno));
     }
+    /// Delays every request for a range by this time.
     pub fn delay(&self, delay: Duration) {
         *self.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
     }
 
-    /// Questions about names, unanswered ones included.
+    /// Number of questions about names, unanswered ones included.
     pub fn questions(&self) -> u64 {
         self.questions.load(Ordering::SeqCst)
     }
+    /// Stops answering these questions; their callers block.
     pub fn hold(&self, held: Held) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
     }
+    /// Answers all questions again.
     pub fn answer(&self) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.let_go.notify_all();
@@ -105,18 +112,21 @@ impl Line {
     }
 }
 
+/// A store like `S`, whose files can only be read by ranges.
 pub struct Distant<S> {
     inner: Arc<S>,
+    /// Its requests for ranges.
     pub line: Arc<Line>,
 }
 
 impl<S: Store> Distant<S> {
+    /// Wraps `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner: Arc::new(inner), line: Arc::default() }
     }
 }
 
-/// One version, read through a descriptor that is taken anew for every range.
+/// One version, read through a descriptor that is opened again for every range.
 struct Range<S> {
     inner: Arc<S>,
     line: Arc<Line>,

@@ -1,4 +1,4 @@
-//! Which parts of a file hold bytes and which are holes, and the buffer such bytes travel in.
+//! The parts of a file that hold bytes, and its holes; and the buffer through which such bytes move.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 /// Chunk of a copy: long enough for the device, short enough for the throttle and the processor's cache.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Alignment that direct I/O asks for at most (logical blocks of present devices).
+/// Largest alignment that direct I/O needs (logical blocks of present devices).
 pub const DIRECT_ALIGN_BYTES: u64 = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,13 +19,13 @@ pub enum Extent {
     Hole { start: u64, len: u64 },
 }
 
-/// Walks a file from 0 to the length it had at the start; extents touch and cover it wholly.
+/// Walks a file from 0 to the length that it had at the start; the extents cover it without gaps.
 pub struct Extents<'a> {
     file: &'a File,
     at: u64,
     size: u64,
     device: u64,
-    /// Fully allocated: no need to ask.
+    /// The file is fully allocated and has no holes.
     dense: bool,
     failed: bool,
 }
@@ -44,7 +44,7 @@ impl<'a> Extents<'a> {
         })
     }
 
-    /// Of the file system the file lies on.
+    /// `st_dev` of the file system that contains the file.
     pub fn device(&self) -> u64 {
         self.device
     }
@@ -61,7 +61,7 @@ impl<'a> Extents<'a> {
         let data = match seek(self.file, SeekFrom::Data(start)) {
             Ok(data) => data.min(self.size),
             Err(Errno::NXIO) => self.size,
-            // The file system does not know of holes.
+            // The file system does not report holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Extent::Bytes { start, len: rest }),
             Err(error) => return Err(error.into()),
         };
@@ -70,7 +70,7 @@ impl<'a> Extents<'a> {
         }
         let hole = match seek(self.file, SeekFrom::Hole(start)) {
             Ok(hole) => hole.clamp(start, self.size),
-            // Cut off behind our back: reading finds out.
+            // Another process truncated the file: reading will find it.
             Err(Errno::NXIO) => self.size,
             Err(error) => return Err(error.into()),
         };
@@ -105,7 +105,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends the thread's buffer, aligned for direct I/O: at most 1 MiB, and no larger than `bytes` asks for.
+/// Lends the thread's buffer, aligned for direct I/O: at most 1 MiB, and no larger than `bytes`.
 pub fn with_buffer<T>(bytes: u64, run: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
     let align = DIRECT_ALIGN_BYTES as usize;
     let len = usize::try_from(bytes).unwrap_or(BUFFER_BYTES).clamp(1, BUFFER_BYTES).next_multiple_of(align);
@@ -117,7 +117,7 @@ pub fn with_buffer<T>(bytes: u64, run: impl FnOnce(&mut [u8]) -> io::Result<T>) 
             let skip = buffer.as_ptr().align_offset(align);
             run(&mut buffer[skip..skip + len])
         }
-        // Lent already further up this thread's stack (a gate that copies): a buffer of its own.
+        // A caller further up this thread's stack has it (a gate that copies): this call gets a separate one.
         Err(_) => {
             let mut own = vec![0; len + align];
             let skip = own.as_ptr().align_offset(align);
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_cover_the_file() {
+    fn extents_cover_the_file_without_gaps() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(b"x", 1 << 20).unwrap();
         file.write_all_at(b"y", 8 << 20).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_is_aligned_and_no_larger_than_asked() {
+    fn buffer_is_aligned_and_no_larger_than_requested() {
         for bytes in [0, 1, 5000, 1 << 30] {
             with_buffer(bytes, |buffer| {
                 assert_eq!(buffer.as_ptr() as u64 % DIRECT_ALIGN_BYTES, 0);

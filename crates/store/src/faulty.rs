@@ -1,8 +1,8 @@
 //! A store that fails on demand: wraps another one, for tests of every error path.
 //!
-//! Rules are asked in the order in which they were added; the first that fits an operation decides it, and a rule that
-//! is used up lets the operation through to the next. `Faulty` is transparent where no rule fits. Rules can be added and
-//! cleared while it is in use, so that a store can go away and come back.
+//! Rules are tried in the order in which they were added. The first that matches an operation decides it; a rule that is used
+//! up no longer matches. Without a matching rule the operation passes to the inner store. Rules can be added while the store is
+//! in use.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,6 +18,7 @@ use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity};
 
 /// The methods of [`Store`], as rules name them.
+#[allow(missing_docs, reason = "each variant has the name of the method")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     Stat,
@@ -48,83 +49,79 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Does it make something new in the store?
-    pub fn takes_room(self) -> bool {
+    /// Whether the operation makes something new in the store.
+    fn takes_room(self) -> bool {
         use Operation::{CreateTemporary, StageDir, StageFile, StageInPlace, StageNode, StageSymlink};
         matches!(self, CreateTemporary | StageFile | StageInPlace | StageDir | StageSymlink | StageNode)
     }
 
-    /// Does it change the store?
+    /// Whether the operation changes the store.
     pub fn writes(self) -> bool {
         use Operation::{Discard, Exchange, Link, Publish, RemoveDir, Rename, SetMeta, Unlink};
         self.takes_room() || matches!(self, Discard | Publish | Rename | Exchange | Link | Unlink | RemoveDir | SetMeta)
     }
 }
 
+/// How an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The operation does not happen and gives this errno.
+    /// It does nothing and returns this errno.
     Errno(Errno),
-    /// The operation happens and then gives this errno all the same (a lost answer).
+    /// It is carried out, but returns this errno (a lost answer).
     LostAnswer(Errno),
-    /// The operation happens after this long.
+    /// It is carried out after this time.
     Delay(Duration),
     /// The staged copy is cut to half its length, and success is reported.
     ShortCopy,
     /// One byte in the middle of the staged copy is wrong, and success is reported.
     FlipByte,
-    /// What is published over a file in place is cut off there, with this errno; any other publication happens.
+    /// A publication over a file in place is interrupted, with this errno; any other publication is carried out.
     BreaksOff(Errno),
 }
 
 type Predicate = Box<dyn Fn(Operation, &StorePath) -> bool + Send>;
 
-/// When and how to fail; made by [`Rule::when`], refined by the other methods.
+/// When and how to fail; made by [`Rule::when`], limited by [`Rule::times`].
 pub struct Rule {
     fits: Predicate,
     failure: Failure,
-    skip: u64,
     left: u64,
 }
 
 impl Rule {
-    /// Fails every time the predicate holds. Operations on several paths are asked about each of them.
+    /// Fails every time the predicate holds. An operation on several paths is tried for each of them.
     pub fn when(failure: Failure, fits: impl Fn(Operation, &StorePath) -> bool + Send + 'static) -> Self {
-        Self { fits: Box::new(fits), failure, skip: 0, left: u64::MAX }
+        Self { fits: Box::new(fits), failure, left: u64::MAX }
     }
 
+    /// Fails at every call of one operation.
     pub fn on(operation: Operation, failure: Failure) -> Self {
         Self::when(failure, move |now, _| now == operation)
     }
 
-    /// Whatever takes room says that there is none.
+    /// Fails at every operation that needs space, as a full store does.
     pub fn full() -> Self {
         Self::when(Failure::Errno(Errno::NOSPC), |operation, _| operation.takes_room())
     }
 
+    /// Fails at every change, as a read-only store does.
     pub fn read_only() -> Self {
         Self::when(Failure::Errno(Errno::ROFS), |operation, _| {
             operation.writes() || operation == Operation::MayWriteDir
         })
     }
 
-    /// The store is not there at all.
+    /// Fails at every operation, as an unmounted store does.
     pub fn gone() -> Self {
         Self::when(Failure::Errno(Errno::NOTCONN), |_, _| true)
     }
 
+    /// Delays every operation by this time.
     pub fn slow(by: Duration) -> Self {
         Self::when(Failure::Delay(by), |_, _| true)
     }
 
-    /// From the n-th fitting call on (the first is 1).
-    #[must_use]
-    pub fn from_call(mut self, number: u64) -> Self {
-        self.skip = number.saturating_sub(1);
-        self
-    }
-
-    /// This many times only.
+    /// Fails only this many times.
     #[must_use]
     pub fn times(mut self, count: u64) -> Self {
         self.left = count;
@@ -132,6 +129,7 @@ impl Rule {
     }
 }
 
+/// A store that fails by its rules, otherwise like `S`.
 pub struct Faulty<S> {
     inner: S,
     rules: Mutex<Vec<Rule>>,
@@ -139,24 +137,22 @@ pub struct Faulty<S> {
 }
 
 impl<S: Store> Faulty<S> {
+    /// Wraps `inner`, without rules.
     pub fn new(inner: S) -> Self {
         Self { inner, rules: Mutex::default(), calls: Mutex::default() }
     }
 
+    /// Adds a rule after the present ones.
     pub fn add(&self, rule: Rule) {
         lock(&self.rules).push(rule);
     }
 
-    /// From now on everything goes well.
-    pub fn heal(&self) {
-        lock(&self.rules).clear();
-    }
-
-    /// How often an operation was asked for, failed ones included.
+    /// Number of calls of an operation, failed ones included.
     pub fn calls(&self, operation: Operation) -> u64 {
         lock(&self.calls).get(&operation).copied().unwrap_or(0)
     }
 
+    /// The wrapped store.
     pub fn inner(&self) -> &S {
         &self.inner
     }
@@ -165,10 +161,6 @@ impl<S: Store> Faulty<S> {
         *lock(&self.calls).entry(operation).or_default() += 1;
         for rule in lock(&self.rules).iter_mut() {
             if rule.left == 0 || !paths.iter().any(|path| (rule.fits)(operation, path)) {
-                continue;
-            }
-            if rule.skip > 0 {
-                rule.skip -= 1;
                 continue;
             }
             rule.left -= 1;
@@ -198,7 +190,7 @@ impl<S: Store> Faulty<S> {
         }
     }
 
-    /// As `run`, and the copy can come out wrong as well.
+    /// Like `run`, for a copy, which can also be damaged.
     fn run_copy(
         &self,
         operation: Operation,
@@ -387,24 +379,23 @@ mod tests {
     use crate::posix::tests::Plain;
 
     #[test]
-    fn transparent_without_rules() {
+    fn faulty_store_without_rules_conforms() {
         let plain = Plain::new();
         conformance::conform(|| Box::new(Faulty::new(plain.posix())));
     }
 
     #[test]
-    fn fails_when_and_as_often_as_asked() {
+    fn rule_fails_matching_calls_up_to_its_limit() {
         let plain = Plain::new();
         let store = Faulty::new(plain.posix());
         let root = StorePath::root();
-        store.add(Rule::on(Operation::Stat, Failure::Errno(Errno::STALE)).from_call(2).times(1));
         assert!(store.stat(me(), &root).is_ok());
+        store.add(Rule::on(Operation::Stat, Failure::Errno(Errno::STALE)).times(1));
         assert_eq!(store.stat(me(), &root).unwrap_err().raw_os_error(), Some(libc::ESTALE));
         assert!(store.stat(me(), &root).is_ok());
         assert_eq!(store.calls(Operation::Stat), 3);
-        store.add(Rule::gone());
+        store.add(Rule::gone().times(1));
         assert_eq!(store.list(me(), &root, false).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
-        store.heal();
         assert!(store.list(me(), &root, false).is_ok());
         store.add(Rule::full());
         assert_eq!(
@@ -415,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_copies_are_made_and_found() {
+    fn damaged_copies_are_detected_by_verify() {
         let plain = Plain::new();
         let store = Faulty::new(plain.posix());
         for failure in [Failure::ShortCopy, Failure::FlipByte] {

@@ -1,7 +1,7 @@
-//! What every driver needs that speaks HTTP: connections that are kept, bodies fed in small pieces from where they lie, answers
-//! cut at a size, and what it means when there is none.
+//! What every driver needs that speaks HTTP: connections that are kept, bodies that are sent in small pieces from their source,
+//! answers limited in size, and the meaning of a missing answer.
 //!
-//! The danger: memory and time without bound. No body is ever whole in memory, and nothing is waited for without a limit.
+//! The danger that it avoids: unbounded memory and time. No body is ever whole in memory, and every wait has a limit.
 
 mod listening;
 mod names;
@@ -21,25 +21,25 @@ use self::names::Names;
 use super::object::Body;
 use surgetank_types::error::{Errno, Error};
 
-/// Of one connection, in each direction: with it a body goes out in few system calls.
+/// Of one connection, in each direction: large, so that a body needs few system calls.
 pub const BUFFER_BYTES: usize = 128 << 10;
-/// Of an answer that is not content: a page of 1,000 names of 1,024 bytes, each byte written as three.
+/// Largest answer that is not content: a page of 1,000 names of 1,024 bytes, each byte written as three.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// Connections kept open between requests; more than that only while more threads ask.
+/// Connections kept open between requests; more exist only while more threads ask.
 const IDLE_CONNECTIONS: usize = 32;
 
-/// All but what stands for itself in a URL, as signatures want it.
+/// All bytes but those that stand for themselves in a URL, as signatures require.
 pub const IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub const IN_PATH: &AsciiSet = &IN_QUERY.remove(b'/');
 
-/// How to reach a server.
+/// How a server is reached.
 pub struct Line<'a> {
     /// `http://host:port` or `https://host`.
     pub endpoint: &'a str,
     pub connect: Duration,
-    /// Nothing moves.
+    /// Longest time without any progress.
     pub progress: Duration,
-    /// PEM file with the only authorities that are trusted, and the name of what named it.
+    /// PEM file with the only trusted authorities, and the name of what named it.
     pub authorities: Option<(&'static str, &'a Path)>,
 }
 
@@ -63,7 +63,7 @@ pub fn agent(line: &Line<'_>) -> Result<Agent, Error> {
         config = config.tls_config(TlsConfig::builder().root_certs(roots(line.authorities)?).build());
     }
     if is_loopback(line.endpoint) {
-        // Whatever the environment says of proxies: this machine is not behind one.
+        // Whatever the environment says about proxies: this machine is not behind one.
         config = config.proxy(None);
     }
     // Below TLS, which reads nothing while it has something to write.
@@ -80,7 +80,7 @@ fn is_loopback(endpoint: &str) -> bool {
     })
 }
 
-/// Whom to believe that the server is the server: the file that the user names, or else the system, or else what was built in.
+/// The trusted authorities: the file that the user names, else the system's, else the built-in ones.
 fn roots(authorities: Option<(&'static str, &Path)>) -> Result<RootCerts, Error> {
     let Some((named_by, path)) = authorities else {
         let found = rustls_native_certs::load_native_certs().certs;
@@ -100,18 +100,18 @@ fn roots(authorities: Option<(&'static str, &Path)>) -> Result<RootCerts, Error>
     if certificates.is_empty() { Err(wrong("there is none in it".into())) } else { Ok(certificates.into()) }
 }
 
-/// All of an answer that is not content; the connection is free again. `None`: it has no end.
+/// All of an answer that is not content; the connection is then free again. `None` if it exceeds the limit.
 pub fn text_of(mut body: ureq::Body) -> io::Result<Option<Vec<u8>>> {
     let mut text = Vec::new();
     body.as_reader().take(ANSWER_BYTES_MAX).read_to_end(&mut text)?;
     Ok(Some(text).filter(|text| (text.len() as u64) < ANSWER_BYTES_MAX))
 }
 
-/// Reads straight into the connection's buffer, and keeps the error of the source apart from those of the connection.
+/// Reads directly into the connection's buffer, and keeps the error of the source apart from those of the connection.
 pub struct Feeder<'a> {
     body: &'a dyn Body,
     at: u64,
-    /// Told how many bytes went.
+    /// Called with the number of bytes sent.
     sent: &'a dyn Fn(u64),
     pub failed: Option<io::Error>,
 }
@@ -130,7 +130,7 @@ impl Read for Feeder<'_> {
             count -= 1;
         } else if let Some(Err(why)) = turn.map(|turn| turn.wait()) {
             self.failed = Some(why);
-            return Err(io::Error::other("its turn will not come"));
+            return Err(io::Error::other("a file before it failed: it will not be published"));
         }
         if let Err(why) = self.body.read_at(&mut buffer[..count], self.at) {
             self.failed = Some(why);
@@ -142,17 +142,17 @@ impl Read for Feeder<'_> {
     }
 }
 
-/// What no answer means.
+/// The meaning of a missing answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Silence {
     pub errno: Errno,
-    /// Another try may help.
+    /// Whether another try may help.
     pub again: bool,
-    /// The request may have been carried out.
+    /// Whether the request may have been carried out.
     pub unsure: bool,
 }
 
-/// Nothing that could be read came back.
+/// The meaning of an error without a readable answer.
 pub fn silence(why: &ureq::Error) -> Silence {
     use ureq::{Error, Timeout};
     let (errno, again, unsure) = match why {
@@ -160,14 +160,14 @@ pub fn silence(why: &ureq::Error) -> Silence {
         Error::Timeout(_) => (Errno::TIMEDOUT, true, true),
         Error::HostNotFound => (Errno::HOSTUNREACH, true, false),
         Error::ConnectionFailed | Error::ConnectProxyFailed(_) => (Errno::CONNREFUSED, true, false),
-        // A certificate that does not hold today does not hold in a second.
+        // A certificate that is invalid now is still invalid in a second.
         Error::Io(why) if why.kind() == io::ErrorKind::InvalidData => (Errno::IO, false, false),
         Error::Io(why) => {
             let errno = socket_errno(why);
             let refused = [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::NETUNREACH].contains(&errno);
             (errno, true, !refused)
         }
-        // An answer that is not HTTP's: a proxy that gives up, a connection that broke in the middle of a header.
+        // An answer that is not HTTP: a proxy that fails, a connection that broke in the middle of a header.
         Error::Protocol(_) => (Errno::CONNRESET, true, true),
         _ => (Errno::IO, false, false),
     };
@@ -179,13 +179,13 @@ fn socket_errno(why: &io::Error) -> Errno {
         (Some(code), _) => Errno::from_raw_os_error(code),
         (None, io::ErrorKind::TimedOut) => Errno::TIMEDOUT,
         (None, io::ErrorKind::ConnectionRefused) => Errno::CONNREFUSED,
-        // The name server's no has no number.
+        // The name server's refusal has no number.
         (None, io::ErrorKind::NotFound | io::ErrorKind::Other) => Errno::HOSTUNREACH,
         _ => Errno::CONNRESET,
     }
 }
 
-/// Any part of it: those who failed together must not come back together.
+/// A random part of the pause: clients that failed together must not return together.
 pub fn part_of(pause: Duration) -> Duration {
     let random = RandomState::new().hash_one(0);
     Duration::from_nanos(random % u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1))

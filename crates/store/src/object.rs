@@ -1,17 +1,21 @@
-//! Stores of objects (S3 and its kin): a directory tree kept on a server that has only keys and whole objects.
+//! Stores of objects (S3 and similar): a directory tree kept on a server that has only keys and whole objects.
 //!
 //! | here | there |
 //! |---|---|
-//! | a file | the object of its path, byte for byte; the rest of it is user metadata (`attributes`) |
-//! | a directory | an empty object whose key ends with `/`; or nothing, while there is something below it |
-//! | a symbolic link, a fifo | an object that holds the target, or nothing; its mode says what it is |
-//! | staging (`staging`) | large: an upload in parts under the final key, not yet complete; small: nothing, the tier's file is held open |
-//! | publishing (`publishing`) | completing the upload, or one PUT: atomic, and conditional where the server can |
-//! | a rename (`names`) | a copy on the server, then a delete: a crash between leaves both, and the operation is finished by doing it again |
+//! | a file | the object of its path, byte for byte; its attributes are user metadata (`attributes`) |
+//! | a directory | an empty object whose key ends with `/`; or nothing, while an object is below it |
+//! | a symbolic link, a fifo | an object with the target, or an empty one; its mode gives the type |
+//! | staging (`staging`) | large: an incomplete upload in parts under the final key; small: nothing, the tier's file is held
+//! open |
+//! | publishing (`publishing`) | completing the upload, or one PUT: atomic, and conditional if the server can |
+//! | a rename (`names`) | a copy on the server, then a delete: a crash between leaves both, and repeating the operation
+//! finishes it |
 //!
-//! Dangers avoided: overwriting what somebody else put there meanwhile (conditions, and a look before each change); taking a
-//! half-made copy for the file (an upload shows only when it is complete); sending a large file again after a crash (the
-//! upload's id is kept on disk); asking about each object of a large directory (`listing`).
+//! The dangers that it avoids:
+//! - overwriting what another client put there meanwhile (conditions, and a look before each change);
+//! - taking an incomplete copy for the file (an upload is visible only when it is complete);
+//! - sending a large file again after a crash (the upload's id is kept on disk);
+//! - one request for each object of a large directory (`listing`).
 
 mod attributes;
 mod interface;
@@ -48,14 +52,15 @@ use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uploads::Uploads;
 
-/// What a server gives itself out to have: nobody can fill it.
+/// The space that a server reports: unlimited for practical purposes.
 const SPACE_BYTES: u64 = 1 << 60;
 const BLOCK_BYTES: u32 = 1 << 20;
-/// What a program asks of a server that is away waits this long, unless [`ObjectStore::patient`] says another time.
+/// Time for which a program's request waits for an unavailable server, unless [`ObjectStore::patient`] sets another.
 pub(super) const AWAY_PATIENCE: Duration = Duration::from_secs(60);
-/// Of small ones, when order does not matter: the time of one is mostly waiting.
+/// Number of small files published at the same time when order does not matter: most of the time is waiting.
 const PUBLICATIONS_AT_ONCE: usize = 16;
 
+/// The tree of files on a server of objects.
 pub struct ObjectStore {
     server: Arc<dyn Objects>,
     abilities: Abilities,
@@ -65,19 +70,20 @@ pub struct ObjectStore {
     uploads: Uploads,
     /// Staged and not yet published, by temporary.
     waiting: Mutex<HashMap<StorePath, Arc<Waiting>>>,
-    /// What the last look found where something will be published: its etag and words, or nothing.
+    /// The last look at each path that will be published next: etag and words, or nothing.
     found: Mutex<HashMap<StorePath, Option<(String, Words)>>>,
-    /// Where a condition did not hold: the next look has to be a real one.
+    /// Paths at which a condition did not hold: the next look must ask the server.
     suspect: Mutex<HashSet<StorePath>>,
-    /// Directories that do not go with their last file.
+    /// Directories with an object of their own, which do not end with their last file.
     own_object: Mutex<HashSet<StorePath>>,
     listings: Listings,
-    /// Objects as they were when they were first looked at, where one state of all is wanted (`as_it_was`).
+    /// Objects as they were at their first look, for a reader that needs one consistent state (`as_it_was`).
     seen: Option<Mutex<HashMap<String, Object>>>,
 }
 
 impl ObjectStore {
-    /// `state`: where the ids of uploads are kept. `ttl`: for how long a listing is believed.
+    /// A store on this server. The ids of uploads are kept in the directory `state`; a listing is cached for `ttl`. Errors:
+    /// `state` cannot be used.
     pub fn new(server: Arc<dyn Objects>, state: &Path, verify: Verify, ttl: Duration) -> io::Result<Self> {
         Ok(Self {
             abilities: server.abilities(),
@@ -95,22 +101,22 @@ impl ObjectStore {
         })
     }
 
-    /// What a program asks of the server waits this long for one that is away.
+    /// Sets the time for which a program's request waits for an unavailable server.
     #[must_use]
     pub fn patient(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// For reading alone: each object is asked for once, and what changes after that is not there any more. Words are looked
-    /// for with every object, whoever put it there.
+    /// For reading only: each object is asked for once, and what changes afterwards counts as absent. The words of every object
+    /// are read, also those that another client wrote.
     #[must_use]
     pub fn as_it_was(mut self) -> Self {
         self.seen = Some(Mutex::default());
         self
     }
 
-    /// The object of a file or link, with its words. `None`: there is none.
+    /// The object of a file or link, with its words; `None` if there is none.
     fn look(&self, path: &StorePath) -> io::Result<Option<Object>> {
         let key = self.key(path)?;
         let Some(seen) = &self.seen else { return self.server.head(key) };
@@ -152,7 +158,7 @@ impl ObjectStore {
         Ok(!page.objects.is_empty() || !page.prefixes.is_empty())
     }
 
-    /// The object of what must be a file, with its words.
+    /// The object of a path that must be a file, with its words.
     fn object(&self, path: &StorePath) -> io::Result<Object> {
         self.look(path)?.ok_or_else(|| Errno::NOENT.into())
     }
@@ -246,7 +252,7 @@ impl Store for ObjectStore {
         })
     }
 
-    /// Whom the server lets do what shows when it is done.
+    /// The server decides at the operation itself.
     fn may_write_dir(&self, _who: Cred, _path: &StorePath) -> io::Result<()> {
         Ok(())
     }
@@ -296,7 +302,7 @@ impl Store for ObjectStore {
         self.stage_other(path, kind, device, b"", meta)
     }
 
-    /// What the server has taken it keeps.
+    /// What the server has accepted it keeps.
     fn settle(&self, _who: Cred, paths: &[StorePath]) -> io::Result<()> {
         let waiting = locked(&self.waiting);
         let is_there = |path: &StorePath| !path.is_temporary() || waiting.contains_key(path);
@@ -366,7 +372,7 @@ impl Store for ObjectStore {
         self.move_name(from, to)
     }
 
-    /// Two renames would show both files missing in between.
+    /// Two renames would leave both names absent in between.
     fn exchange(&self, _who: Cred, _a: &StorePath, _b: &StorePath) -> io::Result<()> {
         Err(Errno::INVAL.into())
     }
@@ -392,8 +398,8 @@ impl Store for ObjectStore {
     }
 }
 
-/// A server that is away for a moment fails no program: what programs ask waits for it, as long as `retry` says. (The drain
-/// tries again by itself.)
+/// Repeats a program's request while the server is unavailable, for as long as `retry` allows, so that no program fails. (The
+/// drain has its own retries.)
 pub(super) fn patiently<T>(patience: Duration, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let until = surgetank_types::clock::tick() + patience;
     let mut pause = Duration::from_millis(50);

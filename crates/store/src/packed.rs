@@ -1,20 +1,21 @@
-//! A store in which some files lie in another form: compressed as `NAME.surgetank.zst`, which `zstd -d` opens ([`zstd`]), or
-//! deduplicated as `NAME.surgetank.ref`, which says where the content lies ([`shared`]). Programs see `NAME`, with its own
-//! length; nothing above this knows of it.
+//! A store in which some files have another form: compressed as `NAME.surgetank.zst`, which `zstd -d` opens ([`zstd`]), or
+//! deduplicated as `NAME.surgetank.ref`, which names the place of the content ([`shared`]). Programs see `NAME`, with the
+//! content's length; no layer above knows the forms.
 //!
-//! A name has one of two *forms* there, plain or packed. A new version takes the form that suits it (`stage_file`): no
-//! form is ever changed in place. Where both lie side by side **the plain one counts**, and the other one is a leftover: so
-//! the step that shows a new version is a single one in both directions (the new plain one appears; or the old plain one
-//! goes, and the packed one behind it is seen), and whoever dies between two steps leaves nothing worse than a leftover.
-//! A leftover goes before the plain one that hides it does.
+//! A name has one of two *forms* in the store, plain or packed. A new version gets the form that suits it (`stage_file`); no
+//! form is ever changed in place. If both exist, **the plain one counts**, and the other one is a leftover. A new version
+//! therefore becomes visible in a single step in both directions: the new plain file appears, or the old plain file is removed
+//! and the packed one counts. A crash between two steps leaves at worst a leftover. A leftover is removed before the plain file
+//! that hides it.
 //!
-//! Dangers avoided: bytes that do not come out again (what is packed is compared before it counts, and what comes
-//! back is summed); a file whose length nobody can tell (its owner may always read a packed one); somebody's own `.zst`
-//! taken for ours (the name and a record in it say whose it is); a rename over the other form that leaves the old file
-//! in view.
+//! The dangers that it avoids:
+//! - content that cannot be restored (a packed file is compared before it counts, and content that is read is summed);
+//! - a file of unknown length (its owner may always read a packed one);
+//! - another client's `.zst` that is taken for a packed file (the name and a record in it identify a packed file);
+//! - a rename over the other form that leaves the old file visible.
 //!
-//! What it costs: content is had by ranges only (no plain files, no hard links, no exchange of names), each look at a name
-//! asks for both forms, each packed file's length is read from it once.
+//! The cost: content can only be read by ranges (no plain files, no hard links, no exchange of names), each look at a name asks
+//! for both forms, and each packed file's length is read from it once.
 
 mod forms;
 mod making;
@@ -41,26 +42,28 @@ use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lengths remembered; all are forgotten when there are more.
+/// Most cached lengths; all are dropped when there are more.
 const KNOWN_MAX: usize = 100_000;
 
-/// One way to pack.
+/// One packed form of files.
 pub trait Packing: Send + Sync {
-    /// What a packed file's name ends with.
+    /// The end of a packed file's name.
     fn suffix(&self) -> &'static [u8];
-    /// The packed form of what `source` has and will be `bound`. `None`: it is to be plain.
+    /// Packs the content of `source`, which will be published as `bound`. `None`: the file stays plain.
     fn make(&self, who: Cred, bound: &StorePath, source: &File, gate: Gate<'_>) -> io::Result<Option<Made>>;
-    /// Of the content of a packed file. InvalidData: it is damaged, or not ours.
+    /// Length of the content of a packed file. Errors: InvalidData if it is damaged or not a packed file.
     fn length_of(&self, packed: &dyn Remote) -> io::Result<u64>;
+    /// The content of a packed file, for reading.
     fn open(&self, who: Cred, packed: Arc<dyn Remote>) -> io::Result<Content>;
-    /// Is it nobody's but ours?
+    /// Whether the path belongs to the packing itself and is hidden from programs.
     fn hides(&self, _path: &StorePath) -> bool {
         false
     }
+    /// Savings since the agent started.
     fn savings(&self) -> Savings;
 
-    // ---- for a form whose content lies elsewhere
-    /// Puts what `behind` needs into the store, under a temporary of its own. The packed file is staged already.
+    // ---- for a form whose content is stored elsewhere
+    /// Stages the content that the packed file refers to, under a separate temporary. The packed file is staged already.
     fn stage_behind(
         &self,
         _who: Cred,
@@ -71,14 +74,15 @@ pub trait Packing: Send + Sync {
     ) -> io::Result<()> {
         Ok(())
     }
-    /// From now on it is there for good.
+    /// Makes the content durable under its name.
     fn settle_behind(&self, _who: Cred, _behind: &mut [Behind]) -> io::Result<()> {
         Ok(())
     }
+    /// Compares the content in the store.
     fn verify_behind(&self, _who: Cred, _behind: &Behind, _how: Verify, _gate: Gate<'_>) -> io::Result<()> {
         Ok(())
     }
-    /// Gives up what may have been staged with this temporary, of which `packed` is there.
+    /// Removes what may have been staged with this temporary, of which `packed` exists.
     fn discard_behind(&self, _who: Cred, _temporary: &StorePath, _packed: Option<&dyn Remote>) -> io::Result<()> {
         Ok(())
     }
@@ -86,34 +90,42 @@ pub trait Packing: Send + Sync {
 
 /// The packed form of a file's content.
 pub struct Made {
+    /// The packed file, not in the store yet.
     pub packed: File,
+    /// Length of the content.
     pub length_bytes: u64,
     /// CRC-64/NVME of the content.
     pub checksum: u64,
+    /// The content, if the packed file only refers to it.
     pub behind: Option<Behind>,
 }
 
-/// Content that a packed file only refers to.
+/// Content to which a packed file only refers.
 #[derive(Debug, Clone)]
 pub struct Behind {
+    /// Path of the content in the store.
     pub at: StorePath,
-    /// Where it lies until it is settled; `None`: the store had it, or it is.
+    /// Path of the content until it is settled; `None` if the store has it under its name.
     pub temporary: Option<StorePath>,
-    /// Sent by us.
+    /// Whether this agent sent it.
     pub is_new: bool,
-    /// What lay there was not that.
+    /// Whether the store had other bytes at the path.
     pub is_rotten: bool,
+    /// Identity and checksum of the content.
     pub staged: Staged,
 }
 
-/// What comes out of a packed file.
+/// The content of a packed file.
 pub struct Content {
+    /// Length of the content.
     pub length_bytes: u64,
+    /// CRC-64/NVME of the content.
     pub checksum: u64,
-    /// Fills the buffer from there.
+    /// Reads the content.
     pub read: Box<ReadAt>,
 }
 
+/// Fills the buffer with content from this offset on.
 pub type ReadAt = dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync;
 
 type Seen = (Form, Option<StoreIdentity>);
@@ -128,12 +140,13 @@ struct Copy {
     behind: Option<Behind>,
 }
 
+/// A store in which some files are packed.
 pub struct Packed {
     inner: Arc<dyn Store>,
     packing: Box<dyn Packing>,
     copies: Mutex<HashMap<StorePath, Copy>>,
     known: Mutex<HashMap<StorePath, Known>>,
-    /// What lay there when a name was looked at that is about to be published or replaced; `None`: nothing of that form.
+    /// The forms at the last look at a name that is about to be published or replaced; `None`: no file of that form.
     seen: Mutex<HashMap<StorePath, Vec<Seen>>>,
 }
 
@@ -146,6 +159,7 @@ fn is_absent(why: &io::Error) -> bool {
 }
 
 impl Packed {
+    /// Packs files of the store `inner` by `packing`.
     pub fn new(inner: Arc<dyn Store>, packing: Box<dyn Packing>) -> Self {
         Self { inner, packing, copies: Mutex::default(), known: Mutex::default(), seen: Mutex::default() }
     }
@@ -158,7 +172,7 @@ impl Store for Packed {
 
     fn features(&self) -> Features {
         let inner = self.inner.features();
-        // (Of a file system one after the other: there what a file is behind goes only after it was renamed into place.)
+        // On a file system one after the other: there a file's content is removed only after its rename.
         let publications_at_once = if inner.plain_files { 1 } else { inner.publications_at_once };
         Features { plain_files: false, hard_links: false, atomic_renames: false, publications_at_once, ..inner }
     }
@@ -251,7 +265,7 @@ impl Store for Packed {
             Err(why) if is_absent(&why) && self.may_be_packed(path) => why,
             opened => return Ok(Source::Remote(remote::by_ranges(opened?)?)),
         };
-        // (Who may read it is asked again: to know its length is less.)
+        // Whether `who` may read it is checked again: the length needs fewer rights.
         let file = match self.inner.source(who, &self.at(Form::Packed, path)) {
             Err(why) if is_absent(&why) => return Err(absent),
             opened => remote::by_ranges(opened?)?,
@@ -283,7 +297,7 @@ impl Store for Packed {
         let before = locked(&self.copies).remove(path);
         let made = self.pack((who, bound), source, meta, gate)?;
         let form = if made.is_some() { Form::Packed } else { Form::Plain };
-        // (What an earlier agent left is gone by now.)
+        // What an earlier agent left was removed before.
         if let Some(before) = before {
             if before.form != form {
                 self.inner.discard(who, &self.at(before.form, path))?;
@@ -307,7 +321,7 @@ impl Store for Packed {
         Ok(Staged { identity: of_length(lies.identity, length_bytes), checksum })
     }
 
-    /// What an earlier agent staged.
+    /// Stages what an earlier agent staged.
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
         let found = self.find(who, path)?;
         let kept = Meta {
@@ -340,7 +354,7 @@ impl Store for Packed {
     }
 
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
-        // First what they refer to.
+        // First the content to which they refer.
         let mut behind: Vec<(&StorePath, Behind)> = {
             let copies = locked(&self.copies);
             let behind = |path| Some((path, copies.get(path)?.behind.clone()?));
@@ -364,7 +378,7 @@ impl Store for Packed {
         self.inner.settle(who, &forms.collect::<Vec<_>>())
     }
 
-    /// What was packed was seen to come out again as it was, when it was made: the bytes in the store have to be those.
+    /// Packed bytes were unpacked and compared when they were made: the bytes in the store must be the same.
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         let copy = locked(&self.copies).get(path).cloned();
         match copy.filter(|copy| of_length(copy.lies.identity, copy.length_bytes) == staged.identity) {
@@ -488,7 +502,7 @@ impl Store for Packed {
             return Ok(());
         }
         if found.form == Form::Plain {
-            // Hidden until now by what goes away.
+            // Hidden until now by the form that is removed.
             self.remove_form(who, from, Form::Packed)?;
             self.inner.rename(who, from, to)?;
             crash_point!("packed.renamed");
@@ -497,7 +511,7 @@ impl Store for Packed {
         if !self.may_be_packed(to) {
             return Err(Errno::NAMETOOLONG.into());
         }
-        // While both are there the old one would count, and this one be found nowhere.
+        // While both exist the old form would count, and the new one would be invisible.
         self.remove_form(who, to, Form::Plain)?;
         crash_point!("packed.renamed");
         self.inner.rename(who, &self.at(Form::Packed, from), &self.at(Form::Packed, to))
@@ -547,7 +561,7 @@ impl Store for Packed {
 }
 
 impl Packed {
-    /// Staged without content of its own.
+    /// A staged file without content of its own.
     fn as_it_is(&self, path: &StorePath, lies: Staged) -> io::Result<Staged> {
         let copy = Copy { form: Form::Plain, lies, length_bytes: lies.identity.size_bytes, behind: None };
         locked(&self.copies).insert(path.clone(), copy);

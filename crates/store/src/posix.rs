@@ -1,16 +1,17 @@
-//! The store that is a directory of a POSIX file system: local disk, NFS, Lustre, anything mounted.
+//! The store that is a directory of a POSIX file system: local disk, NFS, Lustre, any mounted one.
 //!
-//! `beneath` finds names without ever leaving the root, `identity` acts as the caller, `content` moves bytes,
-//! `attributes` brings the rest over, `durability` syncs, `publishing` makes visible. Here they become [`Store`].
+//! `beneath` finds names without ever leaving the root, `identity` acts as the caller, `content` moves bytes, `attributes`
+//! copies the rest, `durability` syncs, `publishing` makes visible. This file joins them to a [`Store`].
 //!
-//! What the caller may rely on beyond the trait:
-//! * A temporary is a path with a component that begins with `STORE_TEMPORARY_PREFIX`, or whose name begins with `PART_PREFIX`; only such paths are replaced by
-//!   staging or removed by `discard` (with all that is inside). A stage that fails removes what it made.
+//! What it guarantees beyond the trait:
+//! * A temporary is a path with a component that begins with `STORE_TEMPORARY_PREFIX`, or whose name begins with `PART_PREFIX`.
+//!   Only such paths are replaced by staging or removed by `discard` (with everything inside). A stage that fails removes what
+//!   it made.
 //! * A staged directory keeps `u+rwx` until `publish` or `set_meta` gives it its own mode; staged files have theirs at once.
 //! * `Meta::xattrs` of `None` on publication over an existing file keeps that file's `user.*` attributes.
-//! * Extended attributes that the store cannot keep are an error (EOPNOTSUPP), never dropped in silence.
-//! * `check` sees only existence where a directory is; everything else is compared by inode, size, mtime and (unless it has
-//!   several names) ctime.
+//! * Extended attributes that the store cannot keep are an error (EOPNOTSUPP), never dropped silently.
+//! * `check` compares a directory only by existence; everything else by inode, size, mtime and (unless it has several names)
+//!   ctime.
 
 mod attributes;
 mod beneath;
@@ -21,7 +22,7 @@ mod entries;
 mod identity;
 mod publishing;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -51,30 +52,33 @@ use entries::{entries, names, remove_tree};
 use identity::Identity;
 use surgetank_types::model::{Kind, STORE_TEMPORARY_PREFIX, StoreIdentity};
 
+/// A store in a directory of a mounted file system.
 pub struct PosixStore {
     label: String,
     root: Root,
     identity: Identity,
     copier: Copier,
     file_system: Option<FileSystem>,
-    /// What is no local file system asks a server about each name, and syncs each file by itself.
+    /// Number of files published at the same time. A file system that is not local asks a server about each name, and syncs
+    /// each file separately.
     at_once: usize,
-    /// It knows only renames that replace.
+    /// The file system has only renames that replace.
     replaces: AtomicBool,
     counters: Counters,
 }
 
-/// Requests to a file server that are under way together.
+/// Requests to a file server that run at the same time.
 const AT_ONCE: usize = 16;
 
 impl PosixStore {
-    /// `root` is a handle of the directory (`O_PATH` will do), taken before anything was mounted over it.
+    /// `root` is a handle of the directory (`O_PATH` suffices), taken before anything was mounted over it. `label` is its name
+    /// in messages. Errors: it is not a directory.
     pub fn new(root: OwnedFd, label: String) -> io::Result<Self> {
         if FileType::from_raw_mode(fstat(&root)?.st_mode) != FileType::Directory {
             return Err(Errno::NOTDIR.into());
         }
         let root = Root::new(root);
-        // A root that cannot be read (a squashed agent) can still be used, only not synced as a whole.
+        // A root that cannot be read (a squashed agent) can still be used, but not synced as a whole.
         let file_system = root.open_dir(&StorePath::root()).ok().and_then(FileSystem::honouring);
         Ok(Self {
             label,
@@ -88,11 +92,12 @@ impl PosixStore {
         })
     }
 
+    /// The driver's counters at this moment.
     pub fn counters(&self) -> Counts {
         self.counters.counts()
     }
 
-    /// Creates with `create`; what an earlier life left under a temporary's name gives way.
+    /// Creates by `create`; a leftover under the temporary's name is removed first.
     fn replacing<'a, T>(
         &'a self,
         who: Cred,
@@ -112,15 +117,15 @@ impl PosixStore {
         })
     }
 
-    /// Runs `fill`, and takes the new name away again if that fails.
+    /// Runs `fill`, and removes the new name again if that fails.
     fn or_remove<T>(&self, who: Cred, place: &Place<'_>, fill: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         fill().inspect_err(|_| {
-            // The first error is the one that matters; what stays is hidden, and replaced next time.
+            // The first error counts; a leftover is hidden, and replaced next time.
             let _ = self.identity.act(who, || remove_tree(place));
         })
     }
 
-    /// Dresses a new name that is no regular file.
+    /// Gives the attributes to a new name that is not a regular file.
     fn stage_other(&self, who: Cred, place: &Place<'_>, meta: &Meta, keep_perm: u32) -> io::Result<Staged> {
         self.or_remove(who, place, || {
             let pinned = beneath::pin_at(place)?;
@@ -135,7 +140,7 @@ impl PosixStore {
             Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {
                 return if together { Ok(()) } else { self.sync_dir(who, path) };
             }
-            // Links and fifos are names only: the sync of their directory keeps them.
+            // Links and fifos are only names: the sync of their directory keeps them.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EINVAL)) => {
                 return Ok(());
             }
@@ -323,7 +328,7 @@ impl Store for PosixStore {
             false => Err(different("the copy was replaced by another file".into())),
         };
         let mut file = match self.open_ours(who, &place) {
-            // A link, a fifo, a directory: being there is all.
+            // For a link, a fifo or a directory, existence suffices.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let present = self.identity.act(who, || place.stat())?;
                 ours(present.st_ino)?;
@@ -340,7 +345,7 @@ impl Store for PosixStore {
         }
         if how == Verify::Reread {
             fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-            // Past the cache for certain, where the file system can.
+            // Past the page cache with certainty, where the file system can.
             let direct = || without_atime(|flags| open_file_at(&place, flags), OFlags::RDONLY | OFlags::DIRECT);
             if let Ok(direct) = self.identity.act(who, direct) {
                 ours(fstat(&direct)?.st_ino)?;
@@ -352,7 +357,7 @@ impl Store for PosixStore {
             gate(bytes)
         };
         let sum = match checksum(&file, &counted) {
-            // Direct I/O that is promised at open and refused at read.
+            // The file system accepts direct I/O at open and refuses it at read.
             Err(error) if how == Verify::Reread && error.raw_os_error() == Some(libc::EINVAL) => {
                 checksum(&self.open_ours(who, &place)?, &counted)?
             }
@@ -441,7 +446,7 @@ impl Store for PosixStore {
     }
 
     fn exchanges(&self) -> bool {
-        // By its kind: to try it out would leave something behind where the agent is killed meanwhile.
+        // By type: a trial would leave something behind if the agent is killed meanwhile.
         fstatfs(self.root.handle()).is_ok_and(|told| EXCHANGING.contains(&(told.f_type as u32)))
     }
 
@@ -477,11 +482,11 @@ impl Store for PosixStore {
         let pinned = self.identity.act(who, || self.root.pin(path))?;
         let stat = pinned.stat()?;
         if Kind::from_mode(stat.st_mode) != kind {
-            // What was meant is gone; another thing has its name.
+            // The intended file was removed; another one has its name.
             return Err(Errno::NOENT.into());
         }
-        // With the agent's rights only on what can have no second name: a link that somebody planted here could
-        // otherwise give away a stranger's file.
+        // With the agent's rights only for what cannot have a second name: a planted link could otherwise give away another
+        // user's file.
         let insist = kind == Kind::Directory || stat.st_nlink == 1;
         subject(&*pinned, &self.identity, who, insist).change(meta)?;
         Ok(identity_of(&pinned.stat()?))
@@ -497,14 +502,14 @@ impl Store for PosixStore {
     }
 }
 
-/// ext2/3/4, XFS, btrfs, F2FS, bcachefs, overlayfs, GFS2, tmpfs, ramfs. The clients of other shared file systems refuse it
-/// (NFS, Lustre, CephFS, SMB), and of FUSE nobody knows.
+/// Magic numbers of ext2/3/4, XFS, btrfs, F2FS, bcachefs, overlayfs, GFS2, tmpfs, ramfs. The clients of other shared file
+/// systems refuse the exchange (NFS, Lustre, CephFS, SMB); of FUSE it is unknown.
 const EXCHANGING: [u32; 9] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x794c_7630, 0x0116_1970, 0x0102_1994, 0x8584_58f6];
 
 const CREATE: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Kind and identity as the server has them now, not as this node's attribute cache remembers.
+/// Type and identity as the server has them now, not as this node's attribute cache has them.
 fn present_now(place: &Place<'_>) -> io::Result<(Kind, StoreIdentity)> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
     let found = match statx(&place.dir, place.name, flags, StatxFlags::BASIC_STATS) {

@@ -1,26 +1,26 @@
 //! Values on a Redis server: a file is the plain value of the key PREFIX + path, so that `redis-cli GET path` gives its bytes.
 //!
-//! | key, after the prefix | holds |
+//! | key, after the prefix | value |
 //! |---|---|
 //! | a path | the file's bytes, or a link's target |
-//! | a path and `/` | nothing: a directory's own object |
-//! | `//surgetank/records` | a hash: for each path what the file is besides its bytes, its etag and its age |
+//! | a path and `/` | empty: a directory's own object |
+//! | `//surgetank/records` | a hash: for each path the file's attributes, its etag and its age |
 //! | `//surgetank/index` | a sorted set of all paths, for listings |
-//! | `//surgetank/uploads`, `…/upload/ID`, `…/bytes/ID` | uploads in parts; gone by themselves when nobody touches them for a day |
+//! | `//surgetank/uploads`, `…/upload/ID`, `…/bytes/ID` | uploads in parts; they expire a day after their last use |
 //!
-//! Every change is one script on the server (`scripts/`), which looks whether its condition holds, changes the value and writes
-//! record and index: nobody sees one without the other. A script that is sent again because its answer was lost knows its own
-//! work by the etag, which is drawn here.
+//! Every change is one script on the server (`scripts/`), which checks its condition, changes the value and writes record and
+//! index: no client sees one without the other. A script that is sent again because its answer was lost recognises its own work
+//! by the etag, which the driver draws.
 //!
-//! **Strangers** write values without records. That a record does not fit any more is told by a mark that a SET takes away: each
-//! value of ours expires, at a time some 50,000 years ahead that is another for each version. Where the server throws
-//! away what expires when memory runs short (`maxmemory-policy volatile-…`), values have no such mark but a digest, of all of a
-//! value up to 4 KiB and of 16 places of a longer one; and so have the files of strangers.
+//! **Other clients** write values without records. A mark that a SET removes shows that a record no longer fits: each value of
+//! Surgetank expires, some 50,000 years ahead, at a time that differs for each version. Where the server evicts expiring keys
+//! when memory runs short (`maxmemory-policy volatile-…`), values have a digest instead of the mark: of all of a value up to 4
+//! KiB, and of 16 places of a longer one. So have the values of other clients.
 //!
-//! **A cluster** has all of it on one server, because the prefix has a hash tag (`nodes`).
+//! **A cluster** has all keys on one server, because the prefix has a hash tag (`nodes`).
 //!
-//! The dangers: a server that loses what it acknowledged (`durability`), and one that does nothing else for seconds: a script
-//! moves a piece of a value at most, and lists have pages.
+//! The dangers that it avoids: a server that loses what it acknowledged (`durability`), and one that does nothing else for
+//! seconds (a script moves at most a piece of a value, and lists have pages).
 
 mod durability;
 mod failure;
@@ -51,12 +51,12 @@ use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, 
 use surgetank_types::error::Error;
 use surgetank_types::sync::Arc;
 
-/// What is longer does not go through a script, which would copy it twice.
+/// A longer value does not go through a script, which would copy it twice.
 const SCRIPTED_BYTES_MAX: u64 = 64 << 10;
-/// Of a long value, at a time.
+/// Bytes of a long value in one request.
 const READ_BYTES: u64 = 4 << 20;
 
-/// All that reads what stands on a server, for `fuzz/`.
+/// Parses a record from a server, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_record(text: &str) {
     let _ = records::object("key", text);
@@ -70,12 +70,12 @@ pub fn read_record(text: &str) {
 pub struct Redis(Arc<Server>);
 
 impl Redis {
-    /// Asks nothing yet.
+    /// Does not ask the server yet. Errors: a file that the place names cannot be used.
     pub fn new(place: Place) -> Result<Self, Error> {
         Ok(Self(Arc::new(Server::new(place)?)))
     }
 
-    /// Asks the server what it can do, and so whether it is there and lets us in.
+    /// Asks the server what it can do, and thereby whether it is reachable and accepts the user. Errors: it does not.
     pub fn open(place: Place) -> Result<Self, Error> {
         let store = Self::new(place)?;
         store.0.known().map_err(|why| {
@@ -84,17 +84,17 @@ impl Redis {
         Ok(store)
     }
 
-    /// What it has cost so far.
+    /// Requests and connections so far.
     pub fn counters(&self) -> Counts {
         self.0.wire.counters.read()
     }
 
-    /// What the server promises of what it has acknowledged. `None`: nobody could be asked.
+    /// The server's promise about what it has acknowledged; `None` if it could not be asked.
     pub fn durability(&self) -> Option<Durability> {
         Some(self.0.known().ok()?.durability.clone())
     }
 
-    /// One script that answers with a word; `path` is for messages.
+    /// Runs one script that answers with a word; `path` is for messages.
     fn change(&self, path: &str, change: &Change, act: impl Fn(&Change) -> io::Result<Batch>) -> io::Result<String> {
         let batch = act(change)?;
         let answer = self.0.wire.ask(&batch).and_then(|mut answers| text_of(answers.pop().unwrap_or_default()));
@@ -110,7 +110,7 @@ impl Redis {
         answer.map_err(|why| self.0.report(path, why))
     }
 
-    /// At most `READ_BYTES`.
+    /// Reads at most `READ_BYTES`.
     fn piece(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Vec<u8>> {
         let ask = || -> Result<Vec<u8>, Failure> {
             let script = self.0.script(Script::Read).arg(key.as_bytes()).arg(etag.unwrap_or_default().as_bytes());
@@ -150,7 +150,7 @@ impl Objects for Redis {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let etag = match etag {
-            // What follows has to be of the same version.
+            // The rest must be of the same version.
             None if first.end < range.end => self.record(key)?.map(|object| object.etag),
             etag => etag.map(str::to_owned),
         };
@@ -198,7 +198,7 @@ impl Objects for Redis {
         self.0.part((key, id), number, body, crc64nvme)
     }
 
-    /// Through us: the server cannot sum, and what it copies has no need of parts.
+    /// By way of the client: the server cannot compute the checksum, and its copies need no parts.
     fn part_of(&self, key: &str, id: &str, number: u32, from: &str, range: Range<u64>, etag: &str) -> io::Result<Part> {
         let mut bytes = Vec::new();
         self.get(from, range, Some(etag))?.read_to_end(&mut bytes)?;
@@ -236,7 +236,7 @@ impl Objects for Redis {
     }
 }
 
-/// A range, a piece at a time.
+/// Reads a range, a piece at a time.
 struct Reading {
     store: Redis,
     key: String,

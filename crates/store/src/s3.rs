@@ -1,11 +1,11 @@
-//! Objects on a server that speaks S3: Amazon's, or one of the many that do as it does.
+//! Objects on a server that speaks S3: Amazon's, or one of the many compatible ones.
 //!
-//! Every call is one request, or few; it blocks, is tried again a few times when the server or the way to it is in trouble,
-//! and streams its bytes. What a server can do is found out by asking it for each thing once (`probe`), since most ignore in
-//! silence what they do not know, and a condition that is ignored overwrites somebody's file.
+//! Every call is one request, or few. It blocks, is tried again a few times when the server or the network fails, and streams
+//! its bytes. The driver determines what a server can do by trying each thing once (`probe`), because most servers silently
+//! ignore what they do not know, and an ignored condition overwrites another client's file.
 //!
-//! The danger: answers that are lost. A write with a condition whose answer did not come is sent again, and then meets its own
-//! work: that is recognised by its content and words, and is a success.
+//! The danger that it avoids: lost answers. A conditional write whose answer was lost is sent again, and then finds its own
+//! object: the driver recognises it by its content and words, and reports success.
 
 mod answers;
 mod counters;
@@ -38,7 +38,7 @@ use self::wire::{Ask, Content};
 use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, Words};
 use surgetank_types::error::{Errno, Error};
 
-/// All that reads what a server says, for `fuzz/`.
+/// Parses an answer of a server, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_answer(body: &[u8]) {
     let _ = answers::error_of(body);
@@ -63,12 +63,13 @@ pub fn read_answer(body: &[u8]) {
 pub struct S3(Arc<Server>);
 
 impl S3 {
-    /// Asks nothing yet: what the server can do is found out when it is first needed.
+    /// Does not ask the server yet: its abilities are determined when they are first needed. Errors: a file that the place
+    /// names cannot be used.
     pub fn new(place: Place) -> Result<Self, Error> {
         Ok(Self(Arc::new(Server::new(place)?)))
     }
 
-    /// Asks the server what it can do, and so whether it is there and lets us in.
+    /// Asks the server what it can do, and thereby whether it is reachable and accepts the credentials. Errors: it does not.
     pub fn open(place: Place) -> Result<Self, Error> {
         let store = Self::new(place)?;
         store.0.known().map_err(|why| {
@@ -79,7 +80,7 @@ impl S3 {
         Ok(store)
     }
 
-    /// For reading alone: nothing is tried out, as that leaves traces and needs more rights.
+    /// For reading only: nothing is tried, because that needs more rights and leaves traces. Errors: the bucket cannot be read.
     pub fn open_to_read(place: Place) -> Result<Self, Error> {
         let store = Self::new(place)?;
         let found = store.0.list("", true, None).map_err(|why| {
@@ -88,17 +89,17 @@ impl S3 {
                 .remedy(remedy(&why))
         });
         found?;
-        // (Nobody else has it yet.)
+        // No other thread has it yet.
         let _ = store.0.abilities.set(probe::NOTHING);
         Ok(store)
     }
 
-    /// What it has cost so far.
+    /// Requests and bytes so far.
     pub fn counters(&self) -> Counts {
         self.0.wire.counters.read()
     }
 
-    /// What the server last said that was not expected, for people.
+    /// The server's last unexpected answer, for messages.
     pub fn trouble(&self) -> Option<String> {
         self.0.trouble()
     }
@@ -107,7 +108,8 @@ impl S3 {
         self.0.known().map_err(|why| self.0.report("", why))
     }
 
-    /// Is what is under the key what we wrote, or somebody's who wrote just the same? Asked when the answer of a write was lost.
+    /// Whether the object of the key is the own one, or an equal one of another client. Asked when the answer of a write was
+    /// lost.
     fn is_ours(&self, key: &str, size_bytes: u64, crc: u64, etag: &str, words: Option<&Words>) -> Option<String> {
         let found = self.0.head(key).ok()??;
         let same = found.crc64nvme.map_or(found.etag == etag, |theirs| theirs == crc);
@@ -128,7 +130,7 @@ impl Objects for S3 {
     }
 
     fn abilities(&self) -> Abilities {
-        // Unasked it can do nothing: nobody must rely on what may not be so. The next call asks again.
+        // Without an answer it counts as unable: no caller may rely on an ability. The next call asks again.
         self.known().unwrap_or(probe::NOTHING)
     }
 
@@ -267,7 +269,7 @@ impl Server {
         })
     }
 
-    /// A key of the server's without the store's prefix.
+    /// A key of the server without the store's prefix.
     fn own(&self, key: &str) -> Option<String> {
         key.strip_prefix(&self.place.prefix).map(str::to_owned)
     }
@@ -329,7 +331,7 @@ impl Server {
     }
 }
 
-/// A condition that the server would ignore is never asked for.
+/// Refuses a condition that the server would ignore.
 fn allowed(able: &Abilities, when: When<'_>) -> Result<(), Failure> {
     let able = match when {
         When::Always => true,
@@ -348,7 +350,7 @@ fn with_condition<'a>(mut ask: Ask<'a>, when: When<'_>) -> Ask<'a> {
     }
 }
 
-/// An object that must be there and is not has changed.
+/// An object that must exist and is absent has changed.
 fn gone_is_changed(mut why: Failure, when: When<'_>) -> Failure {
     if matches!(when, When::Is(_)) && why.code == "NoSuchKey" {
         why.meaning = Meaning::Condition;
@@ -360,7 +362,7 @@ fn with_words<'a>(ask: Ask<'a>, words: &Words) -> Ask<'a> {
     words.iter().fold(ask, |ask, (name, value)| ask.header(format!("{}{name}", answers::WORD), value.as_str()))
 }
 
-/// The header by which the server can tell whether all bytes arrived.
+/// The header by which the server can verify that all bytes arrived.
 fn proof(crc: u64, md5: Option<&[u8; 16]>) -> (&'static str, String) {
     match md5 {
         None => ("x-amz-checksum-crc64nvme", answers::crc_text(crc)),
@@ -384,7 +386,7 @@ fn remedy(why: &Failure) -> &'static str {
         (_, "SignatureDoesNotMatch" | "InvalidAccessKeyId") => "look at the credentials: they are not the server's",
         (_, "RequestTimeTooSkewed") => "set this machine's clock",
         (_, "PermanentRedirect" | "AuthorizationHeaderMalformed") => "correct the region in the URL (region=NAME)",
-        // The answer to a HEAD, which has no words.
+        // The answer to a HEAD, which has no body.
         (Meaning::Expired, "") => {
             "look whether the bucket's name is one that the server allows; if so, renew the credentials"
         }

@@ -1,10 +1,12 @@
-//! Where the files of a server's URL are, whatever else the URL says: limits, credentials, how the server is reached.
+//! The place of the files that a server's URL means, without the rest of the URL: limits, credentials, how the server is
+//! reached.
 //!
-//! The danger it avoids: two URLs of one store that are taken for two stores, and files that are owed to it stay behind.
+//! The danger that it avoids: two URLs of one store that are taken for two stores, so that files for it are never drained.
 
 use surgetank_types::error::{Error, Result};
 
-/// One name for each server that may answer; URLs with a name in common mean the same store.
+/// One name for each server that may answer; URLs with a name in common mean the same store. Errors: a URL that is not
+/// understood.
 pub fn sites(url: &str) -> Result<Vec<String>> {
     match url.split_once("://").map(|(scheme, _)| scheme) {
         #[cfg(feature = "s3")]
@@ -41,7 +43,7 @@ mod tests {
 
     #[cfg(feature = "s3")]
     #[test]
-    fn s3_store_is_its_endpoint_bucket_and_prefix() {
+    fn s3_site_is_endpoint_bucket_and_prefix() {
         let url = "s3://b/p?endpoint=http://h:1";
         assert!(are_one(url, "s3://b/p/?endpoint=http://h:1&region=far"));
         assert!(!are_one(url, "s3://b/q?endpoint=http://h:1"));
@@ -50,7 +52,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[test]
-    fn redis_store_is_any_of_its_nodes_with_its_prefix() {
+    fn redis_sites_are_its_nodes_with_prefix() {
         let url = "redis://a:1,b:2/0?prefix=p";
         assert!(are_one(url, "redis://b:2,c:3/0?prefix=p"));
         assert!(!are_one(url, "redis://a:1/0?prefix=q") && !are_one(url, "redis://c:3/0?prefix=p"));
@@ -58,7 +60,7 @@ mod tests {
 
     #[cfg(feature = "webhdfs")]
     #[test]
-    fn hdfs_store_does_not_depend_on_the_user() {
+    fn hdfs_site_is_independent_of_the_user() {
         assert!(are_one("webhdfs://ann@h:1/p", "webhdfs://bob@h:1/p"));
         assert!(!are_one("webhdfs://ann@h:1/p", "webhdfs://ann@h:1/q"));
     }

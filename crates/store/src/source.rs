@@ -1,4 +1,4 @@
-//! Content of the store to be read: the store's own plain file, or bytes that a server gives by ranges.
+//! Content of the store for reading: the store's own plain file, or ranges of bytes from a server.
 
 use std::fs::File;
 use std::io;
@@ -10,23 +10,24 @@ use surgetank_types::model::{StoreIdentity, Timestamp};
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 
-/// What is asked for at once, when all of it is wanted.
+/// Size of one request, in bytes, when all of the content is read.
 pub const RANGE_BYTES: u64 = 8 << 20;
-/// So many ranges are under way at the same time.
+/// Number of ranges that are requested at the same time.
 pub const RANGES_AT_ONCE: usize = 4;
 
-/// One version of a file that is only there by ranges.
+/// One version of a file that can only be read by ranges.
 pub trait Remote: Send + Sync {
+    /// What identifies the version.
     fn identity(&self) -> StoreIdentity;
-    /// CRC-64/NVME of the whole, where the server keeps it.
+    /// CRC-64/NVME of the whole content, if the server keeps it.
     fn checksum(&self) -> Option<u64> {
         None
     }
-    /// Fills the whole buffer, which lies within the file; ESTALE when that version is there no more.
+    /// Fills the whole buffer, which lies within the file. Errors: ESTALE if that version no longer exists.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
-/// Of an open file of a directory.
+/// The identity of an open plain file.
 pub fn identity_of(file: &File) -> io::Result<StoreIdentity> {
     let stat = rustix::fs::fstat(file)?;
     Ok(StoreIdentity {
@@ -37,13 +38,16 @@ pub fn identity_of(file: &File) -> io::Result<StoreIdentity> {
     })
 }
 
+/// The content of one version of a file.
 pub enum Source {
+    /// The store's own plain file.
     Plain(File),
+    /// Ranges from a server.
     Remote(Arc<dyn Remote>),
 }
 
 impl Source {
-    /// Which version it is of.
+    /// What identifies the version.
     pub fn identity(&self) -> io::Result<StoreIdentity> {
         match self {
             Self::Plain(file) => identity_of(file),
@@ -51,7 +55,7 @@ impl Source {
         }
     }
 
-    /// The plain file, where there is one.
+    /// The plain file. Errors: EOPNOTSUPP if the store has no plain files.
     pub fn plain(self) -> io::Result<File> {
         match self {
             Self::Plain(file) => Ok(file),
@@ -70,7 +74,7 @@ impl Source {
         }
     }
 
-    /// Of all bytes, as the store's device or server has them.
+    /// CRC-64/NVME of the content, as the store's device or server has it.
     pub fn sum(&self) -> io::Result<u64> {
         match self {
             Self::Plain(file) => checksum::reread(file),
@@ -91,7 +95,7 @@ impl Source {
     }
 }
 
-/// Where the server keeps a sum of the whole, what came is compared with it.
+/// Reads all ranges. If the server keeps a checksum of the whole, the received bytes are compared with it.
 fn fetch(remote: &dyn Remote, target: &File, size_bytes: u64, gate: Gate<'_>) -> io::Result<()> {
     let ranges = usize::try_from(size_bytes.div_ceil(RANGE_BYTES)).map_err(io::Error::other)?;
     let known = remote.checksum().filter(|_| size_bytes == remote.identity().size_bytes);
@@ -114,6 +118,6 @@ fn fetch(remote: &dyn Remote, target: &File, size_bytes: u64, gate: Gate<'_>) ->
     if sum == known {
         return Ok(());
     }
-    let why = format!("what came has the checksum {sum:016x}, the server says {known:016x}");
+    let why = format!("the received bytes have the checksum {sum:016x}, the server says {known:016x}");
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }

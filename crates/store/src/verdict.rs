@@ -1,35 +1,40 @@
-//! What a failure of the store means: worth another try, or final until somebody acts; and the words for people.
+//! The meaning of a store's error: whether another try may succeed, or the error is final until the user acts; and the words
+//! for the user.
 //!
-//! *Retry* is for what passes by itself or with a little help while the data waits safely in the tiers: a full file
-//! system that somebody cleans up, a server that restarts. *Refuse* is for what will be answered the same way every time.
-//! An errno that is not listed is refused: trying for ever in silence is worse than saying so.
+//! *Retry* is for errors that pass, alone or with help, while the data waits safely in the tiers: a full file system that the
+//! user cleans up, a server that restarts. *Refuse* is for errors that every further try would repeat.
+//! An errno that is not listed is refused: an error is better than silent, endless retries.
 
 use std::io;
 
 use surgetank_types::error::Errno;
 
+/// Whether a failed operation is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Try again for a while; the data stays where it is.
+    /// Try again for the configured time; the data stays where it is.
     Retry,
-    /// Trying again gives the same answer.
+    /// A further try gives the same error.
     Refuse,
 }
 
-/// What an error of the store means and what to try: whole sentences without the path, to stand after it.
+/// The meaning of a store's error and the remedy: whole sentences without the path, to follow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advice {
+    /// Whether the operation is tried again.
     pub verdict: Verdict,
+    /// What happened.
     pub meaning: &'static str,
+    /// What the user can do.
     pub remedy: &'static str,
 }
 
-/// The verdict alone.
+/// Only the verdict of [`advise`].
 pub fn classify(errno: Errno) -> Verdict {
     advise(errno).verdict
 }
 
-/// The errno a failed store operation stands for. Errors without one are our own findings: a copy that does not match
+/// The errno of a failed store operation. Errors without an errno are the driver's own findings: a copy that does not match
 /// (tried again from the tier's copy) is EIO, a copy that was stopped or cut short is EAGAIN, attributes that never fit are
 /// E2BIG.
 pub fn errno_of(error: &io::Error) -> Errno {
@@ -43,11 +48,12 @@ pub fn errno_of(error: &io::Error) -> Errno {
     }
 }
 
+/// Meaning, verdict and remedy of an errno of the store.
 pub fn advise(errno: Errno) -> Advice {
     let retry = |meaning, remedy| Advice { verdict: Verdict::Retry, meaning, remedy };
     let refuse = |meaning, remedy| Advice { verdict: Verdict::Refuse, meaning, remedy };
     match errno {
-        // ---- passes, or passes when somebody helps
+        // ---- passes, alone or with the user's help
         Errno::NOSPC => retry(
             "The store's file system is full (or out of inodes).",
             "Make room in the store; what waits is drained as soon as there is some.",
@@ -80,21 +86,20 @@ pub fn advise(errno: Errno) -> Advice {
             "Bring the device back; if it has to be mounted again, restart the agent afterwards: nothing in the tiers is lost by that.",
         ),
         Errno::STALE => retry(
-            "The file server no longer knows the directory or file (it was moved, removed or exported anew).",
-            "See whether the directory is still there on the server; mount it again if it was exported anew.",
+            "The file server no longer knows the directory or file (it was moved, removed or exported again).",
+            "See whether the directory is still there on the server; mount it again if it was exported again.",
         ),
         Errno::AGAIN | Errno::BUSY | Errno::INTR | Errno::TXTBSY | Errno::DEADLK | Errno::NOLCK => {
-            retry("The store, or somebody who uses this file, is busy.", "Nothing, as a rule: it is tried again.")
+            retry("The store is busy, or another client uses this file.", "Nothing, as a rule: it is tried again.")
         }
         Errno::NOMEM | Errno::NOBUFS | Errno::MFILE | Errno::NFILE => retry(
             "This node is short of memory or of open files.",
             "End what is not needed, or raise the limit (ulimit -n, the job's memory).",
         ),
-        Errno::KEYEXPIRED | Errno::NOKEY | Errno::KEYREVOKED => retry(
-            "The ticket that lets us into the store has expired.",
-            "Renew it (kinit); the drain then goes on by itself.",
-        ),
-        // ---- the same answer every time
+        Errno::KEYEXPIRED | Errno::NOKEY | Errno::KEYREVOKED => {
+            retry("The ticket for the store has expired.", "Renew it (kinit); the drain then goes on by itself.")
+        }
+        // ---- the same error every time
         Errno::ACCESS | Errno::PERM => refuse(
             "The store does not let this user write there (or set this owner or mode).",
             "Check owner, mode and ACL of the directory in the store; server exports may map root to nobody.",
@@ -115,11 +120,11 @@ pub fn advise(errno: Errno) -> Advice {
             "Put the directory back, or move the link elsewhere.",
         ),
         Errno::NOENT | Errno::NOTDIR => refuse(
-            "The directory is no longer there in the store: somebody removed, renamed or replaced it.",
+            "The directory is no longer there in the store: another client removed, renamed or replaced it.",
             "Make it again in the store, or rename the file to another place.",
         ),
         Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR => refuse(
-            "Something else has that name in the store: somebody made it meanwhile.",
+            "Something else has that name in the store: another client made it meanwhile.",
             "Look at both, then rename or remove one of them.",
         ),
         Errno::FBIG => refuse(
@@ -130,7 +135,7 @@ pub fn advise(errno: Errno) -> Advice {
             refuse("The store's file system takes no more links to this file.", "Copy the file instead of linking it.")
         }
         Errno::XDEV => refuse(
-            "The two places lie on different file systems of the store.",
+            "The two places are on different file systems of the store.",
             "Copy instead of linking or renaming across them.",
         ),
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY => refuse(
@@ -156,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_tried_again_and_what_stays_is_refused() {
+    fn passing_errors_are_retried_and_lasting_ones_refused() {
         for errno in [
             libc::ENOSPC,
             libc::EDQUOT,
@@ -186,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_errno_has_whole_sentences() {
+    fn advice_of_every_errno_is_whole_sentences() {
         for code in 1..=133 {
             let advice = advise(Errno::from_raw_os_error(code));
             for text in [advice.meaning, advice.remedy] {
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_findings_have_an_errno() {
+    fn error_without_errno_gets_one() {
         let of = |kind| errno_of(&io::Error::new(kind, "found by us"));
         assert_eq!(of(io::ErrorKind::InvalidData), Errno::IO);
         assert_eq!(classify(of(io::ErrorKind::InvalidData)), Verdict::Retry);

@@ -1,20 +1,21 @@
 //! The store that is an HDFS, over its REST API (WebHDFS).
 //!
-//! HDFS has most of what a file system has: directories, renames that are one step, modes, times. It has no links, no writing
-//! in place, and no version of a file is ever changed under its number but by appending to it.
+//! HDFS has most of what a file system has: directories, atomic renames, modes, times. It has no links and no writing in place,
+//! and an inode's content changes only by appending.
 //!
 //! | here | there |
 //! |---|---|
 //! | a file | a file, byte for byte; what HDFS cannot keep of it is in its `record` |
-//! | a symbolic link, a fifo | a file that holds the target, or nothing; its record says what it is |
-//! | staging (`staging`) | a temporary beside the place it is bound for, whole when the datanodes have confirmed its end |
-//! | verifying | the namenode's sum of it (`digest`), or reading back |
-//! | publishing (`publishing`) | a rename of that inode, whatever has the temporary's name by now |
-//! | reading (`remote`) | ranges of an inode, wherever it is moved meanwhile |
+//! | a symbolic link, a fifo | a file with the target, or an empty one; its record gives the type |
+//! | staging (`staging`) | a temporary beside the destination, complete when the datanodes have confirmed its end |
+//! | verifying | the namenode's checksum of it (`digest`), or reading back |
+//! | publishing (`publishing`) | a rename of that inode, whatever has the temporary's name by then |
+//! | reading (`remote`) | ranges of an inode, wherever it moves meanwhile |
 //!
-//! Dangers avoided: overwriting what somebody else put there meanwhile (a new name is taken by a rename that replaces nothing);
-//! taking a lost answer for a failure (an inode that has arrived is known by its number); asking about each file of a large
-//! directory again and again (`listing`).
+//! The dangers that it avoids:
+//! - overwriting what another client put there meanwhile (a new name is taken by a rename that replaces nothing);
+//! - taking a lost answer for a failure (an inode that has arrived is recognised by its number);
+//! - repeated requests for each file of a large directory (`listing`).
 
 mod answers;
 mod digest;
@@ -52,40 +53,42 @@ use surgetank_types::error::{Errno, Error, Result};
 use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Where order does not matter: the time of one is mostly waiting.
+/// Number of files published at the same time when order does not matter: most of the time is waiting.
 const PUBLICATIONS_AT_ONCE: usize = 16;
-/// For a server that does not tell.
+/// For a server that does not report its space.
 const SPACE_BYTES: u64 = 1 << 60;
 const NAME_BYTES_MAX: usize = 255;
 
+/// A store on an HDFS.
 pub struct WebHdfs {
     wire: Arc<Wire>,
     people: People,
     defaults: OnceLock<Option<ServerDefaults>>,
     /// Staged by this agent and not yet published.
     staged: Mutex<HashMap<StorePath, Copy>>,
-    /// Where the last look found nothing: what is published there replaces nothing.
+    /// Paths at which the last look found nothing: a publication there replaces nothing.
     absent: Mutex<HashSet<StorePath>>,
     listings: Listings,
     patience: Duration,
 }
 
 impl WebHdfs {
-    /// Looks whether the server is there and lets us in, and makes the store's directory. `ttl`: for how long a listing is believed.
+    /// Checks that the server is reachable and accepts the user, and makes the store's directory. A listing is cached for
+    /// `ttl`. Errors: the server or the directory cannot be used.
     pub fn open(place: Place, ttl: Duration) -> Result<Self> {
         let store = Self::new(place, ttl)?;
         store.begin(true).map_err(|why| store.unusable(&why))?;
         Ok(store)
     }
 
-    /// For reading alone: nothing is made.
+    /// For reading only: nothing is made. Errors: the server or the directory cannot be used.
     pub fn open_to_read(place: Place, ttl: Duration) -> Result<Self> {
         let store = Self::new(place, ttl)?;
         store.begin(false).map_err(|why| store.unusable(&why))?;
         Ok(store)
     }
 
-    /// What a program asks of the server waits this long for one that is away.
+    /// Sets the time for which a program's request waits for an unavailable server.
     #[must_use]
     pub fn patient(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -120,7 +123,7 @@ impl WebHdfs {
         let place = &self.wire.place;
         let remedy = match (why.errno, why.status) {
             (_, 401) => "use an HDFS (or a gateway to it) with simple authentication",
-            (Errno::ACCESS, _) => "say as whom to ask: HADOOP_USER_NAME, or webhdfs://USER@HOST:PORT/PATH",
+            (Errno::ACCESS, _) => "name the user: HADOOP_USER_NAME, or webhdfs://USER@HOST:PORT/PATH",
             (Errno::NOENT | Errno::NOTDIR, _) => "correct the path in the URL",
             (_, 0) => "look whether the namenode runs, and at host and port in the URL: those of its web address",
             _ => "look at the URL and at what the namenode says",
@@ -128,7 +131,7 @@ impl WebHdfs {
         Error::new(format!("the store {place} cannot be used")).why(why).remedy(remedy)
     }
 
-    /// What the server is like, for people.
+    /// What the server is like, for messages.
     pub fn told(&self) -> String {
         let sums = match self.defaults() {
             Some(_) => "checksums: yes",
@@ -142,7 +145,7 @@ impl WebHdfs {
         Ok(answers::parse::<answers::OneStatus>(&answer)?.status)
     }
 
-    /// How files are laid out that we make. `None`: it does not tell.
+    /// How new files are laid out; `None` if the server does not report it.
     fn defaults(&self) -> Option<ServerDefaults> {
         if let Some(known) = self.defaults.get() {
             return *known;
@@ -156,7 +159,7 @@ impl WebHdfs {
         *self.defaults.get_or_init(|| told)
     }
 
-    /// Of what a file's mode does not let us read, we know what HDFS knows.
+    /// The record of a file. Where the file's mode does not permit reading it, HDFS's own attributes count.
     fn record(&self, path: &str) -> std::result::Result<Option<Record>, Failure> {
         let ask = Ask::get("GETXATTRS", path).with("xattr.name", record::NAME).with("encoding", "hex");
         match self.wire.ask(&ask) {
@@ -170,7 +173,7 @@ impl WebHdfs {
         }
     }
 
-    /// `fresh`: its record is asked for even if we know one.
+    /// `fresh`: the record is asked for even if one is cached.
     fn look(&self, path: &str, fresh: bool) -> std::result::Result<(Status, Option<Record>), Failure> {
         let status = self.status(path)?;
         if !fresh && let Some(known) = self.listings.record_known(&status) {
@@ -192,7 +195,7 @@ impl WebHdfs {
         let told = answers::parse::<answers::Attributes>(&answer)?;
         let ours = told.list.into_iter().filter(|one| one.name.starts_with("user.") && one.name != record::NAME);
         let pairs = ours.map(|one| {
-            let value = bytes_of(one.value.as_deref()).ok_or_else(|| Failure::garbled("a value is no bytes"))?;
+            let value = bytes_of(one.value.as_deref()).ok_or_else(|| Failure::garbled("a value is not bytes"))?;
             Ok((one.name.into_bytes().into(), value.into()))
         });
         pairs.collect()
@@ -205,7 +208,7 @@ impl WebHdfs {
     }
 }
 
-/// Of an inode, wherever it is.
+/// Path of an inode, wherever it is.
 fn inode(number: u64) -> String {
     format!("/.reserved/.inodes/{number}")
 }
@@ -339,7 +342,7 @@ impl Store for WebHdfs {
         self.stage_other(path, kind, device, b"", meta)
     }
 
-    /// What the datanodes have confirmed they keep; no request makes them put it on their disks.
+    /// What the datanodes have confirmed they keep; no request forces it to their disks.
     fn settle(&self, _who: Cred, paths: &[StorePath]) -> io::Result<()> {
         for path in paths {
             if !locked(&self.staged).contains_key(path) {
@@ -370,7 +373,7 @@ impl Store for WebHdfs {
         self.bring(temporary, path, meta)
     }
 
-    /// (Without hard links the two are the same.)
+    /// Without hard links the two are the same.
     fn replace(&self, _who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.bring(temporary, path, meta)
     }
@@ -399,7 +402,7 @@ impl Store for WebHdfs {
         self.change(path, kind, meta)
     }
 
-    /// The namenode has written a change to its journal before it answers.
+    /// The namenode writes a change to its journal before it answers.
     fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
         Ok(())
     }

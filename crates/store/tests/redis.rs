@@ -16,7 +16,7 @@ use surgetank_store::redis::{Durability, Redis};
 use surgetank_testkit::servers::redis::RedisServer;
 
 #[test]
-fn what_the_server_can_do_is_found_out_and_nothing_stays_of_it() {
+fn probe_finds_abilities_and_leaves_nothing() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "a:b/");
     let able = store.abilities();
@@ -31,7 +31,7 @@ fn what_the_server_can_do_is_found_out_and_nothing_stays_of_it() {
 }
 
 #[test]
-fn what_the_server_promises_is_told() {
+fn durability_of_the_server_is_reported() {
     let Some(server) = RedisServer::start_with(&["--appendonly", "no", "--save", "3600 1"]) else { return };
     assert_eq!(open(&server, "").durability(), Some(Durability::Snapshots("3600 1".into())));
     server.cli(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "everysec"]);
@@ -42,13 +42,13 @@ fn what_the_server_promises_is_told() {
     let kept = open(&server, "").durability().unwrap();
     assert_eq!(kept, Durability::Evicts("allkeys-lru", Box::new(Durability::Always)));
     open(&server, "").settle().unwrap();
-    // Nobody may ask: that is not a promise.
+    // The user may not ask: that is not a promise.
     server.cli(&["ACL", "SETUSER", "default", "-config", "-info", "-command"]);
     assert_eq!(open(&server, "").durability(), Some(Durability::Untold));
 }
 
 #[test]
-fn what_is_put_is_there_for_everybody() {
+fn put_value_is_read_by_driver_and_redis_cli() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "p:");
     assert_eq!(store.head("x").unwrap(), None);
@@ -81,7 +81,7 @@ fn what_is_put_is_there_for_everybody() {
 }
 
 #[test]
-fn names_are_what_they_are() {
+fn keys_with_special_characters_read_back() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "[o]*?\\");
     server.cli(&["SET", "other*", "does not begin with the prefix"]);
@@ -105,9 +105,9 @@ fn names_are_what_they_are() {
 }
 
 #[test]
-fn a_hundred_thousand_keys_are_listed_in_pages_and_stepped_over() {
+fn listing_of_100_000_keys_has_pages_and_skips_prefixes() {
     let Some(server) = RedisServer::start_with(&["--appendonly", "no"]) else { return };
-    // Made behind its back: they are strangers'.
+    // Written without the driver, as by another client.
     server.cli(&[
         "EVAL",
         "for n = 1, 100000 do redis.call('SET', string.format('p:in/%03d/%05d', n % 100, n), n) end",
@@ -146,7 +146,7 @@ fn a_hundred_thousand_keys_are_listed_in_pages_and_stepped_over() {
     let page = store.list("in/000", false, None).unwrap();
     assert_eq!(page.objects[0].words, Some(Words::new()));
     assert_eq!(Some(&page.objects[0].etag), store.head("in/000").unwrap().map(|object| object.etag).as_ref());
-    // What others take away is not shown, no directory of it either.
+    // What other clients remove is not shown, nor a directory of it.
     server.cli(&[
         "EVAL",
         "for n = 1, 100000 do if n % 100 == 7 then redis.call('DEL', string.format('p:in/007/%05d', n)) end end",
@@ -156,7 +156,7 @@ fn a_hundred_thousand_keys_are_listed_in_pages_and_stepped_over() {
 }
 
 #[test]
-fn what_others_add_is_looked_for_now_and_then() {
+fn keys_added_by_other_clients_appear_after_a_scan() {
     let Some(server) = RedisServer::start() else { return };
     let mut place = place(&server, "");
     place.limits.scan = Duration::from_secs(3600);
@@ -174,7 +174,7 @@ fn what_others_add_is_looked_for_now_and_then() {
 }
 
 #[test]
-fn what_others_set_is_noticed() {
+fn values_set_by_other_clients_are_noticed() {
     for (options, exact) in [(&[][..], true), (&["--maxmemory-policy", "volatile-lru"][..], false)] {
         let Some(server) = RedisServer::start_with(options) else { return };
         let store = open(&server, "p:");
@@ -183,7 +183,7 @@ fn what_others_set_is_noticed() {
             let content = pattern(size, 3);
             let ours = store.put("k", &content.as_slice(), of_bytes(&content), &said, When::Always).unwrap();
             let mut theirs = content.clone();
-            // Where values carry no mark, the first and last bytes of a long one are looked at and not all of them.
+            // Where values carry no mark, the first and last bytes of a long one are compared, not all of them.
             if let Some(byte) = theirs.get_mut(if exact { 77 * size / 100 } else { size.saturating_sub(1) }) {
                 *byte ^= 1;
             }
@@ -197,7 +197,7 @@ fn what_others_set_is_noticed() {
                 assert!(is_condition_failed(&store.copy("k", Some(&ours), "c", None).unwrap_err()));
             }
             assert!(get(&store, "k", 0..size as u64) == theirs);
-            assert_eq!(store.head("k").unwrap().unwrap(), seen, "it is the same until somebody changes it");
+            assert_eq!(store.head("k").unwrap().unwrap(), seen, "it is the same until a client changes it");
             assert_eq!(all(&store, "", false).0.len(), 1);
             let next = put(&store, "k", b"ours again", When::Is(&seen.etag)).unwrap();
             server.cli(&["APPEND", "p:k", "!"]);
@@ -205,7 +205,7 @@ fn what_others_set_is_noticed() {
             server.cli(&["DEL", "p:k"]);
             assert_eq!(store.head("k").unwrap(), None);
         }
-        // Another kind of value is not ours to show or to overwrite.
+        // A value of another type is neither shown nor overwritten.
         server.cli(&["RPUSH", "p:k", "x"]);
         assert_eq!(store.head("k").unwrap(), None);
         for when in [When::Always, When::Absent] {
@@ -230,7 +230,7 @@ fn set_bytes(server: &RedisServer, key: &str, text: &str) {
 }
 
 #[test]
-fn conditions_hold_or_fail() {
+fn conditional_writes_succeed_or_fail() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "c:");
     let first = put(&store, "k", b"one", When::Absent).unwrap();
@@ -249,7 +249,7 @@ fn conditions_hold_or_fail() {
 }
 
 #[test]
-fn of_many_writers_one_is_first() {
+fn one_of_many_conditional_writers_succeeds() {
     let Some(server) = RedisServer::start_with(&["--appendfsync", "no"]) else { return };
     let store = open(&server, "race:");
     for round in 0..20 {
@@ -274,12 +274,12 @@ fn of_many_writers_one_is_first() {
     assert!(store.counters().connections <= 9, "{:?}", store.counters());
     let left: Vec<String> = keys(&server).into_iter().filter(|key| key.contains("//surgetank/bytes/")).collect();
     for key in left {
-        assert_ne!(server.cli(&["TTL", &key]), "-1", "what lost stays for ever: {key}");
+        assert_ne!(server.cli(&["TTL", &key]), "-1", "the losing value stays indefinitely: {key}");
     }
 }
 
 #[test]
-fn copies_keep_words_or_have_others() {
+fn copies_keep_words_or_get_new_ones() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "copy:");
     let old = words(&[("a", "1"), ("b", "2")]);
@@ -306,7 +306,7 @@ fn copies_keep_words_or_have_others() {
 }
 
 #[test]
-fn a_wrong_checksum_is_refused() {
+fn body_with_wrong_checksum_is_refused() {
     let Some(server) = RedisServer::start() else { return };
     let store = open(&server, "");
     for content in [&b"content"[..], &pattern(MIB, 1)] {
@@ -325,7 +325,7 @@ fn a_wrong_checksum_is_refused() {
 }
 
 #[test]
-fn an_upload_in_parts() {
+fn upload_in_parts_completes_and_aborts() {
     let Some(server) = RedisServer::start_with(&["--appendfsync", "no"]) else { return };
     let store = open(&server, "parts:");
     let content = pattern(2 * PART + 5, 3);
@@ -340,7 +340,7 @@ fn an_upload_in_parts() {
     assert_eq!(store.head("dir/big").unwrap(), None);
     assert_eq!(all(&store, "", false).0, BTreeSet::new());
 
-    // Another process that knows nothing goes on.
+    // Another process without any state continues.
     let store = open(&server, "parts:");
     let uploads = store.uploads("dir/").unwrap();
     assert_eq!(uploads.len(), 1);
@@ -368,7 +368,7 @@ fn an_upload_in_parts() {
     assert_eq!(store.parts("dir/big", &id).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(whole(&parts, When::Always).unwrap_err().kind(), ErrorKind::NotFound);
 
-    // Made of what the server has.
+    // Parts made of what the server has.
     let id = store.begin("joined", &Words::new()).unwrap();
     let first = store.part_of("joined", &id, 1, "dir/big", 5..5 + PART as u64, &etag).unwrap();
     let tail = pattern(100, 4);
@@ -382,7 +382,7 @@ fn an_upload_in_parts() {
     let id = store.begin("given-up", &Words::new()).unwrap();
     store.part("given-up", &id, 1, &tail.as_slice(), of_bytes(&tail)).unwrap();
     for key in keys(&server).iter().filter(|key| key.contains(&id)) {
-        assert_ne!(server.cli(&["TTL", key]), "-1", "it stays for ever: {key}");
+        assert_ne!(server.cli(&["TTL", key]), "-1", "it stays indefinitely: {key}");
     }
     store.abort("given-up", &id).unwrap();
     store.abort("given-up", &id).unwrap();

@@ -1,4 +1,4 @@
-//! The Redis driver against a cluster: whoever is asked, and whatever happens to the servers meanwhile.
+//! The Redis driver with a cluster: whichever server is asked, and whatever happens to the servers meanwhile.
 
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -15,7 +15,7 @@ use surgetank_testkit::servers::redis::cluster::RedisCluster;
 
 const PREFIX: &str = "{project}:";
 
-/// Waits for as long as a test likes, not for as long as a user does.
+/// Waits as long as a test permits, not as long as a user does.
 fn patient(server: &RedisServer) -> Redis {
     Redis::open(patience(server)).unwrap_or_else(|why| panic!("{why}"))
 }
@@ -28,7 +28,7 @@ fn patience(server: &RedisServer) -> Place {
 }
 
 #[test]
-fn whoever_is_asked_the_one_that_has_the_keys_is_found() {
+fn any_server_of_the_cluster_leads_to_the_keys() {
     let Some(cluster) = RedisCluster::start() else { return };
     for server in [&cluster.other, &cluster.replica, &cluster.owner] {
         let store = patient(server);
@@ -53,7 +53,7 @@ fn whoever_is_asked_the_one_that_has_the_keys_is_found() {
             store.delete(name).unwrap();
         }
     }
-    // A transaction is the first that the wrong one is asked for.
+    // The wrong server is first asked for a transaction.
     let store = Redis::new(patience(&cluster.other)).unwrap();
     let id = store.begin("x", &Words::new()).unwrap();
     store.abort("x", &id).unwrap();
@@ -61,27 +61,27 @@ fn whoever_is_asked_the_one_that_has_the_keys_is_found() {
 }
 
 #[test]
-fn files_of_one_store_that_would_lie_on_several_servers_are_refused() {
+fn store_without_hash_tag_on_a_cluster_is_refused() {
     let Some(cluster) = RedisCluster::start() else { return };
     for prefix in ["", "project:", "{}:", "a}b{:"] {
         let why = Redis::open(place(&cluster.other, prefix)).unwrap_err().to_string();
         assert!(why.contains("?prefix={NAME}:"), "{prefix}: {why}");
     }
-    // Who may not ask what it is finds out as well.
+    // A user that may not ask what the server is finds out too.
     cluster.owner.cli(&["ACL", "SETUSER", "default", "-info"]);
     cluster.other.cli(&["ACL", "SETUSER", "default", "-info"]);
     let why = Redis::open(place(&cluster.other, "project:")).unwrap_err().to_string();
     assert!(why.contains("?prefix={NAME}:"), "{why}");
-    // Nor does that stop the drain.
+    // That does not block the drain either.
     let store = patient(&cluster.other);
     put(&store, "k", b"x", When::Absent).unwrap();
     store.settle().unwrap();
     assert_eq!(store.durability(), Some(Durability::Untold));
 }
 
-/// What was acknowledged and settled is there, and nothing else than what was written.
+/// What was acknowledged and settled exists, and only what was written.
 #[test]
-fn the_owner_dies_and_its_replica_goes_on() {
+fn settled_values_survive_the_loss_of_the_owner() {
     let Some(mut cluster) = RedisCluster::start() else { return };
     let store = patient(&cluster.other);
     let mut written = BTreeMap::new();
@@ -112,9 +112,9 @@ fn the_owner_dies_and_its_replica_goes_on() {
     for (name, content) in &written {
         assert!(get(&store, name, 0..content.len() as u64) == *content, "{name}");
     }
-    // No replica is left: that is said, and keeps nobody waiting for ever.
+    // Without a replica settling fails after a limited time.
     surgetank_testkit::servers::redis::cluster::eventually("it is durable", || store.settle().is_ok());
-    // The old one comes back as a replica, and sends on whoever still asks it.
+    // The old server returns as a replica, and redirects clients that still ask it.
     cluster.owner.restart();
     surgetank_testkit::servers::redis::cluster::eventually("it follows", || {
         cluster.owner.cli(&["INFO", "replication"]).contains("role:slave")
@@ -123,9 +123,9 @@ fn the_owner_dies_and_its_replica_goes_on() {
     assert_eq!(all(&store, "", false).0.len(), 100);
 }
 
-/// What had been acknowledged by the server that died counted as durable, because the next one had all that it had itself.
+/// What a dead server had acknowledged counted as durable, because the next server had all of its own data.
 #[test]
-fn what_nobody_may_have_any_more_is_not_called_durable() {
+fn settle_after_failover_fails_for_earlier_writes() {
     let Some(mut cluster) = RedisCluster::start() else { return };
     let store = patient(&cluster.other);
     put(&store, "first", b"x", When::Absent).unwrap();
@@ -143,27 +143,27 @@ fn what_nobody_may_have_any_more_is_not_called_durable() {
     assert!(store.head("first").unwrap().is_some());
 }
 
-/// Servers that have nothing to do with each other would be asked in turn.
+/// Independent servers would be asked in order.
 #[test]
-fn several_servers_that_are_no_cluster_are_refused() {
+fn several_independent_servers_are_refused() {
     let (Some(one), Some(other)) = (RedisServer::start(), RedisServer::start()) else { return };
     let url = format!("redis://127.0.0.1:{},127.0.0.1:{}/?prefix={{a}}:", one.port(), other.port());
     let why = Redis::open(Place::parse(&url).unwrap()).unwrap_err().to_string();
     assert!(why.contains("no cluster"), "{why}");
 }
 
-/// A change that met half of the keys took files for deleted ones whose values had gone ahead.
+/// A change that found half of the keys took files for deleted whose values had already moved.
 #[test]
-fn while_the_keys_move_to_another_server_nothing_is_done_by_halves() {
+fn changes_during_a_move_of_keys_are_complete() {
     let Some(cluster) = RedisCluster::start() else { return };
     let store = patient(&cluster.owner);
     for nth in 0..40 {
         put(&store, &format!("k{nth}"), format!("content {nth}").as_bytes(), When::Absent).unwrap();
     }
     let slot = cluster.begin_move();
-    // Some are there, some here.
+    // Some keys are on one server, some on the other.
     assert_eq!(cluster.move_keys(&slot, 21, |key| !key.contains("//")), 21);
-    // What is still here is served.
+    // Keys that have not moved are served.
     let (here, there): (Vec<_>, Vec<_>) =
         (0..40).partition(|nth| keys(&cluster.owner).contains(&format!("{PREFIX}k{nth}")));
     assert_eq!((here.len(), there.len()), (19, 21));

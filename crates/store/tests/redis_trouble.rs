@@ -1,4 +1,4 @@
-//! The Redis driver and a server that goes away, is full, or does not let us in.
+//! The Redis driver with a server that is unavailable, full, or refuses the user.
 
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -13,10 +13,10 @@ use surgetank_store::redis::{Place, Redis};
 use surgetank_testkit::servers::redis::RedisServer;
 
 #[test]
-fn what_was_acknowledged_survives_a_server_that_is_killed() {
+fn acknowledged_values_survive_a_killed_server() {
     let Some(mut server) = RedisServer::start() else { return };
     let mut place = place(&server, "k:");
-    // Long enough for the slowest machine: the test is of what happens, not of when.
+    // Long enough for the slowest machine: the test is about the result, not the time.
     (place.limits.tries, place.limits.all_tries) = (12, Duration::from_secs(60));
     let store = Redis::open(place).unwrap();
     let content = pattern(20 * MIB, 5);
@@ -32,7 +32,7 @@ fn what_was_acknowledged_survives_a_server_that_is_killed() {
                     let mut written = Vec::new();
                     for nth in 0..150 {
                         let key = format!("{thread}/{nth}");
-                        // An answer that is lost must not look as if somebody else had been first.
+                        // A lost answer must not look like another client's earlier write.
                         written.push((put(store, &key, key.as_bytes(), When::Absent).unwrap(), key));
                     }
                     written
@@ -57,13 +57,13 @@ fn what_was_acknowledged_survives_a_server_that_is_killed() {
 }
 
 #[test]
-fn a_change_that_is_sent_twice_is_made_once() {
+fn change_sent_twice_is_made_once() {
     let Some(mut server) = RedisServer::start() else { return };
     let mut place = place(&server, "");
     (place.limits.progress, place.limits.tries) = (Duration::from_millis(300), 20);
     (place.limits.pause, place.limits.all_tries) = (Duration::from_millis(20), Duration::from_secs(60));
     let store = Redis::open(place).unwrap();
-    // It takes the command and answers late.
+    // The server accepts the command and answers late.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let slow = "local t = redis.call('TIME')[1] + 0 while redis.call('TIME')[1] - t < 2 do end";
@@ -79,7 +79,7 @@ fn a_change_that_is_sent_twice_is_made_once() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_an_error_of_the_socket() {
+fn unavailable_server_gives_error_of_the_socket() {
     let Some(mut server) = RedisServer::start() else { return };
     let mut place = place(&server, "away");
     place.limits.pause = Duration::from_millis(1);
@@ -91,7 +91,7 @@ fn a_server_that_stays_away_is_an_error_of_the_socket() {
 }
 
 #[test]
-fn full_memory_is_no_space_and_takes_nothing_away() {
+fn full_memory_gives_enospc_and_keeps_values() {
     let Some(server) = RedisServer::start_with(&["--maxmemory", "30mb"]) else { return };
     let store = open(&server, "");
     let content = pattern(10 * MIB, 1);
@@ -115,7 +115,7 @@ fn full_memory_is_no_space_and_takes_nothing_away() {
 }
 
 #[test]
-fn a_value_cannot_be_longer_than_the_server_takes() {
+fn value_longer_than_server_limit_is_refused() {
     let Some(server) = RedisServer::start_with(&["--proto-max-bulk-len", "20mb"]) else { return };
     let store = open(&server, "");
     assert_eq!(store.abilities().object_bytes_max, 20 << 20);
@@ -127,7 +127,7 @@ fn a_value_cannot_be_longer_than_the_server_takes() {
 }
 
 #[test]
-fn who_is_let_in() {
+fn authentication_failures_have_a_remedy() {
     let Some(server) = RedisServer::start() else { return };
     server.cli(&["ACL", "SETUSER", "me", "on", ">right", "~p:*", "+@all"]);
     server.cli(&["CONFIG", "SET", "requirepass", "secret-of-all"]);
@@ -165,7 +165,7 @@ fn who_is_let_in() {
 }
 
 #[test]
-fn a_server_is_believed_for_its_certificate_only() {
+fn server_without_trusted_certificate_is_refused() {
     let Some(server) = RedisServer::start_tls() else { return };
     let mut place = Place::parse(&format!("rediss://localhost:{}", server.port())).unwrap();
     place.authority_file = Some(server.authority());
@@ -184,7 +184,7 @@ fn a_server_is_believed_for_its_certificate_only() {
 }
 
 #[test]
-fn a_replica_is_not_written_to() {
+fn replica_as_server_is_refused() {
     let Some(server) = RedisServer::start() else { return };
     server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
     let why = Redis::open(place(&server, "")).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The S3 driver against a real server: every method of the interface, and what happens when the server goes away.
+//! The S3 driver on a real server: every method of the interface, and a server that becomes unavailable.
 
 #![cfg(feature = "s3")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -38,7 +38,7 @@ fn get(store: &S3, key: &str, range: std::ops::Range<u64>) -> Vec<u8> {
     content
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on their offset.
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -51,7 +51,7 @@ fn pattern(length: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_server_can_do_is_found_out_and_nothing_stays_of_it() {
+fn probe_finds_abilities_and_leaves_nothing() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "a/b");
     let able = store.abilities();
@@ -67,7 +67,7 @@ fn what_the_server_can_do_is_found_out_and_nothing_stays_of_it() {
 }
 
 #[test]
-fn what_is_put_is_there() {
+fn put_object_reads_back() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "p");
     assert_eq!(store.head("x").unwrap(), None);
@@ -96,7 +96,7 @@ fn what_is_put_is_there() {
 }
 
 #[test]
-fn names_are_what_they_are() {
+fn keys_with_special_characters_read_back() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "o dd+");
     let long = format!("{}{}", "long/".repeat(180), "z".repeat(95));
@@ -170,10 +170,10 @@ fn all(store: &S3, prefix: &str, delimited: bool) -> (BTreeSet<String>, BTreeSet
 }
 
 #[test]
-fn long_listings_come_in_pages() {
+fn long_listing_has_pages() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "many");
-    // Made behind its back, which is quicker: the server tells of plain files too.
+    // Written without the driver, which is faster: the server lists plain files too.
     let directory = server.files().join("many");
     let mut expected = BTreeSet::new();
     for nth in 0..2_345 {
@@ -208,7 +208,7 @@ fn long_listings_come_in_pages() {
 }
 
 #[test]
-fn conditions_hold_or_fail() {
+fn conditional_writes_succeed_or_fail() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "c");
     let first = put(&store, "k", b"one", When::Absent).unwrap();
@@ -229,7 +229,7 @@ fn conditions_hold_or_fail() {
 }
 
 #[test]
-fn of_many_writers_one_is_first() {
+fn one_of_many_conditional_writers_succeeds() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "race");
     for round in 0..10 {
@@ -253,7 +253,7 @@ fn of_many_writers_one_is_first() {
 }
 
 #[test]
-fn a_wrong_checksum_is_refused() {
+fn body_with_wrong_checksum_is_refused() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "sum");
     let why = store.put("k", &b"content".as_slice(), 1, &Words::new(), When::Always).unwrap_err();
@@ -270,7 +270,7 @@ fn a_wrong_checksum_is_refused() {
 }
 
 #[test]
-fn copies_keep_words_or_have_others() {
+fn copies_keep_words_or_get_new_ones() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "copy");
     let old = words(&[("a", "1"), ("b", "2")]);
@@ -293,7 +293,7 @@ fn copies_keep_words_or_have_others() {
 }
 
 #[test]
-fn an_upload_in_parts() {
+fn upload_in_parts_completes_and_aborts() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "parts");
     let content = pattern(11 * MIB + 5, 3);
@@ -306,7 +306,7 @@ fn an_upload_in_parts() {
     put_part(&store, 0);
     assert_eq!(store.head("dir/big").unwrap(), None);
 
-    // Another process that knows nothing goes on.
+    // Another process without any state continues.
     let store = open(&server, "parts");
     let uploads = store.uploads("dir/").unwrap();
     assert_eq!(uploads.len(), 1);
@@ -331,13 +331,13 @@ fn an_upload_in_parts() {
     assert!(get(&store, "dir/big", 0..content.len() as u64) == content);
     assert_eq!(get(&store, "dir/big", 5 * MIB as u64 - 3..5 * MIB as u64 + 3), content[5 * MIB - 3..5 * MIB + 3]);
     assert_eq!(store.parts("dir/big", &id).unwrap_err().kind(), ErrorKind::NotFound);
-    // Once more: some servers say that it is done, others that there is no such upload.
+    // A second completion: some servers report success, others that there is no such upload.
     match store.complete("dir/big", &id, &parts, sum, When::Always) {
         Ok(again) => assert_eq!(again, etag),
         Err(why) => assert_eq!(why.kind(), ErrorKind::NotFound),
     }
 
-    // Made of what the server has.
+    // Parts made of what the server has.
     let whole = content.len() as u64;
     let id = store.begin("joined", &Words::new()).unwrap();
     let first = store.part_of("joined", &id, 1, "dir/big", 5..whole, &etag).unwrap();
@@ -359,10 +359,10 @@ fn an_upload_in_parts() {
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back() {
+fn requests_during_a_restart_of_the_server_succeed() {
     let Some(mut server) = S3Server::start() else { return };
     let mut place = place(&server, "back");
-    // Long enough for the slowest machine: the test is of what happens, not of when.
+    // Long enough for the slowest machine: the test is about the result, not the time.
     (place.limits.tries, place.limits.all_tries) = (12, Duration::from_secs(60));
     let store = S3::open(place).unwrap();
     let content = pattern(40 * MIB, 5);
@@ -387,7 +387,7 @@ fn a_server_that_goes_and_comes_back() {
     assert!(store.counters().tries_again > 0);
     assert_eq!(get(&store, "new", 0..17), b"while it was away");
 
-    // It dies while it gets a body.
+    // The server dies while it receives a body.
     struct Killing<'a>(&'a [u8], std::sync::Mutex<Option<&'a mut S3Server>>);
     impl Body for Killing<'_> {
         fn len(&self) -> u64 {
@@ -410,7 +410,7 @@ fn a_server_that_goes_and_comes_back() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_an_error_of_the_socket() {
+fn unavailable_server_gives_error_of_the_socket() {
     let Some(mut server) = S3Server::start() else { return };
     let mut place = place(&server, "away");
     place.limits.pause = Duration::from_millis(1);
@@ -422,7 +422,7 @@ fn a_server_that_stays_away_is_an_error_of_the_socket() {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_is_its_own_error() {
+fn unreadable_body_gives_its_own_error() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "body");
     struct Broken;
@@ -443,7 +443,7 @@ fn a_body_that_cannot_be_read_is_its_own_error() {
 }
 
 #[test]
-fn credentials_that_are_wrong_or_missing() {
+fn wrong_or_missing_credentials_have_a_remedy() {
     let Some(server) = S3Server::start() else { return };
     let mut wrong = place(&server, "x");
     let file = server.files().join("credentials");
@@ -463,7 +463,7 @@ fn credentials_that_are_wrong_or_missing() {
     let why = S3::open(wrong).unwrap_err().to_string();
     assert!(why.contains("AWS_ACCESS_KEY_ID"), "{why}");
 
-    // The answer has no word: it may be the name as well as anything else.
+    // The answer has no code: the bucket's name may be the cause, or anything else.
     let mut strange = place(&server, "x");
     strange.bucket = "No_Such.Bucket".into();
     let why = S3::open(strange).unwrap_err().to_string();
@@ -476,7 +476,7 @@ fn credentials_that_are_wrong_or_missing() {
 }
 
 #[test]
-fn a_server_is_believed_for_its_certificate_only() {
+fn server_without_trusted_certificate_is_refused() {
     let Some(server) = S3Server::start_tls() else { return };
     let mut place = place(&server, "tls");
     place.ca_bundle = Some(server.authority());
@@ -497,7 +497,7 @@ fn a_server_is_believed_for_its_certificate_only() {
 }
 
 #[test]
-fn bodies_may_be_signed_and_requests_slowed() {
+fn signed_bodies_and_request_rate_work() {
     let Some(server) = S3Server::start() else { return };
     let mut place = place(&server, "signed");
     place.payload = Payload::Signed;
@@ -509,7 +509,7 @@ fn bodies_may_be_signed_and_requests_slowed() {
 }
 
 #[test]
-fn many_at_once_use_few_connections_and_little_memory() {
+fn concurrent_requests_use_few_connections_and_memory() {
     let Some(server) = S3Server::start() else { return };
     let store = open(&server, "threads");
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Staging, settling and verifying: what a copy carries, what stays behind, what is found out.
+//! Staging, settling and verifying: what a copy keeps, what it leaves, what is detected.
 
 use super::*;
 
@@ -47,7 +47,7 @@ pub fn holes_stay_holes(store: &dyn Store) {
     kept.read_exact_at(&mut found, (700 << 20) + 12_345).unwrap();
     assert_eq!(&found, b"unaligned");
 
-    // Nothing but a hole; and the same content without holes has the same checksum.
+    // Only a hole; and the same content without holes has the same checksum.
     let (hollow, dense) = (tempfile::tempfile().unwrap(), source(&vec![0; 5 << 20]));
     hollow.set_len(5 << 20).unwrap();
     let sums = [hollow, dense].map(|file| staged(store, "z", &file, &meta(0o644)).1.checksum);
@@ -68,7 +68,7 @@ pub fn extended_attributes(store: &dyn Store) {
     let second = Meta { xattrs: of(&[(b"user.origin", b"run 8"), (b"user.new", b"1")]), ..meta(0o644) };
     store.set_meta(me(), &path("f"), Kind::File, &second).unwrap();
     assert_eq!(Some(store.xattrs(me(), &path("f")).unwrap()), second.xattrs);
-    // `None` leaves them: on change and on replacement of the content.
+    // `None` keeps them: on a change of attributes and on a new version.
     store.set_meta(me(), &path("f"), Kind::File, &Meta { xattrs: None, ..meta(0o600) }).unwrap();
     deliver(store, "f", b"y", &Meta { xattrs: None, ..meta(0o600) });
     assert_eq!(Some(store.xattrs(me(), &path("f")).unwrap()), second.xattrs);
@@ -78,7 +78,7 @@ pub fn extended_attributes(store: &dyn Store) {
 }
 
 pub fn times_in_nanoseconds(store: &dyn Store) {
-    // Before the epoch, too.
+    // Before 1970 too.
     for (number, nanos) in [1, 999_999_999, 1_700_000_000_000_000_001, -1, -1_500_000_000].into_iter().enumerate() {
         let (atime, mtime) = (Timestamp { nanos }, Timestamp { nanos: nanos + 7_000_000_003 });
         let name = format!("f{number}");
@@ -211,7 +211,7 @@ pub fn spill_in_place(store: &dyn Store) {
     let file = store.create_temporary(me(), &temporary, 0o444).unwrap();
     file.write_all_at(&bytes[..1_000_000], 0).unwrap();
     drop(file);
-    // After a restart it is opened again and written on.
+    // After a restart it is opened again and extended.
     store.open(me(), &temporary, true).unwrap().write_all_at(&bytes[1_000_000..], 1_000_000).unwrap();
     let wanted = Meta { xattrs: Some([(b"user.a"[..].into(), b"b"[..].into())].into()), ..meta(0o444) };
     let copy = store.stage_in_place(me(), &temporary, &wanted, no_gate()).unwrap();
@@ -245,7 +245,7 @@ pub fn verify_finds_differences(store: &dyn Store) {
         let error = store.verify(me(), &temporary, &copy, how, no_gate()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(error.to_string().contains("3145727 bytes instead of 3145728"), "{error}");
-        // A hole where bytes were.
+        // A hole in place of bytes.
         file.set_len(0).unwrap();
         file.set_len(3 << 20).unwrap();
         assert_eq!(

@@ -41,7 +41,7 @@ pub fn conflicts_are_seen(store: &dyn Store) {
     store.set_meta(me(), &at, Kind::File, &meta(0o644)).unwrap();
     assert!(!store.check(me(), &at, &known).unwrap());
     let identity = deliver(store, "f", b"ours again", &meta(0o644));
-    // Another name changes the ctime, and nothing of the file.
+    // Another name changes the ctime, but nothing else of the file.
     std::thread::sleep(std::time::Duration::from_millis(20));
     store.link(me(), &at, &path("g")).unwrap();
     assert!(store.check(me(), &at, &Expect::Linked(identity)).unwrap());
@@ -49,7 +49,7 @@ pub fn conflicts_are_seen(store: &dyn Store) {
     store.open(me(), &at, true).unwrap().write_all_at(b"longer than ours", 0).unwrap();
     assert!(!store.check(me(), &at, &Expect::Linked(identity)).unwrap());
     store.unlink(me(), &path("g")).unwrap();
-    let identity = deliver(store, "f", b"ours once more", &meta(0o644));
+    let identity = deliver(store, "f", b"ours a third time", &meta(0o644));
     store.unlink(me(), &at).unwrap();
     assert!(!store.check(me(), &at, &Expect::Identity(identity)).unwrap());
     // The times of a directory change all the time.
@@ -116,7 +116,7 @@ pub fn links_are_not_followed(store: &dyn Store) {
     assert_eq!(errno(store.sync_dirs(me(), &[path("link")])), libc::ELOOP);
     assert_eq!(errno(store.may_write_dir(me(), &path("link"))), libc::ELOOP);
     assert_eq!(errno(store.check(me(), &inside, &Expect::Absent)), libc::ELOOP);
-    // A staged copy whose directory was swapped for a link does not get through it.
+    // A staged copy whose directory was swapped for a link is not published through it.
     make_dir(store, "trap");
     let (copy, _) = staged(store, "trap/g", &source(b"y"), &meta(0o644));
     store.rename(me(), &path("trap"), &path("moved")).unwrap();
@@ -144,7 +144,7 @@ pub fn set_meta_is_exact(store: &dyn Store) {
         let stat = store.stat(me(), &path(name)).unwrap();
         assert_eq!((stat.attr.perm, Some((stat.attr.atime, stat.attr.mtime))), (perm, wanted.times));
         assert_eq!(stat.identity, identity);
-        // Left alone, although another mode is asked for.
+        // The times stay, although the mode changes.
         let untimed = Meta { times: None, ..meta(perm | 0o004) };
         store.set_meta(me(), &path(name), kind, &untimed).unwrap();
         let attr = store.stat(me(), &path(name)).unwrap().attr;
@@ -175,7 +175,7 @@ pub fn batches_settle(store: &dyn Store) {
 pub fn open_is_for_plain_files(store: &dyn Store) {
     make_dir(store, "d");
     store.stage_node(me(), &path(".surgetank-tmp-f"), Kind::Fifo, 0, &meta(0o666)).unwrap();
-    // Would wait for ever if it were opened like a file.
+    // An ordinary open of a fifo would block.
     assert_ne!(errno(store.open(me(), &path(".surgetank-tmp-f"), false)), 0);
     assert_ne!(errno(store.open(me(), &path(".surgetank-tmp-f"), true)), 0);
     assert_eq!(errno(store.open(me(), &path("d"), false)), libc::EISDIR);
@@ -196,8 +196,8 @@ pub fn room(store: &dyn Store) {
     assert_eq!(errno(store.space(&path("none"))), libc::ENOENT);
 }
 
-/// What is not among them is said to be absent.
-pub fn who_tells_names_tells_all(store: &dyn Store) {
+/// A name that a listing does not contain counts as absent.
+pub fn listed_names_are_complete(store: &dyn Store) {
     make_dir(store, "d");
     for number in 0..20 {
         deliver(store, &format!("d/f{number}"), b"x", &meta(0o644));

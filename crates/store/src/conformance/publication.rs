@@ -1,4 +1,4 @@
-//! From the temporary to the final name: over nothing, over files, links and directories.
+//! Publishing: over nothing, over files, links and directories.
 
 use super::*;
 
@@ -11,7 +11,7 @@ pub fn publish_over_one_link(store: &dyn Store) {
     if let Some(mut reader) = reader {
         let mut old = String::new();
         reader.read_to_string(&mut old).unwrap();
-        assert_eq!(old, "old", "whoever has it open keeps what it opened");
+        assert_eq!(old, "old", "an open descriptor keeps the old version");
     }
 }
 
@@ -71,8 +71,8 @@ pub fn directories(store: &dyn Store) {
     assert_eq!(errno(store.list(me(), &path("d755"), false)), libc::ENOENT);
 }
 
-/// What was staged before its directory was renamed is published from where that is now; a second name for the content that
-/// is so large that a store of objects has sent it already.
+/// A copy that was staged before its directory was renamed is published at the new path; also one that is so large that a store
+/// of objects has sent it already.
 pub fn staged_copies_move(store: &dyn Store) {
     make_dir(store, "d");
     make_dir(store, "d/e");
@@ -116,7 +116,7 @@ pub fn a_directory_that_is_there(store: &dyn Store) {
     let identity = store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700)).unwrap();
     assert_eq!((identity.ino, read(store, "d/kept")), (before, b"x".to_vec()));
     assert_eq!(names(store, "", true), ["d"]);
-    // A filled one is not poured over a filled one, and a file never takes a directory's place.
+    // A filled one is not merged into a filled one, and a file never replaces a directory.
     store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700)).unwrap();
     store
         .stage_file(me(), &path(".surgetank-tmp-d/f"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())

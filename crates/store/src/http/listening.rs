@@ -1,8 +1,9 @@
-//! A connection that hears what the server says even when it does not want the rest of the body.
+//! A connection that reads the server's answer even if the server does not read the rest of the body.
 //!
-//! The danger: a server that refuses a write early (the condition does not hold, no permission) answers and closes while we
-//! still send. Whoever gives up at the failed write never reads the answer, takes it for a broken connection, and sends it all
-//! again. So what cannot be sent any more is thrown away, and the answer is read; if there is none, reading says so.
+//! The danger that it avoids: a server that refuses a write early (the condition does not hold, no permission) answers and
+//! closes while the client still sends. A client that stops at the failed write never reads the answer, takes it for a broken
+//! connection, and sends everything again. Here the rest of the body is dropped and the answer is read; if there is none,
+//! reading fails.
 
 use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
 

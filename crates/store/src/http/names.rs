@@ -1,7 +1,8 @@
-//! Addresses of hosts, remembered for a while: the library below asks for them at every request, also when it then uses a
-//! connection that is open.
+//! Addresses of hosts, cached for a while: the library below resolves them at every request, even if it then uses an open
+//! connection.
 //!
-//! The danger: a server that moves. What is remembered is short-lived, and used longer only when the name server is silent.
+//! The danger that it avoids: a server that moves. An entry is short-lived, and is used longer only if the name server does not
+//! answer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -28,7 +29,7 @@ impl Names {
         if since.elapsed() > REMEMBERED && !even_old {
             return None;
         }
-        // Big servers are many: each new connection begins with another one.
+        // Large services have many addresses: each new connection begins with another one.
         addresses.rotate_left(1);
         let mut answer = self.asking.empty();
         addresses.iter().for_each(|address| answer.push(*address));
@@ -49,7 +50,7 @@ impl Resolver for Names {
                 Ok(addresses)
             }
             Err(why) => self.known(&host, true).ok_or(match why {
-                // The system's error for it has no number.
+                // The system's error for this has no number.
                 ureq::Error::Io(_) => ureq::Error::HostNotFound,
                 why => why,
             }),

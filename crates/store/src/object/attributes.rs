@@ -1,16 +1,16 @@
-//! What a file is besides its bytes, as user metadata of its object, so that a file that comes back is the same file.
+//! A file's attributes, as user metadata of its object, so that a file that is read back is the same file.
 //!
 //! | word | value |
 //! |---|---|
 //! | `mode` | octal, with the type: `100644` (rclone's `--metadata` knows it) |
 //! | `uid`, `gid` | decimal |
 //! | `mtime` | seconds and nanoseconds since 1970: `1712345678.123456789` (rclone's) |
-//! | `atime` | the same, where it is another |
-//! | `surgetank-id` | 16 hexadecimal digits: one version of one file; goes along with copies and renames |
+//! | `atime` | the same, if it differs |
+//! | `surgetank-id` | 16 hexadecimal digits: one version of one file; copies and renames keep it |
 //! | `surgetank-xattrs` | `user.*` attributes, postcard in hexadecimal; absent without any |
-//! | `surgetank-device` | of a fifo's kin |
+//! | `surgetank-device` | of a device file |
 //!
-//! An object without them is somebody else's: a file of the agent's user, as old as the object.
+//! An object without them is another client's: a file of the agent's user, as old as the object.
 
 use std::hash::{BuildHasher, Hash};
 use std::io;
@@ -27,14 +27,14 @@ const DEVICE: &str = "surgetank-device";
 const FILE_PERM: u32 = 0o644;
 const DIR_PERM: u32 = 0o755;
 
-/// Whose an object without owner is.
+/// The owner of an object without an owner.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Owner {
     pub uid: u32,
     pub gid: u32,
 }
 
-/// Everything that words say of a new version.
+/// All words of a new version.
 pub(super) fn words_of(kind: Kind, id: u64, device: u64, meta: &Meta, before: Option<&Words>) -> io::Result<Words> {
     let mut words = Words::new();
     let mut say = |name: &str, value: String| drop(words.insert(name.to_owned(), value));
@@ -72,7 +72,7 @@ pub(super) fn words_of(kind: Kind, id: u64, device: u64, meta: &Meta, before: Op
     Ok(words)
 }
 
-/// The same content with these words: what others said of it stays.
+/// These words for the same content; words of other clients stay.
 pub(super) fn reworded(before: Option<&Words>, ours: Words) -> Words {
     const OURS: [&str; 8] = ["mode", "uid", "gid", "mtime", "atime", ID, XATTRS, DEVICE];
     let mut words = before.cloned().unwrap_or_default();
@@ -81,14 +81,14 @@ pub(super) fn reworded(before: Option<&Words>, ours: Words) -> Words {
     words
 }
 
-/// Names and values, as a server counts them.
+/// Length of names and values, as a server counts it.
 pub(super) fn bytes_of(words: &Words) -> usize {
     words.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 pub(super) fn xattrs_of(words: &Words) -> io::Result<Xattrs> {
     let Some(text) = words.get(XATTRS) else { return Ok(Xattrs::new()) };
-    let bad = || io::Error::new(io::ErrorKind::InvalidData, "extended attributes that nobody can read");
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "extended attributes cannot be decoded");
     let bytes = bytes_of_hexadecimal(text).ok_or_else(bad)?;
     postcard::from_bytes(&bytes).map_err(|_| bad())
 }
@@ -105,12 +105,12 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
     let mode = words.get("mode").and_then(|mode| u32::from_str_radix(mode, 8).ok());
     let kind = match mode {
         _ if is_dir => Kind::Directory,
-        // Permission bits alone are a file's.
+        // A mode with permission bits only is that of a file.
         Some(mode) if mode & libc::S_IFMT != 0 && Kind::from_mode(mode) != Kind::Directory => Kind::from_mode(mode),
         _ => Kind::File,
     };
     let perm = mode.map_or(if is_dir { DIR_PERM } else { FILE_PERM }, |mode| mode & 0o7777);
-    // Whole seconds: some of a server's answers tell no more, and it must be the same time in all of them.
+    // Whole seconds: some answers of a server have no fractions, and the time must be the same in all of them.
     let modified = Timestamp { nanos: object.modified_nanos - object.modified_nanos.rem_euclid(1_000_000_000) };
     let mtime = words.get("mtime").and_then(|text| from_decimal(text)).unwrap_or(modified);
     let own = id_of(words);
@@ -132,17 +132,17 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
         mtime,
         ctime: modified,
     };
-    // Of somebody else's a listing does not tell what its words say of its time: that cannot be what it is known by.
+    // A listing does not contain the time in another client's words, so the identity cannot depend on it.
     let known_by = if own.is_some() { mtime } else { modified };
     StoreStat { attr, identity: identity_of(ino, object.size_bytes, known_by, &object.etag) }
 }
 
-/// The etag stands where a file system has the time of the last change.
+/// The etag takes the place of the change time.
 pub(super) fn identity_of(ino: u64, size_bytes: u64, mtime: Timestamp, etag: &str) -> StoreIdentity {
     StoreIdentity { ino, size_bytes, mtime_nanos: mtime.nanos, ctime_nanos: number_of(&etag) as i64 }
 }
 
-/// A directory of which only its files tell.
+/// Inode number of a directory that only its files imply.
 pub(super) fn dir_ino(path: &str) -> u64 {
     number_of(&("directory", path))
 }
@@ -182,7 +182,7 @@ fn bytes_of_hexadecimal(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// Words that a server will not take.
+/// Refuses words that are too long for the server.
 pub(super) fn too_many(words: &Words, bytes_max: usize) -> io::Result<()> {
     if bytes_of(words) > bytes_max { Err(Errno::TOOBIG.into()) } else { Ok(()) }
 }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_as_decimals() {
+    fn time_as_decimal_reads_back_exactly() {
         for nanos in [0, 1, -1, 999_999_999, -1_500_000_000, 1_712_345_678_123_456_789, -7_000_000_001] {
             let text = decimal(Timestamp { nanos });
             assert_eq!(from_decimal(&text), Some(Timestamp { nanos }), "{text}");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_words_do_no_harm() {
+    fn invalid_words_of_other_client_are_ignored() {
         let mut object = Object {
             key: "a".into(),
             size_bytes: 7,

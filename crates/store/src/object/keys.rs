@@ -1,4 +1,4 @@
-//! Paths and keys. A file's key is its path; a directory's own key, if it has one, ends with `/`.
+//! Paths and keys. A file's key is its path; the key of a directory's own object, if it has one, ends with `/`.
 
 use std::io;
 
@@ -8,26 +8,27 @@ use super::ObjectStore;
 use crate::{StorePath, StoreStat};
 use surgetank_types::model::Kind;
 
-/// Says since when objects below the prefix may carry attributes of ours; hidden from listings.
+/// Name of the mark: objects below the prefix that are older carry no attributes of Surgetank. Hidden from listings.
 pub(super) const MARK: &str = ".surgetank-store";
 pub(super) const MARK_TEXT: &[u8] =
     b"Objects below this prefix are kept by Surgetank: mode, owner and times are in their user metadata.\n";
 
-/// As file systems have it.
+/// As on file systems.
 const NAME_BYTES_MAX: usize = 255;
 
-/// (What is called so and has another length is somebody's file.)
+/// Whether this is the store's mark. (An object with this name and another length is a file.)
 pub fn is_mark(name: &[u8], stat: &StoreStat) -> bool {
     name == MARK.as_bytes() && stat.attr.kind == Kind::File && stat.attr.size_bytes == MARK_TEXT.len() as u64
 }
 
-/// Most control characters stand in no XML, not even by their number; servers put U+FFFD there and so name another key.
+/// Whether XML can contain the character. It cannot contain most control characters, not even by number; servers write U+FFFD
+/// instead, which names another key.
 pub(super) fn is_of_xml(character: char) -> bool {
     !matches!(character, '\0'..='\x08' | '\x0b' | '\x0c' | '\x0e'..='\x1f' | '\u{fffe}' | '\u{ffff}')
 }
 
 impl ObjectStore {
-    /// The key of a file. Not every name can be one.
+    /// The key of a file. Errors: the name cannot be a key.
     pub(super) fn key<'a>(&self, path: &'a StorePath) -> io::Result<&'a str> {
         let text = std::str::from_utf8(&path.0).map_err(|_| Errno::ILSEQ)?;
         if text == MARK {
@@ -43,7 +44,7 @@ impl ObjectStore {
         Ok(text)
     }
 
-    /// What the keys of all that is in a directory begin with; also the directory's own key.
+    /// The prefix of the keys of everything in a directory; also the key of the directory's own object.
     pub(super) fn below(&self, path: &StorePath) -> io::Result<String> {
         let key = self.key(path)?;
         Ok(if key.is_empty() { String::new() } else { format!("{key}/") })

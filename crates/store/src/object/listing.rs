@@ -1,8 +1,8 @@
-//! Directories listed, and what a listing told is believed for a while.
+//! Listings of directories, and their cache.
 //!
-//! A listing gives sizes and ages, not our words (mode, owner, times). Only what is younger than the mark, which we put below
-//! the prefix before the first object of ours, can carry words: of the rest nobody asks. Words that were read once are known
-//! for as long as the object is the same (etag, size and age).
+//! A listing contains sizes and times, not the words (mode, owner, times). Only objects that are younger than the mark, which
+//! is put below the prefix before the first object with words, can have words: the others are not asked for. Words that were
+//! read once are cached for as long as the object is the same (etag, size and time).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,10 +21,10 @@ use surgetank_types::model::Kind;
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex};
 
-/// Clocks of one server's machines do not differ by more.
+/// Clocks of one server's machines differ by at most this.
 const MARK_MARGIN_NANOS: i64 = 300_000_000_000;
 const HEADS_AT_ONCE: usize = 16;
-/// Of objects whose words are remembered, and of names that are.
+/// Most cached words of objects, and most cached names.
 const WORDS_MAX: usize = 200_000;
 const NAMES_MAX: usize = 500_000;
 const SWEEP_MIN: usize = 64;
@@ -34,9 +34,9 @@ type Names = BTreeMap<Box<[u8]>, StoreStat>;
 #[derive(Default)]
 struct Held {
     dirs: HashMap<StorePath, Listed>,
-    /// At most so many of them: what is forgotten is not taken off before the next sweep.
+    /// An upper bound: dropped listings are subtracted only at the next sweep.
     names: usize,
-    /// With so many directories, those that are too old go.
+    /// At this number of directories the expired ones are dropped.
     sweep_at: usize,
 }
 
@@ -52,10 +52,10 @@ pub(super) struct Listings {
     pub walks: Walks,
     listed: Mutex<Held>,
     words: Mutex<Read>,
-    /// When the mark was made by the server's clock, if there is one; and when we looked.
+    /// The mark's time by the server's clock, if there is a mark; and when it was looked for.
     mark: Mutex<Option<(Option<i64>, Moment)>>,
     marked: AtomicBool,
-    /// Counts our own changes: what was asked for before one is not believed after it.
+    /// Number of own changes: an answer that was requested before one is not used after it.
     changes: AtomicU64,
 }
 
@@ -72,7 +72,7 @@ impl Listings {
         }
     }
 
-    /// We have put the mark there, or found it.
+    /// Whether the mark was found or made.
     pub fn is_marked(&self) -> bool {
         self.marked.load(Ordering::Relaxed)
     }
@@ -82,7 +82,7 @@ impl Listings {
         *locked(&self.mark) = None;
     }
 
-    /// Something of ours changed in the directory.
+    /// Drops the listing of a directory after an own change.
     pub fn forget(&self, dir: &StorePath) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         locked(&self.listed).dirs.remove(dir);
@@ -100,7 +100,7 @@ impl Listings {
         *locked(&self.mark) = None;
     }
 
-    /// What the directory's listing says of a name: `Some(None)`, that there is none. `None`: no listing is fresh.
+    /// The answer of the directory's listing for a name: `Some(None)` if there is no such name, `None` if no listing is fresh.
     pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
         let dir = path.parent();
         let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
@@ -109,7 +109,7 @@ impl Listings {
         Some(listed.names.get(name).copied())
     }
 
-    /// The next name after this one in its directory's listing that is of the kind.
+    /// The next name of this type after this one in its directory's listing.
     pub fn next_of_kind(&self, path: &StorePath, kind: Kind) -> Option<StorePath> {
         let dir = path.parent();
         let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
@@ -199,10 +199,10 @@ impl ObjectStore {
         let mut names = Names::new();
         for object in sure {
             let name = object.key[below.len()..].trim_end_matches('/');
-            // Keys that are no paths (`a//b`) cannot be shown.
+            // Keys that are not paths (`a//b`) cannot be shown.
             if !matches!(name, "" | "." | "..") && name.len() <= 255 {
                 let stat = stat_of(&object, owner);
-                // A file hides the directory of its name.
+                // A file hides the directory of the same name.
                 let shown = names.entry(name.as_bytes().into()).or_insert(stat);
                 if stat.attr.kind != Kind::Directory {
                     *shown = stat;
@@ -222,7 +222,7 @@ impl ObjectStore {
         loop {
             is_there |= !page.objects.is_empty() || !page.prefixes.is_empty();
             level.objects.extend(page.objects.into_iter().filter(|object| object.key != below && object.key != MARK));
-            // Directories' own objects are asked for as files are.
+            // The directories' own objects are asked for like files.
             let own = |key| Object { key, modified_nanos: i64::MAX, ..super::names::empty() };
             level.dirs.extend(page.prefixes.into_iter().map(own));
             let Some(from) = page.next else { break };
@@ -236,7 +236,7 @@ impl ObjectStore {
         Ok((level, first.at))
     }
 
-    /// When the mark was put there. `None`: nobody has put one.
+    /// The time of the mark; `None` if there is no mark.
     fn mark_age(&self) -> io::Result<Option<i64>> {
         if let Some((age, at)) = *locked(&self.listings.mark)
             && (age.is_some() || at.elapsed() < self.listings.ttl)
@@ -249,7 +249,7 @@ impl ObjectStore {
         Ok(age)
     }
 
-    /// Their words, several at a time. What went meanwhile is left out.
+    /// The objects with their words, several requests at a time. Objects that were removed meanwhile are left out.
     fn heads(&self, objects: Vec<Object>) -> io::Result<Vec<Object>> {
         let done: Mutex<Vec<Object>> = Mutex::default();
         at_once(objects.len(), HEADS_AT_ONCE, &|index| {
@@ -266,7 +266,7 @@ impl ObjectStore {
                     locked(&done).push(head);
                 }
                 None if is_dir => locked(&done).push(Object { modified_nanos: 0, ..object.clone() }),
-                // It is not gone: the listing tells another name. Better one that cannot be opened than none.
+                // The object exists, but the listing has another name for it. A name that cannot be opened is better than none.
                 None if !self.abilities.lists_any_key && object.key.contains('\u{fffd}') => {
                     locked(&done).push(object.clone());
                 }

@@ -1,4 +1,4 @@
-//! A server in memory: what S3 promises and nothing more, so that the tree above can be tried without a network.
+//! A server in memory, with exactly what S3 promises, so that the tree can be tested without a network.
 
 use std::collections::BTreeMap;
 use std::io::{self, Cursor, Read};
@@ -13,7 +13,7 @@ use crate::checksum;
 
 const PAGE: usize = 7;
 
-/// Of what key, with which words, and its parts.
+/// An upload's key, words and parts.
 type Begun = (String, Words, BTreeMap<u32, Vec<u8>>);
 
 #[derive(Default)]
@@ -27,9 +27,9 @@ struct Held {
 #[derive(Default)]
 pub struct Memory {
     held: Mutex<Held>,
-    /// Honours no condition.
+    /// It honours no condition.
     unconditional: bool,
-    /// So many objects are not kept as they were taken.
+    /// Number of objects that it damages on arrival.
     pub corrupts: AtomicU32,
 }
 
@@ -149,7 +149,7 @@ impl Objects for Memory {
     }
     fn put(&self, key: &str, body: &dyn Body, sum: u64, words: &Words, when: When<'_>) -> io::Result<String> {
         let bytes = bytes_of(body)?;
-        assert!(!self.unconditional || when == When::Always, "a condition that nobody honours");
+        assert!(!self.unconditional || when == When::Always, "a condition that the server ignores");
         let mut held = self.held();
         let etag = held.set(key, bytes, sum, words, when)?;
         let corrupts = |left: u32| left.checked_sub(1);

@@ -1,9 +1,9 @@
-//! Names that move and go. A server has no rename: a file is copied there and deleted here, in this order.
+//! Renames and removals. A server has no rename: an object is copied to the new key and then deleted at the old one.
 //!
-//! **A directory** costs a look, a copy, a look and a delete for each object below it: all copies first, in the order of the
-//! keys, then the deletes, the directory's own object last of all. Whoever looks meanwhile may see files under both names,
-//! never under none. After a crash the rename is done again from the beginning; what was copied before is only copied once
-//! more. What somebody else put under an old name meanwhile stays there.
+//! **A directory** costs a look, a copy, a look and a delete for each object below it: first all copies, in the order of the
+//! keys, then the deletes, the directory's own object last. Another client may see files under both names meanwhile, never
+//! under none. After a crash the rename starts again; an object that was copied before is copied again. An object that another
+//! client put under an old name meanwhile stays there.
 
 use std::io;
 
@@ -53,7 +53,7 @@ impl ObjectStore {
         Ok(reworded(object.words.as_ref(), ours))
     }
 
-    /// What is somebody else's gets an id: its number shall not change with its name.
+    /// Copies an object unchanged. One of another client gets an id, because its inode number must not change with its name.
     fn copy_as_it_is(&self, object: &Object, to: &str) -> io::Result<()> {
         let own = object.words.as_ref().and_then(super::attributes::id_of).is_some();
         let words = if own { None } else { Some(self.words_as_it_is(object)?) };
@@ -61,7 +61,7 @@ impl ObjectStore {
         self.copy_object(object, to, words.as_ref()).map(drop)
     }
 
-    /// It has another name now. Who has put something else there since keeps it.
+    /// Deletes the old object after its copy. If another client has put a new one there, that one stays.
     fn delete_copied(&self, object: &Object) -> io::Result<()> {
         match self.server.head(&object.key)? {
             Some(there) if there.etag == object.etag => self.server.delete(&object.key),
@@ -89,7 +89,7 @@ impl ObjectStore {
             Some(marker) => self.server.head(&marker.key)?,
             None => None,
         };
-        // With its number, also if only its files told of it.
+        // With its inode number, even if only its files implied it.
         let words = match marker.as_ref().and_then(|marker| marker.words.clone()) {
             Some(words) => words,
             None => self.words_as_it_is(&Object { key: old.clone(), ..empty() })?,
@@ -101,10 +101,10 @@ impl ObjectStore {
         at_once(objects.len(), AT_ONCE, &|index| {
             let key = &objects[index].key;
             let target = format!("{new}{}", &key[old.len()..]);
-            // (A listing does not tell all. What somebody took away meanwhile is gone.)
+            // A listing does not contain the words. An object that another client removed meanwhile is skipped.
             let Some(object) = self.server.head(key)? else { return Ok(()) };
             if key.ends_with('/') {
-                // Servers that keep directories as such do not copy them.
+                // Some servers keep directories as such and do not copy them.
                 self.server.put(&target, &&b""[..], sum, &self.words_as_it_is(&object)?, When::Always)?;
             } else {
                 self.copy_as_it_is(&object, &target)?;
@@ -139,8 +139,7 @@ impl ObjectStore {
         self.keep_dir(&path.parent())
     }
 
-    /// A directory whose last file went is still there: from the first file on that is taken out of it, it has an object of
-    /// its own.
+    /// Keeps a directory whose last file leaves: when the first file is taken out of it, it gets an object of its own.
     fn keep_dir(&self, dir: &StorePath) -> io::Result<()> {
         if dir.0.is_empty() || locked(&self.own_object).contains(dir) {
             return Ok(());

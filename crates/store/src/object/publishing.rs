@@ -1,8 +1,8 @@
-//! Publishing: one request makes a file appear under its name, whole.
+//! Publishing: one request makes a complete file visible under its name.
 //!
-//! Before it the name was looked at (`check`), or is new to us: then the request itself carries the condition that nothing is
-//! there, and nobody has to look. When a condition does not hold, either an answer of ours was lost and this is our own
-//! object (its id says so), or somebody else was first: then the next look is a real one, and finds the conflict.
+//! The name was looked at before (`check`), or is new: in this case the request carries the condition that the key is absent,
+//! and no look is needed. If a condition does not hold, either an answer was lost and this is the own object (its id tells), or
+//! another client was first: the next look then asks the server and finds the conflict.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,13 +16,13 @@ use super::{Body, ObjectStore, Objects, Part, When, Words, is_condition_failed, 
 use crate::{Expect, Meta, StorePath, Turn, Verify};
 use surgetank_types::model::{Kind, StoreIdentity};
 
-/// Read back as often as this, it is not the network.
+/// After so many different read-backs the network is not the cause.
 const SENT_MAX: u32 = 3;
 
 impl ObjectStore {
     pub(super) fn is_as_expected(&self, path: &StorePath, expect: &Expect) -> io::Result<bool> {
         if matches!(expect, Expect::Absent | Expect::Unknown) {
-            // The publication itself will ask, by its condition; and so will a rename (`move_name`).
+            // The publication itself has the condition; so has a rename (`move_name`).
             if self.abilities.if_absent && !locked(&self.suspect).remove(path) {
                 locked(&self.found).insert(path.clone(), None);
                 return Ok(true);
@@ -67,7 +67,7 @@ impl ObjectStore {
         let waiting = locked(&self.waiting).get(temporary).cloned().ok_or(Errno::NOENT)?;
         let mut found = locked(&self.found).remove(path);
         if found.is_none() && waiting.keeps_xattrs {
-            // Nobody has looked: those of what is replaced stay.
+            // No look yet: the attributes of the replaced file stay.
             found = self.look(path)?.map(|object| Some((object.etag, object.words.unwrap_or_default())));
         }
         let etag = match &found {
@@ -102,15 +102,15 @@ impl ObjectStore {
                 }
             },
             Err(why) => {
-                // Somebody has given the upload up (`gc`, a rule of the bucket).
+                // Another client has aborted the upload (`gc`, a rule of the bucket).
                 let is_gone =
                     why.kind() == io::ErrorKind::NotFound && matches!(waiting.content, Content::Uploaded { .. });
                 let why = if is_gone { io::Error::new(io::ErrorKind::InvalidData, why) } else { why };
-                // Its bytes are not those that were summed: to be staged anew.
+                // Its bytes do not have the checksum: to be staged again.
                 if why.kind() == io::ErrorKind::InvalidData {
                     drop(self.throw_away(temporary));
                 }
-                // Otherwise nobody knows whether it was carried out.
+                // Otherwise it is unknown whether the request was carried out.
                 locked(&self.suspect).insert(path.clone());
                 self.listings.forget(&path.parent());
                 return Err(why);
@@ -119,7 +119,7 @@ impl ObjectStore {
         crash_point!("store.published");
         self.listings.forget(&path.parent());
         match &waiting.content {
-            // Completed under another name: what was sent before is of no use.
+            // Completed under another key: the earlier upload is useless.
             Content::Uploaded { key, .. } if key.as_bytes() != path.0 => drop(self.throw_away(temporary)),
             _ => {
                 locked(&self.waiting).remove(temporary);
@@ -129,7 +129,7 @@ impl ObjectStore {
         Ok(identity)
     }
 
-    /// What is asked for with `verify = reread`. What the server did not keep as it took it is sent again.
+    /// Reads back for `verify = reread`. What the server did not keep unchanged is sent again.
     fn read_back(
         &self,
         waiting: &Waiting,
@@ -166,12 +166,12 @@ impl ObjectStore {
                 turn.map_or(Ok(()), |turn| turn.wait())?;
                 self.server.complete(key, upload, parts, waiting.checksum, when)
             }
-            // It has another name since. What was sent before is given up with its temporary.
+            // The key has changed since. The earlier upload is removed with its temporary.
             _ => self.send_whole(waiting, path, before, when, turn),
         }
     }
 
-    /// All bytes go now.
+    /// Sends all bytes now.
     fn send_whole(
         &self,
         waiting: &Waiting,
@@ -241,13 +241,13 @@ impl ObjectStore {
         self.server.put(&self.below(path)?, &&b""[..], waiting.checksum, &waiting.words, when)
     }
 
-    /// Says, before the first object of ours, since when objects here may carry our words.
+    /// Puts the mark, before the first object with words.
     pub(super) fn marked(&self) -> io::Result<()> {
         if self.listings.is_marked() {
             return Ok(());
         }
         let sum = crate::checksum::of_bytes(MARK_TEXT);
-        // (Made anew it would be younger than objects of ours.)
+        // A new mark would be younger than objects with words.
         if !self.abilities.if_absent && self.server.head(MARK)?.is_some() {
             self.listings.mark();
             return Ok(());
@@ -305,7 +305,7 @@ impl ObjectStore {
         Ok(stat_of(&changed, self.owner).identity)
     }
 
-    /// On the server, whatever its size.
+    /// Copies on the server, whatever the size.
     pub(super) fn copy_object(&self, object: &super::Object, to: &str, words: Option<&Words>) -> io::Result<String> {
         let server: &dyn Objects = &*self.server;
         if object.size_bytes <= self.abilities.copy_bytes_max {
@@ -334,7 +334,7 @@ impl ObjectStore {
     }
 }
 
-/// Goes to the server before its turn, but for the last byte.
+/// A body that is sent before its turn, except for its last byte.
 struct InTurn<'a> {
     body: &'a dyn Body,
     turn: Turn<'a>,

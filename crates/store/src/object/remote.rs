@@ -19,7 +19,7 @@ pub(super) struct RemoteObject {
     pub patience: Duration,
 }
 
-/// A connection that breaks off in the middle is taken up again so often.
+/// Number of tries to continue after a connection breaks.
 const TRIES_MAX: u32 = 4;
 
 impl Remote for RemoteObject {
@@ -39,7 +39,7 @@ impl Remote for RemoteObject {
             let get = || self.server.get(&self.key, range.clone(), Some(&self.etag));
             let mut body = match super::patiently(self.patience, get) {
                 Ok(body) => body,
-                // Another version has the name, or none.
+                // Another version has the key, or none.
                 Err(why) if is_condition_failed(&why) || why.kind() == io::ErrorKind::NotFound => {
                     return Err(Errno::STALE.into());
                 }

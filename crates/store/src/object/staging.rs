@@ -1,8 +1,8 @@
-//! Staging: everything that can be done before anything may show.
+//! Staging: everything that can be done before the file may become visible.
 //!
-//! A large file is uploaded in parts under the key that it is bound for; of a small one only the checksum is taken, and the
-//! tier's file is held open until its turn. Both are summed here, and whatever goes to the server later has to have that
-//! sum: a file that changed meanwhile is noticed.
+//! A large file is uploaded in parts under its final key. Of a small one only the checksum is computed, and the tier's file is
+//! held open until its turn. Whatever goes to the server later must have that checksum, so a file that changed meanwhile is
+//! detected.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use surgetank_types::model::Kind;
 use surgetank_types::sync::{Arc, Mutex};
 
-/// From this size on a file is uploaded in parts, which can be staged; what is smaller goes in one request.
+/// From this size on a file is uploaded in parts, which can be staged; a smaller one is sent in one request.
 const LARGE_BYTES: u64 = 16 << 20;
 const PART_BYTES: u64 = 16 << 20;
 /// Of one file.
@@ -33,16 +33,16 @@ pub(super) struct Waiting {
     pub words: Words,
     pub content: Content,
     pub owner: Owner,
-    /// Extended attributes were not given: those of what is replaced stay.
+    /// No extended attributes were given: the replaced file's stay.
     pub keeps_xattrs: bool,
 }
 
 pub(super) enum Content {
     /// A link's target, or nothing.
     Bytes(Box<[u8]>),
-    /// To be sent when its turn comes.
+    /// To be sent in its turn.
     Held(File),
-    /// Sent; to be completed. The file for the case that it has to go elsewhere.
+    /// Sent, and to be completed. The file serves if its key changes.
     Uploaded { file: File, key: String, upload: String, parts: Vec<Part> },
 }
 
@@ -78,7 +78,7 @@ impl Range<'_> {
 }
 
 impl Waiting {
-    /// As it will be, but for its etag.
+    /// The attributes that it will have, without its etag.
     pub fn stat(&self) -> StoreStat {
         let words = Some(self.words.clone());
         let object = Object { size_bytes: self.size_bytes, words, ..super::names::empty() };
@@ -93,12 +93,12 @@ impl Waiting {
     }
 }
 
-/// Throttled and stopped as finely as a copy to a file.
+/// Calls the gate in chunks, as a copy to a file does.
 fn in_chunks(bytes: u64, gate: Gate<'_>) -> io::Result<()> {
     (0..bytes).step_by(CHUNK_BYTES as usize).try_for_each(|at| gate(CHUNK_BYTES.min(bytes - at)))
 }
 
-/// Of one version of one file, and of no other.
+/// A new id, unique for one version of one file.
 fn new_id() -> io::Result<u64> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -176,7 +176,7 @@ impl ObjectStore {
         Ok(self.put_by(temporary, waiting))
     }
 
-    /// Goes on with the upload that an earlier agent began, if it was of the same bytes as far as anybody can tell.
+    /// Continues the upload that an earlier agent began, if it was of the same bytes as far as that can be determined.
     fn upload(
         &self,
         temporary: &StorePath,
@@ -186,13 +186,13 @@ impl ObjectStore {
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Waiting> {
-        // Words cannot be changed once it has begun.
+        // An upload's words cannot change after it has begun.
         let before = if meta.xattrs.is_none() { self.server.head(key)?.and_then(|object| object.words) } else { None };
         let earlier = self.uploads.of(temporary).filter(|kept| kept.key == key && kept.size_bytes == size_bytes);
         let resumed = earlier.and_then(|kept| {
             let id = id_of(&kept.words)?;
             let mut words = words_of(Kind::File, id, 0, meta, before.as_ref()).ok()?;
-            // Who reads it for us changes this one.
+            // Reading the source changes this one.
             words.remove("atime");
             let same = kept.words.iter().filter(|(name, _)| *name != "atime").eq(&words);
             let parts = same.then(|| self.server.parts(key, &kept.id).ok()).flatten()?;
@@ -231,7 +231,8 @@ impl ObjectStore {
         Ok(Waiting { kind: Kind::File, id, size_bytes, checksum, words, content, owner, keeps_xattrs: false })
     }
 
-    /// Several at a time; those that the server has are only compared. Returns them in order, and the sum of the whole.
+    /// Sends several parts at a time; parts that the server has are only compared. Returns them in order, and the checksum of
+    /// the whole.
     fn send_parts(&self, kept: &Kept, file: &File, there: &[Part], gate: Gate<'_>) -> io::Result<(Vec<Part>, u64)> {
         let count = usize::try_from(kept.size_bytes.div_ceil(kept.part_bytes)).map_err(io::Error::other)?;
         let sent: Mutex<Vec<(Part, u64)>> = Mutex::default();
@@ -263,7 +264,7 @@ impl ObjectStore {
         Ok((sent.into_iter().map(|(part, _)| part).collect(), whole))
     }
 
-    /// Their directory has another name now.
+    /// Follows the rename of the directory of staged copies.
     pub(super) fn move_staged(&self, from: &StorePath, to: &StorePath) -> io::Result<()> {
         let mut waiting = locked(&self.waiting);
         let moving: Vec<StorePath> = waiting.keys().filter(|path| path.is_below(from)).cloned().collect();
@@ -280,7 +281,7 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// The same for a directory that goes: what was staged there goes with it.
+    /// Drops the staged copies of a directory that is removed.
     pub(super) fn lose_staged(&self, dir: &StorePath) -> io::Result<()> {
         let lost: Vec<StorePath> = locked(&self.waiting).keys().filter(|path| path.is_below(dir)).cloned().collect();
         lost.iter().try_for_each(|temporary| self.throw_away(temporary))
@@ -298,7 +299,7 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// Of a temporary the server has confirmed every part, or has not seen it yet; of what is published it is asked.
+    /// Compares a copy. For a temporary, the server has confirmed every part or has none yet; a published object is asked for.
     pub(super) fn compare(&self, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         let different = |why: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.server.describe()))
@@ -330,7 +331,7 @@ impl ObjectStore {
         }
     }
 
-    /// Read back.
+    /// Reads the object back.
     fn sum_of(&self, object: Object, gate: Gate<'_>) -> io::Result<u64> {
         let bytes = object.size_bytes;
         let sum = crate::Source::Remote(Arc::new(self.remote(object))).sum()?;

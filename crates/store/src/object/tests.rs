@@ -13,14 +13,14 @@ impl World {
     fn new() -> Self {
         Self { server: Arc::default(), state: tempfile::tempdir().unwrap() }
     }
-    /// Another agent, as after a crash.
+    /// A store of another agent, as after a crash.
     fn store(&self) -> ObjectStore {
         ObjectStore::new(self.server.clone(), self.state.path(), Verify::Cache, Duration::from_secs(60)).unwrap()
     }
 }
 
 #[test]
-fn conforms() {
+fn object_store_conforms() {
     let state = tempfile::tempdir().unwrap();
     conformance::conform(|| {
         let server = Arc::<Memory>::default();
@@ -29,7 +29,7 @@ fn conforms() {
 }
 
 #[test]
-fn a_directory_moves_with_everything_and_keeps_its_number() {
+fn renamed_directory_keeps_entries_and_inode_number() {
     let world = World::new();
     let store = world.store();
     for n in 0..20 {
@@ -43,7 +43,7 @@ fn a_directory_moves_with_everything_and_keeps_its_number() {
     assert_eq!(errno(store.stat(me(), &path("d"))), libc::ENOENT);
     assert_eq!(names(&store, "e/sub", true).len(), 20);
     assert_eq!(read(&store, "e/sub/f19"), noise(119));
-    // Its last file goes, the directory stays.
+    // Its last file is removed, the directory stays.
     for n in 0..20 {
         store.unlink(me(), &path(&format!("e/sub/f{n}"))).unwrap();
     }
@@ -55,7 +55,7 @@ fn a_directory_moves_with_everything_and_keeps_its_number() {
 }
 
 #[test]
-fn an_upload_goes_on_where_a_killed_agent_left_it() {
+fn upload_of_killed_agent_is_continued() {
     let world = World::new();
     let bytes = noise((100 << 20) + 5);
     let file = source(&bytes);
@@ -85,7 +85,7 @@ fn an_upload_goes_on_where_a_killed_agent_left_it() {
     assert_eq!(identity.ino, copy.identity.ino);
     assert!(read(&second, "big") == bytes);
     assert!(world.server.uploads("").unwrap().is_empty());
-    // What nobody wants any more is collected.
+    // An upload without its temporary is removed.
     world.store().stage_file(me(), &temporary, &path("other"), &file, &meta(0o600), no_gate()).unwrap();
     assert_eq!(world.server.uploads("").unwrap().len(), 1);
     assert_eq!(world.store().collect().unwrap(), 1);
@@ -93,7 +93,7 @@ fn an_upload_goes_on_where_a_killed_agent_left_it() {
 }
 
 #[test]
-fn a_large_file_that_has_another_name_by_now_is_sent_there() {
+fn large_file_renamed_after_staging_is_sent_to_new_name() {
     let world = World::new();
     let store = world.store();
     let bytes = noise((20 << 20) + 1);
@@ -106,7 +106,7 @@ fn a_large_file_that_has_another_name_by_now_is_sent_there() {
 }
 
 #[test]
-fn who_was_first_keeps_the_name() {
+fn first_of_two_publications_keeps_the_name() {
     let world = World::new();
     let store = world.store();
     let (temporary, _) = staged(&store, "f", &source(b"ours"), &meta(0o600));
@@ -118,7 +118,7 @@ fn who_was_first_keeps_the_name() {
     assert!(!store.check(me(), &path("f"), &Expect::Absent).unwrap());
     store.publish(me(), &temporary, &path("f.conflict"), &meta(0o600)).unwrap();
     assert_eq!((read(&store, "f"), read(&store, "f.conflict")), (theirs.to_vec(), b"ours".to_vec()));
-    // The next version, over what somebody else has replaced meanwhile.
+    // The next version, over an object that another client replaced meanwhile.
     let known = store.stat(me(), &path("f.conflict")).unwrap().identity;
     let (temporary, _) = staged(&store, "f.conflict", &source(b"newer"), &meta(0o600));
     assert!(store.check(me(), &path("f.conflict"), &Expect::Identity(known)).unwrap());
@@ -132,7 +132,7 @@ fn who_was_first_keeps_the_name() {
 }
 
 #[test]
-fn a_new_small_file_costs_one_request() {
+fn publication_of_new_small_file_needs_one_request() {
     let world = World::new();
     let store = world.store();
     deliver(&store, "first", b"x", &meta(0o600));
@@ -146,7 +146,7 @@ fn a_new_small_file_costs_one_request() {
 }
 
 #[test]
-fn of_strangers_objects_a_listing_tells_everything() {
+fn listing_of_other_clients_objects_needs_no_look() {
     let world = World::new();
     let put = |key: &str| {
         let bytes = b"theirs";
@@ -166,8 +166,8 @@ fn of_strangers_objects_a_listing_tells_everything() {
     }
     assert_eq!(errno(store.glance(me(), &path("d/absent"))), libc::ENOENT);
     assert_eq!(names(&store, "d", false).len(), 50);
-    assert_eq!(world.server.requests(), before, "nobody was asked");
-    // What we put there is seen at once, and what others put there after a refresh.
+    assert_eq!(world.server.requests(), before, "no request is sent");
+    // An own change is visible at once, another client's after a refresh.
     deliver(&store, "d/new", b"ours", &meta(0o751));
     assert_eq!(store.glance(me(), &path("d/new")).unwrap().attr.perm, 0o751);
     assert_eq!(names(&store, "d", false).len(), 51);
@@ -179,7 +179,7 @@ fn of_strangers_objects_a_listing_tells_everything() {
 }
 
 #[test]
-fn names_that_can_be_no_keys() {
+fn names_that_cannot_be_keys_are_refused() {
     let store = World::new().store();
     assert_eq!(errno(store.may_hold(&StorePath(b"d/\xff".to_vec()))), libc::EILSEQ);
     assert_eq!(errno(store.may_hold(&path(&"x".repeat(256)))), libc::ENAMETOOLONG);
@@ -205,7 +205,7 @@ fn names_that_can_be_no_keys() {
 }
 
 #[test]
-fn more_attributes_than_a_server_takes_are_refused() {
+fn attributes_larger_than_server_limit_are_refused() {
     let store = World::new().store();
     let much = Meta { xattrs: Some([(b"user.much"[..].into(), vec![b'x'; 3000].into())].into()), ..meta(0o600) };
     let refused = store.stage_file(me(), &path(".surgetank-tmp-1"), &path("f"), &source(b"x"), &much, no_gate());
@@ -218,7 +218,7 @@ fn put_by_a_stranger(server: &Memory, key: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn a_strangers_file_is_the_same_file_after_a_rename_and_keeps_his_words() {
+fn object_of_other_client_after_rename_keeps_words() {
     let world = World::new();
     put_by_a_stranger(&world.server, "d/e/f", b"theirs");
     let store = world.store();
@@ -230,14 +230,14 @@ fn a_strangers_file_is_the_same_file_after_a_rename_and_keeps_his_words() {
     store.set_meta(me(), &path("f"), Kind::File, &meta(0o600)).unwrap();
     assert_eq!(store.stat(me(), &path("f")).unwrap().identity.ino, before.ino);
     assert_eq!(world.server.head("f").unwrap().unwrap().words.unwrap()["theirs"], "word");
-    // Whoever looks at the listing is told the same.
+    // A client that uses the listing gets the same.
     assert_eq!(names(&store, "", false), ["f", "g"]);
     assert_eq!(store.glance(me(), &path("f")).unwrap().identity, store.stat(me(), &path("f")).unwrap().identity);
     assert_eq!(store.glance(me(), &path("f")).unwrap().attr.perm, 0o600);
 }
 
 #[test]
-fn what_a_server_did_not_keep_as_it_took_it_is_sent_again() {
+fn object_damaged_by_server_is_sent_again() {
     let world = World::new();
     let store = ObjectStore::new(world.server.clone(), world.state.path(), Verify::Reread, Duration::ZERO).unwrap();
     world.server.corrupts.store(2, Ordering::Relaxed);
@@ -247,11 +247,11 @@ fn what_a_server_did_not_keep_as_it_took_it_is_sent_again() {
     let (temporary, _) = staged(&store, "g", &source(b"what matters"), &meta(0o600));
     let refused = store.publish(me(), &temporary, &path("g"), &meta(0o600)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
-    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT, "to be staged anew");
+    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT, "to be staged again");
 }
 
 #[test]
-fn a_file_that_changed_after_it_was_staged_is_staged_anew() {
+fn file_changed_after_staging_is_not_published() {
     use std::os::unix::fs::FileExt;
     let store = World::new().store();
     let file = source(b"as it was");
@@ -264,7 +264,7 @@ fn a_file_that_changed_after_it_was_staged_is_staged_anew() {
 }
 
 #[test]
-fn a_server_without_conditions_keeps_its_oldest_mark() {
+fn mark_on_server_without_conditions_is_not_replaced() {
     let mut world = World::new();
     world.server = Arc::new(Memory::unconditional());
     deliver(&world.store(), "f", b"x", &meta(0o600));
@@ -274,7 +274,7 @@ fn a_server_without_conditions_keeps_its_oldest_mark() {
 }
 
 #[test]
-fn who_walks_a_tree_is_given_its_directories_by_the_page() {
+fn walk_of_a_tree_gets_directories_by_the_page() {
     let world = World::new();
     let mut expected = std::collections::BTreeMap::<String, Vec<String>>::new();
     let mut put = |dir: &str, name: &str| {
@@ -295,7 +295,7 @@ fn who_walks_a_tree_is_given_its_directories_by_the_page() {
             (dir, name) = (above, last);
         }
     };
-    // (The server's pages have 7 keys.) Names that sort around `/`, one that fills pages, one in the other.
+    // (The server's pages have 7 keys.) Names that sort around `/`, one that fills pages, one inside another.
     for n in 0..40 {
         put(&format!("t/d{n:02}"), "a");
         put(&format!("t/d{n:02}"), "b");
@@ -319,16 +319,16 @@ fn who_walks_a_tree_is_given_its_directories_by_the_page() {
     };
     let (store, alone) = (world.store(), expected.len() as u64);
     let asked = walked(&store);
-    // Of `t` itself 7 pages, of the large one 4, and the look for the mark; the others come by threes; two are foreseen that
-    // do not come.
+    // `t` itself needs 7 pages, the large directory 4, and the mark one look. The others arrive by threes; two predicted
+    // requests are useless.
     assert!(asked <= 33 && alone == 47, "{asked} requests for {alone} directories");
     assert_eq!(walked(&store), 0, "the second time");
-    // Where nothing is believed every directory is asked for.
+    // With caching disabled every directory is requested.
     let never = ObjectStore::new(world.server.clone(), world.state.path(), Verify::Cache, Duration::ZERO).unwrap();
     for dir in expected.keys() {
         assert_eq!(names(&never, dir, false), expected[dir], "{dir}");
     }
-    // What we change is seen at once, in what came ahead too; what is not there is not there.
+    // An own change is visible at once, also in a prefetched listing; an absent name is absent.
     let store = world.store();
     for n in 0..5 {
         assert_eq!(names(&store, &format!("t/d{n:02}"), false), ["a", "b"]);
@@ -348,11 +348,11 @@ fn who_walks_a_tree_is_given_its_directories_by_the_page() {
 }
 
 #[test]
-fn who_walks_in_order_finds_the_next_answer_under_way() {
+fn walk_in_order_finds_next_answer_requested() {
     let world = World::new();
     let dir = |n: u32| format!("t/d{n:02}");
     for n in 0..40 {
-        // (More than a page of the server, so that each is asked for alone.)
+        // More than a page of the server, so that each directory is requested alone.
         for file in 0..9 {
             put_by_a_stranger(&world.server, &format!("{}/f{file}", dir(n)), b"x");
         }
@@ -366,16 +366,16 @@ fn who_walks_in_order_finds_the_next_answer_under_way() {
     let others = |n: u32| (0..9).filter(|file| *file != n).map(|file| format!("f{file}")).collect::<Vec<_>>();
     let store = world.store();
     assert_eq!(names(&store, "t", false).len(), 40);
-    // Two pages each; from the second in order on, the first of the next one too.
+    // Two pages each; from the second directory in order on, the first page of the next one too.
     assert_eq!([look(&store, 0), look(&store, 1)], [(9, 2), (9, 3)]);
-    // Now a page is tried, in vain: one for nothing.
+    // Now a page is tried, which is useless.
     assert_eq!(look(&store, 2).0, 9);
     let begun = (0..4).map(|n| look(&store, 3 + n).1).collect::<Vec<_>>();
     assert_eq!(begun, [2; 4], "one that was under way, one of its own, and the next one's");
-    // Who does not walk in order is not run ahead of (and a page is tried once).
+    // A client that does not walk in order causes no prefetch (and one page is tried).
     let counts = [20, 12, 31, 15, 39].map(|n| look(&store, n).1);
     assert_eq!(counts.iter().sum::<u64>(), 2 * 5 + 1, "{counts:?}");
-    // What we change is seen, however it was asked for before.
+    // An own change is visible, whatever was prefetched.
     look(&store, 7);
     look(&store, 8);
     store.unlink(me(), &path("t/d09/f3")).unwrap();
@@ -383,7 +383,7 @@ fn who_walks_in_order_finds_the_next_answer_under_way() {
 }
 
 #[test]
-fn directories_of_ours_that_are_walked_keep_their_modes_and_the_empty_ones() {
+fn walked_directories_keep_modes_and_empty_ones() {
     let world = World::new();
     let store = world.store();
     for n in 0..12_u32 {

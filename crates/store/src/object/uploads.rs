@@ -1,5 +1,4 @@
-//! The ids of uploads that are under way, on disk: an agent that is killed in the middle leaves them to the next one, which
-//! goes on where it was, or gives them up.
+//! The ids of unfinished uploads, on disk. If the agent is killed in the middle, the next one continues them or aborts them.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Words;
 use crate::StorePath;
 
-/// One upload: of what, and whither.
+/// One upload: its temporary and its key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub temporary: Vec<u8>,
@@ -41,8 +40,8 @@ impl Uploads {
         self.dir.join(format!("{:016x}.json", crate::checksum::of_bytes(&temporary.0)))
     }
 
-    /// On disk before the first part is sent. (It need not survive the node: the tier's file does not either, or the upload
-    /// is found by `gc`.)
+    /// Written before the first part is sent. (It need not survive the node: the tier's file does not either, or `gc` finds the
+    /// upload.)
     pub fn keep(&self, upload: &Kept) -> io::Result<()> {
         let file = self.file(&upload.path());
         let unfinished = file.with_extension("new");
@@ -52,7 +51,7 @@ impl Uploads {
         fs::rename(unfinished, file)
     }
 
-    /// `None`: there is none, or nobody can read what there is.
+    /// The upload of a temporary; `None` if there is none, or its file cannot be read.
     pub fn of(&self, temporary: &StorePath) -> Option<Kept> {
         let upload: Kept = serde_json::from_slice(&fs::read(self.file(temporary)).ok()?).ok()?;
         (upload.temporary == temporary.0).then_some(upload)

@@ -1,14 +1,17 @@
-//! Trees that are walked (`ls -R`, `find`): who lists one directory after the other is given them by the page, not one by one.
+//! Walks of a tree (`ls -R`, `find`): a client that lists one directory after the other gets them by the page, not one by one.
 //!
-//! A listing by directories costs a request for each, however small it is. From the third directory of one parent on, the
-//! keys behind that directory are asked for without a delimiter: one page of them is the listing of it and of all that come
-//! after it, as far as the page goes, with what is below them. And while one answer is looked at, the next is under way: the
-//! walker's next request can be told from where it is.
+//! A listing by directories costs a request for each, however small it is. From the third directory of one parent on, the keys
+//! after that directory are requested without a delimiter. One page of them is the listing of that directory and of all that
+//! follow, as far as the page extends, with everything below them. While one answer is processed, the next one is requested,
+//! because the walker's next directory is predictable.
 //!
-//! Dangers avoided: a directory that is shown in part (what the page's end cuts off is not taken from it); a change of ours
-//! that an older answer hides (it is forgotten with the directory's listing, and an answer that was asked for before a change
-//! is not kept, nor one that was foreseen before it taken); a server that does not sort or cannot begin behind a key (it is asked no more); pages that large directories
-//! make vain (after each such one, twice as many directories are listed in the ordinary way before the next is tried).
+//! The dangers that it avoids:
+//! - a directory that is shown in part (what the page's end cuts off is not used);
+//! - an own change that an older answer hides (it is dropped with the directory's listing, and an answer that was requested
+//!   before a change is not used);
+//! - a server that does not sort or cannot begin after a key (it is not asked again);
+//! - pages that large directories make useless (after each, twice as many directories are listed in the ordinary way before the
+//!   next).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,21 +24,21 @@ use surgetank_types::model::Kind;
 use surgetank_types::sync::atomic::{AtomicBool, Ordering};
 use surgetank_types::sync::{Mutex, is_finished, thread};
 
-/// The listing of so many of a parent's directories is a walk.
+/// From this many listed directories of one parent on, it is a walk.
 const WALKS_FROM: u32 = 3;
-/// So many times the number of directories between two vain pages doubles.
+/// The number of directories between two useless pages doubles at most this often.
 const DOUBLINGS_MAX: u32 = 6;
-/// Who lists the next one later than this does not walk.
+/// A client that lists the next directory later than this does not walk.
 const STEP: Duration = Duration::from_secs(10);
 const PARENTS_MAX: usize = 1000;
 const AHEAD_MAX: usize = 200_000;
 
-/// A directory as the server told of it.
+/// A directory, as the server describes it.
 #[derive(Debug, Default)]
 pub(super) struct Level {
-    /// Without the directory's own.
+    /// Without the directory's own object.
     pub objects: Vec<Object>,
-    /// Directories; those with words have no object of their own, of the others that is to be asked for.
+    /// Directories. Those with words have no object of their own; whether the others have one must be asked.
     pub dirs: Vec<Object>,
 }
 
@@ -45,11 +48,11 @@ struct Ahead {
 }
 
 struct Steps {
-    /// Since a page was asked for in vain.
+    /// Since the last useless page.
     count: u32,
     vain: u32,
     at: Moment,
-    /// What comes behind the one that was listed last; was that one expected?
+    /// The directory after the one that was listed last; and whether that one was expected.
     expected: Option<StorePath>,
     in_order: bool,
 }
@@ -64,7 +67,7 @@ impl Steps {
     }
 }
 
-/// Of a walker: the first page of one directory, or of all keys of a prefix that come behind one.
+/// A walker's request: the first page of one directory, or of all keys of a prefix after one key.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Request {
     Level { below: String },
@@ -72,7 +75,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// `None`: the server cannot.
+    /// `None` if the server cannot.
     fn ask(&self, server: &dyn Objects) -> io::Result<Option<Page>> {
         match self {
             Self::Level { below } => server.list(below, true, None).map(Some),
@@ -83,7 +86,7 @@ impl Request {
 
 pub(super) struct Answer {
     pub page: Option<Page>,
-    /// When it was asked for, and what we had changed by then.
+    /// The time of the request, and the number of own changes by then.
     pub at: Moment,
     since: u64,
 }
@@ -123,7 +126,7 @@ impl Walks {
         locked(&self.ahead).remove(dir).filter(|ahead| ahead.at.elapsed() < ttl).map(|ahead| (ahead.level, ahead.at))
     }
 
-    /// One more of the parent's directories is listed. Is that a walk?
+    /// Counts one more listed directory of the parent. Returns whether that is a walk.
     fn steps(&self, parent: &StorePath, dir: &StorePath) -> bool {
         let mut parents = locked(&self.parents);
         if parents.len() >= PARENTS_MAX {
@@ -139,7 +142,8 @@ impl Walks {
         steps.is_walk(0) && !self.cannot.load(Ordering::Relaxed)
     }
 
-    /// This one will come next, if all are listed in their order. Will it be looked for in a page? `None`: they are not.
+    /// Expects this directory next. Returns whether it will be sought in a page; `None` if the directories are not listed in
+    /// order.
     fn expect(&self, parent: &StorePath, next: &StorePath) -> Option<bool> {
         let mut parents = locked(&self.parents);
         let steps = parents.get_mut(parent)?;
@@ -147,7 +151,7 @@ impl Walks {
         steps.in_order.then(|| steps.is_walk(1) && !self.cannot.load(Ordering::Relaxed))
     }
 
-    /// A page was asked for.
+    /// Records a page and whether it was useful.
     fn was_worth_it(&self, parent: &StorePath, worth: bool) {
         if let Some(steps) = locked(&self.parents).get_mut(parent) {
             if worth {
@@ -170,7 +174,8 @@ impl Walks {
 }
 
 impl ObjectStore {
-    /// What the server tells of the directory, if it was asked for with others, or now is; and when. `None`: it is to be listed alone.
+    /// The server's answer for the directory, if it was requested with other directories or now is; and its time. `None`: it is to be
+    /// listed alone.
     pub(super) fn walk(&self, dir: &StorePath) -> io::Result<Option<(Level, Moment)>> {
         if dir.0.is_empty() || self.listings.ttl.is_zero() {
             return Ok(None);
@@ -200,7 +205,7 @@ impl ObjectStore {
             && let Some(slash) = end.as_ref().and_then(|end| end.strip_prefix(&prefix)?.find('/'))
             && let Some(key) = end.as_ref().and_then(|end| end.get(..=prefix.len() + slash))
         {
-            // What the page's end cuts off.
+            // The rest, which the page's end cuts off.
             self.foresee(Request::Behind { prefix, key: key.to_owned() });
         }
         if self.listings.changes() == since {
@@ -209,7 +214,7 @@ impl ObjectStore {
         Ok(own.map(|level| (level, at)))
     }
 
-    /// What the server says to a request, perhaps since a moment ago.
+    /// The answer to a request, possibly one of a moment ago.
     pub(super) fn answer(&self, request: Request) -> io::Result<Answer> {
         let foreseen = locked(&self.listings.walks.foreseen).take_if(|foreseen| foreseen.request == request);
         if let Some(Foreseen { at, since, answer, .. }) = foreseen
@@ -223,7 +228,7 @@ impl ObjectStore {
         Ok(Answer { page: request.ask(&*self.server)?, at, since })
     }
 
-    /// A directory was listed alone: the next of its parent will be too, where somebody walks.
+    /// Requests the next directory of the same parent ahead, if a client walks.
     pub(super) fn foresee_next(&self, dir: &StorePath) {
         let (walks, parent) = (&self.listings.walks, dir.parent());
         if dir.0.is_empty() || self.listings.ttl.is_zero() {
@@ -258,13 +263,13 @@ fn is_below(key: &str, dir: &str) -> bool {
     key.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Every directory below the prefix (not that one itself) of which the keys tell.
+/// Every directory below the prefix (without that one) that the keys imply.
 fn levels_of(objects: Vec<Object>, prefix: &str) -> BTreeMap<String, Level> {
     let mut levels: BTreeMap<String, Level> = BTreeMap::new();
     for object in objects {
         let Some(rest) = object.key.strip_prefix(prefix) else { continue };
         let dirs = rest.rfind('/').map_or(0, |slash| slash + 1);
-        // Keys that are no paths (`a//b`) cannot be shown.
+        // Keys that are not paths (`a//b`) cannot be shown.
         if rest[..dirs].split_terminator('/').any(|name| matches!(name, "" | "." | "..")) {
             continue;
         }
@@ -296,7 +301,7 @@ fn levels_of(objects: Vec<Object>, prefix: &str) -> BTreeMap<String, Level> {
 mod tests {
     use super::*;
 
-    /// A directory, its objects, and its directories; of these, whether they have an object of their own.
+    /// A directory, its objects, and its directories; for each of these, whether it has an object of its own.
     type Told = (String, Vec<String>, Vec<(String, bool)>);
 
     fn levels(keys: &[&str], prefix: &str) -> Vec<Told> {
@@ -312,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_become_directories() {
+    fn levels_of_keys_are_their_directories() {
         let told = levels(&["p/a/", "p/a/f", "p/a//g", "p/b/c/", "p/b/c/d/h", "p/e/", "p/i", "q/j"], "p/");
         let no: Vec<String> = Vec::new();
         let expected = [
@@ -326,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_key_cuts_off_what_it_is_in() {
+    fn directory_of_the_pages_last_key_is_cut_off() {
         assert!(is_below("p/a/f", "p/a") && is_below("p/a/b/f", "p/a") && is_below("p/a/", "p/a"));
         assert!(!is_below("p/ab/f", "p/a") && !is_below("p/a", "p/a") && !is_below("p/a-b", "p/a"));
     }

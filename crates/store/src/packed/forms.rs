@@ -1,4 +1,4 @@
-//! Which form a name has in the store, and how long a packed file is.
+//! The form of a name in the store, and the length of a packed file.
 
 use std::io;
 
@@ -25,7 +25,7 @@ impl Form {
     }
 }
 
-/// A file as it lies in the store.
+/// A file in its form.
 pub(super) struct Found {
     pub form: Form,
     /// As programs see it.
@@ -34,14 +34,14 @@ pub(super) struct Found {
     pub lies: StoreIdentity,
 }
 
-/// What a packed file says.
+/// The length that a packed file records.
 #[derive(Clone, Copy)]
 pub(super) struct Known {
     pub lies: StoreIdentity,
     pub length_bytes: u64,
 }
 
-/// The name's last part is the store's business.
+/// Only the last part of the path: the directories are the store's.
 pub(super) fn name_of(path: &StorePath) -> &[u8] {
     path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
@@ -58,7 +58,7 @@ impl Packed {
         }
     }
 
-    /// May the packed form lie there?
+    /// Whether a packed form of the name is possible.
     pub(super) fn may_be_packed(&self, path: &StorePath) -> bool {
         let name = name_of(path);
         !name.is_empty() && name.len() + self.packing.suffix().len() <= NAME_BYTES_MAX
@@ -99,7 +99,7 @@ impl Packed {
                 let length_bytes = self.packing.length_of(&*file).map_err(|why| self.damaged(path, why))?;
                 self.remember(path, file.identity(), length_bytes);
                 if file.identity() != lies {
-                    // Another one since.
+                    // Another version since.
                     return Err(Errno::STALE.into());
                 }
                 length_bytes
@@ -124,7 +124,7 @@ impl Packed {
 
     pub(super) fn saw(&self, path: &StorePath, forms: &[Seen]) {
         let mut seen = locked(&self.seen);
-        // (Who is not remembered is looked at again.)
+        // A dropped entry is looked at again.
         if seen.len() >= KNOWN_MAX {
             seen.clear();
         }
@@ -135,7 +135,7 @@ impl Packed {
     pub(super) fn opened(&self, who: Cred, path: &StorePath) -> io::Result<Arc<dyn Remote>> {
         let at = self.at(Form::Packed, path);
         let opened = match self.inner.source(who, &at) {
-            // Who may not read it may know how long it is.
+            // A caller that may not read the file may know its length.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied && rustix::process::geteuid().is_root() => {
                 self.inner.source(Cred { uid: 0, gid: 0 }, &at)
             }
@@ -144,7 +144,7 @@ impl Packed {
         remote::by_ranges(opened?)
     }
 
-    /// Says which file it is.
+    /// The error of a damaged packed file, with its path.
     pub(super) fn damaged(&self, path: &StorePath, why: io::Error) -> io::Error {
         if why.kind() != io::ErrorKind::InvalidData {
             return why;
@@ -154,7 +154,7 @@ impl Packed {
         io::Error::new(io::ErrorKind::InvalidData, format!("{at} in {}: {why}", self.inner.describe()))
     }
 
-    /// If it is there.
+    /// Removes the form if it exists.
     pub(super) fn remove_form(&self, who: Cred, path: &StorePath, form: Form) -> io::Result<()> {
         if !self.may_be_packed(path) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A new version: made in the form that suits it, and put in the place of the one before, whatever its form.
+//! A new version: made in the form that suits it, and put in the place of the previous one, whatever its form.
 
 use std::fs::File;
 use std::io;
@@ -9,12 +9,12 @@ use crate::{Cred, Gate, Meta, Staged, StorePath};
 use surgetank_types::model::{Kind, StoreIdentity};
 
 impl Packed {
-    /// Its owner has to find out how long a packed file is; a server of objects asks nobody for permission bits.
+    /// The mode of a packed file: its owner must be able to read its length. (A server of objects has no permission bits.)
     pub(super) fn readable(&self, perm: u32) -> u32 {
         if self.inner.features().directories { perm | 0o400 } else { perm }
     }
 
-    /// A directory has another name, and so has what is staged in it.
+    /// Follows the rename of a directory with staged copies.
     pub(super) fn moved(&self, from: &StorePath, to: &StorePath) {
         let mut copies = locked(&self.copies);
         let inside: Vec<StorePath> = copies.keys().filter(|path| path.is_below(from)).cloned().collect();
@@ -25,18 +25,18 @@ impl Packed {
         }
     }
 
-    /// As it lies there: under which name, and as what.
+    /// The form and name under which a temporary is stored.
     pub(super) fn staged_form(&self, who: Cred, temporary: &StorePath) -> io::Result<Copy> {
         if let Some(copy) = locked(&self.copies).get(temporary) {
             return Ok(copy.clone());
         }
-        // An earlier agent's.
+        // Of an earlier agent.
         let found = self.find(who, temporary)?;
         let lies = Staged { identity: found.lies, checksum: 0 };
         Ok(Copy { form: found.form, lies, length_bytes: found.stat.attr.size_bytes, behind: None })
     }
 
-    /// `None`: it is to be plain.
+    /// `None`: the file stays plain.
     pub(super) fn pack(
         &self,
         (who, bound): (Cred, &StorePath),
@@ -47,7 +47,7 @@ impl Packed {
         if meta.perm != self.readable(meta.perm) || !self.may_be_packed(bound) {
             return Ok(None);
         }
-        // A file of several names, or somebody else's, is written over where it is.
+        // A file with several names, or of another owner, is overwritten in place.
         let present = self.inner.stat(who, bound);
         if present.is_ok_and(|there| there.attr.links > 1 || there.attr.uid != meta.uid) {
             return Ok(None);
@@ -55,7 +55,7 @@ impl Packed {
         self.packing.make(who, bound, source, gate)
     }
 
-    /// Extended attributes that are not given stay with the name, also when its form is another one from now on.
+    /// Extended attributes that are not given stay with the name, also when its form changes.
     pub(super) fn with_xattrs(&self, who: Cred, bound: &StorePath, form: Form, meta: &Meta) -> io::Result<Meta> {
         let mut meta = meta.clone();
         if meta.xattrs.is_none() {
@@ -70,7 +70,7 @@ impl Packed {
         Ok(meta)
     }
 
-    /// Whatever is published under a name, the other form of that name goes.
+    /// Publishes one form and removes the other form of the same name.
     pub(super) fn bring(
         &self,
         who: Cred,
@@ -80,7 +80,7 @@ impl Packed {
     ) -> io::Result<StoreIdentity> {
         let copy = self.staged_form(who, temporary)?;
         if copy.form == Form::Packed && !locked(&self.copies).contains_key(temporary) {
-            // An earlier agent's: is what it refers to there?
+            // Of an earlier agent: the content to which it refers must exist.
             let file = self.opened(who, temporary)?;
             self.packing.open(who, file).map_err(|why| self.damaged(temporary, why))?;
         }
@@ -90,7 +90,7 @@ impl Packed {
         let seen = locked(&self.seen).remove(path).unwrap_or_default();
         match seen.into_iter().find(|(form, _)| *form == other) {
             Some((_, None)) => {}
-            // What somebody else wrote there meanwhile was written after ours: it counts, and stays.
+            // What another client wrote meanwhile is newer: it counts, and stays.
             Some((_, Some(known))) if !self.lies_as(who, &self.at(other, path), known)? => {
                 tracing::warn!(path = %path, "replaced in the store while a packed version was published: left as it is");
             }
@@ -104,7 +104,7 @@ impl Packed {
         Ok(of_length(lies, copy.length_bytes))
     }
 
-    /// Is it that one, or nothing at all?
+    /// Whether the file is exactly that version, or absent.
     fn lies_as(&self, who: Cred, at: &StorePath, known: StoreIdentity) -> io::Result<bool> {
         match self.inner.stat(who, at) {
             Ok(now) => Ok(known.is(&now.identity)),

@@ -1,4 +1,4 @@
-//! Content to be read: a packed file's, and a plain one's by ranges like everything else of such a store.
+//! Content for reading: of a packed file, and of a plain one by ranges like everything else of such a store.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use surgetank_types::sync::Arc;
 /// A version of a packed file.
 pub struct Unpacked {
     pub content: Content,
-    /// Of the content.
+    /// Identity of the content.
     pub identity: StoreIdentity,
 }
 
@@ -30,7 +30,7 @@ impl Remote for Unpacked {
     }
 }
 
-/// A version of a plain file: what is written into it meanwhile makes another one of it.
+/// A version of a plain file: a write into it makes another version.
 struct Plain {
     file: File,
     identity: StoreIdentity,
@@ -53,7 +53,7 @@ impl Remote for Plain {
     }
 }
 
-/// By ranges, whatever it is.
+/// The content by ranges, whatever its source.
 pub fn by_ranges(source: Source) -> io::Result<Arc<dyn Remote>> {
     match source {
         Source::Remote(remote) => Ok(remote),

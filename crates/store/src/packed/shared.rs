@@ -1,17 +1,18 @@
-//! Deduplicated files: content lies once, under the name that its BLAKE3 gives it, and each file that has it is a small text
-//! that says where (`references`).
+//! Deduplicated files: content is stored once, under a name from its BLAKE3 hash, and each file with that content is a small
+//! text that names it (`references`).
 //!
 //! ```text
 //! d/table.bin.surgetank.ref                   the file: its mode, owner, times and extended attributes, and the reference
-//! .surgetank-blobs-1000/ab/cdef…              the content; `-UID` in a directory, nothing behind it on a server of objects
+//! .surgetank-blobs-1000/ab/cdef…              the content; `-UID` in a directory, no suffix on a server of objects
 //! .surgetank-blobs-1000/.surgetank-tmp-KEY-7  while it is staged
 //! ```
-//! Dangers avoided. *A reference to nothing*: content has its name, for good, before the reference to it is settled; content
-//! that the store has already is compared before it is referred to, and replaced if it is rotten. *Content that goes while
-//! somebody begins to refer to it*: nothing removes any but `surgetank gc`, and only what nobody has referred to for long
-//! (`unused`); so what is referred to anew is given a new time. *Other users*: in a directory each owner has content of his
-//! own, in a directory that nobody else may list or change. A file of it may be read by whoever knows its name, that is, may
-//! read a reference to it (or has the same content himself).
+//! The dangers that it avoids:
+//! - *A reference to nothing*: the content has its name durably before the reference is settled. Content that the store has
+//!   already is compared before a reference is made, and replaced if it is damaged.
+//! - *Content that is removed while an agent begins to refer to it*: only `surgetank gc` removes content, and only what no file
+//!   has referred to for a long time (`unused`). A new reference therefore renews the content's time.
+//! - *Other users*: in a directory each owner has separate content, in a directory that no other user may list or change. A
+//!   file of it may be read by a user who knows its name: who may read a reference to it, or has the same content.
 
 mod references;
 #[cfg(test)]
@@ -37,34 +38,36 @@ use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::{Arc, Mutex};
 
-/// What a reference's name ends with.
+/// The end of a reference's name.
 pub const SUFFIX: &[u8] = b".surgetank.ref";
-/// Smaller ones are not worth a second file.
+/// Smaller files are not worth a second file.
 const WORTH_BYTES: u64 = 64 << 10;
-/// Content from this size on is waited for when it is being sent already; the drain settles what is so large by itself.
+/// From this size on, an agent waits for content that it is sending already; the drain settles files of this size separately.
 const LARGE_BYTES: u64 = 8 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Who refers to older content makes it young again, so that `unused` leaves it alone.
+/// Content that is older gets a new time with a new reference, so that `unused` leaves it alone.
 const YOUNG: Duration = Duration::from_secs(24 * 3600);
 
+/// Whether a file that is published at this path is deduplicated.
 pub type Choice = Box<dyn Fn(&StorePath) -> bool + Send + Sync>;
 
+/// Packs files by deduplication.
 pub struct Shared {
     inner: Arc<dyn Store>,
     choose: Choice,
-    /// Directories that are there.
+    /// Directories that exist.
     ready: Mutex<HashSet<StorePath>>,
     making: Mutex<()>,
-    /// Large content that is being sent, by its temporary: where to.
+    /// Large content that is being sent: its path, by its temporary.
     under_way: Mutex<HashMap<StorePath, StorePath>>,
     savings: Mutex<Savings>,
-    /// Also what is small: for tests.
+    /// Also deduplicates small files: for tests.
     always: bool,
 }
 
 enum Found {
     Nothing,
-    /// Something else.
+    /// Other bytes.
     Rotten,
     Whole(Staged),
 }
@@ -74,6 +77,7 @@ fn damaged(why: impl Into<String>) -> io::Error {
 }
 
 impl Shared {
+    /// Deduplicates the files that `choose` selects, with content in the store `inner`.
     pub fn new(inner: Arc<dyn Store>, choose: Choice) -> Self {
         Self {
             inner,
@@ -95,7 +99,7 @@ impl Shared {
         Blobs { owner: self.inner.features().directories.then_some(who.uid) }
     }
 
-    /// As the store has it.
+    /// What the store has at the content's path.
     fn find(&self, who: Cred, at: &StorePath, length_bytes: u64, checksum: u64, gate: Gate<'_>) -> io::Result<Found> {
         let there = match self.inner.stat(who, at) {
             Err(why) if is_absent(&why) => return Ok(Found::Nothing),
@@ -105,7 +109,7 @@ impl Shared {
             return Ok(Found::Rotten);
         }
         let mut staged = Staged { identity: there.identity, checksum };
-        // (Read, not sent.)
+        // Read, not sent: does not count against the drain's rate.
         match self.inner.verify(who, at, &staged, Verify::Cache, &|_| gate(0)) {
             Err(why) if why.kind() == io::ErrorKind::InvalidData => {
                 tracing::warn!(%at, %why, "what the store has of this content is not that: it is replaced");
@@ -130,7 +134,7 @@ impl Shared {
     ) -> io::Result<Staged> {
         let staged = self.inner.stage_file(who, temporary, &behind.at, source, &meta_of(who, 0o444), gate);
         let staged = staged.inspect_err(|why| {
-            // (Somebody has removed the directories.)
+            // Another client has removed the directories.
             if is_absent(why) {
                 locked(&self.ready).clear();
             }
@@ -142,8 +146,8 @@ impl Shared {
         Ok(staged)
     }
 
-    /// If the same is on its way already, and large: waits until it is there, or given up, and says so. (What is small is
-    /// settled together with others, and may wait for this one.)
+    /// If the same large content is being sent already: waits until it is sent or has failed, and returns which. (Small content
+    /// is settled together with other files, and may wait for this one.)
     fn waits_for_another(
         &self,
         temporary: &StorePath,
@@ -172,7 +176,7 @@ impl Shared {
         locked(&self.under_way).remove(temporary);
     }
 
-    /// Somebody else was quicker with the same content.
+    /// Another agent was faster with the same content.
     fn brought(&self, who: Cred, one: &Behind) -> io::Result<Option<StoreIdentity>> {
         match self.inner.stat(who, &one.at) {
             Ok(there) => {
@@ -184,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Directories for the content. An error: there are none, and cannot be.
+    /// Makes the directories for the content. Errors: they do not exist and cannot be made.
     fn prepare(&self, who: Cred, blobs: &Blobs, dir: &StorePath) -> io::Result<()> {
         if !self.inner.features().directories {
             return Ok(());
@@ -192,14 +196,14 @@ impl Shared {
         if locked(&self.ready).contains(dir) {
             return Ok(());
         }
-        // (One at a time: two would take away each other's.)
+        // One at a time: two threads would remove each other's.
         let _making = locked(&self.making);
         for dir in [&blobs.root(), dir] {
             if locked(&self.ready).contains(dir) {
                 continue;
             }
             match self.inner.stat(who, dir) {
-                // What others may change here is nothing to rely upon.
+                // A directory that other users may change is not reliable.
                 Ok(there) if there.attr.kind == Kind::Directory && there.attr.uid == who.uid => {}
                 Ok(_) => return Err(Errno::PERM.into()),
                 Err(why) if is_absent(&why) => self.make_dir(who, dir)?,
@@ -212,10 +216,10 @@ impl Shared {
 
     fn make_dir(&self, who: Cred, dir: &StorePath) -> io::Result<()> {
         let made = |by: Cred| -> io::Result<()> {
-            // (Another's number of its process may be the same.)
+            // Another machine's process may have the same number.
             let name = format!(".surgetank-tmp-blobs-{}-{}", std::process::id(), clock::now().nanos);
             let temporary = dir.parent().join(name.as_bytes());
-            // Others may go through it, and not look about.
+            // Other users may pass through it, but not list it.
             let meta = meta_of(who, 0o711);
             self.inner.stage_dir(by, &temporary, &meta)?;
             self.inner.publish(by, &temporary, dir, &meta).map(drop).inspect_err(|_| {
@@ -223,7 +227,7 @@ impl Shared {
             })
         };
         let made = match made(who) {
-            // The store's root may be nobody's to write to but root's.
+            // Only root may be permitted to write to the store's root.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied && rustix::process::geteuid().is_root() => {
                 made(Cred { uid: 0, gid: 0 })
             }
@@ -231,7 +235,7 @@ impl Shared {
         };
         match (made, self.inner.stat(who, dir)) {
             (Ok(()), _) => self.inner.sync_dirs(who, &[dir.parent()]),
-            // Another one was quicker.
+            // Another agent was faster.
             (Err(_), Ok(there)) if there.attr.kind == Kind::Directory && there.attr.uid == who.uid => Ok(()),
             (Err(why), _) => Err(why),
         }
@@ -247,7 +251,7 @@ fn meta_of(who: Cred, perm: u32) -> Meta {
     Meta { perm, uid: who.uid, gid: who.gid, times: Some((now, now)), xattrs: Some(Xattrs::new()) }
 }
 
-/// Where content lies until it has its name; found again by the temporary of the reference.
+/// Temporary of the content, derived from that of the reference.
 fn temporary_of(blobs: &StorePath, temporary: &StorePath) -> StorePath {
     blobs.join(name_of(temporary))
 }
@@ -271,7 +275,7 @@ impl Packing for Shared {
         let took = clock::tick().saturating_duration_since(began);
         let at = reference.path();
         if let Err(why) = self.prepare(who, &blobs, &at.parent()) {
-            tracing::warn!(path = %bound, dir = %blobs.root(), %why, "there is no place for deduplicated content: the file is stored as it is");
+            tracing::warn!(path = %bound, dir = %blobs.root(), %why, "no directory for deduplicated content can be made: the file is stored unchanged");
             return Ok(None);
         }
         locked(&self.savings).hash_ms += u64::try_from(took.as_millis()).unwrap_or(0);
@@ -311,7 +315,7 @@ impl Packing for Shared {
         let read = move |buffer: &mut [u8], offset: u64| {
             let blob = Arc::clone(&locked(&now));
             match blob.read_at(buffer, offset) {
-                // It was given a new time, or brought again: of that name there is no other content.
+                // Its time was renewed, or it was sent again: no other content has this name.
                 Err(why) if why.raw_os_error() == Some(libc::ESTALE) => {
                     let again = find()?;
                     *locked(&now) = Arc::clone(&again);
@@ -384,7 +388,7 @@ impl Packing for Shared {
             dirs.insert(one.at.parent());
             crash_point!("packed.behind");
         }
-        // (The directory above was synced when it was made.)
+        // The directory above was synced when it was made.
         self.inner.sync_dirs(who, &dirs.into_iter().collect::<Vec<_>>())
     }
 
@@ -394,7 +398,7 @@ impl Packing for Shared {
             None if behind.is_new || how == Verify::Reread => {
                 self.inner.verify(who, &behind.at, &behind.staged, how, gate)
             }
-            // Compared when it was found.
+            // It was compared when it was found.
             None => Ok(()),
         }
     }

@@ -23,7 +23,7 @@ fn scratch() -> OwnedFd {
     rustix::fs::open(std::env::temp_dir(), OFlags::DIRECTORY, Mode::empty()).unwrap()
 }
 
-/// A directory as the store; all that ends in `.plain` stays as it is.
+/// A directory as the store; every file whose name ends in `.plain` stays plain.
 struct Ground {
     dir: tempfile::TempDir,
 }
@@ -42,7 +42,7 @@ impl Ground {
     fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
-    fn lies(&self) -> Vec<String> {
+    fn names(&self) -> Vec<String> {
         let mut all: Vec<String> = fs::read_dir(self.dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -52,16 +52,16 @@ impl Ground {
     }
 }
 
-/// Gets smaller.
+/// Text that becomes smaller.
 fn text(round: u8) -> Vec<u8> {
     (0..20_000_u32).flat_map(|number| format!("{round} {number}\n").into_bytes()).collect()
 }
 
 #[test]
-fn conforms_whatever_lies_there() {
+fn compressing_store_conforms() {
     for always in [true, false] {
         let grounds = std::cell::RefCell::new(Vec::new());
-        // (What its owner may not read stays readable for him there: below.)
+        // Its owner can still read what its mode does not permit him to read: below.
         let without: &[&str] = if always { &["set_meta"] } else { &[] };
         conform_but_for(without, || {
             let ground = Ground::new();
@@ -75,7 +75,7 @@ fn conforms_whatever_lies_there() {
 }
 
 #[test]
-fn conforms_on_objects() {
+fn compressing_store_on_objects_conforms() {
     for always in [true, false] {
         let uploads = std::cell::RefCell::new(Vec::new());
         conform(|| {
@@ -91,12 +91,12 @@ fn conforms_on_objects() {
 }
 
 #[test]
-fn what_lies_there_is_a_plain_zstd_file() {
+fn compressed_file_is_read_by_zstd() {
     let ground = Ground::new();
     let store = ground.store();
     let bytes = text(1);
     let identity = deliver(&store, "table.csv", &bytes, &meta(0o640));
-    assert_eq!(ground.lies(), ["table.csv.surgetank.zst"]);
+    assert_eq!(ground.names(), ["table.csv.surgetank.zst"]);
     let stored = fs::read(ground.at("table.csv.surgetank.zst")).unwrap();
     assert!(stored.len() < bytes.len() / 3);
     assert_eq!(::zstd::stream::decode_all(&stored[..]).unwrap(), bytes);
@@ -104,7 +104,7 @@ fn what_lies_there_is_a_plain_zstd_file() {
     assert_eq!((stat.attr.size_bytes, stat.attr.perm, stat.identity), (bytes.len() as u64, 0o640, identity));
     assert_eq!(names(&store, "", true), ["table.csv"]);
     assert!(read(&store, "table.csv") == bytes);
-    // Another agent, who knows nothing.
+    // Another agent without any state.
     let another = ground.store();
     assert_eq!(another.stat(me(), &path("table.csv")).unwrap().identity, identity);
     let Source::Remote(remote) = another.source(me(), &path("table.csv")).unwrap() else { panic!() };
@@ -116,7 +116,7 @@ fn what_lies_there_is_a_plain_zstd_file() {
 }
 
 #[test]
-fn small_unreadable_dense_and_long_named_files_stay_as_they_are() {
+fn unsuitable_files_stay_plain() {
     let ground = Ground::new();
     let store = ground.store();
     let long = "n".repeat(250);
@@ -127,7 +127,7 @@ fn small_unreadable_dense_and_long_named_files_stay_as_they_are() {
     deliver(&store, "by-rule.plain", &text(1), &meta(0o644));
     let mut expected = vec!["by-rule.plain", "closed", "dense", &long, "small"];
     expected.sort_unstable();
-    assert_eq!(ground.lies(), expected);
+    assert_eq!(ground.names(), expected);
     assert_eq!(names(&store, "", true), expected);
     assert_eq!(store.savings().unwrap().vain_files, 1, "what was looked at and did not get smaller");
     for name in ["x.surgetank.zst", "d/.surgetank.zst"] {
@@ -135,9 +135,9 @@ fn small_unreadable_dense_and_long_named_files_stay_as_they_are() {
     }
 }
 
-/// Each version in the form that suits it; never two, never none.
+/// Each version is in the form that suits it; never two forms, never none.
 #[test]
-fn versions_take_turns_in_both_forms() {
+fn versions_alternate_between_both_forms() {
     let ground = Ground::new();
     let store = ground.store();
     let tagged = |value: &[u8]| Some([(b"user.tag"[..].into(), value.into())].into_iter().collect());
@@ -148,7 +148,7 @@ fn versions_take_turns_in_both_forms() {
         assert!(!store.check(me(), &path("f"), &Expect::Absent).unwrap());
         let known = Meta { xattrs: None, ..meta(0o600) };
         identity = deliver(&store, "f", &bytes, &known);
-        assert_eq!(ground.lies(), [if round % 2 == 0 { "f.surgetank.zst" } else { "f" }]);
+        assert_eq!(ground.names(), [if round % 2 == 0 { "f.surgetank.zst" } else { "f" }]);
         assert!(read(&store, "f") == bytes);
         assert_eq!(Some(store.xattrs(me(), &path("f")).unwrap()), tagged(b"kept"), "round {round}");
         assert!(store.check(me(), &path("f"), &Expect::Identity(identity)).unwrap());
@@ -156,13 +156,13 @@ fn versions_take_turns_in_both_forms() {
         assert!(!store.check(me(), &path("f"), &Expect::Identity(other)).unwrap());
     }
     store.unlink(me(), &path("f")).unwrap();
-    assert_eq!(ground.lies(), [""; 0]);
+    assert_eq!(ground.names(), [""; 0]);
     assert!(store.check(me(), &path("f"), &Expect::Absent).unwrap());
 }
 
-/// Whoever dies between the two steps of a change of forms leaves both.
+/// A crash between the two steps of a change of form leaves both forms.
 #[test]
-fn of_two_forms_the_plain_one_counts_and_the_other_never_comes_to_light() {
+fn plain_form_beside_packed_one_counts() {
     let ground = Ground::new();
     let store = ground.store();
     let leave_both = |name: &str| {
@@ -174,51 +174,51 @@ fn of_two_forms_the_plain_one_counts_and_the_other_never_comes_to_light() {
     assert_eq!(read(&store, "f"), b"plain");
     assert_eq!(store.stat(me(), &path("f")).unwrap().attr.size_bytes, 5);
     store.rename(me(), &path("f"), &path("g")).unwrap();
-    assert_eq!(ground.lies(), ["g"]);
+    assert_eq!(ground.names(), ["g"]);
     leave_both("g");
     store.unlink(me(), &path("g")).unwrap();
-    assert_eq!(ground.lies(), [""; 0]);
+    assert_eq!(ground.names(), [""; 0]);
     // Onto a name of the other form, both ways.
     for (moved, there) in [("a", "b.plain"), ("b.plain", "a")] {
         deliver(&store, moved, &text(1), &meta(0o644));
         deliver(&store, there, &text(2), &meta(0o644));
         store.rename(me(), &path(moved), &path(there)).unwrap();
         assert_eq!(names(&store, "", true), [there]);
-        assert_eq!(ground.lies().len(), 1);
+        assert_eq!(ground.names().len(), 1);
         assert!(read(&store, there) == text(1));
         store.unlink(me(), &path(there)).unwrap();
     }
-    // A new version, where both lie.
+    // A new version where both forms exist.
     for bytes in [text(3), noise(5000)] {
         leave_both("h");
         deliver(&store, "h", &bytes, &meta(0o644));
-        assert_eq!(ground.lies().len(), 1);
+        assert_eq!(ground.names().len(), 1);
         assert!(read(&store, "h") == bytes);
         store.unlink(me(), &path("h")).unwrap();
     }
-    assert_eq!(ground.lies(), [""; 0]);
+    assert_eq!(ground.names(), [""; 0]);
 }
 
 #[test]
-fn another_kind_of_file_takes_the_name() {
+fn other_type_of_file_replaces_packed_file() {
     let ground = Ground::new();
     let store = ground.store();
     deliver(&store, "f", &text(1), &meta(0o644));
     let temporary = path(".surgetank-tmp-link");
     store.stage_symlink(me(), &temporary, b"elsewhere", &meta(0o777)).unwrap();
     store.publish(me(), &temporary, &path("f"), &meta(0o777)).unwrap();
-    assert_eq!(ground.lies(), ["f"]);
+    assert_eq!(ground.names(), ["f"]);
     assert_eq!(&*store.read_link(me(), &path("f")).unwrap(), b"elsewhere");
     deliver(&store, "f", &text(2), &meta(0o644));
-    assert_eq!(ground.lies(), ["f.surgetank.zst"]);
-    // A directory of that name is nobody's file.
+    assert_eq!(ground.names(), ["f.surgetank.zst"]);
+    // A directory of that name is not a packed file.
     fs::create_dir(ground.at("d.surgetank.zst")).unwrap();
     assert_eq!(errno(store.stat(me(), &path("d"))), libc::ENOENT);
     assert_eq!(names(&store, "", true), ["d.surgetank.zst", "f"]);
 }
 
 #[test]
-fn attributes_are_those_of_the_file() {
+fn packed_file_has_attributes_of_its_content() {
     let ground = Ground::new();
     let store = ground.store();
     deliver(&store, "f", &text(1), &meta(0o644));
@@ -228,26 +228,26 @@ fn attributes_are_those_of_the_file() {
     let stat = store.stat(me(), &path("f")).unwrap();
     assert_eq!((stat.attr.perm, stat.attr.mtime, stat.identity), (0o4751, time, identity));
     assert_eq!(stat.attr.size_bytes, text(1).len() as u64);
-    // Its owner may always read it there: nobody could tell its length.
+    // Its owner can always read it in the store: otherwise its length could not be determined.
     store.set_meta(me(), &path("f"), Kind::File, &set(0)).unwrap();
     assert_eq!(store.stat(me(), &path("f")).unwrap().attr.perm, 0o400);
     assert!(read(&store, "f") == text(1));
 }
 
 #[test]
-fn others_files_are_written_over_where_they_are() {
+fn file_of_other_owner_is_overwritten_in_place() {
     let ground = Ground::new();
     let store = ground.store();
     fs::write(ground.at("linked"), "old").unwrap();
     fs::hard_link(ground.at("linked"), ground.at("also")).unwrap();
     deliver(&store, "linked", &text(1), &meta(0o644));
-    assert_eq!(ground.lies(), ["also", "linked"]);
+    assert_eq!(ground.names(), ["also", "linked"]);
     assert!(fs::read(ground.at("also")).unwrap() == text(1));
     assert_eq!(fs::metadata(ground.at("also")).unwrap().nlink(), 2);
 }
 
 #[test]
-fn a_directory_moves_with_what_is_in_it() {
+fn renamed_directory_keeps_packed_files() {
     let ground = Ground::new();
     let store = ground.store();
     make_dir(&store, "d");
@@ -258,11 +258,11 @@ fn a_directory_moves_with_what_is_in_it() {
     assert_eq!(errno(store.remove_dir(me(), &path("e"))), libc::ENOTEMPTY);
     store.unlink(me(), &path("e/f")).unwrap();
     store.remove_dir(me(), &path("e")).unwrap();
-    assert_eq!(ground.lies(), [""; 0]);
+    assert_eq!(ground.names(), [""; 0]);
 }
 
 #[test]
-fn what_somebody_wrote_since_the_name_was_looked_at_is_not_removed() {
+fn form_written_by_other_client_since_check_stays() {
     let ground = Ground::new();
     let store = ground.store();
     let identity = deliver(&store, "f", b"plain", &meta(0o644));
@@ -275,7 +275,7 @@ fn what_somebody_wrote_since_the_name_was_looked_at_is_not_removed() {
 }
 
 #[test]
-fn what_was_not_there_before_its_directory_moved_may_be_there_now() {
+fn form_absent_before_rename_is_found_after_it() {
     let ground = Ground::new();
     let store = ground.store();
     make_dir(&store, "d");
@@ -288,7 +288,7 @@ fn what_was_not_there_before_its_directory_moved_may_be_there_now() {
 }
 
 #[test]
-fn what_is_damaged_is_said_and_never_read() {
+fn damaged_packed_file_is_an_error() {
     let ground = Ground::new();
     let store = ground.store();
     deliver(&store, "f", &text(1), &meta(0o644));
@@ -313,9 +313,9 @@ fn what_is_damaged_is_said_and_never_read() {
     assert_eq!(why.kind(), io::ErrorKind::InvalidData);
 }
 
-/// What an earlier agent had staged is taken over by its bytes alone.
+/// A copy that an earlier agent staged is recognised by its bytes alone.
 #[test]
-fn a_copy_of_another_agent_is_published() {
+fn copy_staged_by_earlier_agent_is_published() {
     let ground = Ground::new();
     let (temporary, copy) = staged(&ground.store(), "f", &source(&text(1)), &meta(0o644));
     let store = ground.store();
@@ -323,23 +323,23 @@ fn a_copy_of_another_agent_is_published() {
     assert_eq!(found.identity, copy.identity);
     store.settle(me(), std::slice::from_ref(&temporary)).unwrap();
     store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
-    assert_eq!(ground.lies(), ["f.surgetank.zst"]);
+    assert_eq!(ground.names(), ["f.surgetank.zst"]);
     assert!(read(&store, "f") == text(1));
-    // And given up, whichever form it has.
+    // And discarded, whichever form it has.
     for name in ["g", "g.plain"] {
         let (temporary, _) = staged(&ground.store(), name, &source(&text(2)), &meta(0o644));
         ground.store().discard(me(), &temporary).unwrap();
     }
-    assert_eq!(ground.lies(), ["f.surgetank.zst"]);
+    assert_eq!(ground.names(), ["f.surgetank.zst"]);
 }
 
 #[test]
-fn a_full_disk_beside_the_state_stops_nothing() {
+fn file_without_scratch_space_is_stored_plain() {
     let ground = Ground::new();
-    // Nothing can be made there.
+    // No file can be made here.
     let scratch = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
     let store = Packed::new(ground.posix(), Box::new(Zstd::new(scratch, Box::new(|_| Some(1)))));
     deliver(&store, "f", &text(1), &meta(0o644));
-    assert_eq!(ground.lies(), ["f"]);
+    assert_eq!(ground.names(), ["f"]);
     assert_eq!(fs::metadata(ground.at("f")).unwrap().permissions().mode() & 0o777, 0o644);
 }

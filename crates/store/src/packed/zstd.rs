@@ -1,12 +1,13 @@
-//! What a compressed file is made of: frames that `zstd -d` puts together again, and at the end a table of them, so that any
-//! part of it can be had without what is before it.
+//! The format of a compressed file: frames that `zstd -d` joins again, and at the end a table of them, so that any part can be
+//! read without the parts before it.
 //!
 //! ```text
 //! frame …                 each of FRAME_BYTES of content (the last one of what is left), with zstd's own checksum
 //! skippable frame         RECORD: length and CRC-64/NVME of the whole content
 //! skippable frame         the table of zstd's "seekable format" 0.1.0: lengths of all frames before it
 //! ```
-//! Both skippable frames are nothing to `zstd -d`; other readers of the seekable format find their way as well.
+//! `zstd -d` skips both skippable frames; other readers of the seekable format (zstd, contrib/seekable_format) can use the
+//! table.
 
 use std::fs::File;
 use std::io;
@@ -20,25 +21,26 @@ use super::super::{Cred, Gate, Remote, Savings, StorePath};
 use super::{Content, Made, Packing, locked};
 use surgetank_types::sync::{Arc, Mutex};
 
-/// What a compressed file's name ends with.
+/// The end of a compressed file's name.
 pub const SUFFIX: &[u8] = b".surgetank.zst";
-/// Smaller ones are not worth it: a block of the store is taken anyway.
+/// Smaller files stay plain: they take a block of the store anyway.
 const WORTH_BYTES: u64 = 4096;
 
-/// Level of zstd for what is published there; `None`: stays plain.
+/// Level of zstd for a file that is published at this path; `None`: it stays plain.
 pub type Choice = Box<dyn Fn(&StorePath) -> Option<i32> + Send + Sync>;
 
-/// Files lie compressed.
+/// Packs files by compression.
 pub struct Zstd {
     choose: Choice,
-    /// Where what is compressed lies until it has been staged, without a name.
+    /// Directory of the unnamed files with compressed bytes, until they are staged.
     scratch: OwnedFd,
     savings: Mutex<Savings>,
-    /// Also what is small, or does not get smaller: for tests.
+    /// Also compresses files that are small or do not become smaller: for tests.
     always: bool,
 }
 
 impl Zstd {
+    /// Compresses the files that `choose` selects; `scratch` is a directory for unnamed files.
     pub fn new(scratch: OwnedFd, choose: Choice) -> Self {
         Self { choose, scratch, savings: Mutex::default(), always: false }
     }
@@ -62,9 +64,9 @@ impl Packing for Zstd {
         let began = surgetank_types::clock::tick();
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let scratch = rustix::fs::openat(&self.scratch, c".", flags, Mode::from_raw_mode(0o600));
-        // Where it cannot be made, the store gets it as it is.
+        // If it cannot be compressed, the store gets it unchanged.
         let unmade = |why: io::Error| {
-            tracing::warn!(path = %bound, %why, "nothing can be compressed beside our state: it is stored as it is");
+            tracing::warn!(path = %bound, %why, "no scratch file for compression can be made: the file is stored uncompressed");
         };
         let scratch = match scratch {
             Ok(scratch) => File::from(scratch),
@@ -113,13 +115,13 @@ fn table_of(packed: &dyn Remote) -> io::Result<Table> {
     Table::read(packed.identity().size_bytes, &|buffer, offset| packed.read_at(buffer, offset))
 }
 
-/// Of content. What is read is rarely less: whoever asks for a byte of it gets a frame unpacked.
-pub const FRAME_BYTES: u64 = 1 << 20;
-/// Read at once of a file's end: enough for the table of some 2 GiB.
+/// Bytes of content in a frame. Reads are rarely smaller: a read of one byte unpacks a whole frame.
+const FRAME_BYTES: u64 = 1 << 20;
+/// Bytes that are first read from a file's end: enough for the table of some 2 GiB.
 const TAIL_BYTES: u64 = 16 << 10;
-/// Of compressed bytes, asked for at once.
+/// Most compressed bytes of one request.
 const RUN_BYTES: u64 = 8 << 20;
-/// Looked at before it is decided that a file does not get smaller.
+/// Bytes that are compressed before a file is judged not to become smaller.
 const TRIAL_BYTES: u64 = 16 << 20;
 
 const SKIPPABLE: u32 = 0x184d_2a50;
@@ -132,27 +134,21 @@ const RECORD_BYTES: u64 = 8 + 32;
 const FOOTER_BYTES: u64 = 9;
 
 /// A file's content, compressed into another file.
-pub struct Compressed {
+struct Compressed {
     pub length_bytes: u64,
     /// CRC-64/NVME of the content.
     pub checksum: u64,
     pub stored_bytes: u64,
 }
 
-/// Less is saved than a twentieth: not worth the trouble of whoever reads it.
+/// Whether less than a twentieth is saved: not worth the time of its readers.
 fn is_vain(content_bytes: u64, stored_bytes: u64) -> bool {
     stored_bytes > content_bytes / 20 * 19
 }
 
-/// Writes all of `source`, compressed, to the empty `target`. `None`: it does not get smaller (unless `always`). Each frame is
-/// unpacked and compared before it counts. `gate` may stop it.
-pub fn compress(
-    source: &File,
-    target: &File,
-    level: i32,
-    always: bool,
-    gate: Gate<'_>,
-) -> io::Result<Option<Compressed>> {
+/// Writes all of `source`, compressed, to the empty `target`. `None` if it does not become smaller (unless `always`). Each
+/// frame is unpacked and compared before it counts. `gate` may stop it.
+fn compress(source: &File, target: &File, level: i32, always: bool, gate: Gate<'_>) -> io::Result<Option<Compressed>> {
     let length_bytes = source.metadata()?.len();
     let mut packer = ::zstd::bulk::Compressor::new(level)?;
     packer.include_checksum(true)?;
@@ -170,7 +166,7 @@ pub fn compress(
         let count = packer.compress_to_buffer(&*plain, &mut packed[..])?;
         let unpacked = unpacker.decompress_to_buffer(&packed[..count], &mut again[..])?;
         if again[..unpacked] != *plain {
-            return Err(damaged("what was compressed did not come out again as it was"));
+            return Err(damaged("the compressed bytes did not unpack to the original"));
         }
         target.write_all_at(&packed[..count], stored_bytes)?;
         table.push((u32::try_from(count).map_err(io::Error::other)?, u32::try_from(len).map_err(io::Error::other)?));
@@ -187,7 +183,7 @@ pub fn compress(
     Ok((always || !is_vain(length_bytes, stored_bytes)).then_some(Compressed { length_bytes, checksum, stored_bytes }))
 }
 
-/// What stands after the frames. The record is in the table, as a frame without content.
+/// The bytes after the frames. The record is in the table, as a frame without content.
 fn ending(mut table: Vec<(u32, u32)>, length_bytes: u64, checksum: u64) -> io::Result<Vec<u8>> {
     table.push((RECORD_BYTES as u32, 0));
     let said = [MARK, length_bytes.to_le_bytes(), checksum.to_le_bytes()].concat();
@@ -208,17 +204,17 @@ fn damaged(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Where the parts of a compressed file lie.
+/// The places of the frames of a compressed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+struct Table {
     pub length_bytes: u64,
     pub checksum: u64,
-    /// Where each frame begins, and where the last one ends.
+    /// The start of each frame, and the end of the last one.
     starts: Vec<u64>,
 }
 
 impl Table {
-    /// Of a file of `stored_bytes`, of which `read` gives any part.
+    /// Reads the table of a file of `stored_bytes`, any part of which `read` gives.
     pub fn read(stored_bytes: u64, read: &dyn Fn(&mut [u8], u64) -> io::Result<()>) -> io::Result<Self> {
         Self::read_from_tail(TAIL_BYTES, stored_bytes, read)
     }
@@ -242,7 +238,7 @@ impl Table {
         Self::parse(&end, stored_bytes).ok_or_else(|| damaged("the table of its frames is damaged"))
     }
 
-    /// How many bytes at the end are not of frames, by the very last of them.
+    /// Number of bytes after the frames, from the file's last bytes.
     fn ending_bytes(end: &[u8]) -> Option<u64> {
         let (_, footer) = end.split_last_chunk::<{ FOOTER_BYTES as usize }>()?;
         let [count @ .., 0, _, _, _, _] = footer else { return None };
@@ -253,7 +249,7 @@ impl Table {
         Some(u64::from(count) * 8 + FOOTER_BYTES + 8 + RECORD_BYTES)
     }
 
-    /// `end`: the file's last bytes, among them all that are not of frames.
+    /// `end`: the file's last bytes, with all that follow the frames.
     pub fn parse(end: &[u8], stored_bytes: u64) -> Option<Self> {
         let ending_bytes = Self::ending_bytes(end)?;
         let ending = end.get(end.len().checked_sub(usize::try_from(ending_bytes).ok()?)?..)?;
@@ -298,7 +294,7 @@ impl Table {
         (left == 0 && at + ending_bytes == stored_bytes).then_some(Self { length_bytes, checksum, starts })
     }
 
-    /// Fills the whole buffer with content, of which `file` has the frames.
+    /// Fills the whole buffer with content, from the frames of `file`.
     pub fn unpack(&self, file: &dyn Remote, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
         if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > self.length_bytes) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -311,7 +307,7 @@ impl Table {
             let count = usize::try_from(ends.div_ceil(FRAME_BYTES)).map_err(io::Error::other)?.saturating_sub(first);
             let run = self.starts.get(first..=first + count).filter(|run| run.len() > 1);
             let run = run.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-            // As many as may be asked for at once, and one at least.
+            // As many as one request may have, and at least one.
             let fits = run[1..].iter().take_while(|end| **end - run[0] <= RUN_BYTES).count().max(1);
             let mut packed = vec![0; usize::try_from(run[fits] - run[0]).map_err(io::Error::other)?];
             file.read_at(&mut packed, run[0])?;
@@ -344,7 +340,7 @@ impl Table {
     }
 }
 
-/// What a compressed file's last bytes say, for the fuzzer; some of what they point to is looked for in them.
+/// Parses a compressed file's last bytes, for the fuzzer, and reads some of the content that they refer to from them.
 #[cfg(fuzzing)]
 pub fn read_end(bytes: &[u8]) {
     struct InMemory<'a>(&'a [u8]);
@@ -413,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_comes_out_as_it_was() {
+    fn every_range_unpacks_to_the_original() {
         for len in [5000, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 9 * FRAME_BYTES + 777] {
             let bytes = text(len as usize);
             let (stored, made) = compressed(&bytes);
@@ -433,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_longer_than_what_is_read_at_first() {
+    fn table_longer_than_first_read_is_read_whole() {
         let (target, source) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         source.set_len(25 * FRAME_BYTES + 5).unwrap();
         let made = compress(&source, &target, 1, false, no_gate()).unwrap().unwrap();
@@ -449,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_get_smaller_is_left_as_it_is() {
+    fn incompressible_file_stays_plain() {
         for len in [100, 5000, 20 << 20] {
             let read = std::sync::atomic::AtomicU64::new(0);
             let gate = |_| {
@@ -463,14 +459,14 @@ mod tests {
     }
 
     #[test]
-    fn it_may_be_stopped() {
+    fn compress_stops_when_gate_fails() {
         let (target, stop) = (tempfile::tempfile().unwrap(), |_| Err(io::ErrorKind::Interrupted.into()));
         let stopped = compress(&source(&text(5000)), &target, 1, false, &stop);
         assert_eq!(stopped.err().map(|why| why.kind()), Some(io::ErrorKind::Interrupted));
     }
 
     #[test]
-    fn no_byte_can_be_changed_or_missing_unnoticed() {
+    fn changed_or_missing_byte_is_detected() {
         let bytes = text(FRAME_BYTES as usize + 4000);
         let (stored, _) = compressed(&bytes);
         let len = stored.0.len();
@@ -488,7 +484,7 @@ mod tests {
         for at in everywhere {
             let mut broken = InMemory(stored.0.clone());
             broken.0[at] ^= 0x10;
-            // (A bit of a frame's header may say nothing.)
+            // A bit of a frame's header may be without meaning.
             if let Ok(content) = read(&broken) {
                 assert!(content == bytes, "changed at {at} of {len}");
             }

@@ -1,8 +1,9 @@
-//! Everything of a file but its bytes: reading it, and bringing it over in an order that keeps it.
+//! All of a file but its bytes: reading it, and copying it in an order that keeps it.
 //!
-//! Order: extended attributes (they need write permission), owner (the kernel clears setuid and setgid with it), mode,
-//! times last. What the destination directory says applies as for any file created there and is not undone on staging:
-//! its setgid bit decides the group of files whose group nobody changed, its default ACL caps group's and others' rights.
+//! The order: extended attributes (they need write permission), owner (the kernel clears setuid and setgid with it), mode,
+//! times last. The destination directory has the same effect as on any file created there, and staging does not undo it: its
+//! setgid bit decides the group of files whose group no program changed, and its default ACL limits the rights of group and
+//! other users.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -25,7 +26,7 @@ pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
 const USER_PREFIX: &[u8] = b"user.";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// The kernel's own limit of one value, and of a list of names.
+/// The kernel's limit for one value, and for a list of names.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
 pub fn attr_of(stat: &Stat) -> Attr {
@@ -56,17 +57,18 @@ pub fn identity_of(stat: &Stat) -> StoreIdentity {
     .of_kind(attr.kind)
 }
 
-/// An open inode that `meta` is brought to. `inode` may be an `O_PATH` handle; for a link it must be.
+/// An open inode that gets the attributes of `meta`. `inode` may be an `O_PATH` handle; for a link it must be one.
 pub struct Subject<'a> {
     pub inode: BorrowedFd<'a>,
     pub identity: &'a Identity,
     pub who: Cred,
-    /// What `who` may not do, the agent does with its own ids: chosen for what is certainly ours, like a fresh temporary.
+    /// Whether the agent does with its own ids what `who` may not do: only for what is certainly the agent's, such as a fresh
+    /// temporary.
     pub insist: bool,
 }
 
 impl Subject<'_> {
-    /// Runs as `who`, and again as the agent where that is allowed and helps.
+    /// Runs as `who`, and again as the agent if that is allowed and helps.
     fn act<T>(&self, operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match self.identity.act(self.who, &operation) {
             Err(error) if self.insist && self.identity.differs(self.who) && is_denied(&error) => operation(),
@@ -74,7 +76,7 @@ impl Subject<'_> {
         }
     }
 
-    /// `user.*` attributes obey the mode, even for the owner: opens it up for as long as it takes.
+    /// `user.*` attributes need permission by the mode, even for the owner: widens the mode for the length of the operation.
     fn act_on_xattrs<T>(&self, operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
         let denied = match self.act(&operation) {
             Err(error) if is_denied(&error) => error,
@@ -89,7 +91,7 @@ impl Subject<'_> {
         result
     }
 
-    /// Dresses what was just created in `dir`; `keep_perm` bits stay on beyond what `meta` asks for.
+    /// Gives the attributes to a file that was just created in `dir`; the `keep_perm` bits stay set beyond those of `meta`.
     pub fn dress(&self, meta: &Meta, dir: BorrowedFd<'_>, keep_perm: u32) -> io::Result<()> {
         let path = handle_path(self.inode)?;
         if let Some(wanted) = meta.xattrs.as_ref().filter(|wanted| !wanted.is_empty()) {
@@ -117,7 +119,7 @@ impl Subject<'_> {
         self.set_times(&path, meta)
     }
 
-    /// Brings what is there to exactly `meta`, touching only what differs.
+    /// Changes the attributes to exactly `meta`, touching only what differs.
     pub fn change(&self, meta: &Meta) -> io::Result<()> {
         let path = handle_path(self.inode)?;
         let stat = fstat(self.inode)?;
@@ -138,9 +140,9 @@ impl Subject<'_> {
         self.act(|| Ok(chmodat(CWD, &path, Mode::from_raw_mode(perm), AtFlags::empty())?))
     }
 
-    /// An owner that the store itself gives to what `who` creates (a squashed root) is accepted, as a native create
-    /// would be. One that somebody asked for and that cannot be given is an error, if we are privileged at all.
-    /// True when owner or group may have changed.
+    /// Sets the owner. An owner that the store itself gives to what `who` creates (a squashed root) is accepted, as for any
+    /// create. A requested owner that cannot be given is an error if the agent is privileged at all. Returns whether owner or
+    /// group may have changed.
     fn set_owner(&self, now: &Stat, uid: u32, gid: u32) -> io::Result<bool> {
         let uid = (now.st_uid != uid).then(|| Uid::from_raw(uid));
         let gid = (now.st_gid != gid).then(|| Gid::from_raw(gid));
@@ -163,7 +165,8 @@ impl Subject<'_> {
         }
     }
 
-    /// `chmod` where creation did not give the mode already. Under an access ACL group and others are only ever narrowed.
+    /// `chmod` if creation did not set the mode. Under an access ACL, the rights of group and other users are only ever
+    /// reduced.
     fn set_perm_below_acl(&self, path: &CStr, perm: u32, now: u32) -> io::Result<()> {
         let below = |perm: u32| match self.act(|| Ok(getxattr_query(path, ACCESS_ACL)?)) {
             Ok(_) => (perm & !0o077) | (perm & now & 0o077),
@@ -184,7 +187,7 @@ pub fn is_denied(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES))
 }
 
-/// All `user.*` attributes of the inode behind a handle path.
+/// All `user.*` attributes of the inode at a handle path.
 pub fn read_xattrs(path: &CStr) -> io::Result<Xattrs> {
     let mut xattrs = Xattrs::new();
     for name in xattr_names(path)?.into_iter().filter(|name| name.starts_with(USER_PREFIX)) {
@@ -227,7 +230,7 @@ fn write_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
     Ok(())
 }
 
-/// ext4 and btrfs say "no space" for attributes that will never fit, too (ext4: about 4 KiB for all of a file's).
+/// ext4 and btrfs also report "no space" for attributes that can never fit (ext4: about 4 KiB for all of a file's).
 fn no_room_for(path: &CStr, wanted: &Xattrs) -> io::Error {
     if statvfs(path).is_ok_and(|space| space.f_bavail == 0) {
         return Errno::NOSPC.into();
@@ -245,8 +248,8 @@ fn replace_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
     write_xattrs(path, &missing.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
-/// What a rename over `old` would lose and the new file shall have: the access ACL, and the `user.*` attributes when
-/// `meta` leaves them as they are. True when something was carried over.
+/// Copies what a rename over `old` would lose and the new file is to have: the access ACL, and the `user.*` attributes if
+/// `meta` leaves them unchanged. Returns whether anything was copied.
 pub fn carry_over(old: &Subject<'_>, new: &Subject<'_>, meta: &Meta) -> io::Result<bool> {
     let (old_path, new_path) = (handle_path(old.inode)?, handle_path(new.inode)?);
     let wanted = |name: &[u8]| name == ACCESS_ACL || (meta.xattrs.is_none() && name.starts_with(USER_PREFIX));

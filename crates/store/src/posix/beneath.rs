@@ -1,8 +1,9 @@
-//! Names under the store's root, reached from a handle of the root and from nothing else.
+//! Names under the store's root, reached only from a handle of the root.
 //!
-//! The root's own path is of no use (our mount lies over it), and other users change the directories below while we
-//! work. Every operation therefore opens the parent directory beneath the handle, following no symbolic link, and then
-//! acts on one name in it. A directory that is swapped for a link between two calls gives ELOOP, never another place.
+//! The root's own path is useless (the mount covers it), and other users change the directories below at any time. Every
+//! operation therefore opens the parent directory beneath the handle, follows no symbolic link, and then acts on one name in
+//! it.
+//! The danger that it avoids: a directory that is swapped for a link between two calls. It gives ELOOP, never another place.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,18 +18,18 @@ use rustix::io::Errno;
 
 use crate::StorePath;
 
-/// The kernel takes paths up to this, with the final zero; longer ones are walked in pieces.
+/// Longest path of one system call, with the final zero; longer paths are walked in pieces.
 const PATH_BYTES_MAX: usize = 4096;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A handle of the store's root directory, taken before anything was mounted over it.
 pub struct Root {
     handle: OwnedFd,
-    /// `openat2` is there (Linux 5.6, and no filter forbids it).
+    /// `openat2` works (Linux 5.6, and no filter forbids it).
     openat2: bool,
 }
 
-/// An open directory: somebody else's handle (the root's, for one), or its own.
+/// An open directory: a borrowed handle (the root's, for example), or an owned one.
 pub enum Dir<'a> {
     Lent(BorrowedFd<'a>),
     Own(OwnedFd),
@@ -55,7 +56,7 @@ impl Place<'_> {
     }
 }
 
-/// An `O_PATH` handle: pins an inode of any kind without opening it, and lends it a path of its own.
+/// An `O_PATH` handle: pins an inode of any type without opening it, and gives it a path of its own.
 pub struct Pinned(OwnedFd);
 
 impl Pinned {
@@ -63,12 +64,12 @@ impl Pinned {
         Ok(fstat(&self.0)?)
     }
 
-    /// Leads to the pinned inode itself, whatever its name is by now.
+    /// A path to the pinned inode itself, whatever its name is now.
     pub fn path(&self) -> io::Result<CString> {
         handle_path(&self.0)
     }
 
-    /// Opens the pinned file. No fifo, device or directory: those could block or answer back.
+    /// Opens the pinned file. A fifo, device or directory is refused: these could block or have side effects.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
         require_file(&self.stat()?)?;
         Ok(openat(CWD, self.path()?, flags | OFlags::CLOEXEC, Mode::empty())?.into())
@@ -100,7 +101,7 @@ pub fn require_file(stat: &Stat) -> io::Result<()> {
 impl Root {
     pub fn new(handle: OwnedFd) -> Self {
         let probe = openat2(&handle, ".", DIRECTORY, Mode::empty(), ResolveFlags::BENEATH);
-        // Any other failure is the directory's own (a squashed root may not search it): the call itself is there.
+        // Any other failure is the directory's (a squashed root may not search it): the call itself exists.
         Self { handle, openat2: !matches!(probe, Err(Errno::NOSYS | Errno::PERM)) }
     }
 
@@ -120,7 +121,7 @@ impl Root {
         self.walk(&path.0)
     }
 
-    /// The directory that holds the last component of `path`, and that component. The root has none: EBUSY.
+    /// The directory that contains the last component of `path`, and that component. The root has none: EBUSY.
     pub fn place<'a>(&'a self, path: &'a StorePath) -> io::Result<Place<'a>> {
         validate(&path.0)?;
         match path.0.iter().rposition(|byte| *byte == b'/') {
@@ -130,7 +131,7 @@ impl Root {
         }
     }
 
-    /// The place of `path` beside one that is known, without opening the directory again if it is the same.
+    /// The place of `path` beside a known one; the directory is not opened again if it is the same.
     pub fn place_beside<'a>(
         &'a self,
         known: &'a Place<'_>,
@@ -178,14 +179,14 @@ impl Root {
         Ok(dir)
     }
 
-    /// As many components as one call can take, and what is left.
+    /// As many components as one call can take, and the rest.
     fn cut<'p>(&self, path: &'p [u8]) -> (&'p [u8], &'p [u8]) {
         let end = if !self.openat2 {
             path.iter().position(|byte| *byte == b'/')
         } else if path.len() < PATH_BYTES_MAX {
             None
         } else {
-            // A single component that is too long by itself goes whole: the kernel names the error.
+            // A single component that is too long is passed whole: the kernel names the error.
             path[..PATH_BYTES_MAX]
                 .iter()
                 .rposition(|byte| *byte == b'/')
@@ -197,7 +198,7 @@ impl Root {
     fn step(&self, dir: BorrowedFd<'_>, piece: &[u8]) -> io::Result<OwnedFd> {
         if !self.openat2 {
             return openat(dir, piece, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(|error| match error {
-                // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
+                // The two flags together give ENOTDIR for a link too; this tells them apart as openat2 does.
                 Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => Errno::LOOP.into(),
                     _ => error.into(),
@@ -206,7 +207,7 @@ impl Root {
             });
         }
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        // EAGAIN: renames elsewhere raced with the walk. Bounded, as a neighbour could go on for ever.
+        // EAGAIN: renames elsewhere interfered with the walk. Bounded, because another client could rename indefinitely.
         let mut left = 100;
         loop {
             match openat2(dir, piece, DIRECTORY, Mode::empty(), resolve) {
@@ -217,12 +218,12 @@ impl Root {
     }
 }
 
-/// Pins whatever has the name, a link itself rather than what it leads to.
+/// Pins whatever has the name; a link itself rather than its target.
 pub fn pin_at(place: &Place<'_>) -> io::Result<Pinned> {
     Ok(Pinned(openat(&place.dir, place.name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?))
 }
 
-/// Reads that are ours leave no trace in the file's access time, where its owner asks for that.
+/// Opens a file so that the agent's own reads do not change its access time, if its owner permits that.
 pub fn without_atime(open: impl Fn(OFlags) -> io::Result<File>, flags: OFlags) -> io::Result<File> {
     match open(flags | OFlags::NOATIME) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => open(flags),
@@ -230,12 +231,12 @@ pub fn without_atime(open: impl Fn(OFlags) -> io::Result<File>, flags: OFlags) -
     }
 }
 
-/// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
-/// which regular files do not mind.
+/// Opens an existing regular file without blocking on another type of file under its name. The descriptor stays non-blocking,
+/// which has no effect on regular files.
 pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd = openat(&place.dir, place.name, flags | guard, Mode::empty()).map_err(|error| match error {
-        // What a fifo without a reader, or a socket, answers.
+        // The answer of a fifo without a reader, or of a socket.
         Errno::NXIO => Errno::INVAL,
         error => error,
     })?;
@@ -243,7 +244,7 @@ pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     Ok(fd.into())
 }
 
-/// `.` and `..` never come from the namespace; a path with them is a mistake of ours, not the user's.
+/// `.` and `..` never come from the namespace; a path with them is a programming error, not the user's.
 fn validate(path: &[u8]) -> io::Result<()> {
     let clean = |name: &[u8]| !name.is_empty() && name != b"." && name != b".." && !name.contains(&0);
     if path.is_empty() || path.split(|byte| *byte == b'/').all(clean) { Ok(()) } else { Err(Errno::INVAL.into()) }
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_are_not_plain_are_refused() {
+    fn paths_with_dots_are_refused() {
         for bad in ["/", "/a", "a/", "a//b", ".", "a/../b", "..", "a/.", "a\0b"] {
             assert!(validate(bad.as_bytes()).is_err(), "{bad}");
         }

@@ -1,8 +1,7 @@
 //! The bytes: one pass from a source into a file of the store, holes kept, summed on the way.
 //!
-//! Write-back of a large file is started while the copy still runs and awaited some windows later. So the device is
-//! busy all the time, dirty memory stays small, the throttle and the progress bar see what really moved, and the sync at
-//! the end is short.
+//! Write-back of a large file is started while the copy still runs, and awaited some windows later. The device is then always
+//! busy, dirty memory stays small, the throttle and the progress bar see what really moved, and the final sync is short.
 
 use std::fs::File;
 use std::io;
@@ -19,18 +18,18 @@ use crate::checksum::{Checksum, checksum, read_extent};
 use crate::extents::{Extent, Extents};
 
 const WINDOW_BYTES: u64 = 8 << 20;
-/// The rest of a file is written back at once from here on: or the device would rest while those before it are published, which
-/// takes a slow store some milliseconds each. (Small ones are brought to the disk together.)
+/// From here on the rest of a file is written back at once. Otherwise the device would idle while earlier files are published,
+/// which takes some milliseconds each on a slow store. (Small files are written back together.)
 const REST_BYTES_MIN: u64 = 1 << 20;
-/// How far write-back may lag behind the copy.
+/// Bytes by which write-back may lag behind the copy.
 const BEHIND_BYTES: u64 = 4 * WINDOW_BYTES;
 
-/// Runs an operation with the ids of the user it is done for.
+/// Runs an operation with the ids of the user for whom it is done.
 pub type Act<'a> = &'a dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>;
 
 /// Copies into files of one store.
 pub struct Copier {
-    /// The device of sources that last could not share extents with the store: no need to ask for each of its files.
+    /// The device whose sources last could not share extents with the store, so that it is not asked for each of its files.
     refused: AtomicU64,
 }
 
@@ -39,8 +38,8 @@ impl Copier {
         Self { refused: AtomicU64::new(u64::MAX) }
     }
 
-    /// Fills the empty `target`, writing through `act` (which makes the ids right: reserved blocks and quotas are the
-    /// writer's; `gate` runs with the agent's). Answers the checksum of what was read from `source`.
+    /// Fills the empty `target` and returns the checksum of what was read from `source`. It writes through `act`, which sets
+    /// the ids (reserved blocks and quotas are the writer's); `gate` runs with the agent's.
     pub fn copy(
         &self,
         source: &File,
@@ -96,7 +95,7 @@ impl Copier {
 
 struct WriteBehind<'a> {
     file: &'a File,
-    /// Write-back was started up to here.
+    /// Write-back was started up to this offset.
     started: u64,
 }
 
@@ -130,7 +129,7 @@ impl<'a> WriteBehind<'a> {
     }
 }
 
-/// Reports a write-back error that nobody has seen yet; starts no write and asks for no flush.
+/// Reports a write-back error that no sync has reported yet; starts no write and requests no flush.
 pub fn written_without_error(file: &File) -> io::Result<()> {
     sync_range(file, 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
 }
@@ -142,7 +141,7 @@ fn sync_range(file: &File, start: u64, len: u64, flags: libc::c_uint) -> io::Res
         return Ok(());
     }
     match io::Error::last_os_error() {
-        // Only a hint to file systems that do not know it.
+        // Only advice; file systems that do not know it may refuse.
         error
             if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE | libc::EOPNOTSUPP)) =>
         {

@@ -1,4 +1,4 @@
-//! What the driver did to the store, in counts: for reports, and for tests that must not depend on time.
+//! The driver's operations on the store, as counts: for reports, and for tests that must not depend on time.
 
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,20 +26,24 @@ pub struct Counters {
     pub stats: Counter,
 }
 
-/// The counters at one moment.
+/// The counters at one moment, since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Counts {
-    /// Copied into temporaries or over existing files; cloned extents and holes are not among them.
+    /// Bytes copied into temporaries or over existing files, without cloned extents and holes.
     pub bytes_written: u64,
-    /// Read again to verify.
+    /// Bytes read again to verify.
     pub bytes_read_back: u64,
-    /// Files that share their source's extents.
+    /// Number of files that share their source's extents.
     pub files_cloned: u64,
+    /// Number of files synced separately.
     pub fsyncs: u64,
+    /// Number of syncs of the whole file system.
     pub file_system_syncs: u64,
+    /// Number of renames.
     pub renames: u64,
-    /// Publications that went over an existing file in place.
+    /// Number of publications over an existing file in place.
     pub overwrites: u64,
+    /// Number of look-ups of a file's attributes.
     pub stats: u64,
 }
 

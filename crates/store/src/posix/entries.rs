@@ -1,4 +1,4 @@
-//! What a directory holds: listing it, and removing it with all that is below.
+//! The entries of a directory: listing them, and removing them with everything below.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
         let kind = match entry.file_type() {
             FileType::Unknown => match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => Kind::from_mode(stat.st_mode),
-                // Gone since.
+                // Removed since.
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(error.into()),
             },
@@ -35,16 +35,16 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
 }
 
 const NFS_SUPER_MAGIC: i64 = 0x6969;
-/// Of these more can be looked up than is listed: autofs, two kinds of AFS, proc.
+/// File systems in which more can be looked up than is listed: autofs, two kinds of AFS, proc.
 const LISTS_LESS: [i64; 4] = [0x187, 0x5346_414f, 0x6b41_4653, 0x9fa0];
 
-/// `None`: there are more, or they are not the names that can be looked up.
+/// `None`: there are more, or a listing is not complete on this file system.
 pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
     let kind = fstatfs(dir)?.f_type;
     if LISTS_LESS.contains(&kind) {
         return Ok(None);
     }
-    // What the kernel has of a listing may be older than what a look-up would find.
+    // The kernel's cached listing may be older than the result of a look-up.
     if kind == NFS_SUPER_MAGIC {
         statx(dir, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME)?;
     }
@@ -60,10 +60,10 @@ pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>
     Ok(Some(names))
 }
 
-/// Removes a name and, if it is a directory, all below it, following nothing.
+/// Removes a name and, if it is a directory, everything below it; follows no link.
 pub fn remove_tree(place: &Place<'_>) -> io::Result<()> {
     match unlinkat(&place.dir, place.name, AtFlags::empty()) {
-        // What is said of directories, by different file systems.
+        // The error for directories, on different file systems.
         Err(Errno::ISDIR | Errno::PERM) => {}
         result => return Ok(result?),
     }

@@ -1,10 +1,11 @@
-//! Whose ids a store operation is done with.
+//! The ids with which a store operation is done.
 //!
-//! A privileged agent acts as the caller: file-system uid, gid and supplementary groups of this one thread change for
-//! the length of an operation (so that root_squash, quotas and permissions are the caller's) and are restored on every
-//! way out. The calls go straight to the kernel: the C library's wrappers would change every thread of the agent.
-//! The danger avoided: a thread that keeps the caller's ids and does its next work with them. If they cannot be
-//! restored, the agent ends at once; a dead agent is recovered from, files with the wrong owner are not.
+//! A privileged agent acts as the caller: file-system uid, gid and supplementary groups of this one thread change for the
+//! length of an operation (so that root_squash, quotas and permissions are the caller's) and are restored on every way out. The
+//! calls go directly to the kernel: the C library's wrappers would change every thread of the agent.
+//!
+//! The danger that it avoids: a thread that keeps the caller's ids and does its next work with them. If they cannot be
+//! restored, the agent ends at once: recovery from a dead agent is possible, files with the wrong owner are not repaired.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -17,10 +18,10 @@ use crate::Cred;
 
 type Groups = Arc<[libc::gid_t]>;
 
-/// As many as the kernel takes.
+/// The kernel's limit.
 const GROUPS_MAX: usize = 65536;
 
-/// The agent's own ids, and the groups of those it has acted for.
+/// The agent's own ids, and the groups of the users for whom it has acted.
 pub struct Identity {
     uid: u32,
     gid: u32,
@@ -43,7 +44,7 @@ impl Identity {
         })
     }
 
-    /// May the agent give files away and act as others at all?
+    /// Whether the agent may give files away and act as other users.
     pub fn privileged(&self) -> bool {
         self.privileged
     }
@@ -52,19 +53,19 @@ impl Identity {
         self.uid
     }
 
-    /// Will `who` be acted for with ids other than the agent's?
+    /// Whether operations for `who` use other ids than the agent's.
     pub fn differs(&self, who: Cred) -> bool {
         self.privileged && who.uid != self.uid
     }
 
-    /// Runs `operation` with the ids of `who`; with our own when we are not privileged or are that user already.
+    /// Runs `operation` with the ids of `who`, or with the agent's own if it is not privileged or is that user already.
     pub fn act<T>(&self, who: Cred, operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if !self.differs(who) {
             return operation();
         }
         let groups = self.groups_of(who);
         let restore = Restore(self);
-        // Groups first: changing them needs the capability that goes with the uid.
+        // Groups first: changing them needs the capability that changes with the uid.
         set_groups(&groups)?;
         set_fs_ids(who.uid, who.gid)?;
         let result = operation();
@@ -72,7 +73,7 @@ impl Identity {
         result
     }
 
-    /// Beside those that the system's list has: a process may have been given others. Returns whether any is new.
+    /// Adds groups to those of the system's list: a process may have been given others. Returns whether any is new.
     pub fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
         if !self.differs(who) {
             return false;
@@ -92,7 +93,7 @@ impl Identity {
         if let Some(groups) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return groups.clone();
         }
-        // Not under the lock: the look-up may go over the network.
+        // Not under the lock: the look-up may use the network.
         let groups: Groups = look_up_groups(who).into();
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, groups.clone());
         groups
@@ -120,18 +121,18 @@ fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {
 }
 
 fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
-    // The group while the uid still is the agent's, in both directions: the agent is root.
+    // The group while the uid is still the agent's, in both directions: the agent is root.
     // SAFETY: these calls take plain numbers and change only the ids of this thread.
     let now = unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
-        // They report no failure; asking for an impossible id answers the present one and changes nothing.
+        // They report no failure; a request for an impossible id returns the present one and changes nothing.
         (libc::syscall(libc::SYS_setfsuid, u32::MAX), libc::syscall(libc::SYS_setfsgid, u32::MAX))
     };
     if now == (i64::from(uid), i64::from(gid)) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
-/// All groups of the user as the system knows them; only the given one for a user it does not know.
+/// All groups of the user, as the system knows them; only the given one for an unknown user.
 fn look_up_groups(who: Cred) -> Vec<libc::gid_t> {
     let mut text = vec![0_u8; 16 << 10];
     // SAFETY: an all-zero passwd is a valid value; the call below fills it.
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_change_for_the_operation_only_even_when_it_panics() {
+    fn ids_after_operation_or_panic_are_restored() {
         let identity = Identity::of_this_agent().unwrap();
         let before = fs_ids();
         let who = Cred { uid: 12_345, gid: 23_456 };
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_known_and_unknown_users() {
+    fn groups_of_known_and_unknown_users_are_found() {
         assert!(look_up_groups(Cred { uid: 0, gid: 77 }).contains(&77));
         assert_eq!(look_up_groups(Cred { uid: 3_999_999_999, gid: 5 }), vec![5]);
     }

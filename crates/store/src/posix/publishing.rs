@@ -1,16 +1,18 @@
-//! Making a staged copy visible under its final name.
+//! Makes a staged copy visible under its final name.
 //!
-//! | what has the name | what happens |
+//! | present file of that name | action |
 //! |---|---|
-//! | nothing | one rename that refuses to replace anything |
-//! | a file with one link, same owner | one rename over it; its ACL (and attributes nobody changed) go along |
-//! | a file with several links, or another owner | written over in place, synced, compared; the inode stays, the temporary goes last |
+//! | none | one rename that refuses to replace anything |
+//! | a file with one link, same owner | one rename over it; its ACL (and attributes that no program changed) are copied first |
+//! | a file with several links, or another owner | overwritten in place, synced, compared; the inode stays, the temporary is
+//! removed last |
 //! | another file (`replace`) | one rename over it; its further names keep it |
 //! | a link, fifo, socket, device | one rename over it |
-//! | a directory | fine for a directory: an empty temporary is dropped, a filled one replaces an empty target; EISDIR otherwise |
+//! | a directory | accepted for a directory: an empty temporary is dropped, a filled one replaces an empty target; EISDIR
+//! otherwise |
 //!
-//! The danger avoided: an interrupted overwrite. Whatever happens before the target is synced and compared, the verified
-//! temporary is still there and publishing can be done again.
+//! The danger that it avoids: an interrupted overwrite. Until the target is synced and compared, the verified temporary exists,
+//! and publishing can be repeated.
 
 use std::io;
 
@@ -25,7 +27,7 @@ use crate::{Cred, Meta, StorePath, TakesTurn, Turn};
 use surgetank_types::model::StoreIdentity;
 use surgetank_types::sync::atomic::Ordering;
 
-/// How often a name that comes and goes under our hands is looked at again.
+/// Number of looks at a name that appears and disappears meanwhile.
 const ATTEMPTS_MAX: u32 = 8;
 
 impl PosixStore {
@@ -48,11 +50,11 @@ impl PosixStore {
         let stat = staged.stat()?;
         let directory = is(&stat, FileType::Directory);
         if directory {
-            // Children that were staged inside have moved its times.
+            // Children that were staged inside have changed its times.
             self.finish_dir(who, &staged, meta)?;
         }
         turn.map_or(Ok(()), TakesTurn::wait)?;
-        // (What the file is there is asked for while the next one is renamed.)
+        // The file's new attributes are read while the next file is renamed.
         let shown = || turn.into_iter().for_each(TakesTurn::pass);
         for _ in 0..ATTEMPTS_MAX {
             match act(&|| self.rename_new(&from, &to)) {
@@ -100,7 +102,7 @@ impl PosixStore {
         Err(io::Error::new(io::ErrorKind::WouldBlock, "another file comes and goes under the name"))
     }
 
-    /// One rename, which fails where somebody has the name; where there is no such rename, EEXIST as well.
+    /// One rename, which fails if the name is taken; EEXIST also where the file system has no such rename.
     pub(super) fn publish_absent_at(
         &self,
         who: Cred,
@@ -113,7 +115,7 @@ impl PosixStore {
         }
         let from = self.identity.act(who, || {
             let from = self.root.place(temporary)?;
-            // (What is remembered of it is renewed before the directory is locked for the rename.)
+            // The kernel's cached attributes are renewed before the rename locks the directory.
             pin_at(&from)?;
             Ok(from)
         })?;
@@ -121,7 +123,7 @@ impl PosixStore {
         turn.map_or(Ok(()), TakesTurn::wait)?;
         self.identity.act(who, || {
             match renameat_with(&from.dir, from.name, &to.dir, to.name, RenameFlags::NOREPLACE) {
-                // (A look that is not forced past this node's memory, as in `rename_new`, would not do here.)
+                // A look that uses this node's cache, as in `rename_new`, would not suffice here.
                 Err(Errno::INVAL | Errno::NOSYS) => {
                     self.replaces.store(true, Ordering::Relaxed);
                     Err(Errno::EXIST.into())
@@ -135,7 +137,7 @@ impl PosixStore {
         self.identity_at(who, &to)
     }
 
-    /// EEXIST when the name is taken, also where the file system knows only the rename that replaces.
+    /// EEXIST if the name is taken, also where the file system has only the rename that replaces.
     fn rename_new(&self, from: &Place<'_>, to: &Place<'_>) -> io::Result<()> {
         match renameat_with(&from.dir, from.name, &to.dir, to.name, RenameFlags::NOREPLACE) {
             Err(Errno::INVAL | Errno::NOSYS) => match to.stat() {
@@ -196,13 +198,13 @@ impl PosixStore {
         act(&|| file.set_len(0))?;
         crash_point!("store.overwriting");
         let sum = self.copier.copy(&source, &file, &act, &self.counters, &|_| Ok(()))?;
-        // Another owner's file keeps its mode and owner, as it would under a native write.
+        // Another owner's file keeps its mode and owner, as with any write.
         let present = target.stat()?;
         let kept = Meta { uid: present.st_uid, gid: present.st_gid, ..meta.clone() };
         let own = present.st_uid == meta.uid;
         let wanted = if own { Meta { gid: meta.gid, ..kept } } else { Meta { perm: present.st_mode & 0o7777, ..kept } };
         match subject(&file, &self.identity, who, false).change(&wanted) {
-            // In a user namespace all strangers' numbers are the same: “own” says nothing there.
+            // In a user namespace all other users have the same number: “own” tells nothing there.
             Err(error) if !(own && self.identity.privileged()) && is_denied(&error) => {}
             result => result?,
         }
@@ -233,7 +235,7 @@ impl PosixStore {
         Ok(identity_of(&self.identity.act(who, || place.stat())?))
     }
 
-    /// Opens a temporary of ours for reading even if its final mode does not let its owner read it.
+    /// Opens one of the agent's temporaries for reading, even if its final mode does not permit its owner to read it.
     pub(super) fn open_ours(&self, who: Cred, place: &Place<'_>) -> io::Result<std::fs::File> {
         let open = || without_atime(|flags| open_file_at(place, flags), OFlags::RDONLY);
         let denied = match self.identity.act(who, open) {
@@ -241,7 +243,7 @@ impl PosixStore {
             result => return result,
         };
         if self.identity.differs(who) {
-            // The agent's own ids read everything, unless the store squashes them.
+            // The agent's own ids can read everything, unless the store squashes them.
             match open() {
                 Err(error) if is_denied(&error) => {}
                 result => return result,
@@ -263,7 +265,8 @@ impl PosixStore {
     }
 }
 
-/// Its further names shall see the new version too, or its owner stay the owner.
+/// Whether the present file must be overwritten in place: its further names must see the new version too, or its owner must
+/// stay the owner.
 pub(super) fn goes_over(present: &Stat, staged: &Stat) -> bool {
     let files = is(present, FileType::RegularFile) && is(staged, FileType::RegularFile);
     files && (present.st_nlink > 1 || present.st_uid != staged.st_uid)

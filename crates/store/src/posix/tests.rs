@@ -54,7 +54,7 @@ fn root() -> bool {
     root
 }
 
-/// Runs in a mount namespace of its own; whatever is mounted goes with the thread.
+/// Runs in its own mount namespace; its mounts end with the thread.
 fn apart(run: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope
@@ -79,13 +79,13 @@ fn mount_tmpfs(at: &Path, options: &str) {
 }
 
 #[test]
-fn conforms() {
+fn posix_store_conforms() {
     let plain = Plain::new();
     conform(|| Box::new(plain.posix()));
 }
 
 #[test]
-fn conforms_without_openat2() {
+fn posix_store_without_openat2_conforms() {
     let plain = Plain::new();
     conform(|| {
         let mut store = plain.posix();
@@ -95,7 +95,7 @@ fn conforms_without_openat2() {
 }
 
 #[test]
-fn conforms_without_whole_syncs() {
+fn posix_store_without_whole_syncs_conforms() {
     let plain = Plain::new();
     conform(|| {
         let mut store = plain.posix();
@@ -105,7 +105,7 @@ fn conforms_without_whole_syncs() {
 }
 
 #[test]
-fn conforms_on_tmpfs() {
+fn posix_store_on_tmpfs_conforms() {
     if !root() {
         return;
     }
@@ -121,9 +121,9 @@ fn conforms_on_tmpfs() {
     });
 }
 
-/// A plain user of the machine, without any privilege: the driver runs as it, in a child of this test program.
+/// A plain user of the machine, without privileges: the driver runs as that user, in a child of this test program.
 #[test]
-fn conforms_unprivileged() {
+fn posix_store_without_privileges_conforms() {
     const INNER: &str = "SURGETANK_TEST_UNPRIVILEGED";
     if std::env::var_os(INNER).is_some() {
         let plain = Plain::new();
@@ -141,7 +141,7 @@ fn conforms_unprivileged() {
     let output = {
         use std::os::unix::process::CommandExt;
         std::process::Command::new(&program)
-            .args(["--exact", "posix::tests::conforms_unprivileged", "--nocapture"])
+            .args(["--exact", "posix::tests::posix_store_without_privileges_conforms", "--nocapture"])
             .env(INNER, "1")
             .env("TMPDIR", dir.path())
             .current_dir(dir.path())
@@ -155,7 +155,7 @@ fn conforms_unprivileged() {
 }
 
 #[test]
-fn underneath_a_mount_over_its_own_root() {
+fn store_below_a_mount_over_its_root_works() {
     if !root() {
         return;
     }
@@ -172,7 +172,7 @@ fn underneath_a_mount_over_its_own_root() {
 }
 
 #[test]
-fn links_that_lead_out_are_not_followed() {
+fn links_out_of_the_root_are_not_followed() {
     let plain = Plain::new();
     let (dir, outside) = (plain.dir(), plain.dir());
     fs::write(outside.join("f"), b"outside").unwrap();
@@ -200,11 +200,11 @@ fn links_that_lead_out_are_not_followed() {
         }
         assert_eq!(fs::read(&planted).unwrap(), b"planted");
         assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
-        // The final name itself a link that leads out: replaced, not written through.
+        // The final name itself is a link that leads out: it is replaced, not written through.
         symlink(outside.join("f"), dir.join("g")).unwrap();
         deliver(&store, "g", b"plain", &meta(0o644));
         assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
-        // A tree that is removed stops at links.
+        // The removal of a tree stops at links.
         fs::create_dir(dir.join(".surgetank-tmp-t")).unwrap();
         symlink(&outside, dir.join(".surgetank-tmp-t/out")).unwrap();
         store.discard(me(), &path(".surgetank-tmp-t")).unwrap();
@@ -216,7 +216,7 @@ fn links_that_lead_out_are_not_followed() {
 }
 
 #[test]
-fn links_swapped_in_while_we_work_are_never_followed() {
+fn links_swapped_in_concurrently_are_not_followed() {
     let plain = Plain::new();
     let (dir, outside) = (plain.dir(), plain.dir());
     let store = store_at(&dir);
@@ -255,7 +255,7 @@ fn links_swapped_in_while_we_work_are_never_followed() {
 }
 
 #[test]
-fn a_read_only_store_says_so() {
+fn read_only_store_gives_erofs() {
     if !root() {
         return;
     }
@@ -285,7 +285,7 @@ fn a_read_only_store_says_so() {
 }
 
 #[test]
-fn a_full_store_keeps_what_it_has() {
+fn full_store_keeps_present_files() {
     if !root() {
         return;
     }
@@ -302,7 +302,7 @@ fn a_full_store_keeps_what_it_has() {
         );
         assert_eq!(names(&store, "", true), ["f"], "the room is given back");
         assert!(store.space(&StorePath::root()).unwrap().available_bytes > 3 << 20);
-        // In place: the target loses its bytes, the verified copy does not, and it goes through when there is room.
+        // In place: the target loses its bytes, the verified copy does not, and the write succeeds when there is space.
         store.link(me(), &path("f"), &path("g")).unwrap();
         let bytes = noise(1_500_000);
         let (temporary, _) = staged(&store, "f", &source(&bytes), &meta(0o644));
@@ -312,7 +312,7 @@ fn a_full_store_keeps_what_it_has() {
         fs::remove_file(dir.join("hog")).unwrap();
         store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
         assert!(read(&store, "g") == bytes);
-        // Out of inodes.
+        // No inodes left.
         let made = (0..20)
             .map(|number| errno(store.stage_dir(me(), &path(&format!(".surgetank-tmp-{number}")), &meta(0o755))))
             .max();
@@ -339,21 +339,21 @@ fn small_files_share_one_sync() {
     let counts = store.counters();
     assert_eq!((counts.file_system_syncs, counts.fsyncs, counts.renames), (1, 1, 256));
     assert_eq!((counts.bytes_written, counts.bytes_read_back), (256 * 5, 256 * 5));
-    // Few are synced one by one.
+    // A few are synced one by one.
     let (temporary, _) = staged(&store, "g", &source(b"small"), &meta(0o644));
     store.settle(me(), &[temporary]).unwrap();
     assert_eq!(store.counters().fsyncs, 2);
 }
 
 #[test]
-fn a_handle_of_a_file_is_no_store() {
+fn store_from_file_handle_is_refused() {
     let file: OwnedFd = tempfile::tempfile().unwrap().into();
     assert_eq!(errno(PosixStore::new(file, String::new())), libc::ENOTDIR);
 }
 
-/// A file's turn ends with its rename; it used to last until the server had also been asked what became of it.
+/// A file's turn ended only after the server had also been asked for the result of its rename.
 #[test]
-fn a_file_passes_its_turn_as_soon_as_it_shows() {
+fn turn_ends_with_the_rename() {
     struct Watched<'a>(&'a Path, std::sync::Mutex<Vec<bool>>);
     impl crate::TakesTurn for Watched<'_> {
         fn wait(&self) -> io::Result<()> {
@@ -397,8 +397,8 @@ fn a_file_passes_its_turn_as_soon_as_it_shows() {
 }
 
 #[test]
-fn several_requests_at_a_time_where_each_goes_to_somebody_else() {
+fn remote_file_system_publishes_several_files_at_once() {
     assert_eq!(Plain::new().posix().features().publications_at_once, 1);
-    // (Of what is no local file system this is always at hand.)
+    // /proc is not a local file system and always at hand.
     assert!(store_at(Path::new("/proc")).features().publications_at_once > 1);
 }

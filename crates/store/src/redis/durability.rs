@@ -1,30 +1,31 @@
-//! What the server promises of what it has acknowledged: it answers before its disk does, unless it is told otherwise.
+//! The server's promise about what it has acknowledged: it answers before its disk has the data, unless it is configured
+//! otherwise.
 //!
-//! The danger: a file that is called durable and is gone after the server's power loss. It cannot be made so from here; it is
-//! found out, and said.
+//! The danger that it avoids: a file that is reported durable and is lost at the server's power loss. The client cannot prevent
+//! that; it determines the promise and reports it.
 
-/// As far as the server tells.
+/// When acknowledged data is on disk, as far as the server reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Durability {
     /// On its disk before the answer (`appendfsync always`).
     Always,
-    /// Up to a second later, and we wait for it (`WAITAOF`, since Redis 7.2).
+    /// Up to a second later, and the driver waits for it (`WAITAOF`, since Redis 7.2).
     Waits,
-    /// Up to a second later.
+    /// Up to a second later (`appendfsync everysec`).
     EverySecond,
-    /// When its kernel likes to (`appendfsync no`).
+    /// When the server's kernel writes it (`appendfsync no`).
     Sometime,
-    /// With the next snapshot. Empty: there will be none.
+    /// With the next snapshot, by these rules (`save`). Empty: there will be none.
     Snapshots(String),
-    /// It logs, and does not tell how.
+    /// The server has a log, and does not report how it syncs it.
     Untold,
-    /// As any of these, but what was kept may be thrown away when memory runs short: by this policy.
+    /// As the other value says, but the server may evict data when memory runs short, by this policy.
     Evicts(&'static str, Box<Durability>),
-    /// As any of these, and a replica has it as well: we wait for it (`WAIT`).
+    /// As the other value says, and a replica has it too: the driver waits for it (`WAIT`).
     Replicated(Box<Durability>),
 }
 
-/// What `INFO` and `CONFIG GET` told. `None`: nobody may ask.
+/// The answers of `INFO` and `CONFIG GET`. `None`: the user may not ask.
 #[derive(Debug, Default)]
 pub struct Told {
     pub logs: Option<bool>,
@@ -37,17 +38,20 @@ pub struct Told {
 }
 
 impl Durability {
+    /// Derives the promise from the server's answers.
     pub fn of(told: &Told) -> Self {
         let kept = match (told.logs, told.fsync.as_deref()) {
             (Some(true), Some("always")) => Self::Always,
             (Some(true), Some("everysec")) if told.waits => Self::Waits,
             (Some(true), Some("everysec")) => Self::EverySecond,
             (Some(true), Some(_)) => Self::Sometime,
-            (Some(false), _) => Self::Snapshots(told.save.clone().unwrap_or_else(|| "nobody may ask when".into())),
+            (Some(false), _) => {
+                Self::Snapshots(told.save.clone().unwrap_or_else(|| "the user may not ask when".into()))
+            }
             _ => Self::Untold,
         };
         let kept = if told.has_replicas { Self::Replicated(Box::new(kept)) } else { kept };
-        // What expires, after ten thousand years, is of ours only where the policy is not to look for that.
+        // Values of Surgetank expire (after ten thousand years) only where the policy does not consider expiry.
         match told.policy.as_deref() {
             Some(policy) if policy.starts_with("allkeys-") && told.maxmemory != Some(0) => {
                 const POLICIES: [&str; 3] = ["allkeys-lru", "allkeys-lfu", "allkeys-random"];
@@ -58,6 +62,7 @@ impl Durability {
         }
     }
 
+    /// Whether acknowledged data survives the server's power loss.
     pub fn is_sure(&self) -> bool {
         match self {
             Self::Always | Self::Waits => true,
@@ -66,6 +71,7 @@ impl Durability {
         }
     }
 
+    /// Whether the driver waits for the disk (`WAITAOF`).
     pub fn waits(&self) -> bool {
         match self {
             Self::Waits => true,
@@ -74,6 +80,7 @@ impl Durability {
         }
     }
 
+    /// Whether the driver waits for a replica (`WAIT`).
     pub fn is_replicated(&self) -> bool {
         match self {
             Self::Replicated(_) => true,
@@ -82,14 +89,14 @@ impl Durability {
         }
     }
 
-    /// What is to be said before anybody relies on it.
+    /// Warnings for the user, one sentence each.
     pub fn warnings(&self) -> Vec<String> {
         match self {
             _ if self.is_sure() => Vec::new(),
             Self::Evicts(policy, kept) => {
                 let mut warnings = kept.warnings();
                 warnings.push(format!(
-                    "the server throws away files when its memory is full (maxmemory-policy {policy}); CONFIG SET maxmemory-policy noeviction"
+                    "the server evicts files when its memory is full (maxmemory-policy {policy}); CONFIG SET maxmemory-policy noeviction"
                 ));
                 warnings
             }
@@ -119,7 +126,7 @@ impl std::fmt::Display for Durability {
             }
             Self::Untold => f.write_str("the server does not tell whether what it acknowledges is on its disk"),
             Self::Replicated(kept) => write!(f, "{kept}; a replica has it as well"),
-            Self::Evicts(policy, kept) => write!(f, "{kept}; what does not fit into memory is thrown away ({policy})"),
+            Self::Evicts(policy, kept) => write!(f, "{kept}; what does not fit into memory is evicted ({policy})"),
         }
     }
 }
@@ -129,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_servers_promise() {
+    fn durability_follows_from_server_configuration() {
         let told = |logs, fsync: &str, waits| Told { logs, fsync: Some(fsync.into()), waits, ..Told::default() };
         for (told, sure, part) in [
             (told(Some(true), "always", false), true, "on its disk"),

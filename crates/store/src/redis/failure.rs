@@ -1,6 +1,6 @@
-//! Why a request failed: what the server or the socket said, as an errno, and whether another try may help.
+//! Why a request failed: the answer of the server or the socket, as an errno, and whether another try may help.
 //!
-//! (Whether it was carried out all the same need not be known: every change knows its own work.)
+//! Whether the request was carried out need not be known: every change recognises its own work.
 
 use std::io;
 
@@ -11,23 +11,23 @@ use surgetank_types::error::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
     Errno(Errno),
-    /// Something else is under the key than was to be.
+    /// The key does not have what the condition requires.
     Condition,
-    /// The bytes are not those that were summed.
+    /// The bytes do not have the checksum.
     Checksum,
 }
 
 #[derive(Debug)]
 pub struct Failure {
     pub meaning: Meaning,
-    /// The server's word for it, or empty.
+    /// The server's code of the error, or empty.
     pub code: String,
     pub message: String,
     pub again: bool,
 }
 
 impl Failure {
-    /// Found by us; final.
+    /// Found by the driver; final.
     pub fn ours(errno: Errno, message: &str) -> Self {
         Self { meaning: Meaning::Errno(errno), code: String::new(), message: message.to_owned(), again: false }
     }
@@ -40,13 +40,13 @@ impl Failure {
         Self { meaning: Meaning::Checksum, ..Self::ours(Errno::IO, "the parts do not have the checksum of the whole") }
     }
 
-    /// The answer makes no sense.
+    /// The answer cannot be understood.
     pub fn garbled() -> Self {
         Self::ours(Errno::IO, "the server's answer is not understood")
     }
 
     pub fn of(why: RedisError) -> Self {
-        // Of several commands, the first that failed says why.
+        // Of several commands, the first that failed gives the cause.
         if let Some((_, first)) = why.clone().into_server_errors().as_deref().and_then(<[_]>::first) {
             return Self::refused(first.code(), first.details().unwrap_or_default());
         }
@@ -65,21 +65,21 @@ impl Failure {
         }
     }
 
-    /// The server said no.
+    /// The server refused.
     pub fn refused(code: &str, message: &str) -> Self {
         let code = if message.contains("user executing the script can't") { "NOPERM" } else { code };
         let (errno, again) = match code {
-            // It is there and does not serve yet: as if it were not there.
+            // The server exists and does not serve yet: like an absent one.
             "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" => (Errno::HOSTDOWN, true),
             "BUSY" => (Errno::AGAIN, true),
-            // Another server of the cluster has it, or will have.
+            // Another server of the cluster has the key, or will have it.
             "MOVED" | "ASK" | "TRYAGAIN" => (Errno::HOSTDOWN, true),
             _ if message.contains("access a non local key") => (Errno::HOSTDOWN, true),
             "NOSCRIPT" => (Errno::AGAIN, true),
             "OOM" => (Errno::NOSPC, false),
             "READONLY" => (Errno::ROFS, false),
             "NOAUTH" | "WRONGPASS" | "NOPERM" => (Errno::ACCESS, false),
-            // It can't write its log, or no replica is there.
+            // It cannot write its log, or no replica is connected.
             "MISCONF" | "NOREPLICAS" => (Errno::IO, false),
             "CROSSSLOT" => (Errno::OPNOTSUPP, false),
             _ if message.contains("max number of clients") => (Errno::AGAIN, true),
@@ -119,7 +119,7 @@ fn socket_errno(why: &RedisError) -> (Errno, bool) {
             match (io.raw_os_error(), io.kind()) {
                 (Some(code), _) if Errno::from_raw_os_error(code) == Errno::AGAIN => return (Errno::TIMEDOUT, true),
                 (Some(code), _) => return (Errno::from_raw_os_error(code), true),
-                // A certificate that is not believed.
+                // An untrusted certificate.
                 (None, io::ErrorKind::InvalidData) => return (Errno::IO, false),
                 (None, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => return (Errno::TIMEDOUT, true),
                 (None, io::ErrorKind::NotFound | io::ErrorKind::Other) => return (Errno::HOSTUNREACH, true),
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_servers() {
+    fn server_errors_have_errno_and_retry() {
         for (code, message, errno, again) in [
             ("OOM", "command not allowed when used memory > 'maxmemory'.", Errno::NOSPC, false),
             ("LOADING", "Redis is loading the dataset in memory", Errno::HOSTDOWN, true),

@@ -1,7 +1,8 @@
-//! Listings, from the index that every change keeps up; and the keys of others, which have to be looked for.
+//! Listings, from the index that every change maintains; and other clients' keys, which must be searched.
 //!
-//! Others' keys are found by a SCAN of the data base, on the server: before the first listing, and then before one that comes
-//! later than `Limits::scan` after the last, or fifty times as long as that took. What others take away is noticed at once.
+//! Other clients' keys are found by a SCAN of the data base, on the server: before the first listing, and then before one that
+//! comes later than `Limits::scan` after the last, or than fifty times the duration of that SCAN. Removals by other clients are
+//! noticed at once.
 
 use super::failure::Failure;
 use super::records;
@@ -11,9 +12,9 @@ use super::wire::{Batch, array_of, bytes_of, text_of};
 use crate::object::Page;
 use surgetank_types::sync::PoisonError;
 
-/// Keys and prefixes of a page; others' keys count five times, because the server sums them up.
+/// Keys and prefixes of a page; other clients' keys count five times, because the server computes their checksums.
 const PAGE: u64 = 1000;
-/// Keys looked at in one step.
+/// Keys in one step of the SCAN.
 const STEP: u64 = 1000;
 const SCAN_SHARE: u32 = 50;
 
@@ -22,7 +23,7 @@ impl Server {
         if from.is_none() {
             self.find_others()?;
         }
-        // Names of others may be no UTF-8: a position is bytes.
+        // Other clients' names need not be UTF-8: a position is bytes.
         let from: Vec<u8> = from.unwrap_or_default().chars().map(|byte| byte as u8).collect();
         let script = self.script(Script::List).arg(prefix.as_bytes()).arg(if delimited { b"1" } else { b"0" });
         let answer = self.wire.ask(&Batch::of(script.arg(&from).number(PAGE)))?.pop().unwrap_or_default();
@@ -31,7 +32,7 @@ impl Server {
         let mut page = Page::default();
         let mut keys = array_of(next())?.into_iter();
         while let (Some(key), Some(record)) = (keys.next(), keys.next()) {
-            // What is no UTF-8 can be no path here.
+            // A key that is not UTF-8 cannot be a path here.
             if let Ok(key) = String::from_utf8(bytes_of(key)?) {
                 page.objects.push(records::object(&key, &text_of(record)?)?);
             }
@@ -49,7 +50,7 @@ impl Server {
     }
 
     fn find_others(&self) -> Result<(), Failure> {
-        // Whoever comes meanwhile waits: what he would not see may be a directory.
+        // Other threads wait meanwhile: a key that they would not see may be a directory.
         let mut scanned = self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, took)) = *scanned
             && at.elapsed() < self.place.limits.scan.max(took * SCAN_SHARE)
@@ -71,7 +72,7 @@ impl Server {
     }
 }
 
-/// What begins with the prefix.
+/// The pattern of the keys with this prefix.
 fn pattern_of(prefix: &str) -> String {
     let mut pattern = String::new();
     for letter in prefix.chars() {

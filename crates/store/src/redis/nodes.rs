@@ -1,17 +1,20 @@
-//! Which server is asked: the one of the URL, or of a cluster the one that has our keys now.
+//! The server to ask: the one of the URL, or in a cluster the one that has the store's keys now.
 //!
-//! All keys of a store have one hash tag and so one server. Whom else we ask tells which it is (`MOVED`); when it is lost, the
-//! others are asked in turn until one of them says who has its keys now. While they move from one server to the other (`ASK`,
-//! `TRYAGAIN`) nobody can see all of them at once, and we wait.
+//! All keys of a store have one hash tag and so one server. Any other server redirects to it (`MOVED`). If it is lost, the
+//! others are asked in order until one of them names the keys' present server. While the keys move from one server to another
+//! (`ASK`, `TRYAGAIN`) no client can see all of them at once, so the driver waits.
 
 use super::failure::Failure;
 use super::place::Place;
 use surgetank_types::error::Error;
 use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
+/// One server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
+    /// Host name or address.
     pub host: String,
+    /// TCP port.
     pub port: u16,
 }
 
@@ -23,9 +26,9 @@ pub struct Nodes {
 struct At {
     node: Node,
     client: redis::Client,
-    /// Grows whenever another server is asked from now on.
+    /// Grows whenever another server is asked from then on.
     turn: u64,
-    /// Those of the URL, and then those that the cluster consists of, as far as was told.
+    /// The servers of the URL, and then those of which the cluster consists, as far as it reported them.
     known: Vec<Node>,
     is_cluster: bool,
 }
@@ -33,7 +36,7 @@ struct At {
 impl Nodes {
     pub fn new(place: &Place) -> Result<Self, Error> {
         let known = place.nodes.clone();
-        let node = known.first().cloned().ok_or_else(|| Error::new(format!("the store {place} is nowhere")))?;
+        let node = known.first().cloned().ok_or_else(|| Error::new(format!("the store {place} has no server")))?;
         let at = At { client: place.client(&node)?, known, node, turn: 0, is_cluster: false };
         Ok(Self { place: place.clone(), at: Mutex::new(at) })
     }
@@ -42,7 +45,7 @@ impl Nodes {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whom to ask now, and a number that tells whether that is still so.
+    /// The server to ask now, and a number that tells whether that is still so.
     pub fn now(&self) -> (redis::Client, u64) {
         let at = self.at();
         (at.client.clone(), at.turn)
@@ -56,7 +59,7 @@ impl Nodes {
         self.at().turn == turn
     }
 
-    /// What `CLUSTER NODES` told.
+    /// Records the answer of `CLUSTER NODES`.
     pub fn learn(&self, told: &str) {
         let mut at = self.at();
         at.is_cluster = true;
@@ -69,8 +72,8 @@ impl Nodes {
         }
     }
 
-    /// Takes in why a server that was asked in that turn did not answer. `fresh`: by a connection that was made for that; what
-    /// an idle one tells is old. True: another one is to be asked at once.
+    /// Considers why a server that was asked at this number did not answer. `fresh`: the connection was new; the error of an
+    /// idle one may be old. Returns whether another server is to be asked at once.
     pub fn heed(&self, turn: u64, fresh: bool, why: &Failure) -> bool {
         let mut at = self.at();
         if at.turn != turn {
@@ -81,7 +84,7 @@ impl Nodes {
                 Some(node) => node,
                 None => return false,
             },
-            // It is gone, or does not know any more what the others do.
+            // The server has failed, or no longer has the cluster's state.
             "" | "CLUSTERDOWN" | "LOADING" if why.again && fresh => {
                 let nth = at.known.iter().position(|node| *node == at.node).map_or(0, |nth| nth + 1);
                 let Some(next) = at.known.get(nth % at.known.len()).filter(|next| **next != at.node) else {
@@ -101,7 +104,7 @@ impl Nodes {
     }
 }
 
-/// `SLOT HOST:PORT`; without a host it is the one that says so.
+/// Parses `SLOT HOST:PORT`; without a host it is the server that answers.
 fn moved_to(message: &str, from: &Node) -> Option<Node> {
     node_of(message.split_whitespace().nth(1)?, from)
 }
@@ -113,7 +116,7 @@ fn node_of(address: &str, from: &Node) -> Option<Node> {
     Some(Node { host, port: port.parse().ok().filter(|port| *port != 0)? })
 }
 
-/// `ID HOST:PORT@BUSPORT[,HOSTNAME…] FLAGS …`, a line each.
+/// Parses lines of `ID HOST:PORT@BUSPORT[,HOSTNAME…] FLAGS …`.
 fn nodes_of(told: &str, from: &Node) -> Vec<Node> {
     let node = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
@@ -125,7 +128,7 @@ fn nodes_of(told: &str, from: &Node) -> Vec<Node> {
     told.lines().filter_map(node).collect()
 }
 
-/// What decides in which slot a key lies, if there is such a part in all keys that begin so.
+/// The part that decides the slot of a key, if all keys with this prefix have the same.
 pub fn hash_tag(prefix: &str) -> Option<&str> {
     let (_, rest) = prefix.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn where_keys_have_moved() {
+    fn redirection_names_the_keys_server() {
         let from = node("seed", 6379);
         assert_eq!(moved_to("3999 10.0.0.7:6381", &from), Some(node("10.0.0.7", 6381)));
         assert_eq!(moved_to("3999 :6381", &from), Some(node("seed", 6381)));
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_belongs_to_a_cluster() {
+    fn nodes_of_a_cluster_are_parsed() {
         let told = "\
 07c3 127.0.0.1:30004@31004,host4 slave e7d1 0 1426238317239 4 connected
 67ed :30002@31002,,shard-id=x master - 0 1426238316232 2 connected 5461-10922
@@ -167,7 +170,7 @@ nonsense
     }
 
     #[test]
-    fn what_decides_the_slot() {
+    fn hash_tag_of_prefix_decides_the_slot() {
         for (prefix, tag) in
             [("{project}:", Some("project")), ("a{b}c{d}", Some("b")), ("a{}{d}", None), ("{", None), ("a:", None)]
         {

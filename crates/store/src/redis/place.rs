@@ -1,8 +1,8 @@
-//! Where a store of values is: `redis://[USER@]HOST[:PORT][,HOST[:PORT]…][/DB][?prefix=P&password_file=PATH]`, or
-//! `rediss://` over TLS; several hosts are of one cluster.
+//! The place of a store of values: `redis://[USER@]HOST[:PORT][,HOST[:PORT]…][/DB][?prefix=P&password_file=PATH]`, or
+//! `rediss://` over TLS. Several hosts belong to one cluster.
 //!
-//! The danger: a password in a URL ends in logs, process lists and messages. It is refused here, and comes from where
-//! `redis-cli` looks for it (`REDISCLI_AUTH`) or from a file.
+//! The danger that it avoids: a password in a URL ends up in logs, process lists and messages. A URL with a password is
+//! refused; the password comes from the variable that `redis-cli` uses (`REDISCLI_AUTH`) or from a file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,39 +15,47 @@ use super::nodes::Node;
 use surgetank_types::error::{Error, Result};
 
 const PORT: u16 = 6379;
-/// What may stand behind the `?`.
+/// Keys of the URL's query.
 const KEYS: [&str; 3] = ["authority_file", "password_file", "prefix"];
 
+/// A store on a Redis server or cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The first is asked, and the others while it does not answer.
+    /// The first server is asked, and the others while it does not answer.
     pub nodes: Vec<Node>,
+    /// Whether connections use TLS.
     pub tls: bool,
+    /// Number of the data base.
     pub db: u32,
+    /// User name; `None` for the default user.
     pub user: Option<String>,
-    /// In front of each path, as it is.
+    /// Prefix of every key, before the path.
     pub prefix: String,
-    /// Instead of `REDISCLI_AUTH`; never a password itself.
+    /// File with the password, instead of `REDISCLI_AUTH`.
     pub password_file: Option<PathBuf>,
-    /// PEM, with the only authority of certificates that is trusted.
+    /// PEM file with the only trusted authority.
     pub authority_file: Option<PathBuf>,
+    /// Time limits.
     pub limits: Limits,
 }
 
-/// How long is waited, for a server and between tries.
+/// Limits of waiting, for a server and between tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// Longest time to connect.
     pub connect: Duration,
-    /// Nothing moves.
+    /// Longest time without any progress.
     pub progress: Duration,
+    /// Most tries of a request.
     pub tries: u32,
-    /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
+    /// Pause after the first try, tripled after each further one; a random part of it is used.
     pub pause: Duration,
-    /// No new try after that.
+    /// Time after which no new try starts.
     pub all_tries: Duration,
-    /// For how long nobody looks what others have put there, at least; what a look has cost counts fifty times.
+    /// Shortest time between two searches for other clients' keys; a search that took longer extends it to fifty times its
+    /// duration.
     pub scan: Duration,
-    /// After another server took over: for so long nothing that was acknowledged before counts as durable.
+    /// Time after a change of server for which nothing that was acknowledged before counts as durable.
     pub doubt: Duration,
 }
 
@@ -66,6 +74,7 @@ impl Default for Limits {
 }
 
 impl Place {
+    /// Parses a URL. Errors: it is not understood, or contains a password.
     pub fn parse(url: &str) -> Result<Self> {
         let wrong = |why: &str| {
             Error::new("the URL of the store is not understood")
@@ -94,9 +103,7 @@ impl Place {
         }
         let db = match db {
             "" => 0,
-            db => {
-                db.parse().map_err(|_| wrong("behind the host stands the number of the data base, and nothing else"))?
-            }
+            db => db.parse().map_err(|_| wrong("after the host only the number of the data base is allowed"))?,
         };
         let user = user.filter(|user| !user.is_empty());
         let (prefix, password_file, authority_file, limits) = (String::new(), None, None, Limits::default());
@@ -109,7 +116,7 @@ impl Place {
                 "authority_file" => place.authority_file = Some(value.into()),
                 "password_file" => place.password_file = Some(value.into()),
                 _ if is_credential(key) => return Err(no_password_here()),
-                // Without its value: who knows what it was meant to be.
+                // Without its value, which may be a secret.
                 _ => return Err(wrong(&format!("{key} is not known; known are {}", KEYS.join(", ")))),
             }
         }
@@ -127,7 +134,7 @@ impl Place {
     fn read(&self, path: &Path) -> Result<Vec<u8>> {
         let failed = Error::new(format!("the store {self} cannot be used without {}", path.display()));
         if !path.is_absolute() {
-            // The agent's directory is not the user's.
+            // The agent's working directory is not the user's.
             return Err(failed.why("it is not an absolute path").remedy("name it from / on"));
         }
         std::fs::read(path).map_err(|why| failed.why(why))
@@ -138,7 +145,7 @@ impl Place {
         let (host, port) = (node.host.clone(), node.port);
         let address = match self.tls {
             true => {
-                // The one that the rest of the house has.
+                // The provider that all of Surgetank uses.
                 let _ = rustls::crypto::ring::default_provider().install_default();
                 ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
             }
@@ -209,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_url() {
+    fn url_with_every_key_is_parsed() {
         let place = Place::parse("redis://me@host:7000/3?prefix=run%207:&password_file=/etc/secret").unwrap();
         assert_eq!((place.nodes.as_slice(), place.db, place.tls), (&[node("host", 7000)][..], 3, false));
         assert_eq!((place.user.as_deref(), place.prefix.as_str()), (Some("me"), "run 7:"));
@@ -228,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_refused_and_not_repeated() {
+    fn password_in_url_is_refused_and_not_repeated() {
         for url in [
             "redis://me:hunter2@host",
             "redis://:hunter2@host",
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_url_says_why() {
+    fn invalid_url_is_refused_with_its_reason() {
         for (url, word) in [
             ("http://host", "redis://"),
             ("redis://", "host"),

@@ -1,12 +1,12 @@
-//! What is known of a file besides its bytes, as the scripts write it down; see `scripts/prelude.lua`.
+//! A file's attributes, as the scripts record them; see `scripts/prelude.lua`.
 
 use super::failure::Failure;
 use super::wire::Command;
 use crate::object::{Object, When, Words};
 
-/// One version of a file that is to be.
+/// One new version of a file.
 pub struct Change {
-    /// Drawn here: whoever sees it again knows it for his own work.
+    /// Drawn by the driver, so that it recognises its own work.
     pub etag: String,
     /// When the value expires, in steps; `0`: never.
     pub mark: String,
@@ -27,7 +27,7 @@ impl Change {
         Self { words, ..self }
     }
 
-    /// What `put` and `place` have in common.
+    /// The arguments that `put` and `place` share.
     pub fn fill(&self, script: Command, when: When<'_>) -> Command {
         let (when, wanted) = match when {
             When::Always => ("always", ""),

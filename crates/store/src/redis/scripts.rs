@@ -1,6 +1,6 @@
-//! What is done on the server, each in one step.
+//! The operations on the server, each in one step.
 
-/// `scripts/NAME.lua`, behind the prelude.
+/// `scripts/NAME.lua`, after the prelude.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Script {
     Look,

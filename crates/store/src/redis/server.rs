@@ -1,4 +1,4 @@
-//! One server, and what it can do: found out on a key of our own that is removed again.
+//! One server, and what it can do: determined on a separate key that is removed again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -18,11 +18,11 @@ use crate::object::{Abilities, When, Words};
 use surgetank_types::error::{Errno, Error};
 use surgetank_types::sync::{Mutex, OnceLock, PoisonError};
 
-/// What nobody has named for so long is given up: parts of uploads, long values on their way.
+/// Seconds after their last use at which parts of uploads, and long values that are being sent, expire.
 pub const ASIDE_SECONDS: u64 = 86_400;
-/// Of every part but the last: so each has its place before the others are known.
+/// Length of every part but the last, so that each has its offset before the others are known.
 pub const PART_BYTES: u64 = 16 << 20;
-/// The server's own limit where it does not tell another one (`proto-max-bulk-len`).
+/// The server's default limit, if it does not report another one (`proto-max-bulk-len`).
 const VALUE_BYTES_MAX: u64 = 512 << 20;
 const SETTLE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -46,7 +46,7 @@ pub const NOTHING: Abilities = Abilities {
 
 pub struct Known {
     pub abilities: Abilities,
-    /// Values may carry the mark that a SET takes away.
+    /// Whether values may carry the mark that a SET removes.
     pub marks: bool,
     pub durability: Durability,
 }
@@ -54,12 +54,12 @@ pub struct Known {
 pub struct Server {
     pub place: Place,
     pub wire: Wire,
-    /// Of the scripts, in their order.
+    /// SHA-1 digests of the scripts, in their order.
     digests: [String; TEXTS.len()],
     known: OnceLock<Known>,
     asking: Mutex<()>,
     doubtful_until: Mutex<Option<Instant>>,
-    /// When others' keys were last looked for, and for how long.
+    /// When other clients' keys were last searched, and how long it took.
     pub scanned: Mutex<Option<(Instant, Duration)>>,
 }
 
@@ -84,26 +84,26 @@ impl Server {
         self.key(&format!("//surgetank/{name}"))
     }
 
-    /// Where a long value lies before it has its name.
+    /// Key of a long value before it has its name.
     pub fn beside(&self, id: &str) -> Vec<u8> {
         self.own(&format!("bytes/{id}"))
     }
 
-    /// (Named as keys, those that every script needs tell a server of a cluster that another one has them. Only those two: a
-    /// key that is not there could have gone, while a slot moves.)
+    /// The command that runs a script. (The two keys that every script needs are named as keys, by which a server of a cluster
+    /// redirects. Only those two: an absent key could have moved already while a slot moves.)
     pub fn script(&self, script: Script) -> Command {
         let command = wire::command("EVALSHA").arg(self.digests[script as usize].as_bytes()).number(2);
         let command = ["records", "index"].iter().fold(command, |command, name| command.arg(&self.own(name)));
         command.arg(self.place.prefix.as_bytes())
     }
 
-    /// A version of a file that is to be.
+    /// A new version of a file.
     pub fn new_change(&self, _: When<'_>, crc64nvme: Option<u64>, words: Option<&Words>) -> io::Result<Change> {
         let marks = self.known().map_err(|why| self.report("", why))?.marks;
         Ok(Change::new(random()?, marks, crc64nvme, words))
     }
 
-    /// What a script's word means.
+    /// The meaning of a script's answer.
     pub fn done(&self, word: &str, etag: &str) -> Result<String, Failure> {
         match word {
             "ok" | "done" => Ok(etag.to_owned()),
@@ -117,7 +117,7 @@ impl Server {
         }
     }
 
-    /// For whoever asked: the errno, and what the server said to the log.
+    /// The error for the caller: the errno; the server's message goes to the log.
     pub fn report(&self, key: &str, why: Failure) -> io::Error {
         if why.meaning != Meaning::Condition && !why.is(Errno::NOENT) {
             tracing::warn!("{}: {key}: {why}", self.place);
@@ -125,7 +125,7 @@ impl Server {
         why.into_io(key)
     }
 
-    /// Asked once; a failure to ask is not remembered.
+    /// Asked once; a failure to ask is not cached.
     pub fn known(&self) -> Result<&Known, Failure> {
         if let Some(known) = self.known.get() {
             return Ok(known);
@@ -135,7 +135,7 @@ impl Server {
             return Ok(known);
         }
         let (told, value_bytes_max) = self.told()?;
-        // What expires is thrown away first: nothing of ours may.
+        // The server evicts expiring keys first, so values must not expire.
         let marks = told.policy.as_deref().is_some_and(|policy| !policy.starts_with("volatile-"));
         self.try_out(marks)?;
         let abilities = Abilities {
@@ -156,7 +156,7 @@ impl Server {
 
     fn told(&self) -> Result<(Told, u64), Failure> {
         let mut told = Told::default();
-        // Of a cluster the one is meant that has our keys.
+        // In a cluster the server that has the store's keys.
         match self.wire.ask(&Batch::of(wire::command("EXISTS").arg(&self.own("records")))) {
             Err(why) if why.code != "NOPERM" => return Err(why),
             _ => {}
@@ -172,7 +172,10 @@ impl Server {
         }
         let is_cluster = field("cluster_enabled") == Some("1");
         if !is_cluster && self.place.nodes.len() > 1 {
-            return Err(Failure::ours(Errno::INVAL, "several servers are named, and this one belongs to no cluster"));
+            return Err(Failure::ours(
+                Errno::INVAL,
+                "several servers are named, and this one does not belong to a cluster",
+            ));
         }
         if is_cluster {
             if hash_tag(&self.place.prefix).is_none() {
@@ -208,7 +211,7 @@ impl Server {
         let name = format!(".surgetank-tmp-probe-{:016x}", RandomState::new().hash_one(0));
         let other = format!("{name}-copy");
         let tried = self.try_on(&name, &other, marks);
-        // Whatever happened: nothing of it stays.
+        // Whatever the result, nothing of it stays.
         let delete = |name: &str| {
             let wrong_version = |why: &Failure| why.is(Errno::OPNOTSUPP);
             let deleted = self.wire.ask(&Batch::of(self.script(Script::Delete).arg(name.as_bytes())));
@@ -245,7 +248,7 @@ impl Server {
         if words != ["ok", "done", "condition", "ok"] {
             return Err(strange());
         }
-        // The same bytes by somebody else.
+        // The same bytes by another client.
         let set = wire::command("SET").arg(&self.key(name)).arg(CONTENT);
         let answers = self.wire.ask(&Batch::of(set).and(self.script(Script::Look).arg(name.as_bytes())))?;
         let seen = bytes_of(answers.into_iter().nth(1).unwrap_or_default())?;
@@ -255,8 +258,8 @@ impl Server {
         Ok(())
     }
 
-    /// What was acknowledged is on the server's disk when this returns, where it can be asked for that, and a replica has it,
-    /// where there is one: the server that follows this one will have been a replica.
+    /// Returns when what was acknowledged is on the server's disk, if the server can be asked for that, and on a replica, if
+    /// there is one, because the next server of the key was a replica.
     pub fn settle(&self) -> Result<(), Failure> {
         let durability = &self.known()?.durability;
         if durability.waits() {
@@ -275,7 +278,7 @@ impl Server {
     fn settle_replica(&self) -> Result<(), Failure> {
         for patience in [SETTLE_PATIENCE / 30, SETTLE_PATIENCE] {
             let info = match self.wire.ask(&Batch::of(wire::command("INFO").arg(b"replication"))) {
-                // Nobody may ask: nothing was promised either (`Durability::Untold`).
+                // The user may not ask: nothing was promised either (`Durability::Untold`).
                 Err(why) if why.code == "NOPERM" => return Ok(()),
                 told => told?.pop().unwrap_or_default(),
             };
@@ -283,7 +286,7 @@ impl Server {
             let wait = wire::command("WAIT").number(u64::from(!alone));
             let answer = self.after_a_write(wait, patience)?;
             if alone {
-                tracing::warn!("{}: no replica is connected: what the server acknowledges it has alone", self.place);
+                tracing::warn!("{}: no replica is connected: only this server has what it acknowledges", self.place);
                 return Ok(());
             }
             if matches!(answer, Value::Int(1..)) {
@@ -293,8 +296,8 @@ impl Server {
         Err(Failure::ours(Errno::TIMEDOUT, "the server's replica does not follow it"))
     }
 
-    /// What this server has says nothing of what another one has acknowledged, or it itself before it began anew. Those who
-    /// relied on that are told for a while: each of them comes here once.
+    /// What this server has tells nothing about what another one acknowledged, or itself before a restart. Callers that relied
+    /// on that get an error for a while: each of them comes here once.
     fn doubt(&self, run: &str) -> Result<(), Failure> {
         let mut until = self.doubtful_until.lock().unwrap_or_else(PoisonError::into_inner);
         if self.wire.have_others_acknowledged(run) {
@@ -309,7 +312,7 @@ impl Server {
         }
     }
 
-    /// It waits for what its own connection wrote, and so for all that was there before.
+    /// Waits for what its own connection wrote, and thereby for everything before.
     fn after_a_write(&self, wait: Command, patience: Duration) -> Result<Value, Failure> {
         let write = wire::command("SET").arg(&self.own("settled")).arg(b"").arg(b"EX").number(ASIDE_SECONDS);
         let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
@@ -319,12 +322,12 @@ impl Server {
     }
 }
 
-/// Any that has caught up.
+/// Whether any replica is up to date.
 fn has_replicas(info: &str) -> bool {
     info.lines().any(|line| line.starts_with("slave") && line.contains("state=online"))
 }
 
-/// Not guessed by anybody, and never twice.
+/// Random, so that it is never repeated or guessed.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;

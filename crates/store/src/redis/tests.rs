@@ -1,4 +1,4 @@
-//! The tree of files over a real server. (The driver alone: `tests/redis.rs`.)
+//! The tree of files on a real server. (The driver alone: `tests/redis.rs`.)
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn open(server: &RedisServer, prefix: &str, state: &std::path::Path, ttl: Durati
 }
 
 #[test]
-fn conforms() {
+fn redis_store_conforms() {
     let Some(server) = RedisServer::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let nth = std::cell::Cell::new(0);
@@ -30,7 +30,7 @@ fn conforms() {
 }
 
 #[test]
-fn conforms_where_values_must_not_expire() {
+fn redis_store_without_expiry_conforms() {
     let Some(server) = RedisServer::start_with(&["--maxmemory", "1gb", "--maxmemory-policy", "volatile-lru"]) else {
         return;
     };
@@ -45,20 +45,20 @@ fn conforms_where_values_must_not_expire() {
 }
 
 #[test]
-fn conforms_on_a_cluster() {
+fn redis_store_on_a_cluster_conforms() {
     let Some(cluster) = RedisCluster::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let nth = std::cell::Cell::new(0);
     conformance::conform(|| {
         nth.set(nth.get() + 1);
-        // Asked is the one that does not have them.
+        // The store asks the server that does not have the keys.
         Box::new(open(&cluster.other, &format!("{TAG}:case{}:", nth.get()), state.path(), Duration::ZERO))
     });
     assert!(nth.get() > 15, "{} cases", nth.get());
 }
 
 #[test]
-fn strangers_values_are_files_and_what_they_change_is_seen() {
+fn values_of_other_clients_are_files_and_changes_are_seen() {
     let Some(server) = RedisServer::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let store = open(&server, "p:", state.path(), Duration::ZERO);
@@ -82,7 +82,7 @@ fn strangers_values_are_files_and_what_they_change_is_seen() {
 }
 
 #[test]
-fn a_large_file_is_renamed_and_read_back() {
+fn large_file_after_rename_reads_back() {
     let Some(server) = RedisServer::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let store = open(&server, "", state.path(), Duration::from_secs(60));

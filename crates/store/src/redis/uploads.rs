@@ -1,7 +1,7 @@
-//! Uploads in parts: one value beside the others grows, each part at its own place in it, and gets its name when it is whole.
+//! Uploads in parts: one value beside the others grows, each part at its own offset, and gets its name when it is complete.
 //!
-//! All parts but the last are of one length (`PART_BYTES`), so that the place of each is known whatever comes first; to join
-//! parts in the end would keep the server from everything else for as long as that takes.
+//! All parts but the last have one length (`PART_BYTES`), so that the offset of each is known whatever arrives first. Joining
+//! parts at the end would block the server for as long as that takes.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::checksum;
 use crate::object::{Body, Part, Upload, Words};
 use surgetank_types::error::Errno;
 
-/// What the server knows of an upload.
+/// The server's record of an upload.
 pub struct Begun {
     pub key: String,
     pub words: String,
@@ -23,12 +23,12 @@ pub struct Begun {
     pub parts: Vec<Part>,
 }
 
-/// How long the whole is. The parts have to be those that the server has, and to have the sum.
+/// Length of the whole. The parts must be those that the server has, and have the checksum.
 pub fn whole(begun: &Begun, parts: &[Part], crc64nvme: u64) -> Result<u64, Failure> {
     let mut sum = Some(checksum::of_bytes(b""));
     for (nth, part) in parts.iter().enumerate() {
         let is_last = nth + 1 == parts.len();
-        // A server that took over may not have got it: the upload is of no use.
+        // A server that took over may lack it: the upload is useless.
         if !begun.parts.contains(part) {
             return Err(no_such_upload());
         }
@@ -79,7 +79,7 @@ impl Server {
         let batch = Batch::of(set).and(note).and(expire(&about)).and(expire(&beside)).and(there).at_once();
         let sent = self.wire.ask(&batch).and_then(|mut answers| match answers.pop() {
             Some(Value::Int(1)) => Ok(part(number, size_bytes, crc64nvme)),
-            // Given up meanwhile: nothing of it stays.
+            // Aborted meanwhile: nothing of it stays.
             _ => self.abort(id).and_then(|()| Err(no_such_upload())),
         });
         sent.map_err(|why| self.report(key, why))
@@ -105,7 +105,7 @@ impl Server {
     pub fn abort(&self, id: &str) -> Result<(), Failure> {
         let gone = wire::command("UNLINK").arg(&self.about(id)).arg(&self.beside(id));
         let unlisted = wire::command("HDEL").arg(&self.own("uploads")).arg(id.as_bytes());
-        // (Not at once: a full server takes nothing between MULTI and EXEC.)
+        // Not in one transaction: a full server accepts nothing between MULTI and EXEC.
         self.wire.ask(&Batch::of(gone).and(unlisted)).map(drop)
     }
 
@@ -119,7 +119,7 @@ impl Server {
                     found.push(Upload { key: begun.key, id, begun_nanos: begun.begun_nanos });
                 }
                 Ok(_) => {}
-                // Its day is over.
+                // It has expired.
                 Err(why) if why.is(Errno::NOENT) => self.abort(&id)?,
                 Err(why) => return Err(why),
             }

@@ -1,7 +1,8 @@
-//! Connections, and what goes over them: commands packed here, so that a value is copied once, and answers of the crate `redis`.
+//! Connections, and what is sent over them: commands packed here, so that a value is copied once, and answers of the crate
+//! `redis`.
 //!
-//! A connection is one thread's while it asks; whatever goes wrong on it, it is thrown away. A batch is sent whole and can be
-//! sent again: everything in it may be done twice.
+//! A connection belongs to one thread while it asks. After any error it is dropped. A batch is sent whole and can be sent
+//! again: everything in it may be done twice.
 
 use std::time::Duration;
 
@@ -17,19 +18,21 @@ use surgetank_types::error::Error;
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Kept open without a use for them.
+/// Most idle connections.
 const IDLE_MAX: usize = 32;
 const CHUNK_BYTES: usize = 1 << 20;
-/// In a row; more often no cluster sends on.
+/// Most redirections in a row; no cluster needs more.
 const MOVES_MAX: u32 = 8;
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Since the store was opened.
+/// Requests and connections since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Round trips; every try counts.
     pub requests: u64,
+    /// How many of them were another try.
     pub tries_again: u64,
+    /// Connections that were opened.
     pub connections: u64,
 }
 
@@ -50,10 +53,10 @@ impl Counters {
     }
 }
 
-/// Before the first command there is room for what stands in front of it, or a long value would have to be moved.
+/// Bytes that are kept free before the first command for its prefix, so that a long value need not move.
 const ROOM: usize = 24;
 
-/// One command, as the server reads it, but for the number of its words.
+/// One command in the server's encoding, without the number of its words.
 pub struct Command {
     bytes: Vec<u8>,
     words: usize,
@@ -78,10 +81,10 @@ impl Command {
         self.arg(number.to_string().as_bytes())
     }
 
-    /// What is read has to have the sum.
+    /// Appends a body, which must have the checksum.
     pub fn body(mut self, body: &dyn Body, crc64nvme: u64) -> std::io::Result<Self> {
         let size = usize::try_from(body.len()).map_err(std::io::Error::other)?;
-        // And for what follows.
+        // With space for what follows.
         self.bytes.reserve_exact(size + 2 * ROOM * ROOM);
         self.bytes.extend_from_slice(format!("${size}\r\n").as_bytes());
         let start = self.bytes.len();
@@ -92,7 +95,7 @@ impl Command {
             sum.bytes(chunk);
         }
         if sum.value() != crc64nvme {
-            let text = "what was to be sent does not have its checksum";
+            let text = "the source does not have its checksum";
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
         self.bytes.extend_from_slice(b"\r\n");
@@ -125,7 +128,7 @@ impl Batch {
         self
     }
 
-    /// Nobody else's command comes between.
+    /// In one transaction: no other client's command comes between.
     #[must_use]
     pub fn at_once(mut self) -> Self {
         self.put_before(b"*1\r\n$5\r\nMULTI\r\n");
@@ -141,7 +144,7 @@ impl Batch {
     }
 }
 
-/// A connection, in whose turn it was made, and to which life of a server (`run_id`; empty, where nobody may ask).
+/// A connection, the number of the server for which it was made, and the server's `run_id` (empty if it may not be asked).
 struct Live {
     connection: Connection,
     turn: u64,
@@ -149,7 +152,7 @@ struct Live {
     is_fresh: bool,
 }
 
-/// What became of a try.
+/// The result of a try.
 struct Tried {
     turn: u64,
     is_fresh: bool,
@@ -160,7 +163,7 @@ pub struct Wire {
     pub nodes: Nodes,
     limits: Limits,
     idle: Mutex<Vec<Live>>,
-    /// Lives of servers that have acknowledged something since they were last forgotten.
+    /// `run_id`s of the servers that have acknowledged something since the last reset.
     heard: Mutex<Vec<Arc<str>>>,
     pub counters: Counters,
 }
@@ -176,7 +179,7 @@ impl Wire {
         Ok(self.ask_whom(batch)?.0)
     }
 
-    /// Has another one than this acknowledged something? It is told once.
+    /// Whether a server other than this one acknowledged something. Each is reported once.
     pub fn have_others_acknowledged(&self, run: &str) -> bool {
         let mut heard = self.heard();
         let before = heard.len();
@@ -188,7 +191,7 @@ impl Wire {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// And which life of which server it was that answered.
+    /// Like `ask`, with the `run_id` of the server that answered.
     pub fn ask_whom(&self, batch: &Batch) -> Result<(Vec<Value>, Arc<str>), Failure> {
         let begun = surgetank_types::clock::tick();
         let mut pause = self.limits.pause;
@@ -233,7 +236,7 @@ impl Wire {
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (skipped, count) = if batch.at_once { (batch.commands + 1, 1) } else { (0, batch.commands) };
         let asked = live.connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count);
-        // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
+        // If a connection broke, the idle ones are usually broken too: each would cost a try.
         let asked = asked.map_err(Failure::of).inspect_err(|why| {
             if why.code.is_empty() {
                 self.idle().clear()
@@ -250,7 +253,7 @@ impl Wire {
             };
             answers.into_iter().map(answer).collect::<Result<Vec<Value>, Failure>>()
         });
-        // A server that has forgotten its scripts learns them with the next connection.
+        // A server without the scripts gets them with the next connection.
         if !answers.as_ref().is_err_and(|why| why.again || why.code.is_empty()) {
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
@@ -283,13 +286,13 @@ impl Wire {
         };
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
         let mut connection = connect().map_err(|why| (turn, Failure::of(why)))?;
-        // Who else could be asked is known while somebody is there to tell.
+        // The other servers are known only while one can be asked.
         if self.nodes.is_cluster() {
             match redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut connection) {
                 Ok(told) => self.nodes.learn(&told),
                 Err(why) => match Failure::of(why) {
                     why if why.code == "NOPERM" => {}
-                    // Another server has the address now, which is no part of it.
+                    // Another server has the address now, and does not belong to the cluster.
                     why => return Err((turn, Failure { again: true, code: "CLUSTERDOWN".into(), ..why })),
                 },
             }
@@ -300,7 +303,7 @@ impl Wire {
     }
 }
 
-/// Any part of it: those who failed together must not come back together.
+/// A random part of the pause: clients that failed together must not return together.
 fn part_of(pause: Duration) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0);

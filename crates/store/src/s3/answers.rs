@@ -1,7 +1,7 @@
-//! What servers say in XML and in headers, and the little XML that we say to them.
+//! The servers' answers in XML and in headers, and the little XML that the driver sends.
 //!
-//! The danger: names. A key may have every character there is, and XML has not; so listings are asked for in URL encoding, and
-//! whether a server kept to that is its word (`EncodingType`), not our hope.
+//! The danger that it avoids: misread names. A key may have any character, and XML cannot contain all of them. Listings are
+//! therefore requested in URL encoding; whether a server used it is taken from its answer (`EncodingType`).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -13,10 +13,10 @@ use ureq::http::HeaderMap;
 use super::failure::Failure;
 use crate::object::{Object, Part, Words};
 
-/// Before the names of words.
+/// Prefix of the headers of user metadata.
 pub const WORD: &str = "x-amz-meta-";
 
-/// Code and message of an error. `None`: this is not one.
+/// Code and message of an error; `None` if the body is not one.
 pub fn error_of(body: &[u8]) -> Option<(String, String)> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -29,12 +29,12 @@ pub fn error_of(body: &[u8]) -> Option<(String, String)> {
     let (_, root) = text.split_once("<Error")?;
     root.starts_with(['>', ' ']).then_some(())?;
     let said: Said = quick_xml::de::from_str(text).ok()?;
-    // For a line of a log.
+    // For one line of a log.
     let message: String = said.message.chars().filter(|c| !c.is_control()).take(300).collect();
     Some((said.code, message))
 }
 
-/// The answer of a request that can fail after it began to be a success.
+/// The answer of a request that may fail after it began as a success.
 pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     if error_of(body).is_some() {
         return Err(Failure::refused(200, body, true));
@@ -130,12 +130,12 @@ pub struct ListedUpload {
     pub initiated: String,
 }
 
-/// A name of a listing as it is meant.
+/// Decodes a name of a listing.
 pub fn name(text: &str, encoding: Option<&str>) -> Result<String, Failure> {
     if encoding != Some("url") {
         return Ok(text.to_owned());
     }
-    // Some write a space as `+`, and all of them a plus as `%2B`.
+    // Some servers write a space as `+`, and all of them a plus as `%2B`.
     let text = text.replace('+', " ");
     let name = percent_decode_str(&text).decode_utf8().map_err(|_| Failure::garbled("a name is not UTF-8"))?;
     Ok(name.into_owned())
@@ -156,7 +156,7 @@ pub fn begun_nanos(text: &str) -> i64 {
     nanos(text.parse()).unwrap_or(0)
 }
 
-/// An object as the headers of HEAD tell of it.
+/// An object, from the headers of the answer to HEAD.
 pub fn object(headers: &HeaderMap, key: &str) -> Result<Object, Failure> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let missing = || Failure::garbled("the answer has no length, no etag or no date");
@@ -173,7 +173,7 @@ pub fn object(headers: &HeaderMap, key: &str) -> Result<Object, Failure> {
     })
 }
 
-/// That of the whole content, not of the parts' checksums.
+/// The checksum of the whole content, not that of the parts' checksums.
 pub fn whole_crc(headers: &HeaderMap) -> Option<u64> {
     let kind = headers.get("x-amz-checksum-type").and_then(|value| value.to_str().ok());
     if kind == Some("COMPOSITE") {
@@ -203,7 +203,7 @@ pub fn crc_text(crc: u64) -> String {
     BASE64.encode(crc.to_be_bytes())
 }
 
-/// What completes an upload.
+/// The body that completes an upload.
 pub fn completion(parts: &[Part]) -> String {
     let mut xml = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
     for part in parts {
@@ -220,7 +220,7 @@ pub fn completion(parts: &[Part]) -> String {
 }
 
 fn nanos(when: reqsign_core::Result<Timestamp>) -> Result<i64, Failure> {
-    let when = when.map_err(|_| Failure::garbled("the answer has a date that is none"))?;
+    let when = when.map_err(|_| Failure::garbled("the answer has an invalid date"))?;
     Ok(when.as_second().saturating_mul(1_000_000_000).saturating_add(i64::from(when.subsec_nanosecond())))
 }
 
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_of_a_listing() {
+    fn page_of_a_listing_is_parsed() {
         let xml = r#"<?xml version="1.0" encoding="UTF-8"?>
             <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>p%2F</Prefix>
             <EncodingType>url</EncodingType><KeyCount>3</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>true</IsTruncated>
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_hide_in_successes() {
+    fn error_body_of_a_success_is_found() {
         let xml = br#"<?xml version="1.0" encoding="UTF-8"?>
 
             <Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"#;
@@ -265,8 +265,8 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_big_endian() {
-        // That of "123456789" is 0xae8b14860a799888.
+    fn checksum_text_is_big_endian() {
+        // CRC-64/NVME of "123456789" is 0xae8b14860a799888.
         assert_eq!(crc_text(0xae8b_1486_0a79_9888), "rosUhgp5mIg=");
         assert_eq!(crc("rosUhgp5mIg="), Some(0xae8b_1486_0a79_9888));
         assert_eq!(crc("rosUhgp5mIg=-3"), None);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_completes_an_upload() {
+    fn completion_of_upload_lists_its_parts() {
         let parts = [Part { number: 2, size_bytes: 9, etag: "a<b".into(), crc64nvme: Some(0) }];
         let xml = completion(&parts);
         assert!(xml.contains("<ETag>&quot;a&lt;b&quot;</ETag>"), "{xml}");

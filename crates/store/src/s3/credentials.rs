@@ -1,8 +1,8 @@
-//! Who we are to the server: the chain of sources that all AWS tools have (environment, profile, SSO, web identity, process,
-//! container, instance), and signatures; both by `reqsign`, driven without an asynchronous runtime.
+//! Credentials and signatures: the chain of sources of all AWS tools (environment, profile, SSO, web identity, process,
+//! container, instance); both by `reqsign`, driven without an asynchronous runtime.
 //!
-//! The danger: a secret that is shown. Nothing here is printed: failures become fixed sentences, because the library's own may
-//! tell of the answers that it got.
+//! The danger that it avoids: a secret in a message. Nothing here is printed: failures become fixed sentences, because the
+//! library's own may contain parts of answers.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use surgetank_types::error::Errno;
 pub struct Credentials {
     signer: RwLock<Signer<Credential>>,
     chain: Box<dyn Fn() -> DefaultCredentialProvider + Send + Sync>,
-    /// We had some already: they are not missing, they can no longer be renewed.
+    /// Credentials existed before: they are not missing, but cannot be renewed.
     had: AtomicBool,
 }
 
@@ -45,9 +45,9 @@ impl Credentials {
         Self { signer: RwLock::new(signer), chain: Box::new(chain), had: false.into() }
     }
 
-    /// Adds what proves that the request is ours.
+    /// Adds the signature to the request.
     pub fn sign(&self, request: &mut Parts) -> std::result::Result<(), Failure> {
-        // Cheap: the signer is a handle on what is shared.
+        // Cheap: the signer is a handle on shared state.
         let signer = self.signer.read().unwrap_or_else(PoisonError::into_inner).clone();
         match pollster::block_on(signer.sign(request, None)) {
             Ok(()) => {
@@ -65,7 +65,7 @@ impl Credentials {
         }
     }
 
-    /// The server says that they have expired: the next request asks the sources again.
+    /// The credentials have expired by the server's answer: the next request asks the sources again.
     pub fn forget(&self) {
         let mut signer = self.signer.write().unwrap_or_else(PoisonError::into_inner);
         *signer = signer.clone().with_credential_provider((self.chain)());
@@ -85,7 +85,7 @@ fn chain(place: &Place) -> impl Fn() -> DefaultCredentialProvider + Send + Sync 
     }
 }
 
-// ---- what the library asks of the world, blocking: a thread that waits for credentials can do nothing else anyway
+// ---- the library's access to files, commands and HTTP, blocking: a thread that waits for credentials has nothing else to do
 
 #[derive(Debug)]
 struct Files;
@@ -107,7 +107,7 @@ impl CommandExecute for Commands {
     }
 }
 
-/// Of its own: the addresses of instance roles answer at once or not at all, and are never behind a proxy.
+/// A separate HTTP client: the addresses of instance roles answer at once or not at all, and are never behind a proxy.
 #[derive(Debug)]
 struct Http(ureq::Agent, ureq::Agent);
 

@@ -1,8 +1,8 @@
-//! Why a request failed: what the server or the socket said, as an errno, whether another try may help, and whether the request
-//! may have been carried out all the same.
+//! Why a request failed: the answer of the server or the socket, as an errno, whether another try may help, and whether the
+//! request may have been carried out.
 //!
-//! The danger: to take a lost answer for a failure. A conditional write that is sent again then meets its own work and
-//! reports a conflict that there is none of.
+//! The danger that it avoids: taking a lost answer for a failure. A conditional write that is sent again then finds its own
+//! object and reports a conflict that does not exist.
 
 use std::io;
 
@@ -15,34 +15,34 @@ pub enum Meaning {
     Errno(Errno),
     /// 412, or 409 of a conditional request.
     Condition,
-    /// The bytes that arrived do not have the checksum that we said.
+    /// The bytes that arrived do not have the checksum of the request.
     Checksum,
-    /// The credentials are too old: others may be there.
+    /// The credentials have expired: new ones may exist.
     Expired,
-    /// The server wants the hash of the body in the signature.
+    /// The server requires the hash of the body in the signature.
     WantsHash,
-    /// What was to be sent could not be read, or the reader wants to stop.
+    /// The source of the body could not be read, or the reader wants to stop.
     Source,
 }
 
 #[derive(Debug)]
 pub struct Failure {
     pub meaning: Meaning,
-    /// HTTP's, or 0 without an answer.
+    /// The HTTP status, or 0 without an answer.
     pub status: u16,
-    /// The server's word for it, or empty.
+    /// The server's code of the error, or empty.
     pub code: String,
     pub message: String,
-    /// Another try may help.
+    /// Whether another try may help.
     pub again: bool,
-    /// This request, or an earlier try of it, may have been carried out.
+    /// Whether this request, or an earlier try of it, may have been carried out.
     pub unsure: bool,
     pub wait_seconds: Option<u64>,
     pub source: Option<io::Error>,
 }
 
 impl Failure {
-    /// Found by us, before or after the server was asked; final.
+    /// Found by the driver, before or after the request; final.
     pub fn ours(errno: Errno, message: &str) -> Self {
         Self {
             meaning: Meaning::Errno(errno),
@@ -56,28 +56,28 @@ impl Failure {
         }
     }
 
-    /// Before or while the body was sent; the server has not got all of it.
+    /// The source failed before the server had all of the body.
     pub fn of_source(why: io::Error) -> Self {
         let failure = Self::ours(Errno::IO, "what was to be sent could not be read");
         Self { meaning: Meaning::Source, source: Some(why), ..failure }
     }
 
-    /// The answer makes no sense or is cut short: may have been carried out, may be better next time.
+    /// The answer cannot be understood or is cut short: the request may have been carried out, and another try may help.
     pub fn garbled(message: &str) -> Self {
         Self { again: true, unsure: true, ..Self::ours(Errno::IO, message) }
     }
 
-    /// Nothing that could be read came back.
+    /// No readable answer.
     pub fn unanswered(why: ureq::Error) -> Self {
         let http::Silence { errno, again, unsure } = http::silence(&why);
         Self { again, unsure, ..Self::ours(errno, &why.to_string()) }
     }
 
-    /// The server said no. `conditional`: the request named a condition.
+    /// The server refused. `conditional`: the request had a condition.
     pub fn refused(status: u16, body: &[u8], conditional: bool) -> Self {
         let (code, message) = answers::error_of(body).unwrap_or_default();
         let (meaning, again) = meaning_of(status, &code, conditional);
-        // What a server that is in trouble has done is not known, not even to itself.
+        // What a failing server has done is unknown.
         let unsure = status >= 500 && status != 501 || code == "RequestTimeout" || status == 200;
         Self { meaning, status, code, message, again, unsure, wait_seconds: None, source: None }
     }
@@ -113,7 +113,7 @@ impl std::fmt::Display for Failure {
 
 fn meaning_of(status: u16, code: &str, conditional: bool) -> (Meaning, bool) {
     let errno = |errno| Meaning::Errno(errno);
-    // The word says more than the number, where there is one that is known.
+    // A known code tells more than the status.
     let by_word = match code {
         "PreconditionFailed" => (Meaning::Condition, false),
         "ConditionalRequestConflict" => (Meaning::Condition, false),
@@ -150,7 +150,7 @@ fn meaning_of(status: u16, code: &str, conditional: bool) -> (Meaning, bool) {
         412 => (Meaning::Condition, false),
         413 => (errno(Errno::FBIG), false),
         507 => (errno(Errno::NOSPC), false),
-        // An error in an answer that began as a success: the server's trouble, as a rule.
+        // An error in an answer that began as a success: usually the server's.
         200 => (errno(Errno::AGAIN), true),
         300..=499 => (errno(Errno::INVAL), false),
         _ => (errno(Errno::IO), false),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_numbers_of_servers() {
+    fn server_errors_have_errno_and_retry() {
         for (status, code, conditional, meaning, again) in [
             (503, "SlowDown", false, Meaning::Errno(Errno::AGAIN), true),
             (500, "", false, Meaning::Errno(Errno::AGAIN), true),

@@ -1,8 +1,8 @@
-//! Where a store of objects is: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME&…`, completed as the AWS tools do it from the
-//! environment and the profile.
+//! The place of a store of objects: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME&…`, completed from the environment and the
+//! profile as the AWS tools do.
 //!
-//! The danger: a secret in a URL ends in logs, process lists and messages. Credentials are refused here, and what this file
-//! prints of a URL never has any.
+//! The danger that it avoids: a secret in a URL ends up in logs, process lists and messages. Credentials in a URL are refused,
+//! and what this file prints of a URL never contains any.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use percent_encoding::percent_decode_str;
 
 use surgetank_types::error::{Error, Result};
 
-/// What may stand behind the `?`.
+/// Keys of the URL's query.
 const KEYS: [&str; 6] = ["endpoint", "payload", "profile", "region", "requests_per_second", "style"];
 
-/// How the bucket is named to the server.
+/// How a request names the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// `http://host/bucket/key`
@@ -23,48 +23,58 @@ pub enum Style {
     Virtual,
 }
 
-/// Is the hash of a body part of its request's signature?
+/// Whether the hash of a body is part of its request's signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload {
-    /// Every body is read twice, once to be hashed.
+    /// It is: every body is read twice, once for the hash.
     Signed,
-    /// The checksum that goes with it is.
+    /// It is not; the checksum of the body is.
     Unsigned,
     /// Unsigned, until the server refuses that.
     Auto,
 }
 
+/// A store on an S3 server: one bucket and prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
+    /// Name of the bucket.
     pub bucket: String,
-    /// Empty, or ends with `/`.
+    /// Prefix of every key: empty, or ends with `/`.
     pub prefix: String,
-    /// `http://host:port` or `https://host`, and a path if there is one; never with `/` at the end. The bucket is not in it.
+    /// `http://host:port` or `https://host`, and a path if there is one; never with `/` at the end, and without the bucket.
     pub endpoint: String,
+    /// Region of the bucket, as requests are signed for it.
     pub region: String,
+    /// How a request names the bucket.
     pub style: Style,
+    /// Whether bodies are signed.
     pub payload: Payload,
+    /// Name of the profile with the credentials; `None` for the default one.
     pub profile: Option<String>,
+    /// Most requests a second; `None`: no limit.
     pub requests_per_second: Option<u32>,
-    /// PEM file with the only authorities that are trusted.
+    /// PEM file with the only trusted authorities.
     pub ca_bundle: Option<PathBuf>,
-    /// Instead of every usual source of credentials; never from a URL.
+    /// File with the credentials, instead of every usual source; never from a URL.
     pub credentials_file: Option<PathBuf>,
+    /// Time limits.
     pub limits: Limits,
 }
 
-/// How long is waited, for a server and between tries.
+/// Limits of waiting, for a server and between tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// Longest time to connect.
     pub connect: Duration,
-    /// Nothing moves.
+    /// Longest time without any progress.
     pub progress: Duration,
-    /// The server works without a word: it puts parts together, or copies.
+    /// Longest time for an answer while the server joins parts or copies.
     pub work: Duration,
+    /// Most tries of a request.
     pub tries: u32,
-    /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
+    /// Pause after the first try, tripled after each further one; a random part of it is used.
     pub pause: Duration,
-    /// No new try after that.
+    /// Time after which no new try starts.
     pub all_tries: Duration,
 }
 
@@ -81,14 +91,14 @@ impl Default for Limits {
     }
 }
 
-/// The user's surroundings, so that tests have their own.
-pub trait Surroundings {
+/// The user's environment, so that tests provide their own.
+trait Surroundings {
     fn variable(&self, name: &str) -> Option<String>;
     fn file(&self, path: &str) -> Option<String>;
 }
 
-/// Those of this process.
-pub struct Own;
+/// The environment of this process.
+struct Own;
 
 impl Surroundings for Own {
     fn variable(&self, name: &str) -> Option<String> {
@@ -100,11 +110,12 @@ impl Surroundings for Own {
 }
 
 impl Place {
+    /// Parses a URL and completes it from this process's environment. Errors: it is not understood, or contains credentials.
     pub fn parse(url: &str) -> Result<Self> {
         Self::parse_with(url, &Own)
     }
 
-    pub fn parse_with(url: &str, around: &dyn Surroundings) -> Result<Self> {
+    fn parse_with(url: &str, around: &dyn Surroundings) -> Result<Self> {
         let wrong = |why: String| {
             Error::new("the URL of the store is not understood")
                 .why(why)
@@ -141,11 +152,11 @@ impl Place {
         let configured = || first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]).or_else(|| profile.endpoint.clone());
         let endpoint = asked.endpoint.or_else(|| if ignored { None } else { configured() });
         let (endpoint, region, usual) = match (endpoint, region) {
-            // Servers of one's own seldom care; it is part of the signature all the same.
+            // Self-hosted servers rarely check the region; it is part of the signature nevertheless.
             (Some(endpoint), region) => (endpoint, region.unwrap_or_else(|| "us-east-1".into()), Style::Path),
             (None, Some(region)) => {
                 let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
-                // A certificate for *.s3… does not hold for names with dots.
+                // A certificate for *.s3… is invalid for names with dots.
                 let style = if bucket.contains('.') { Style::Path } else { Style::Virtual };
                 (format!("https://s3.{region}.{domain}"), region, style)
             }
@@ -211,7 +222,7 @@ impl Asked {
                 _ => return one_of("auto, signed, unsigned"),
             },
             _ if is_credential(key) => return Err(Ok(no_credentials_here())),
-            // Without its value: who knows what it was meant to be.
+            // Without its value, which may be a secret.
             _ => return Err(Err(format!("{key} is not known; known are {}", KEYS.join(", ")))),
         }
         Ok(())
@@ -238,7 +249,7 @@ fn decoded(text: &str) -> Result<String, String> {
 }
 
 fn checked_endpoint(endpoint: &str) -> Result<String, String> {
-    // Without the value: it may have a password in it.
+    // Without the value, which may contain a password.
     let uri: ureq::http::Uri = endpoint.parse().map_err(|_| "the endpoint is not a URL".to_owned())?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err("the endpoint begins neither with http:// nor with https://".into());
@@ -297,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_url() {
+    fn url_with_every_key_is_parsed() {
         let url = "s3://data/runs/a%20b/?endpoint=http%3A%2F%2Fhost%3A7070%2F&region=here&requests_per_second=50&style=virtual";
         let place = parse(url, &[]).unwrap();
         assert_eq!((place.bucket.as_str(), place.prefix.as_str()), ("data", "runs/a b/"));
@@ -307,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn amazon_is_named_by_region_and_bucket() {
+    fn endpoint_of_amazon_follows_from_region_and_bucket() {
         let place = parse("s3://data?region=eu-west-1", &[]).unwrap();
         assert_eq!((place.endpoint.as_str(), place.style), ("https://s3.eu-west-1.amazonaws.com", Style::Virtual));
         assert_eq!(place.prefix, "");
@@ -317,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_before_profile_and_url_before_both() {
+    fn url_overrides_environment_overrides_profile() {
         let config =
             "[default]\nregion = from-profile\nendpoint_url = http://profile\n[profile other]\nregion = of-other\n";
         let around = [("HOME", "/h"), ("/h/.aws/config", config)];
@@ -336,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_names_the_known_ones() {
+    fn unknown_key_gives_error_with_known_ones() {
         let why = parse("s3://b?endpoint=http://h&regoin=x", &[]).unwrap_err().to_string();
         for word in KEYS.iter().chain(&["regoin"]) {
             assert!(why.contains(word), "{why}");
@@ -344,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_refused_and_not_repeated() {
+    fn credentials_in_url_are_refused_and_not_repeated() {
         for url in [
             "s3://AKID:hunter2@b/p?endpoint=http://h",
             "s3://b?endpoint=http://h&secret_access_key=hunter2",
@@ -358,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_url_says_why() {
+    fn invalid_url_is_refused_with_its_reason() {
         for (url, word) in [
             ("https://b", "s3://"),
             ("s3://", "bucket"),

@@ -1,6 +1,6 @@
-//! What the server can do, found out by asking it for each thing once, on an object of our own that is removed again.
+//! The server's abilities, determined by trying each thing once, on a separate object that is removed again.
 //!
-//! The danger: a server that ignores what it does not know, and says that all went well. Only a refusal where one is due
+//! The danger that it avoids: a server that ignores what it does not know, and reports success. Only a refusal where one is due
 //! shows that a condition or a checksum is understood.
 
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +15,7 @@ use surgetank_types::error::Errno;
 
 const MIB: u64 = 1 << 20;
 
-/// Limits are Amazon's: those who imitate it allow at least as much, or refuse with a message.
+/// No abilities. The limits are Amazon's: compatible servers allow at least as much, or refuse with a message.
 pub const NOTHING: Abilities = Abilities {
     if_absent: false,
     if_same: false,
@@ -38,7 +38,7 @@ const CONTENT: &[u8] = b"surgetank asks what this server can do";
 const NO_ETAG: &str = "00000000000000000000000000000000";
 
 impl Server {
-    /// Asked once; a failure to ask is not remembered.
+    /// Asked once; a failure to ask is not cached.
     pub fn known(&self) -> Result<Abilities, Failure> {
         if let Some(abilities) = self.abilities.get() {
             return Ok(*abilities);
@@ -61,12 +61,12 @@ impl Server {
 
     fn probe(&self, name: &str) -> Result<Abilities, Failure> {
         let found = self.probe_object(name);
-        // Whatever happened: nothing of it stays. That the key is limited by the prefix is so on every server.
+        // Whatever the result, nothing of it stays. Every server limits the key by the prefix too.
         let removed = self.delete(name);
         let mut found = found?;
         removed?;
         found.key_bytes_max = found.key_bytes_max.saturating_sub(self.place.prefix.len());
-        // The prefix of a copy's source is within the same limits as a key.
+        // The prefix of a copy's source has the same limits as a key.
         Ok(found)
     }
 
@@ -90,7 +90,7 @@ impl Server {
 
         found.if_absent = held(put(When::Absent, proof()).map(drop))?;
         found.if_same = held(put(When::Is(NO_ETAG), proof()).map(drop))?;
-        // (Whoever may not list is told so when he does.)
+        // A user that may not list gets the error when listing.
         found.lists_any_key = self.list(name, true, None).is_ok() && !self.lists_as_xml.load(Ordering::Relaxed);
         found.copies = !refused(self.copy(&found, name, Some(&etag), name, Some(&words)).map(drop))?;
         found.uploads_in_parts = self.probe_upload(name, &mut found)?;
@@ -109,7 +109,7 @@ impl Server {
         let completed = parts.and_then(|parts| {
             let complete = |when| self.complete(found, name, &id, &parts, crc, when).map(drop);
             let same = held(complete(When::Is(NO_ETAG)))?;
-            // Where that was ignored, the upload is no more.
+            // If the condition was ignored, the upload no longer exists.
             let absent = same && held(complete(When::Absent))?;
             Ok((absent, same))
         });
@@ -120,7 +120,7 @@ impl Server {
         Ok(true)
     }
 
-    /// No answer is one here: Amazon copies no range of so small an object.
+    /// Every answer is acceptable: Amazon copies no range of so small an object.
     fn probe_range(&self, name: &str, id: &str, crc_of_all: u64) {
         let etag = self.head(name).ok().flatten().map(|object| object.etag).unwrap_or_default();
         let part = self.part_of(name, id, 2, name, 0..7, &etag);
@@ -129,12 +129,12 @@ impl Server {
     }
 }
 
-/// The server does not do such things.
+/// Whether the server does not have the ability.
 fn is_no(why: &Failure) -> bool {
     why.is(Errno::OPNOTSUPP) || why.is(Errno::INVAL)
 }
 
-/// Was the write refused because of its condition?
+/// Whether the write was refused because of its condition.
 fn held(done: Result<(), Failure>) -> Result<bool, Failure> {
     match done {
         Ok(()) => Ok(false),

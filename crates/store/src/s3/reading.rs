@@ -1,6 +1,6 @@
-//! Content that is read while it comes, and asked for again from where it broke off.
+//! Content that is read while it arrives, and requested again from where it broke off.
 //!
-//! The danger: bytes of two versions in one file. Whatever is asked for again must have the etag of what came first.
+//! The danger that it avoids: bytes of two versions in one file. Every further request requires the etag of the first answer.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub struct Reading {
     etag: String,
     left: Range<u64>,
     body: Option<Box<dyn Read + Send>>,
-    /// Breaks since the last byte.
+    /// Number of breaks since the last byte.
     breaks: u32,
 }
 
@@ -38,7 +38,7 @@ impl Reading {
         if self.breaks >= self.server.place.limits.tries {
             return Err(self.server.report(&self.key, Failure::unanswered(ureq::Error::from(why))));
         }
-        // The broken connection goes first.
+        // The broken connection is closed first.
         self.body = None;
         std::thread::sleep(part_of(self.server.place.limits.pause));
         self.server.wire.counters.tries_again.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl Read for Reading {
                     self.left.start += count as u64;
                     self.server.wire.counters.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
                     if self.left.is_empty() {
-                        // The end is seen only by who looks behind the last byte; then the connection is free for others.
+                        // The body's end is only seen by a read after the last byte; then the connection is free again.
                         let _ = body.read(&mut [0]);
                         self.body = None;
                     }
@@ -96,7 +96,7 @@ fn open(
     server.ask(&ask, |answer| {
         let said: Option<u64> =
             answer.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
-        // A server that does not know ranges sends everything.
+        // A server without ranges sends everything.
         let as_asked = answer.status == 206 || range.start == 0;
         match said {
             Some(said) if said == length && as_asked => {

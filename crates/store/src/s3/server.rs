@@ -1,7 +1,7 @@
-//! The server as the rest of the driver asks it: a request with its further tries, and what the last trouble was.
+//! The server, as the rest of the driver asks it: a request with its further tries, and the last error.
 //!
-//! The danger: tries that make a bad time worse. They are few, further and further apart, at random moments, and they end; who
-//! asks has patience of his own.
+//! The danger that it avoids: retries that overload a failing server. They are few, with growing random pauses, and limited in
+//! time; callers have their own retries.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::object::Abilities;
 use surgetank_types::clock::tick;
 use surgetank_types::error::{Errno, Error};
 
-/// Between two tries, whatever the server asks for.
+/// Longest pause between two tries, whatever the server asks for.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 pub struct Server {
@@ -24,11 +24,11 @@ pub struct Server {
     pub wire: Wire,
     throttle: Option<Throttle>,
     pub abilities: OnceLock<Abilities>,
-    /// A part that the server copies out of an object gets the checksum of all of it (versitygw 1.8).
+    /// Whether a part that the server copies from an object gets the checksum of the whole object (versitygw 1.8).
     pub ranges_missummed: AtomicBool,
-    /// It does not write keys in listings as it was asked to (versitygw 1.8).
+    /// Whether the server writes keys in listings otherwise than requested (versitygw 1.8).
     pub lists_as_xml: AtomicBool,
-    /// One asks for them, the others wait.
+    /// One thread asks for the abilities; the others wait.
     pub probing: Mutex<()>,
     trouble: Mutex<Option<String>>,
 }
@@ -46,7 +46,7 @@ impl Server {
         format!("{}{key}", self.place.prefix)
     }
 
-    /// Asks until there is an answer that `take` can read, or no hope of one.
+    /// Asks until there is an answer that `take` can read, or further tries are useless.
     pub fn ask<T>(&self, ask: &Ask<'_>, mut take: impl FnMut(Answer) -> Result<T, Failure>) -> Result<T, Failure> {
         let limits = &self.place.limits;
         let (begun, mut pause, mut unsure) = (tick(), limits.pause, false);
@@ -67,9 +67,9 @@ impl Server {
             unsure = why.unsure;
             match why.meaning {
                 Meaning::Expired => self.wire.renew_credentials(),
-                // Learnt once, for good.
+                // Learnt once, for the life of the store.
                 Meaning::WantsHash if self.wire.learn_to_hash() => continue,
-                // Another thread has learnt it since this body was sent, or it went wrong on the way.
+                // Another thread learnt it after this body was sent, or the body was damaged on the way.
                 Meaning::WantsHash if self.wire.hashes() => why.again = true,
                 _ => {}
             }
@@ -84,7 +84,7 @@ impl Server {
         }
     }
 
-    /// For whoever asked: the errno, and what the server said to the log.
+    /// The error for the caller: the errno; the server's message goes to the log.
     pub fn report(&self, key: &str, why: Failure) -> io::Error {
         let usual = matches!(why.meaning, Meaning::Condition | Meaning::Source) || why.is(Errno::NOENT);
         if !usual {

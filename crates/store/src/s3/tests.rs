@@ -1,4 +1,4 @@
-//! The driver against a server that does what good servers never do: a few lines of TCP that answer what a test tells them to.
+//! The driver against a server that behaves as good servers never do: some lines of TCP that answer what a test prescribes.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,11 +24,11 @@ const ABLE: Abilities = Abilities {
 enum Reply {
     /// Status, headers (each with its line end), body.
     Say(u16, String, Vec<u8>),
-    /// The connection ends without a word, after the request was read.
+    /// The connection ends without an answer, after the request was read.
     Hang,
     /// The body ends early.
     Cut(u16, String, Vec<u8>),
-    /// Before the body of the request is read; then the connection ends.
+    /// The answer comes before the request's body is read; then the connection ends.
     Early(u16, Vec<u8>),
 }
 
@@ -40,7 +40,7 @@ fn error(status: u16, code: &str) -> Reply {
     say(status, "", format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>as told</Message></Error>"))
 }
 
-/// Line of the request and its headers, in small letters but for the line.
+/// The line of the request, and its headers in lower case.
 #[derive(Debug, Clone)]
 struct Heard {
     line: String,
@@ -77,7 +77,7 @@ impl Scripted {
         made
     }
 
-    /// These answers, in this order.
+    /// A server with these answers, in this order.
     fn saying(replies: impl IntoIterator<Item = Reply>) -> Self {
         let mut replies: VecDeque<Reply> = replies.into_iter().collect();
         Self::with(move |heard| replies.pop_front().unwrap_or_else(|| panic!("one more: {heard:?}")))
@@ -148,7 +148,7 @@ fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>, got: &Ato
         };
         if let Reply::Early(status, body) = &reply {
             send(*status, "connection: close\r\n", body, body.len());
-            // With what was not read: the other side sees a reset.
+            // With unread bytes: the client sees a reset.
             return;
         }
         if std::io::copy(&mut reader.by_ref().take(length), &mut Counted(got)).unwrap() < length {
@@ -157,7 +157,7 @@ fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>, got: &Ato
         let goes_on = match reply {
             Reply::Say(status, headers, body) => {
                 let length = if heard.line.starts_with("HEAD") { 0 } else { body.len() };
-                // A HEAD's length is that of what GET would send.
+                // The length of a HEAD is that of the answer to GET.
                 if length == 0 && headers.contains("content-length") {
                     let head = format!("HTTP/1.1 {status} Said\r\n{headers}\r\n");
                     let mut writer = stream;
@@ -193,7 +193,7 @@ fn put(store: &S3, content: &[u8], when: When<'_>) -> io::Result<String> {
 }
 
 #[test]
-fn a_busy_server_is_asked_again() {
+fn busy_server_is_asked_again() {
     let server = Scripted::saying([
         error(503, "SlowDown"),
         say(500, "", ""),
@@ -212,7 +212,7 @@ fn a_busy_server_is_asked_again() {
 }
 
 #[test]
-fn a_server_that_stays_busy_is_left_alone_after_a_while() {
+fn server_that_stays_busy_fails_after_some_tries() {
     let server = Scripted::with(|_| error(503, "SlowDown"));
     let store = server.store();
     let why = put(&store, b"content", When::Always).unwrap_err();
@@ -222,7 +222,7 @@ fn a_server_that_stays_busy_is_left_alone_after_a_while() {
 }
 
 #[test]
-fn errors_inside_of_successes() {
+fn error_inside_a_success_is_an_error() {
     let copied = format!("<CopyObjectResult><ETag>\"{}\"</ETag></CopyObjectResult>", "ab".repeat(16));
     let server = Scripted::saying([
         error(200, "InternalError"),
@@ -239,7 +239,7 @@ fn errors_inside_of_successes() {
 }
 
 #[test]
-fn an_answer_that_was_cut_is_asked_for_from_there() {
+fn interrupted_answer_is_continued_from_there() {
     let server = Scripted::saying([
         Reply::Cut(206, ETAG.into(), b"01234".to_vec()),
         Reply::Hang,
@@ -260,7 +260,7 @@ fn an_answer_that_was_cut_is_asked_for_from_there() {
 }
 
 #[test]
-fn content_that_changed_in_between_is_not_mixed() {
+fn content_changed_between_requests_is_an_error() {
     let server = Scripted::saying([Reply::Cut(206, ETAG.into(), b"01234".to_vec()), error(412, "PreconditionFailed")]);
     let store = server.store();
     let why = store.get("k", 0..10, None).unwrap().read_to_end(&mut Vec::new()).unwrap_err();
@@ -268,7 +268,7 @@ fn content_that_changed_in_between_is_not_mixed() {
 }
 
 #[test]
-fn a_server_without_ranges_is_found_out() {
+fn server_without_ranges_is_detected() {
     let server = Scripted::with(|_| say(200, ETAG, "0123456789"));
     let store = server.store();
     let mut content = Vec::new();
@@ -279,7 +279,7 @@ fn a_server_without_ranges_is_found_out() {
 }
 
 #[test]
-fn a_conditional_write_whose_answer_was_lost_knows_its_own_work() {
+fn conditional_write_with_lost_answer_succeeds() {
     let lost = || [Reply::Hang, error(412, "PreconditionFailed")];
     for when in [When::Absent, When::Is("0123456789abcdef0123456789abcdee")] {
         let server = Scripted::saying(lost().into_iter().chain([head_of(b"content", "us")]));
@@ -289,13 +289,13 @@ fn a_conditional_write_whose_answer_was_lost_knows_its_own_work() {
             assert!(is_condition_failed(&put(&server.store(), b"content", when).unwrap_err()));
         }
     }
-    // The first answer to the first try is true: nothing is looked at.
+    // The first answer to the first try is true: no object is looked at.
     let server = Scripted::saying([error(412, "PreconditionFailed")]);
     assert!(is_condition_failed(&put(&server.store(), b"content", When::Absent).unwrap_err()));
 }
 
 #[test]
-fn an_upload_that_was_complete_all_along() {
+fn completion_with_lost_answer_succeeds() {
     let part = Part { number: 1, size_bytes: 7, etag: "x".into(), crc64nvme: None };
     let complete = |server: &Scripted, when| {
         server.store().complete("k", "id", std::slice::from_ref(&part), of_bytes(b"content"), when)
@@ -312,7 +312,7 @@ fn an_upload_that_was_complete_all_along() {
 }
 
 #[test]
-fn a_refusal_before_the_body_was_read_is_heard() {
+fn refusal_before_body_is_read_is_reported() {
     let refusal = |code| format!("<Error><Code>{code}</Code><Message>x</Message></Error>").into_bytes();
     let server = Scripted::saying([
         Reply::Early(412, refusal("PreconditionFailed")),
@@ -325,9 +325,9 @@ fn a_refusal_before_the_body_was_read_is_heard() {
     assert_eq!(store.counters().tries_again, 0);
 }
 
-/// Nobody could say which version it is.
+/// Without an etag the version is unknown.
 #[test]
-fn an_object_without_an_etag_is_an_error() {
+fn object_without_etag_is_an_error() {
     let server = Scripted::with(|_| say(200, "last-modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n", "x"));
     let store = server.store();
     assert_eq!(store.head("k").unwrap_err().raw_os_error(), Some(libc::EIO));
@@ -335,7 +335,7 @@ fn an_object_without_an_etag_is_an_error() {
 }
 
 #[test]
-fn requests_keep_below_their_rate() {
+fn requests_stay_below_their_rate() {
     let server = Scripted::with(|_| head_of(b"x", "a"));
     let mut place = server.unasked().0.place.clone();
     place.requests_per_second = Some(20);
@@ -348,13 +348,13 @@ fn requests_keep_below_their_rate() {
         }
     });
     assert_eq!(server.heard().len(), 12);
-    // The first one goes at once.
+    // The first request is sent at once.
     assert!(begun.elapsed() >= Duration::from_millis(11 * 50), "{:?}", begun.elapsed());
 }
 
 #[test]
-fn credentials_that_expired_are_looked_for_again() {
-    // Somebody renews them between the first request and the second.
+fn expired_credentials_are_read_again() {
+    // The credentials are renewed between the first request and the second.
     let file: Arc<std::sync::OnceLock<std::path::PathBuf>> = Arc::default();
     let renewed = Arc::clone(&file);
     let server = Scripted::with(move |heard| {
@@ -371,7 +371,7 @@ fn credentials_that_expired_are_looked_for_again() {
 }
 
 #[test]
-fn signing_bodies_is_learnt() {
+fn bodies_are_signed_after_server_requires_it() {
     let server = Scripted::saying([error(400, "XAmzContentSHA256Mismatch"), say(200, ETAG, ""), say(200, ETAG, "")]);
     let store = server.store();
     put(&store, b"abc", When::Always).unwrap();
@@ -389,14 +389,14 @@ fn signing_bodies_is_learnt() {
 }
 
 #[test]
-fn another_region_is_named() {
+fn error_of_other_region_names_it() {
     let server = Scripted::with(|_| say(301, "x-amz-bucket-region: eu-north-1\r\n", ""));
     let why = S3::open(server.unasked().0.place.clone()).unwrap_err().to_string();
     assert!(why.contains("region=eu-north-1"), "{why}");
 }
 
 #[test]
-fn a_server_that_says_yes_to_everything_can_do_nothing() {
+fn server_that_ignores_conditions_has_no_abilities() {
     let server = Scripted::with(|heard| match heard.line.split(' ').next() {
         Some("HEAD") => {
             say(200, &format!("content-length: 38\r\n{ETAG}last-modified: Wed, 01 Jul 2026 10:00:00 GMT\r\n"), "")
@@ -418,7 +418,7 @@ fn a_server_that_says_yes_to_everything_can_do_nothing() {
 }
 
 #[test]
-fn what_may_only_be_read_can_be_read() {
+fn read_only_bucket_can_be_read() {
     let server = Scripted::with(|heard| match heard.line.split(' ').next() {
         Some("PUT" | "DELETE") => error(403, "AccessDenied"),
         _ => say(200, "", "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"),
@@ -429,7 +429,7 @@ fn what_may_only_be_read_can_be_read() {
 }
 
 #[test]
-fn a_silent_server_is_not_waited_for_for_ever() {
+fn silent_server_fails_after_a_time_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Scripted::saying([]);
     let mut place = server.unasked().0.place.clone();
@@ -454,7 +454,7 @@ impl Body for InTurn<'_> {
 }
 
 #[test]
-fn before_its_turn_all_but_the_last_byte_is_sent() {
+fn body_before_its_turn_lacks_only_the_last_byte() {
     for (content, comes) in [(vec![7; 300_000], true), (vec![7; 300_000], false), (vec![7; 5], true), (vec![7], false)]
     {
         let server = Scripted::with(|_| say(200, ETAG, ""));

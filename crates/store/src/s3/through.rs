@@ -1,7 +1,7 @@
-//! A range of an object as a part of an upload, by way of us: for servers that cannot be trusted to copy one.
+//! Makes a range of an object a part of an upload by way of the client: for servers that do not copy ranges correctly.
 //!
-//! The danger: a body that can be read only once, while the request may be sent again. Each try begins to read anew, and the
-//! sum is that of the last one.
+//! The danger that it avoids: a body that can be read only once, while the request may be sent again. Each try reads from the
+//! start, and the checksum is that of the last one.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -63,7 +63,7 @@ pub fn part_of(
     let sum = body.reading.into_inner().unwrap_or_else(PoisonError::into_inner).map(|this| this.sum.value());
     match part.crc64nvme {
         Some(theirs) if Some(theirs) != sum => {
-            let why = Failure::ours(Errno::IO, "the server has other bytes than it sent");
+            let why = Failure::ours(Errno::IO, "the server stored other bytes than it sent");
             Err(Failure { meaning: Meaning::Checksum, ..why })
         }
         _ => {

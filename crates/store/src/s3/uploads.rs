@@ -1,6 +1,7 @@
-//! Uploads in parts, as the server knows them: begun, filled in any order, complete or given up.
+//! Uploads in parts, as the server has them: begun, filled in any order, completed or aborted.
 //!
-//! The danger: uploads that nobody completes stay for ever, cost money and are seen by no listing; `uploads` finds them.
+//! The danger that it avoids: an abandoned upload stays indefinitely, costs money and is not in any listing; `uploads` finds
+//! it.
 
 use std::ops::Range;
 
@@ -41,7 +42,7 @@ impl Server {
         Ok(Part { number, size_bytes: body.len(), etag, crc64nvme: able.checksums.then_some(crc) })
     }
 
-    /// A body whose sum is known only when it was read; what the server computed comes back instead.
+    /// A body whose checksum is known only after it was read; returns the server's checksum.
     pub fn part_unsummed(&self, key: &str, id: &str, number: u32, body: &dyn Body) -> Result<Part, Failure> {
         let whole = self.whole(key);
         let ask = Ask::new(Kind::Part, Method::PUT, Some(&whole)).content(Content::Body(body));
@@ -156,7 +157,7 @@ impl Server {
                 }
                 _ => None,
             };
-            // A server that shows the same page again has no end.
+            // A server that returns the same page again would never end.
             if next.is_none() || next == after {
                 return Ok(uploads);
             }
@@ -165,7 +166,7 @@ impl Server {
     }
 }
 
-/// Etag and sum of a part that arrived.
+/// Etag and checksum of a part that arrived.
 fn sent(answer: Answer) -> Result<(String, Option<u64>), Failure> {
     let told = (answers::etag(&answer.headers)?, answers::whole_crc(&answer.headers));
     answer.text()?;
@@ -176,7 +177,7 @@ fn of_part<'a>(ask: Ask<'a>, id: &'a str, number: u32) -> Ask<'a> {
     ask.query("partNumber", number.to_string()).query("uploadId", id)
 }
 
-/// The etag that most servers give to what was made of these parts.
+/// The etag that most servers give to an object made of these parts.
 pub fn etag_of_parts(parts: &[Part]) -> Option<String> {
     let mut sum = Md5::new();
     for part in parts {

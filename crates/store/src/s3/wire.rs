@@ -1,6 +1,7 @@
-//! One request to the server and its answer: names encoded, signed, the body fed in small pieces from where it lies.
+//! One request to the server and its answer: names are encoded, the request is signed, the body is sent in small pieces from
+//! its source.
 //!
-//! (Connections, and how bodies are fed and answers read: `store/http`.)
+//! (Connections, and how bodies are sent and answers read: `store/http`.)
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -22,7 +23,7 @@ use crate::http::{self, BUFFER_BYTES, Feeder, IN_PATH, IN_QUERY};
 use crate::object::Body;
 use surgetank_types::error::{Errno, Error};
 
-/// SHA-256 of nothing.
+/// SHA-256 of the empty body.
 const HASH_OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 pub enum Content<'a> {
@@ -31,16 +32,16 @@ pub enum Content<'a> {
     Body(&'a dyn Body),
 }
 
-/// What is asked of the server.
+/// One request to the server.
 pub struct Ask<'a> {
     pub kind: Kind,
     pub method: Method,
-    /// Whole, with the store's prefix; `None`: the bucket.
+    /// The whole key, with the store's prefix; `None`: the bucket.
     pub key: Option<&'a str>,
     pub query: Vec<(&'static str, Cow<'a, str>)>,
     pub headers: Vec<(Cow<'static, str>, String)>,
     pub content: Content<'a>,
-    /// One of the headers is a condition.
+    /// Whether one of the headers is a condition.
     pub conditional: bool,
 }
 
@@ -73,7 +74,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// All of an answer that is not content; the connection is free again.
+    /// All of an answer that is not content; the connection is then free again.
     pub fn text(self) -> Result<Vec<u8>, Failure> {
         match http::text_of(self.body) {
             Ok(Some(text)) => Ok(text),
@@ -82,7 +83,7 @@ impl Answer {
         }
     }
 
-    /// The content, as it comes.
+    /// The content, as it arrives.
     pub fn reader(self) -> Box<dyn Read + Send> {
         Box::new(self.body.into_reader())
     }
@@ -97,10 +98,10 @@ impl Answer {
         why.wait_seconds = wait_seconds;
         match (status, region) {
             (300..=400, Some(region)) if why.code.is_empty() || status < 400 => {
-                why.message = format!("the bucket is in another region: say region={region}");
+                why.message = format!("the bucket is in another region: use region={region}");
                 why.code = "PermanentRedirect".into();
             }
-            // Expired credentials, as a rule; the answer to HEAD has no body to say so.
+            // Usually expired credentials; the answer to HEAD has no body that could tell.
             (400, _) if ask.kind == Kind::Head => (why.meaning, why.again) = (Meaning::Expired, true),
             _ => {}
         }
@@ -111,11 +112,11 @@ impl Answer {
 pub struct Wire {
     agent: Agent,
     credentials: Credentials,
-    /// With the bucket; keys follow behind a `/`.
+    /// With the bucket; the key follows after a `/`.
     base: String,
     copy_base: String,
     signed_payload: AtomicBool,
-    /// Signing bodies may be learnt.
+    /// Whether bodies may be signed after the server requires it.
     payload: Payload,
     work: Duration,
     pub counters: Counters,
@@ -139,12 +140,12 @@ impl Wire {
         })
     }
 
-    /// How a copy names its source.
+    /// The source of a copy, as its header names it.
     pub fn copy_source(&self, key: &str) -> String {
         format!("{}{}", self.copy_base, utf8_percent_encode(key, IN_PATH))
     }
 
-    /// One try. An answer is one, whatever it says.
+    /// One try. Any answer counts as one.
     pub fn send(&self, ask: &Ask<'_>) -> Result<Answer, Failure> {
         let hash = match &ask.content {
             Content::Nothing => Cow::Borrowed(HASH_OF_NOTHING),
@@ -154,7 +155,8 @@ impl Wire {
         };
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = ask.method.clone();
-        parts.uri = self.uri(ask).parse().map_err(|_| Failure::ours(Errno::INVAL, "the key makes no URL"))?;
+        parts.uri =
+            self.uri(ask).parse().map_err(|_| Failure::ours(Errno::INVAL, "the key cannot be part of a URL"))?;
         let mut put = |name: &str, value: &str| {
             let name: HeaderName = name.parse().map_err(|_| bad_words())?;
             parts.headers.insert(name, HeaderValue::from_str(value).map_err(|_| bad_words())?);
@@ -221,24 +223,24 @@ impl Wire {
         uri
     }
 
-    /// The server says that the credentials have expired.
+    /// Drops credentials that have expired by the server's answer.
     pub fn renew_credentials(&self) {
         self.credentials.forget();
     }
 
-    /// From now on bodies are hashed. `false`: they are already, or must not be.
+    /// Signs bodies from now on. Returns false if they are signed already, or must not be.
     pub fn learn_to_hash(&self) -> bool {
         self.payload == Payload::Auto && !self.signed_payload.swap(true, Ordering::Relaxed)
     }
 
-    /// Does the hash that the signature has cover the body?
+    /// Whether the signature covers the hash of the body.
     pub fn hashes(&self) -> bool {
         self.signed_payload.load(Ordering::Relaxed)
     }
 }
 
 fn bad_words() -> Failure {
-    Failure::ours(Errno::INVAL, "the name or the value of a word has characters that no header takes")
+    Failure::ours(Errno::INVAL, "the name or the value of a word has characters that a header cannot contain")
 }
 
 fn base_of(place: &Place) -> String {
@@ -254,7 +256,7 @@ fn hash_of(body: &dyn Body) -> Result<String, Failure> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Shows all of a body, a piece at a time.
+/// Passes all of a body to `see`, a piece at a time.
 pub fn pieces(body: &dyn Body, mut see: impl FnMut(&[u8])) -> io::Result<()> {
     let length = body.len();
     let mut buffer = vec![0; BUFFER_BYTES.min(usize::try_from(length).unwrap_or(BUFFER_BYTES))];
@@ -268,7 +270,7 @@ pub fn pieces(body: &dyn Body, mut see: impl FnMut(&[u8])) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets requests through at a rate.
+/// Limits the rate of requests.
 pub struct Throttle {
     every: Duration,
     next: std::sync::Mutex<std::time::Instant>,

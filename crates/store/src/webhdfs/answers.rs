@@ -1,4 +1,4 @@
-//! What the server's answers say.
+//! The server's answers.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ pub struct Status {
     pub access_time: i64,
     #[serde(default)]
     pub block_size: u64,
-    /// The inode's number: the same as long as the file is, whatever it is called, and never another's.
+    /// The inode's number: constant for the life of the file under any name, and never reused.
     pub file_id: u64,
     pub group: String,
     pub length: u64,
@@ -76,7 +76,7 @@ pub struct Attributes {
 #[derive(Deserialize)]
 pub struct Attribute {
     pub name: String,
-    /// `0x…`; nothing where it is empty.
+    /// `0x…`; `None` if it is empty.
     pub value: Option<String>,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status() {
+    fn status_of_a_file_is_parsed() {
         let text = br#"{"FileStatus":{"accessTime":1795425473262,"blockSize":134217728,"childrenNum":0,"fileId":16388,"group":"users","length":3000000,"modificationTime":1795425475054,"owner":"1000","pathSuffix":"","permission":"1640","replication":1,"storagePolicy":0,"type":"FILE"}}"#;
         let OneStatus { status } = parse(text).unwrap();
         assert_eq!((status.file_id, status.perm(), status.is_dir(), status.length), (16388, 0o1640, false, 3_000_000));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_as_text() {
+    fn bytes_in_hexadecimal_read_back() {
         assert_eq!(hexadecimal(&[0, 255, 10]), "00ff0a");
         assert_eq!(from_hexadecimal("00FF0a"), Some(vec![0, 255, 10]));
         for wrong in ["0", "0g", "é0"] {

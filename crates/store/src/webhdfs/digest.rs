@@ -1,8 +1,9 @@
-//! The sum that HDFS has of a file: of every 512 bytes a CRC, of a block's CRCs an MD5, of these an MD5, with zeros behind them:
-//! as many as are left of a buffer that began with room for two and doubled.
+//! The checksum that HDFS has of a file: a CRC of every 512 bytes, an MD5 of each block's CRCs, and an MD5 of these, followed
+//! by zeros: as many as are left of a buffer that began with space for two and doubled (Hadoop's `FileChecksumHelper`,
+//! `MD5MD5CRC32FileChecksum`).
 //!
-//! Datanodes keep the CRCs beside the bytes and check them whenever they touch these, so the server can tell the sum of what
-//! it has without reading it, and we can tell what it has to be while we send.
+//! Datanodes keep the CRCs beside the bytes and check them at every access. The server can therefore tell the checksum without
+//! reading the bytes, and the driver computes the expected one while it sends.
 
 use crc_fast::CrcAlgorithm;
 use md5::{Digest as _, Md5};
@@ -10,10 +11,10 @@ use md5::{Digest as _, Md5};
 use super::answers::{Digest, ServerDefaults, from_hexadecimal};
 
 const MD5_BYTES: usize = 16;
-/// Hadoop's `DataOutputBuffer` begins with so much, and `FileChecksumHelper` sums all of it.
+/// Hadoop's `DataOutputBuffer` begins with this size, and `FileChecksumHelper` sums all of it.
 const BUFFER_BYTES: usize = 32;
 
-/// In the making.
+/// A checksum that is being computed.
 pub struct Digesting {
     crc: CrcAlgorithm,
     word: &'static str,
@@ -26,16 +27,16 @@ pub struct Digesting {
     whole: Md5,
 }
 
-/// Of a whole file.
+/// The checksum of a whole file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sum {
-    /// What the algorithm's name ends with.
+    /// The end of the algorithm's name.
     ending: String,
     md5: [u8; MD5_BYTES],
 }
 
 impl Digesting {
-    /// `None`: of files with such sums nothing is known here.
+    /// `None`: checksums of such files are not supported.
     pub fn new(defaults: &ServerDefaults) -> Option<Self> {
         let (crc, word) = match defaults.checksum_type {
             1 => (CrcAlgorithm::Crc32IsoHdlc, "CRC32"),
@@ -111,10 +112,10 @@ impl Digesting {
 }
 
 impl Sum {
-    /// Is that what the server has? `None`: it sums in another way.
+    /// Whether the server has this checksum; `None` if it uses another algorithm.
     pub fn is(&self, told: &Digest) -> Option<bool> {
         let bytes = from_hexadecimal(&told.bytes)?;
-        // Bytes a CRC is of, CRCs a block has, the sum.
+        // Bytes of a CRC, CRCs of a block, the checksum.
         let md5 = bytes.get(12..28)?;
         let same_way = told.algorithm.starts_with("MD5-of-") && told.algorithm.ends_with(&self.ending);
         same_way.then_some(md5 == self.md5)
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn however_the_bytes_come_the_sum_is_the_same() {
+    fn digest_is_independent_of_chunks() {
         let bytes = crate::conformance::noise(100_001);
         let whole = sum(&bytes, 1 << 20, bytes.len());
         for piece in [1, 511, 512, 513, 4096] {

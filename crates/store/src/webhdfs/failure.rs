@@ -1,10 +1,10 @@
-//! Why a request failed: what the namenode, a datanode or the socket said, as an errno, and whether another try may help.
+//! Why a request failed: the answer of the namenode, a datanode or the socket, as an errno, and whether another try may help.
 //!
-//! The server's word is the name of a Java exception; its message is text for people, and only where one name stands for
-//! several things is it looked at.
+//! The server's code is the name of a Java exception. Its message is text for users, and is considered only where one exception
+//! has several meanings.
 //!
-//! The danger: a namenode that is not ready (it starts, it stands by, it is in safe mode) refuses with the status of a lack of
-//! permission. That passes.
+//! The danger that it avoids: a namenode that is not ready (it starts, is in standby, or in safe mode) refuses with the status
+//! of a lack of permission. That passes.
 
 use std::io;
 
@@ -16,16 +16,16 @@ use surgetank_types::error::Errno;
 #[derive(Debug)]
 pub struct Failure {
     pub errno: Errno,
-    /// HTTP's, or 0 without an answer.
+    /// The HTTP status, or 0 without an answer.
     pub status: u16,
-    /// The server's word for it, or empty.
+    /// The server's code of the error, or empty.
     pub code: String,
     pub message: String,
-    /// Another try may help.
+    /// Whether another try may help.
     pub again: bool,
-    /// This request, or an earlier try of it, may have been carried out.
+    /// Whether this request, or an earlier try of it, may have been carried out.
     pub unsure: bool,
-    /// What was to be sent could not be read, or the reader wants to stop.
+    /// The source of the body could not be read, or the reader wants to stop.
     pub source: Option<io::Error>,
 }
 
@@ -44,47 +44,45 @@ struct Exception {
 }
 
 impl Failure {
-    /// Found by us, before or after the server was asked; final.
+    /// Found by the driver, before or after the request; final.
     pub fn ours(errno: Errno, message: &str) -> Self {
         let (code, message) = (String::new(), message.to_owned());
         Self { errno, status: 0, code, message, again: false, unsure: false, source: None }
     }
 
-    /// Before or while the body was sent; the server has not got all of it.
+    /// The source failed before the server had all of the body.
     pub fn of_source(why: io::Error) -> Self {
         Self { source: Some(why), ..Self::ours(Errno::IO, "what was to be sent could not be read") }
     }
 
-    /// The answer makes no sense or is cut short: may have been carried out, may be better next time.
+    /// The answer cannot be understood or is cut short: the request may have been carried out, and another try may help.
     pub fn garbled(message: &str) -> Self {
         Self { again: true, unsure: true, ..Self::ours(Errno::IO, message) }
     }
 
-    /// Nothing that could be read came back.
+    /// No readable answer.
     pub fn unanswered(why: &ureq::Error) -> Self {
         let http::Silence { errno, again, unsure } = http::silence(why);
         Self { again, unsure, ..Self::ours(errno, &why.to_string()) }
     }
 
-    /// The server said no. `negotiates`: it wants to be spoken to by Kerberos.
+    /// The server refused. `negotiates`: it requires Kerberos.
     pub fn refused(status: u16, body: &[u8], negotiates: bool) -> Self {
         let Exception { exception: code, message } =
             serde_json::from_slice::<Refusal>(body).map(|refusal| refusal.exception).unwrap_or_default();
-        // The rest is where in the server it happened.
+        // The rest is the server's stack trace.
         let mut message = message.split("\n\tat ").next().unwrap_or_default().to_owned();
         let (errno, again) = if status == 401 && code.is_empty() {
             message = match negotiates {
-                true => {
-                    "the server wants Kerberos, which Surgetank does not speak: it says who it is by user.name alone"
-                }
-                false => "the server wants to be told who asks in a way that Surgetank does not speak",
+                true => "the server wants Kerberos, which Surgetank does not speak: it authenticates by user.name only",
+                false => "the server requires an authentication that Surgetank does not speak",
             }
             .to_owned();
             (Errno::ACCESS, false)
         } else {
             meaning_of(status, &code, &message)
         };
-        // What a server that is in trouble has done is not known, not even to itself.
+        // What a failing server has done is unknown.
         Self { errno, status, code, message, again, unsure: status >= 500, source: None }
     }
 
@@ -107,7 +105,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// And whether it is worth another try at once.
+/// The errno, and whether another try at once may help.
 fn meaning_of(status: u16, code: &str, message: &str) -> (Errno, bool) {
     match code {
         "FileNotFoundException" if message.starts_with("Path is not a file") => (Errno::ISDIR, false),
@@ -121,7 +119,7 @@ fn meaning_of(status: u16, code: &str, message: &str) -> (Errno, bool) {
         "StandbyException" | "ObserverRetryOnActiveException" | "SafeModeException" | "RetriableException" => {
             (Errno::AGAIN, true)
         }
-        // Somebody writes it, or has died while he did.
+        // Another client writes it, or died while writing.
         "AlreadyBeingCreatedException" | "RecoveryInProgressException" | "LeaseExpiredException" => {
             (Errno::BUSY, false)
         }
@@ -154,7 +152,7 @@ fn meaning_of(status: u16, code: &str, message: &str) -> (Errno, bool) {
 fn by_message(status: u16, message: &str) -> (Errno, bool) {
     let says = |words: &str| message.contains(words);
     if says("There are 0 datanode(s) running") || says("Failed to find datanode") {
-        // All of them are away, or have only just begun to tell the namenode of themselves.
+        // All datanodes are unavailable, or have not registered yet.
         return (Errno::AGAIN, true);
     }
     if says("could only be written to") || says("could only be replicated to") {
@@ -181,7 +179,7 @@ fn by_message(status: u16, message: &str) -> (Errno, bool) {
     if says("path length") || says("depth") && says("exceed") {
         return (Errno::NAMETOOLONG, false);
     }
-    // A datanode that went away in the middle, a block that is not where it was: the server's trouble, as a rule.
+    // A datanode that stopped in the middle, a block that moved: usually the server's fault.
     (Errno::IO, status >= 500)
 }
 
@@ -190,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_real_server() {
+    fn server_exceptions_have_errno_and_retry() {
         for (status, code, message, errno, again) in [
             (404, "FileNotFoundException", "File does not exist: /a/zz", Errno::NOENT, false),
             (404, "FileNotFoundException", "Path is not a file: /t\n\tat org.apache", Errno::ISDIR, false),
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_kerberos_is_told_so() {
+    fn refusal_that_requires_kerberos_says_so() {
         let failure = Failure::refused(401, b"<html>Authentication required</html>", true);
         assert!(failure.is(Errno::ACCESS) && failure.to_string().contains("Kerberos"), "{failure}");
         assert!(!failure.again);

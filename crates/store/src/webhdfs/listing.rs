@@ -1,7 +1,7 @@
-//! Directories listed, and what a listing told is believed for a while.
+//! Listings of directories, and their cache.
 //!
-//! A listing tells everything but the records. A record is asked for once: it is known for as long as the file has the same
-//! number, length and time, and of what this agent wrote it is never asked for.
+//! A listing contains everything but the records. A record is asked for once: it is cached for as long as the file has the same
+//! number, length and time. For a file that this agent wrote it is never asked for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -20,7 +20,7 @@ use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex};
 
 const RECORDS_AT_ONCE: usize = 16;
-/// Of records that are remembered, and of names that are.
+/// Most cached records, and most cached names.
 const RECORDS_MAX: usize = 200_000;
 const NAMES_MAX: usize = 500_000;
 
@@ -42,7 +42,7 @@ pub(super) struct Listings {
     listed: Mutex<HashMap<StorePath, Listed>>,
     /// By the inode's number.
     records: Mutex<HashMap<u64, Known>>,
-    /// Counts our own changes: what was asked for before one is not believed after it.
+    /// Number of own changes: an answer that was requested before one is not used after it.
     changes: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ impl Listings {
         Self { ttl, listed: Mutex::default(), records: Mutex::default(), changes: AtomicU64::new(0) }
     }
 
-    /// Something of ours changed in the directory.
+    /// Drops the listing of a directory after an own change.
     pub fn forget(&self, dir: &StorePath) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         locked(&self.listed).remove(dir);
@@ -68,7 +68,7 @@ impl Listings {
         locked(&self.records).clear();
     }
 
-    /// What the directory's listing says of a name: `Some(None)`, that there is none. `None`: no listing is fresh.
+    /// The answer of the directory's listing for a name: `Some(None)` if there is no such name, `None` if no listing is fresh.
     pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
         if path.0.is_empty() || path.is_temporary() {
             return None;
@@ -117,7 +117,7 @@ impl Listings {
 
 impl WebHdfs {
     pub(super) fn entries(&self, dir: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        // Temporaries come and go unnoticed.
+        // Temporaries appear and disappear unnoticed.
         let known = if temporaries { None } else { self.listings.fresh(dir) };
         let names = match known {
             Some(names) => names,
@@ -151,7 +151,7 @@ impl WebHdfs {
                     show(status, record.as_ref());
                     self.listings.learn(status, record);
                 }
-                // It went meanwhile.
+                // It was removed meanwhile.
                 Err(why) if why.is(Errno::NOENT) => {}
                 Err(why) => return Err(self.wire.report(path, why)),
             }
@@ -187,7 +187,7 @@ impl WebHdfs {
         }
         // A file is listed as itself.
         match statuses.first() {
-            Some(only) if only.path_suffix.is_empty() => Err(Failure::ours(Errno::NOTDIR, "it is no directory")),
+            Some(only) if only.path_suffix.is_empty() => Err(Failure::ours(Errno::NOTDIR, "it is not a directory")),
             _ => Ok(statuses),
         }
     }

@@ -1,7 +1,7 @@
-//! Names that HDFS can hold, and names that move and go.
+//! Names that HDFS can have, renames and removals.
 //!
-//! The danger: an answer that was lost. A rename that is sent again finds nothing under the old name; it was ours if the new
-//! name has the inode that the old one had.
+//! The danger that it avoids: a lost answer. A rename that is sent again finds nothing at the old name; it was its own work if
+//! the new name has the inode that the old one had.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use surgetank_types::error::Errno;
 const PATH_CHARS_MAX: usize = 8000;
 const DEPTH_MAX: usize = 1000;
 
-/// As HDFS has it. Not every name can be one.
+/// The path, as HDFS has it. Errors: HDFS cannot have this name.
 pub(super) fn checked<'a>(wire: &Wire, path: &'a StorePath) -> io::Result<&'a str> {
     let text = std::str::from_utf8(&path.0).map_err(|_| Errno::ILSEQ)?;
     if text.is_empty() {
@@ -41,7 +41,7 @@ pub(super) fn checked<'a>(wire: &Wire, path: &'a StorePath) -> io::Result<&'a st
 }
 
 impl WebHdfs {
-    /// `replaces`: whatever has the name, if it is of the same kind and no directory that holds something.
+    /// `replaces`: whatever has the name, if it has the same type and is not a directory with entries.
     pub(super) fn rename_inode(&self, from: &str, to: &str, replaces: bool) -> Result<(), Failure> {
         let options = if replaces { "OVERWRITE" } else { "NONE" };
         let ask = Ask::put("RENAME", from).with("destination", self.wire.whole(to)).with("renameoptions", options);
@@ -70,13 +70,13 @@ impl WebHdfs {
         self.listings.forget(&to.parent());
         match renamed {
             Ok(()) => {}
-            // It was not there a moment ago: to be looked at again.
+            // It was absent at the last look: to be looked at again.
             Err(why) if why.is(Errno::EXIST) && free => {
                 return Err(io::Error::new(io::ErrorKind::WouldBlock, why.to_string()));
             }
             Err(why) => return Err(self.wire.report(old, why)),
         }
-        // What is in it, and what is staged in it, has other names now.
+        // Everything in it, and everything staged in it, has another path now.
         self.listings.forget_below(from);
         let mut staged = locked(&self.staged);
         let moving: Vec<StorePath> =
@@ -108,10 +108,10 @@ impl WebHdfs {
         let gone = || {
             match (self.status(name)?.is_dir(), directory) {
                 (true, false) => return Err(Failure::ours(Errno::ISDIR, "it is a directory")),
-                (false, true) => return Err(Failure::ours(Errno::NOTDIR, "it is no directory")),
+                (false, true) => return Err(Failure::ours(Errno::NOTDIR, "it is not a directory")),
                 _ => {}
             }
-            // (That it was gone already when this came may be our own doing, by a try whose answer was lost.)
+            // If it is already gone, an earlier try whose answer was lost may have removed it.
             self.delete(name, false).map(drop)
         };
         let gone = gone();
@@ -120,7 +120,7 @@ impl WebHdfs {
         gone.map_err(|why| self.wire.report(name, why))
     }
 
-    /// `false`: nothing was there.
+    /// Returns false if there was nothing.
     pub(super) fn delete(&self, name: &str, recursive: bool) -> Result<bool, Failure> {
         let recursive = if recursive { "true" } else { "false" };
         let answer = self.wire.ask(&Ask::delete(name).with("recursive", recursive))?;

@@ -1,16 +1,16 @@
-//! HDFS knows people by name, a file system by number: this machine's list of users and groups translates.
+//! Users and groups: HDFS has names, a file system has numbers. This machine's lists translate.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 
 use surgetank_types::sync::{Mutex, PoisonError};
 
-/// Whom this machine does not know.
+/// The number of an unknown user or group.
 const NOBODY: u32 = 65534;
-/// Of one entry of the lists; a group's has all its members.
+/// Space for one entry of the lists; a group's entry has all its members.
 const TEXT_BYTES: usize = 64 << 10;
 
-/// How programs call who runs this.
+/// Name of the process's user.
 pub fn own_name() -> Option<String> {
     let mut text = vec![0_u8; TEXT_BYTES];
     // SAFETY: an all-zero passwd is a valid value; the call below fills it.
@@ -50,9 +50,9 @@ fn number_of_group(name: &str) -> Option<u32> {
     (status == 0 && !found.is_null()).then_some(group.gr_gid)
 }
 
-/// Numbers that were looked up; the lists may be on the network.
+/// Cache of names that were looked up; the lists may be on the network.
 pub struct People {
-    /// As HDFS knows us.
+    /// The process's user in HDFS.
     pub user: String,
     uid: u32,
     gid: u32,
@@ -66,7 +66,7 @@ impl People {
         Self { user: user.to_owned(), uid, gid, users: Mutex::default(), groups: Mutex::default() }
     }
 
-    /// What is ours there is ours here, however we are called.
+    /// Files of the own user there are its files here, even if the names differ.
     pub fn owner(&self, owner: &str, group: &str) -> (u32, u32) {
         if owner == self.user {
             return (self.uid, known(&self.groups, group, number_of_group).unwrap_or(self.gid));
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers() {
+    fn names_translate_to_numbers() {
         let people = People::new("somebody-there");
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         assert_eq!(people.owner("somebody-there", "no-such-group"), own);

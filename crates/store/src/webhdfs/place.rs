@@ -1,7 +1,7 @@
-//! Where an HDFS is: `webhdfs://[USER@]HOST[:PORT]/PATH`, and as whom it is asked.
+//! The place of an HDFS, `webhdfs://[USER@]HOST[:PORT]/PATH`, and the user that requests name.
 //!
-//! The danger: a secret in a URL ends in logs, process lists and messages. There is none to be given: a server that believes
-//! who says his name is spoken to, any other is not.
+//! The danger that it avoids: a secret in a URL ends up in logs, process lists and messages. No secret is accepted: only
+//! servers that trust the user's name are supported.
 
 use std::time::Duration;
 
@@ -10,32 +10,36 @@ use percent_encoding::percent_decode_str;
 use super::people;
 use surgetank_types::error::{Error, Result};
 
-/// Hadoop's own.
+/// Hadoop's default.
 const PORT: u16 = 9870;
 
+/// A store in a directory of an HDFS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// `http://host:port`.
+    /// URL of the namenode: `http://host:port`.
     pub endpoint: String,
-    /// Absolute; empty: the root. Never with a slash at the end.
+    /// The directory: absolute, never with a slash at the end; empty for the root.
     pub root: String,
-    /// As HDFS knows us.
+    /// The user's name in HDFS.
     pub user: String,
+    /// Time limits.
     pub limits: Limits,
 }
 
-/// How long is waited, for a server and between tries.
+/// Limits of waiting, for a server and between tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// Longest time to connect.
     pub connect: Duration,
-    /// Nothing moves.
+    /// Longest time without any progress.
     pub progress: Duration,
-    /// A datanode works without a word: the last bytes of a file go through all its copies.
+    /// Longest time for a datanode's answer while the last bytes of a file pass through all its copies.
     pub work: Duration,
+    /// Most tries of a request.
     pub tries: u32,
-    /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
+    /// Pause after the first try, tripled after each further one; a random part of it is used.
     pub pause: Duration,
-    /// No new try after that.
+    /// Time after which no new try starts.
     pub all_tries: Duration,
 }
 
@@ -45,7 +49,7 @@ impl Default for Limits {
             connect: Duration::from_secs(5),
             progress: Duration::from_secs(60),
             work: Duration::from_secs(600),
-            // The time ends it: a name node that starts again says so at once each time, for seconds.
+            // The time limit ends the tries: a namenode that restarts refuses each at once, for seconds.
             tries: 12,
             pause: Duration::from_millis(100),
             all_tries: Duration::from_secs(10),
@@ -54,19 +58,21 @@ impl Default for Limits {
 }
 
 impl Place {
+    /// Parses a URL. The user is that of the URL, of `HADOOP_USER_NAME`, or of the process. Errors: it is not understood, or
+    /// contains a password.
     pub fn parse(url: &str) -> Result<Self> {
         let named = std::env::var("HADOOP_USER_NAME").ok().filter(|name| !name.is_empty());
         Self::parse_as(url, || named.or_else(people::own_name))
     }
 
-    /// `usual`: whom to be where the URL does not say.
-    pub fn parse_as(url: &str, usual: impl FnOnce() -> Option<String>) -> Result<Self> {
+    /// `usual`: the user if the URL names none.
+    fn parse_as(url: &str, usual: impl FnOnce() -> Option<String>) -> Result<Self> {
         let wrong = |why: &str| {
             Error::new("the URL of the store is not understood").why(why).remedy("webhdfs://HOST:PORT/PATH")
         };
         let rest = url.strip_prefix("webhdfs://").ok_or_else(|| wrong("it does not begin with webhdfs://"))?;
         if rest.contains(['?', '#']) {
-            return Err(wrong("nothing can stand behind the path"));
+            return Err(wrong("nothing is allowed after the path"));
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, host) = match authority.rsplit_once('@') {
@@ -88,7 +94,7 @@ impl Place {
             return Err(wrong("there is no host in it"));
         }
         let port = match given {
-            Some(port) => port.parse().map_err(|_| wrong("the port is no number"))?,
+            Some(port) => port.parse().map_err(|_| wrong("the port is not a number"))?,
             None => PORT,
         };
         let names: Vec<String> = path
@@ -102,7 +108,7 @@ impl Place {
         }
         let root: String = names.iter().flat_map(|name| ["/", name]).collect();
         let user = user.or_else(usual).ok_or_else(|| {
-            wrong("nobody says who asks").remedy("say the user in HADOOP_USER_NAME, or webhdfs://USER@HOST:PORT/PATH")
+            wrong("it names no user").remedy("name the user in HADOOP_USER_NAME, or webhdfs://USER@HOST:PORT/PATH")
         })?;
         // As HDFS itself has it.
         let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
@@ -132,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn urls() {
+    fn urls_are_parsed_or_refused() {
         for (url, endpoint, root, user) in [
             ("webhdfs://host:1234/a//b%20c/", "http://host:1234", "/a/b c", "me"),
             ("webhdfs://ann@host", "http://host:9870", "", "ann"),

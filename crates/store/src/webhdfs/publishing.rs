@@ -1,6 +1,6 @@
-//! Publishing: one rename makes a copy appear under its name, whole; and attributes that change.
+//! Publishing: one rename makes a complete copy visible under its name; and changes of attributes.
 //!
-//! What is renamed is the inode that was verified, by its number: whatever has the temporary's name by now stays there.
+//! The verified inode is renamed, by its number: whatever has the temporary's name by then stays there.
 
 use std::io;
 
@@ -52,7 +52,7 @@ impl WebHdfs {
                 locked(&self.staged).remove(temporary);
                 Ok(identity)
             }
-            // Somebody was first: to be looked at again.
+            // Another client was first: to be looked at again.
             Err(why) if why.is(Errno::EXIST) => Err(io::Error::new(io::ErrorKind::WouldBlock, why.to_string())),
             Err(why) => Err(self.wire.report(to, why)),
         }
@@ -88,7 +88,7 @@ impl WebHdfs {
             return arrived(&copy);
         }
         if free {
-            return Err(Failure::ours(Errno::EXIST, "somebody else has put something there meanwhile"));
+            return Err(Failure::ours(Errno::EXIST, "another client has put something there meanwhile"));
         }
         match (there.is_dir(), copy.kind == Kind::Directory) {
             (true, false) => return Err(Failure::ours(Errno::ISDIR, "a directory has the name")),
@@ -112,7 +112,7 @@ impl WebHdfs {
         }
     }
 
-    /// Staged by an agent that died.
+    /// A copy that an agent staged before it died.
     fn left(&self, from: &str) -> Result<Copy, Failure> {
         let (status, record) = self.look(from, true)?;
         let stat = stat_of(&status, record.as_ref(), &self.people);
@@ -121,7 +121,7 @@ impl WebHdfs {
         Ok(Copy { kind, identity, perm, status, record, sum: None })
     }
 
-    /// What is staged in a directory has moved its times; and the mode comes last.
+    /// Sets the times again, which staging inside a directory has changed; and the mode last.
     fn finished(&self, mut copy: Copy, path: &str, meta: &Meta) -> Result<Copy, Failure> {
         if copy.kind == Kind::Directory && meta.times.is_some() {
             copy.status = self.dress(path, copy.status, &copy.record, true)?;
@@ -139,7 +139,7 @@ impl WebHdfs {
         self.wire.ask(&Ask::put("SETPERMISSION", path).with("permission", format!("{perm:o}"))).map(drop)
     }
 
-    /// Attributes are only for who may write the file.
+    /// Makes the file writable for its owner: only then can its attributes change.
     fn writable(
         &self,
         path: &str,
@@ -156,7 +156,7 @@ impl WebHdfs {
         done.and(back)
     }
 
-    /// It is there already: what was staged is dropped, if nothing is in it.
+    /// The directory exists already: the staged one is dropped if it is empty.
     fn joined(
         &self,
         from: &str,
@@ -186,7 +186,7 @@ impl WebHdfs {
         let (status, before) = self.look(name, true)?;
         let present = stat_of(&status, before.as_ref(), &self.people);
         if present.attr.kind != kind {
-            return Err(Failure::ours(Errno::NOENT, "another thing has the name"));
+            return Err(Failure::ours(Errno::NOENT, "another file has the name"));
         }
         let path = inode(status.file_id);
         let record = Record::changed(&present, before.as_ref(), &status.owner, meta);

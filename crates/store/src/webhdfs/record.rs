@@ -1,9 +1,8 @@
 //! What HDFS cannot keep of a file, in an attribute of the file: `user.surgetank`, as JSON.
 //!
-//! HDFS has times in milliseconds from 1970 on, no setuid and setgid bits, no symbolic links, no fifos, and people by name.
-//! All of it is given to HDFS as far as it goes, so that other programs see it, and the rest stands in the record. What the
-//! record says counts for as long as HDFS still has what was given to it then: who changes a file's mode or time in HDFS, or
-//! its content, has the last word.
+//! HDFS has times in milliseconds from 1970 on, no setuid and setgid bits, no symbolic links, no fifos, and users by name. HDFS
+//! gets all of it as far as possible, so that other programs see it, and the record has the rest. The record counts for as long
+//! as HDFS still has the values that it got then: a later change of mode, time or content by another client takes precedence.
 
 use std::borrow::Cow;
 
@@ -15,7 +14,7 @@ use crate::{Meta, StoreStat};
 use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp};
 
 pub const NAME: &str = "user.surgetank";
-/// Of links and fifos, which HDFS takes for files.
+/// Mode of links and fifos in HDFS, where they are files.
 pub const OTHER_PERM: u32 = 0o644;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,14 +23,14 @@ pub struct Record {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// As HDFS called him when the numbers were his.
+    /// The owner's name in HDFS when the numbers were recorded.
     pub owner: String,
     pub atime_nanos: i64,
     pub mtime_nanos: i64,
     pub size_bytes: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
     pub device: u64,
-    /// Of the content.
+    /// CRC-64/NVME of the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crc64nvme: Option<u64>,
 }
@@ -49,7 +48,7 @@ fn nanos(millis: i64) -> i64 {
     millis.saturating_mul(1_000_000)
 }
 
-/// The permission bits that HDFS is given. Its owner may always read it there, or he could not read its record.
+/// The permission bits in HDFS. The owner may always read the file there, because its record must be readable.
 pub fn native_perm(kind: Kind, perm: u32) -> u32 {
     match kind {
         Kind::Directory => perm & 0o1777 | 0o400,
@@ -71,12 +70,12 @@ impl Record {
         serde_json::from_slice(text).ok()
     }
 
-    /// Nobody has written it or given it another time since.
+    /// Whether the file has neither been written nor got another time since.
     fn is_of(&self, status: &Status) -> bool {
         self.size_bytes == status.length && millis(self.mtime_nanos) == status.modification_time
     }
 
-    /// What there is now, with this change. `checksum`: of new content.
+    /// The present attributes with this change. `checksum`: of new content.
     pub fn changed(present: &StoreStat, before: Option<&Self>, owner: &str, meta: &Meta) -> Self {
         let attr = &present.attr;
         let (atime, mtime) = meta.times.unwrap_or((attr.atime, attr.mtime));
@@ -87,7 +86,7 @@ impl Record {
             owner: owner.to_owned(),
             atime_nanos: atime.nanos,
             mtime_nanos: mtime.nanos,
-            // A directory's says nothing.
+            // A directory's size has no meaning.
             size_bytes: if attr.kind == Kind::Directory { 0 } else { attr.size_bytes },
             device: attr.device,
             crc64nvme: before.and_then(|before| before.crc64nvme),
@@ -95,7 +94,7 @@ impl Record {
     }
 }
 
-/// Who looks whether it has changed meanwhile.
+/// The attributes and the identity by which a change is noticed.
 pub fn stat_of(status: &Status, record: Option<&Record>, people: &People) -> StoreStat {
     let is_dir = status.is_dir();
     let whole = record.filter(|record| is_dir == (record.kind() == Kind::Directory));
@@ -144,7 +143,7 @@ pub fn stat_of(status: &Status, record: Option<&Record>, people: &People) -> Sto
     StoreStat { attr, identity }
 }
 
-/// Of content that is still what the record was written for.
+/// The checksum of content that is still that of the record.
 pub fn checksum_of(status: &Status, record: Option<&Record>) -> Option<u64> {
     record.filter(|record| record.is_of(status))?.crc64nvme
 }
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_text_and_comes_back() {
+    fn record_as_text_reads_back() {
         let record = record();
         assert_eq!(Record::parse(record.text().as_bytes()), Some(record));
         assert_eq!(Record::parse(b"{}"), None);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_change_in_hdfs_counts() {
+    fn change_by_other_client_overrides_the_record() {
         let (people, record) = (People::new("somebody"), record());
         let stat = |status: &Status| stat_of(status, Some(&record), &people).attr;
         let attr = stat(&status());
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_somebody_wrote_over_is_a_file() {
+    fn link_overwritten_by_other_client_is_a_file() {
         let (people, link) = (People::new("somebody"), Record { mode: 0o120_777, ..record() });
         assert_eq!(stat_of(&status(), Some(&link), &people).attr.kind, Kind::Symlink);
         assert_eq!(stat_of(&status(), Some(&link), &people).attr.perm, 0o777);

@@ -33,7 +33,7 @@ impl Remote for Inode {
         }
         let path = super::inode(self.identity.ino);
         let length = buffer.len() as u64;
-        // By its number: whoever replaces the file meanwhile gives another one the name.
+        // By its number: a file that replaces it meanwhile has another one.
         let mut read = || {
             let ask =
                 Ask::get("OPEN", path.as_str()).with("offset", offset.to_string()).with("length", length.to_string());
@@ -49,7 +49,7 @@ impl Remote for Inode {
         patiently(self.patience, || {
             let mut read = super::locked(&attempt);
             (*read)().map_err(|why| match why.errno {
-                // Somebody has removed it, or cut it off before this range.
+                // Another client has removed it, or truncated it before this range.
                 Errno::NOENT | Errno::NXIO => Errno::STALE.into(),
                 _ => self.wire.report(&path, why),
             })

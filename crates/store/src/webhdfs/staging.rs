@@ -1,10 +1,10 @@
-//! Staging: a complete copy beside the place that it is bound for, with all its attributes but the last of its mode.
+//! Staging: a complete copy beside its destination, with all its attributes except a part of its mode.
 //!
-//! A file that its owner must not write takes no attributes and cannot be read back, so a temporary has the bits for that
+//! A file that its owner must not write accepts no attributes and cannot be read back, so a temporary has the necessary bits
 //! until it is published.
 //!
-//! The dangers: bytes that differ from what was summed (the sum that HDFS has is compared, or what it has is read back); a
-//! temporary that comes into being after it was given up (the datanode makes it, when it gets to that).
+//! The dangers that it avoids: bytes that differ from those that were summed (HDFS's checksum is compared, or the bytes are
+//! read back); a temporary that is made after it was discarded (by the datanode, when it gets to the request).
 
 use std::fs::File;
 use std::io;
@@ -28,10 +28,10 @@ use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity, Xattrs};
 use surgetank_types::sync::{Arc, Mutex};
 
-/// How often, and how far apart, a temporary that was given up is looked for.
+/// Number of looks for a temporary that was discarded, with pauses between them.
 const LOOKS: u32 = 10;
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// What the namenode takes in a URL, with all around it.
+/// Longest value that the namenode accepts in a URL, with everything around it.
 const VALUE_CHARS_MAX: usize = 60 << 10;
 
 /// Staged, and waiting to be published.
@@ -39,14 +39,14 @@ const VALUE_CHARS_MAX: usize = 60 << 10;
 pub(super) struct Copy {
     pub kind: Kind,
     pub identity: StoreIdentity,
-    /// What HDFS has now.
+    /// The mode that HDFS has now.
     pub perm: u32,
     pub status: Status,
     pub record: Record,
     pub sum: Option<Sum>,
 }
 
-/// A file on its way, summed as it goes.
+/// A file that is being sent, summed on the way.
 struct Sending<'a> {
     file: &'a File,
     len: u64,
@@ -74,7 +74,7 @@ impl Body for Sending<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut sums = locked(&self.sums);
         if offset == 0 {
-            // Perhaps not the first time.
+            // Possibly not the first time.
             *sums = Sums::new(self.defaults.as_ref());
         }
         if buffer.is_empty() {
@@ -91,7 +91,7 @@ impl Body for Sending<'_> {
 }
 
 impl WebHdfs {
-    /// EEXIST: it may be somebody's.
+    /// Errors: EEXIST, because the path may be another program's.
     fn temporary<'a>(&self, path: &'a StorePath) -> io::Result<&'a str> {
         if !path.is_temporary() && !path.is_part() {
             return Err(Errno::EXIST.into());
@@ -146,17 +146,17 @@ impl WebHdfs {
         let attributes = attributes_of(meta)?;
         let perm = record::native_perm(Kind::Directory, meta.perm) | 0o700;
         let make = || {
-            // The request makes what is missing on the way, too: what somebody has removed must not come back.
+            // The request would also make missing parents: a directory that another client removed must not return.
             let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
             if !self.status(parent)?.is_dir() {
-                return Err(Failure::ours(Errno::NOTDIR, "the parent is no directory"));
+                return Err(Failure::ours(Errno::NOTDIR, "the parent is not a directory"));
             }
             self.wire.ask(&Ask::put("MKDIRS", name).with("permission", format!("{perm:o}")))?;
             let made = self.status(name)?;
             if made.children_num > 0 { Err(Failure::ours(Errno::EXIST, "it holds something")) } else { Ok(()) }
         };
         let made = match make() {
-            // What an earlier life left gives way.
+            // A leftover of an earlier agent is removed.
             Err(why) if why.is(Errno::EXIST) => self.delete(name, true).and_then(|_| make()),
             made => made,
         };
@@ -173,7 +173,7 @@ impl WebHdfs {
                 Ok(identity)
             }
             Err(why) => {
-                // The first error is the one that matters; what stays is hidden, and replaced next time.
+                // The first error counts; a leftover is hidden, and replaced next time.
                 drop(self.delete(name, true));
                 Err(self.wire.report(name, why))
             }
@@ -190,7 +190,7 @@ impl WebHdfs {
         }
         let send = || self.wire.content(&ask, Some(body), |answer| answer.text().map(drop));
         let sent = match send() {
-            // A directory of an earlier life.
+            // A directory of an earlier agent.
             Err(why) if why.is(Errno::EXIST) || why.is(Errno::ISDIR) => self.delete(name, true).and_then(|_| send()),
             sent => sent,
         };
@@ -202,7 +202,7 @@ impl WebHdfs {
         sent
     }
 
-    /// A datanode may have begun it, or may be just about to.
+    /// Discards a temporary. A datanode may have begun it, or may begin it later.
     fn give_up(&self, name: &str) {
         for _ in 0..LOOKS {
             match self.wire.ask(&Ask::delete(name).with("recursive", "true").once()) {
@@ -236,7 +236,7 @@ impl WebHdfs {
         Ok(Copy { kind, identity, perm: status.perm(), status, record, sum: None })
     }
 
-    /// Its record, and its times as far as HDFS keeps them. Returns what HDFS has then.
+    /// Sets the record, and the times as far as HDFS keeps them. Returns what HDFS has afterwards.
     pub(super) fn dress(&self, path: &str, status: Status, record: &Record, times: bool) -> Result<Status, Failure> {
         self.give(path, record::NAME, &hexadecimal(record.text().as_bytes()))?;
         if !times {
@@ -291,7 +291,7 @@ impl WebHdfs {
         }
         if how == Verify::Cache {
             let sum = locked(&self.staged).get(path).and_then(|copy| copy.sum.clone());
-            // Files that are coded against loss have another sum: reading tells.
+            // Erasure-coded files have another checksum: they are read back.
             if let Some(sum) = sum
                 && let Ok(told) = self.digest(status.file_id)
                 && sum.is(&told) == Some(true)
@@ -315,7 +315,7 @@ impl WebHdfs {
     }
 }
 
-/// Names and values as requests have them. What HDFS cannot take is refused before anything is sent.
+/// Names and values, encoded for requests. What HDFS cannot keep is refused before anything is sent.
 fn attributes_of(meta: &Meta) -> io::Result<Vec<(String, String)>> {
     meta.xattrs.as_ref().map_or(Ok(Vec::new()), attributes_in)
 }

@@ -14,12 +14,12 @@ fn open(server: &HdfsServer, user: &str, at: &str, ttl: Duration) -> WebHdfs {
     WebHdfs::open(Place::parse(&server.url(user, at)).unwrap(), ttl).unwrap()
 }
 
-/// One server for all: it takes a while to start.
+/// One server for all tests, because it takes long to start.
 #[test]
 fn against_a_real_hdfs() {
     let Some(mut server) = HdfsServer::start() else { return };
     conforms(&server, &surgetank_testkit::servers::hdfs::superuser());
-    // Who is no superuser is held to every mode.
+    // Every mode applies to a user that is not the superuser.
     conforms(&server, "ann");
     its_own_sum_is_compared(&server);
     what_somebody_else_puts_there_is_kept(&server);
@@ -37,7 +37,7 @@ fn conforms(server: &HdfsServer, user: &str) {
     assert!(nth.get() > 15, "{} cases", nth.get());
 }
 
-/// (Blocks are of 8 MiB.)
+/// Blocks are of 8 MiB.
 fn its_own_sum_is_compared(server: &HdfsServer) {
     let store = open(server, "ann", "sums", Duration::ZERO);
     for size in [1, 511, 512, 513, 8 << 20, (8 << 20) + 1, 20_000_001] {
@@ -45,7 +45,7 @@ fn its_own_sum_is_compared(server: &HdfsServer) {
         let kept = store.staged.lock().unwrap().get(&temporary).cloned().unwrap();
         let sum = kept.sum.unwrap();
         assert_eq!(sum.is(&store.digest(copy.identity.ino).unwrap()), Some(true), "{size} bytes");
-        // Somebody else's bytes under our temporary, as many as ours, in another file or in the same one.
+        // Another client's bytes under the temporary's name, as many as the copy's, in another file or in the same one.
         let name = format!("sums/{temporary}");
         server.write(&name, &vec![7; size]);
         let number = store.status(std::str::from_utf8(&temporary.0).unwrap()).unwrap().file_id;
@@ -56,7 +56,7 @@ fn its_own_sum_is_compared(server: &HdfsServer) {
         }
         store.discard(me(), &temporary).unwrap();
     }
-    // Read back, when the sum that it has cannot be compared.
+    // Read back if the server's checksum cannot be compared.
     let (temporary, mut copy) = staged(&store, "f", &source(b"abc"), &meta(0o600));
     store.staged.lock().unwrap().get_mut(&temporary).unwrap().sum = None;
     store.verify(me(), &temporary, &copy, Verify::Cache, no_gate()).unwrap();
@@ -78,20 +78,20 @@ fn what_somebody_else_puts_there_is_kept(server: &HdfsServer) {
     assert!(!store.check(me(), &path("d/f"), &Expect::Absent).unwrap());
     store.publish(me(), &temporary, &path("d/g"), &meta(0o600)).unwrap();
 
-    // A rename onto a name that was free a moment ago.
+    // A rename onto a name that was free at the last look.
     assert!(store.check(me(), &path("d/h"), &Expect::Absent).unwrap());
     server.write("races/d/h", b"theirs");
     let why = store.rename(me(), &path("d/g"), &path("d/h")).unwrap_err();
     assert_eq!(errno_of(&why), surgetank_types::error::Errno::AGAIN, "{why}");
     assert_eq!((server.read("races/d/h"), server.read("races/d/g")), (b"theirs".to_vec(), b"ours".to_vec()));
 
-    // Appended to: no longer as it was, although its number is.
+    // Appended to: no longer the same, although its inode number is.
     let ours = deliver(&store, "d/ours", b"12345", &meta(0o600));
     assert!(store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap());
     server.append("races/d/ours", b"6");
     assert!(!store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(), "it would be overwritten");
     assert_eq!(read(&store, "d/ours"), b"123456");
-    // Of a file that somebody else wrote there is no record: HDFS's own word counts.
+    // A file that another client wrote has no record: HDFS's own attributes count.
     let seen = store.stat(me(), &path("d/h")).unwrap();
     assert_eq!((seen.attr.perm, seen.attr.size_bytes), (0o644, 6));
 }

@@ -1,8 +1,8 @@
-//! One request and its further tries. What is about names goes to the namenode; what is about content it sends on, to a
-//! datanode that it chooses, and the second request goes there.
+//! One request and its further tries. Requests about names go to the namenode. Requests about content it redirects to a
+//! datanode of its choice, to which the second request goes.
 //!
-//! The dangers: tries that make a bad time worse (they are few, further and further apart, at random moments, and they end);
-//! a datanode that has died and that the namenode still believes in (it is named with the next try, so that another is chosen).
+//! The dangers that it avoids: retries that overload a failing server (they are few, with growing random pauses, and limited in
+//! time); a dead datanode that the namenode still uses (the next try names it, so that another one is chosen).
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -21,14 +21,14 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::{Errno, Error};
 use surgetank_types::sync::{Mutex, PoisonError};
 
-/// Between two tries.
+/// Longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// What is asked.
+/// One request.
 pub struct Ask<'a> {
     method: Method,
     operation: &'static str,
-    /// Below the store's root; of a file by its number: absolute.
+    /// Below the store's root; absolute for an inode number.
     path: Cow<'a, str>,
     query: Vec<(&'static str, Cow<'a, str>)>,
     again: bool,
@@ -52,7 +52,7 @@ impl<'a> Ask<'a> {
         self.query.push((name, value.into()));
         self
     }
-    /// Whoever asks has a patience of his own.
+    /// A single try: the caller has its own retries.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.again = false;
@@ -75,7 +75,7 @@ impl Answer {
         }
     }
 
-    /// The content, as it comes, and how long it says that it is.
+    /// The content, as it arrives, and its announced length.
     pub fn content(self) -> (impl Read, Option<u64>) {
         let length = self.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         (self.body.into_reader(), length)
@@ -107,7 +107,7 @@ impl Wire {
         self.tries(ask, &mut |_| self.name_node(ask, None)?.text())
     }
 
-    /// What a datanode answers. (`take` may be called again: what it had before counts for nothing.)
+    /// A datanode's answer. (`take` may be called again, and then starts over.)
     pub fn content<T>(
         &self,
         ask: &Ask<'_>,
@@ -117,15 +117,15 @@ impl Wire {
         self.tries(ask, &mut |dead: &mut Option<String>| {
             let sent_on = self.name_node(ask, dead.as_deref());
             let answer = match sent_on {
-                // There is no other one.
+                // There is no other datanode.
                 Err(why) if dead.take().is_some() && why.is(Errno::AGAIN) => self.name_node(ask, None)?,
                 answer => answer?,
             };
             if answer.status != 307 {
-                return Err(Failure::ours(Errno::IO, "the server sends nobody on: it is no namenode"));
+                return Err(Failure::ours(Errno::IO, "the server does not redirect: it is not a namenode"));
             }
             let to = answer.headers.get(LOCATION).and_then(|value| Some(value.to_str().ok()?.to_owned()));
-            let to = to.ok_or_else(|| Failure::garbled("the server sends on without saying where to"))?;
+            let to = to.ok_or_else(|| Failure::garbled("the server redirects without an address"))?;
             answer.text()?;
             let sent = self.send(&ask.method, &to, body, true);
             if sent.as_ref().is_err_and(|why| why.status == 0 && why.again) {
@@ -166,7 +166,7 @@ impl Wire {
 
     fn send(&self, method: &Method, uri: &str, body: Option<&dyn Body>, patient: bool) -> Result<Answer, Failure> {
         let request = Request::builder().method(method.clone()).uri(uri);
-        let bad = |_| Failure::ours(Errno::INVAL, "this makes no URL");
+        let bad = |_| Failure::ours(Errno::INVAL, "it cannot be part of a URL");
         let work = if patient { self.place.limits.work } else { self.place.limits.progress };
         let answer = if *method == Method::PUT {
             let nothing: &[u8] = b"";
@@ -190,7 +190,7 @@ impl Wire {
         }
     }
 
-    /// As the server has it.
+    /// The path, as the server has it.
     pub fn whole(&self, path: &str) -> String {
         match (path.strip_prefix('/'), path) {
             (Some(_), _) => path.to_owned(),
@@ -217,7 +217,7 @@ impl Wire {
         uri
     }
 
-    /// For whoever asked: the errno, and what the server said to the log.
+    /// The error for the caller: the errno; the server's message goes to the log.
     pub fn report(&self, path: &str, why: Failure) -> io::Error {
         let usual = [Errno::NOENT, Errno::EXIST, Errno::NOTEMPTY, Errno::NODATA].contains(&why.errno);
         if !usual && why.source.is_none() {

@@ -1,4 +1,4 @@
-//! What the tests of the driver are made of.
+//! Helpers of the driver's tests.
 
 #![allow(dead_code)]
 
@@ -44,7 +44,7 @@ pub fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
     result.err().and_then(|why| why.raw_os_error())
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on their offset.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);

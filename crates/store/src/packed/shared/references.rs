@@ -1,4 +1,4 @@
-//! What a deduplicated file says of itself, for machines and for people who have nothing of ours:
+//! The text of a deduplicated file, for programs, and for users without Surgetank:
 //!
 //! ```text
 //! surgetank reference 1
@@ -23,7 +23,7 @@ const WORDS: &str =
 const TEXT_BYTES_MAX: u64 = 1024;
 const READ_BYTES: usize = 1 << 20;
 
-/// Where content lies, of one owner where there are owners.
+/// The directory of the content; with the owner's id where files have owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blobs {
     pub owner: Option<u32>,
@@ -52,7 +52,7 @@ impl Blobs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reference {
     pub blobs: Blobs,
-    /// BLAKE3 of the content.
+    /// BLAKE3 hash of the content.
     pub hash: [u8; 32],
     pub length_bytes: u64,
     /// CRC-64/NVME of the content.
@@ -60,7 +60,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Reads all of `source`. `gate` may stop it.
+    /// The reference to the content of `source`, which is read whole. `gate` may stop it.
     pub fn to(blobs: Blobs, source: &File, gate: Gate<'_>) -> io::Result<Self> {
         let length_bytes = source.metadata()?.len();
         let (mut hasher, mut sum) = (blake3::Hasher::new(), Checksum::default());
@@ -77,7 +77,7 @@ impl Reference {
         Ok(Self { blobs, hash: *hasher.finalize().as_bytes(), length_bytes, checksum: sum.value() })
     }
 
-    /// Of the content.
+    /// The path of the content.
     pub fn path(&self) -> StorePath {
         let hash = blake3::Hash::from_bytes(self.hash).to_hex();
         let (first, rest) = hash.split_at(2);
@@ -91,17 +91,17 @@ impl Reference {
     pub fn read(packed: &dyn Remote) -> io::Result<Self> {
         let bytes = packed.identity().size_bytes;
         if bytes > TEXT_BYTES_MAX {
-            return Err(damaged("it is no reference of ours, but ends like one"));
+            return Err(damaged("it is not a reference, but its name ends like one"));
         }
         let mut text = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
         packed.read_at(&mut text, 0)?;
         std::str::from_utf8(&text)
             .ok()
             .and_then(Self::parse)
-            .ok_or_else(|| damaged("the reference is damaged, or something else that ends like one"))
+            .ok_or_else(|| damaged("the reference is damaged, or is another file whose name ends like one"))
     }
 
-    /// Only what `text` makes.
+    /// Parses exactly what `text` makes.
     pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         if (lines.next()?, lines.next()?) != (FIRST, WORDS) {

@@ -20,7 +20,7 @@ fn dir_of(at: &Path) -> OwnedFd {
     rustix::fs::open(at, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
 }
 
-/// A directory as the store; all that ends in `.plain` stays as it is.
+/// A directory as the store; every file whose name ends in `.plain` stays plain.
 struct Ground {
     dir: tempfile::TempDir,
 }
@@ -41,14 +41,14 @@ impl Ground {
     fn blobs(&self) -> PathBuf {
         self.at(&format!(".surgetank-blobs-{}", me().uid))
     }
-    /// Names at the top, but for the one of the content.
-    fn lies(&self) -> Vec<String> {
+    /// Names at the top, without that of the content.
+    fn names(&self) -> Vec<String> {
         let all = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut all: Vec<String> = all.filter(|name| !name.starts_with(".surgetank-blobs")).collect();
         all.sort();
         all
     }
-    /// All content there is, and temporaries of it.
+    /// All content, with temporaries of it.
     fn content(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut dirs = vec![self.blobs()];
@@ -80,10 +80,10 @@ fn packed(inner: Arc<dyn Store>, always: bool) -> Packed {
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 
 #[test]
-fn conforms_whatever_lies_there() {
+fn deduplicating_store_conforms() {
     for always in [true, false] {
         let grounds = std::cell::RefCell::new(Vec::new());
-        // (What its owner may not read stays readable for him there.)
+        // Its owner can still read what its mode does not permit him to read.
         let without: &[&str] = if always { &["set_meta"] } else { &[] };
         conform_but_for(without, || {
             let ground = Ground::new();
@@ -95,7 +95,7 @@ fn conforms_whatever_lies_there() {
 }
 
 #[test]
-fn conforms_on_objects() {
+fn deduplicating_store_on_objects_conforms() {
     for always in [true, false] {
         let uploads = std::cell::RefCell::new(Vec::new());
         conform(|| {
@@ -108,7 +108,7 @@ fn conforms_on_objects() {
 }
 
 #[test]
-fn content_lies_once_for_all_who_have_it() {
+fn equal_content_is_stored_once() {
     let ground = Ground::new();
     let store = ground.store();
     let bytes = noise(200_000);
@@ -122,7 +122,7 @@ fn content_lies_once_for_all_who_have_it() {
     deliver(&another, "other", &noise(100_000), &meta(0o600));
     deliver(&another, "small", b"x", &meta(0o600));
     deliver(&another, "a.plain", &bytes, &meta(0o600));
-    assert_eq!(ground.lies(), ["a.plain", "a.surgetank.ref", "c.surgetank.ref", "d", "other.surgetank.ref", "small"]);
+    assert_eq!(ground.names(), ["a.plain", "a.surgetank.ref", "c.surgetank.ref", "d", "other.surgetank.ref", "small"]);
     assert_eq!(names(&store, "", true), ["a", "a.plain", "c", "d", "other", "small"]);
     assert_eq!(ground.content().len(), 2);
     for name in ["a", "d/b", "c", "a.plain"] {
@@ -134,21 +134,22 @@ fn content_lies_once_for_all_who_have_it() {
     assert_eq!(store.xattrs(me(), &path("a")).unwrap().len(), 1);
     let savings = another.savings().unwrap();
     assert_eq!((savings.deduplicated_files, savings.deduplicated_bytes, savings.new_bytes), (2, 300_000, 100_000));
-    // People find it, too.
+    // A user can find it too.
     let text = fs::read_to_string(ground.at("c.surgetank.ref")).unwrap();
     let line = text.lines().find(|line| line.starts_with(".surgetank-blobs")).unwrap();
     assert!(fs::read(ground.at(line)).unwrap() == bytes);
     let hash = blake3::hash(&bytes).to_hex();
     assert!(line.ends_with(&format!("/{}/{}", &hash[..2], &hash[2..])), "{line}");
-    // A change of one of them is nothing to the others.
+    // A change of one file does not affect the others.
     deliver(&store, "a", &noise(150_000), &meta(0o640));
     store.unlink(me(), &path("c")).unwrap();
     assert!(read(&store, "d/b") == bytes);
 }
 
-/// What the store has already was held to the drain's rate while it was compared: the second run took as long as the first.
+/// Content that the store has already was held to the drain's rate while it was compared, so the second run took as long as the
+/// first.
 #[test]
-fn comparing_counted_as_sending() {
+fn comparison_of_known_content_is_not_throttled() {
     let ground = Ground::new();
     let store = ground.store();
     let bytes = noise(3 << 20);
@@ -168,9 +169,9 @@ fn comparing_counted_as_sending() {
     assert!((1..1000).contains(&second), "{second}");
 }
 
-/// Nobody else may list or change it; nothing of the mount leads there.
+/// No other user may list or change it, and no path of the mount leads there.
 #[test]
-fn content_is_out_of_sight() {
+fn content_is_hidden_from_the_mount() {
     let ground = Ground::new();
     let store = ground.store();
     deliver(&store, "a", &noise(100_000), &meta(0o600));
@@ -192,25 +193,25 @@ fn errno_of<T>(result: io::Result<T>) -> io::ErrorKind {
 }
 
 #[test]
-fn where_no_directory_can_be_had_files_are_stored_as_they_are() {
+fn files_without_content_directory_are_stored_unchanged() {
     let ground = Ground::new();
-    // Somebody else's, who could remove what we refer to; and something that is no directory.
+    // A directory of another user, who could remove the content; and a file instead of the directory.
     fs::write(ground.blobs(), "").unwrap();
     let store = ground.store();
     deliver(&store, "a", &noise(100_000), &meta(0o600));
-    assert_eq!(ground.lies(), ["a"]);
+    assert_eq!(ground.names(), ["a"]);
     if me().uid == 0 {
         fs::remove_file(ground.blobs()).unwrap();
         fs::create_dir(ground.blobs()).unwrap();
         std::os::unix::fs::chown(ground.blobs(), Some(12345), None).unwrap();
         deliver(&ground.store(), "b", &noise(100_000), &meta(0o600));
-        assert_eq!(ground.lies(), ["a", "b"]);
+        assert_eq!(ground.names(), ["a", "b"]);
     }
 }
 
-/// They took each other's directory away, and stored their files as they were.
+/// Two agents removed each other's directory and stored their files unchanged.
 #[test]
-fn two_who_made_the_first_directory_had_none() {
+fn concurrent_makers_of_first_directory_both_succeed() {
     for _ in 0..20 {
         let ground = Ground::new();
         let store = ground.store();
@@ -222,12 +223,12 @@ fn two_who_made_the_first_directory_had_none() {
                 });
             }
         });
-        assert_eq!(ground.lies(), ["a.surgetank.ref", "b.surgetank.ref", "c.surgetank.ref"]);
+        assert_eq!(ground.names(), ["a.surgetank.ref", "b.surgetank.ref", "c.surgetank.ref"]);
     }
 }
 
 #[test]
-fn rotten_content_is_replaced_by_the_next_who_has_it() {
+fn damaged_content_is_replaced_by_the_next_copy() {
     let ground = Ground::new();
     let bytes = noise(100_000);
     deliver(&ground.store(), "a", &bytes, &meta(0o600));
@@ -242,7 +243,7 @@ fn rotten_content_is_replaced_by_the_next_who_has_it() {
 }
 
 #[test]
-fn what_is_damaged_or_gone_is_said_and_never_read() {
+fn damaged_or_missing_content_is_an_error() {
     let ground = Ground::new();
     deliver(&ground.store(), "a", &noise(100_000), &meta(0o600));
     let at = ground.at("a.surgetank.ref");
@@ -276,9 +277,9 @@ fn what_is_damaged_or_gone_is_said_and_never_read() {
     assert_eq!(ground.store().stat(me(), &path("a")).unwrap().attr.size_bytes, 100_000);
 }
 
-/// Content may be brought again, or given a new time, while somebody reads it.
+/// Content may be sent again, or get a new time, while a program reads it.
 #[test]
-fn readers_go_on_when_their_content_is_replaced_by_the_same() {
+fn reader_continues_when_content_is_replaced_by_equal_one() {
     let ground = Ground::new();
     let bytes = noise(100_000);
     deliver(&ground.store(), "a", &bytes, &meta(0o600));
@@ -296,9 +297,9 @@ fn readers_go_on_when_their_content_is_replaced_by_the_same() {
     assert!(part == bytes[9000..10_000]);
 }
 
-/// Between hashing and copying.
+/// A write between hashing and copying.
 #[test]
-fn what_is_written_to_meanwhile_gets_no_name_of_other_content() {
+fn file_changed_while_stored_gets_no_wrong_hash() {
     let ground = Ground::new();
     let store = ground.store();
     let file = source(&noise(3 << 20));
@@ -314,11 +315,11 @@ fn what_is_written_to_meanwhile_gets_no_name_of_other_content() {
     assert_eq!(errno_of(outcome), io::ErrorKind::InvalidData);
     store.discard(me(), &temporary).unwrap();
     assert_eq!(ground.content(), [""; 0].map(PathBuf::from));
-    assert_eq!(ground.lies(), [""; 0]);
+    assert_eq!(ground.names(), [""; 0]);
 }
 
 #[test]
-fn what_an_earlier_agent_staged_is_published_only_with_its_content() {
+fn reference_of_earlier_agent_needs_its_content() {
     let ground = Ground::new();
     let bytes = noise(100_000);
     let (temporary, copy) = staged(&ground.store(), "a", &source(&bytes), &meta(0o644));
@@ -327,8 +328,8 @@ fn what_an_earlier_agent_staged_is_published_only_with_its_content() {
     assert_eq!(store.stat(me(), &temporary).unwrap().identity, copy.identity);
     assert_eq!(errno_of(store.publish(me(), &temporary, &path("a"), &meta(0o644))), io::ErrorKind::InvalidData);
     store.discard(me(), &temporary).unwrap();
-    assert_eq!((ground.lies().len(), ground.content().len()), (0, 0), "the temporary of the content goes with it");
-    // It had.
+    assert_eq!((ground.names().len(), ground.content().len()), (0, 0), "the temporary of the content goes with it");
+    // It had one.
     let earlier = ground.store();
     let (temporary, _) = staged(&earlier, "a", &source(&bytes), &meta(0o644));
     earlier.settle(me(), std::slice::from_ref(&temporary)).unwrap();
@@ -336,11 +337,11 @@ fn what_an_earlier_agent_staged_is_published_only_with_its_content() {
     store.settle(me(), std::slice::from_ref(&temporary)).unwrap();
     store.publish(me(), &temporary, &path("a"), &meta(0o644)).unwrap();
     assert!(read(&store, "a") == bytes);
-    assert_eq!(ground.lies(), ["a.surgetank.ref"]);
+    assert_eq!(ground.names(), ["a.surgetank.ref"]);
 }
 
 #[test]
-fn versions_take_turns_in_both_forms() {
+fn versions_alternate_between_both_forms() {
     let ground = Ground::new();
     let store = ground.store();
     let mut identity = deliver(&store, "f", b"first", &meta(0o600));
@@ -348,7 +349,7 @@ fn versions_take_turns_in_both_forms() {
         let bytes = if round % 2 == 0 { noise(70_000 + round) } else { noise(100 + round) };
         assert!(store.check(me(), &path("f"), &Expect::Identity(identity)).unwrap());
         identity = deliver(&store, "f", &bytes, &meta(0o600));
-        assert_eq!(ground.lies(), [if round % 2 == 0 { "f.surgetank.ref" } else { "f" }]);
+        assert_eq!(ground.names(), [if round % 2 == 0 { "f.surgetank.ref" } else { "f" }]);
         assert!(read(&store, "f") == bytes);
     }
     let time = Timestamp { nanos: 1_000_000_000_000_000_007 };
@@ -360,7 +361,7 @@ fn versions_take_turns_in_both_forms() {
 }
 
 #[test]
-fn only_what_nobody_refers_to_for_long_is_collected() {
+fn collect_removes_old_unreferenced_content_only() {
     let ground = Ground::new();
     let store = ground.store();
     make_dir(&store, "d");
@@ -372,7 +373,7 @@ fn only_what_nobody_refers_to_for_long_is_collected() {
     }
     assert_eq!(ground.unused(MONTH, false).unwrap(), unused::Unused::default(), "all are young");
     ground.age();
-    // Referred to anew: staged only.
+    // A new reference that is only staged.
     let (temporary, _) = staged(&store, "later", &source(&noise(120_000)), &meta(0o600));
     let found = ground.unused(MONTH, true).unwrap();
     assert_eq!((found.references, found.blobs.len(), found.blobs[0].size_bytes), (2, 1, 110_000));
@@ -382,7 +383,7 @@ fn only_what_nobody_refers_to_for_long_is_collected() {
     store.settle(me(), std::slice::from_ref(&temporary)).unwrap();
     store.publish(me(), &temporary, &path("later"), &meta(0o600)).unwrap();
     assert!(read(&store, "later") == noise(120_000) && read(&store, "d/kept") == noise(100_000));
-    // And those that a killed agent left in the making.
+    // So does a reference that a killed agent left staged.
     let (lost, _) = staged(&store, "lost", &source(&noise(130_000)), &meta(0o600));
     fs::remove_file(ground.at(&format!("{lost}.surgetank.ref"))).unwrap();
     ground.age();
@@ -391,7 +392,7 @@ fn only_what_nobody_refers_to_for_long_is_collected() {
 }
 
 #[test]
-fn where_something_cannot_be_looked_into_nothing_is_collected() {
+fn collect_with_unreadable_file_removes_nothing() {
     let ground = Ground::new();
     let store = ground.store();
     deliver(&store, "gone", &noise(100_000), &meta(0o600));
@@ -406,9 +407,9 @@ fn where_something_cannot_be_looked_into_nothing_is_collected() {
     assert_eq!(fs::metadata(ground.blobs()).unwrap().uid(), me().uid);
 }
 
-/// Referred to after a long time, content is young again.
+/// A new reference makes old content young again.
 #[test]
-fn who_refers_to_old_content_makes_it_young() {
+fn reference_to_old_content_renews_its_time() {
     let ground = Ground::new();
     deliver(&ground.store(), "a", &noise(100_000), &meta(0o600));
     ground.age();

@@ -1,9 +1,9 @@
-//! Content that no file of the store refers to any more.
+//! Finds content to which no file of the store refers.
 //!
-//! The danger: somebody refers to it while this looks. Content that is referred to anew is young (`shared`), and only what
-//! has been old for long is looked for; a file that moves while the tree is walked may be met nowhere, so the tree is walked
-//! twice, and if the two walks did not meet the same references, nothing is removed. What cannot be looked into may refer to
-//! anything: then neither.
+//! The danger that it avoids: an agent refers to the content during the search. Content with a new reference is young
+//! (`shared`), and only old content is considered. A file that moves during the walk may be missed, so the tree is walked
+//! twice; if the two walks find different references, nothing is removed. A file that cannot be read may refer to anything:
+//! then nothing is removed either.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -17,18 +17,23 @@ use super::{SUFFIX, damaged};
 use surgetank_types::clock;
 use surgetank_types::model::{Kind, Timestamp};
 
-/// What was found, and what was removed of it.
+/// The content that was found, and removed unless it was a dry run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Unused {
+    /// Number of references in the store.
     pub references: u64,
+    /// The unused content.
     pub blobs: Vec<Blob>,
 }
 
+/// One unused content.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Blob {
+    /// Its path in the store.
     pub path: String,
+    /// Its length.
     pub size_bytes: u64,
-    /// When it was referred to for the last time, or later.
+    /// Time of the last reference or later, in seconds since 1970.
     pub used_unix_seconds: i64,
 }
 
@@ -38,17 +43,19 @@ struct Old {
     at: Timestamp,
 }
 
-/// References met, by their paths.
+/// References found, by their paths.
 type Met = BTreeMap<StorePath, StorePath>;
 
-/// Removes content that nobody refers to, and that nobody has referred to anew for so long; `store` as it is, with nothing
-/// packed. With `dry_run` only says what would go.
+/// Removes content to which no file refers and to which no reference was made for `unused_for`. `store` is the plain store,
+/// without packing. With `dry_run` nothing is removed.
+///
+/// Errors: those of the store; files that changed during the search, or that cannot be read (nothing is removed).
 pub fn collect(store: &dyn Store, who: Cred, unused_for: Duration, dry_run: bool) -> io::Result<Unused> {
     let mut old = Vec::new();
     let limit = clock::now().nanos.saturating_sub(i64::try_from(unused_for.as_nanos()).unwrap_or(i64::MAX));
     for entry in store.list(who, &StorePath::root(), false)? {
         let Some(blobs) = Blobs::named(&entry.name) else { continue };
-        // Of others: what refers to theirs cannot be told.
+        // Of another user: its references cannot be determined.
         let own = blobs.owner.is_none_or(|uid| uid == who.uid || who.uid == 0);
         if own && entry.kind == Kind::Directory {
             old_of(store, who, &blobs.root(), limit, &mut old)?;
@@ -117,7 +124,7 @@ fn old_of(store: &dyn Store, who: Cred, dir: &StorePath, limit: i64, old: &mut V
     Ok(())
 }
 
-/// Also references that are not published yet.
+/// Walks the tree, with references that are not published yet.
 fn walk(store: &dyn Store, who: Cred, dir: &StorePath, met: &mut Met) -> io::Result<()> {
     let told = |why: io::Error| {
         let what = if dir.0.is_empty() { "the root".to_owned() } else { dir.to_string() };
@@ -127,7 +134,7 @@ fn walk(store: &dyn Store, who: Cred, dir: &StorePath, met: &mut Met) -> io::Res
         )
     };
     let entries = match store.list(who, dir, true) {
-        // Gone meanwhile; the second walk tells.
+        // Removed meanwhile; the second walk shows it.
         Err(why) if is_absent(&why) => return Ok(()),
         entries => entries.map_err(told)?,
     };

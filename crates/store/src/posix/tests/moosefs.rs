@@ -1,12 +1,12 @@
-//! The driver on a real shared file system: times of whole seconds, a client of its own between us and the server.
+//! The driver on a real shared file system: times of whole seconds, and a client with its own cache.
 
 use surgetank_testkit::servers::moosefs::MooseFs;
 
 use super::*;
 use crate::conformance::conform_in_whole_seconds;
 
-/// It does not tell where holes are, so that those of a file of a terabyte would be read and written; and what is changed
-/// within a second, as long as before and with the same time, nothing shows.
+/// MooseFS does not report holes, so those of a file of a terabyte would be read and written. A change within a second, with
+/// the same length and time, is not visible.
 const WITHOUT: &[&str] = &["times in nanoseconds", "holes stay holes", "conflicts are seen"];
 
 #[test]

@@ -14,7 +14,7 @@ fn open_to_all(dir: &Path) {
 }
 
 #[test]
-fn acts_as_the_caller() {
+fn operations_run_with_the_callers_ids() {
     if !root() {
         return;
     }
@@ -23,7 +23,7 @@ fn acts_as_the_caller() {
     open_to_all(&dir);
     let store = store_at(&dir);
     let temporary = path(".surgetank-tmp-1");
-    // Modes that keep even the owner out are no obstacle on the way.
+    // Modes that exclude even the owner are no obstacle during staging.
     for perm in [0o640, 0o4755, 0o000] {
         let copy =
             store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"hers"), &of(ANN, perm), no_gate()).unwrap();
@@ -33,7 +33,7 @@ fn acts_as_the_caller() {
         let attr = store.stat(ANN, &path("f")).unwrap().attr;
         assert_eq!((attr.uid, attr.gid, attr.perm), (40_001, 40_001, perm));
     }
-    // What the caller may not do is not done.
+    // What the caller may not do is refused.
     let closed = store
         .stage_dir(ANN, &path(".surgetank-tmp-d"), &of(ANN, 0o700))
         .and_then(|_| store.publish(ANN, &path(".surgetank-tmp-d"), &path("closed"), &of(ANN, 0o700)));
@@ -55,7 +55,7 @@ fn acts_as_the_caller() {
         assert_eq!(denied, libc::EACCES);
     }
     store.may_write_dir(ANN, &path("closed")).unwrap();
-    // Given away by root meanwhile: the agent does what the caller cannot.
+    // Root gave the file away meanwhile: the agent does what the caller cannot.
     let copy =
         store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"given"), &of(BOB, 0o4750), no_gate()).unwrap();
     store.verify(ANN, &temporary, &copy, Verify::Cache, no_gate()).unwrap();
@@ -64,7 +64,7 @@ fn acts_as_the_caller() {
 }
 
 #[test]
-fn anothers_file_is_written_in_place_or_not_at_all() {
+fn file_of_other_owner_is_written_in_place_or_refused() {
     if !root() {
         return;
     }
@@ -93,7 +93,7 @@ fn anothers_file_is_written_in_place_or_not_at_all() {
 }
 
 #[test]
-fn a_planted_link_gives_nothing_away() {
+fn planted_link_does_not_change_other_users_file() {
     if !root() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_planted_link_gives_nothing_away() {
 }
 
 #[test]
-fn the_destination_directory_has_its_say() {
+fn setgid_and_default_acl_of_directory_apply() {
     if !root() {
         return;
     }
@@ -128,7 +128,7 @@ fn the_destination_directory_has_its_say() {
     let attr = store.stat(ANN, &path("d")).unwrap().attr;
     assert_eq!((attr.gid, attr.perm), (BOB.gid, 0o2750), "setgid is inherited");
 
-    // user::rwx, group::rwx, mask r-x, other none, as the kernel writes a default ACL.
+    // user::rwx, group::rwx, mask r-x, other none, as the kernel encodes a default ACL.
     let acl: Vec<u8> =
         [(1_u16, 7_u16), (4, 7), (0x10, 5), (0x20, 0)].into_iter().fold(vec![2, 0, 0, 0], |mut acl, (tag, perm)| {
             acl.extend(tag.to_le_bytes());
@@ -146,7 +146,7 @@ fn the_destination_directory_has_its_say() {
 }
 
 #[test]
-fn an_access_acl_survives_replacement() {
+fn access_acl_after_replacement_stays() {
     if !root() {
         return;
     }

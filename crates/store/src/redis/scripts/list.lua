@@ -1,4 +1,4 @@
--- One page. `from` is where it begins in the index, as an earlier page told it. What lies below a prefix is stepped over.
+-- One page. `from` is its position in the index, from an earlier page. Keys below a listed prefix are skipped.
 local _, prefix, delimited, from, limit = unpack(ARGV)
 limit = tonumber(limit)
 local low, high = from ~= '' and from or '[' .. prefix, '+'
@@ -24,7 +24,7 @@ while true do
     if there and not slash then
       keys[#keys + 1] = path
       keys[#keys + 1] = there
-      -- To sum up what is not ours costs more.
+      -- The digest of another client's value costs more.
       if there:sub(1, 1) == '~' then seen = seen + 4 end
     end
   end

@@ -1,4 +1,4 @@
--- A long value, or one that came in parts: it lies beside, and gets its name.
+-- Gives a long value, or one that was uploaded in parts, its name.
 local _, path, when, wanted, etag, mark, crc, words, beside, size, upload = unpack(ARGV)
 local no = refusal(path, when, wanted, etag)
 if no == 'done' then redis.call('UNLINK', beside) end

@@ -1,13 +1,13 @@
--- What every script begins with. ARGV[1] is the store's prefix; a script names the rest of its own. KEYS are records and index,
--- so that a server of a cluster that does not have all of them carries out nothing.
+-- The beginning of every script. ARGV[1] is the store's prefix; each script names its further arguments. KEYS are records and
+-- index, so that a server of a cluster that lacks one of them changes nothing.
 --
--- A record says what a file is besides its bytes: ETAG PROOF BYTES MODIFIED CRC WORDS, and it holds only while it fits the
--- value. The proof is either the time at which the value would expire, in the far future and another for each version: a SET
--- by somebody else takes it away. Or it is a digest, where values must not expire, and for what others have put there.
+-- A record holds a file's attributes: ETAG PROOF BYTES MODIFIED CRC WORDS. It counts only while it fits the value. The proof is
+-- the time at which the value would expire, in the far future and different for each version: another client's SET removes it.
+-- Where values must not expire, and for other clients' values, the proof is a digest.
 redis.replicate_commands()
 local P = ARGV[1]
 local INDEX, RECORDS, UPLOADS = P .. '//surgetank/index', P .. '//surgetank/records', P .. '//surgetank/uploads'
--- Milliseconds: what moves a key to another server may be late by less.
+-- Milliseconds: a move of the key to another server delays it by less.
 local STEP = 1048576
 local WHOLE, PIECE, PIECES = 4096, 256, 16
 
@@ -43,18 +43,18 @@ local function nanoseconds()
   return t[1] .. string.format('%06d', t[2]) .. '000'
 end
 
--- The record of what is there: false, where nothing is; nil, where something is that is no file.
+-- The record of the value: false if the key is absent, nil if its value is not a file.
 local function look(path)
   local key = P .. path
   local said = redis.call('HGET', RECORDS, path)
   local size = redis.pcall('STRLEN', key)
   if type(size) == 'table' then
     if size.err:find('WRONGTYPE', 1, true) then return nil end
-    -- The key is on its way to another server of the cluster: nothing has been done yet.
+    -- The key moves to another server of the cluster: nothing has been changed yet.
     return redis.call('STRLEN', key)
   end
   if size == 0 and redis.call('EXISTS', key) == 0 then
-    -- (A change, even of nothing, would let all that follows past the limit of memory.)
+    -- After any change, even an empty one, Redis lets the rest of the script exceed the memory limit.
     if said then redis.call('HDEL', RECORDS, path) end
     if redis.call('ZSCORE', INDEX, path) then redis.call('ZREM', INDEX, path) end
     return false
@@ -71,7 +71,7 @@ local function look(path)
       end
     end
   end
-  -- Somebody else's, and not seen before. Its age is not known; from now on it is.
+  -- Another client's value, not seen before. Its age is unknown and counts from now.
   sum = sum or digest(key, size)
   local seen = record('~' .. sum, 'd' .. sum, size, nanoseconds(), '-', '{}')
   local kept = redis.pcall('HSET', RECORDS, path, seen)
@@ -84,7 +84,7 @@ local function etag_of(said)
   return said and said:match('^%S+')
 end
 
--- Why a write under this path must not be: what is answered, or nil. 'done': it was, and only its answer was lost.
+-- The answer if a write at this path is refused, else nil. 'done': it was carried out and only its answer was lost.
 local function refusal(path, when, wanted, etag)
   local there = look(path)
   if there == nil then return 'other' end
@@ -93,7 +93,7 @@ local function refusal(path, when, wanted, etag)
   if when == 'absent' and there or when == 'same' and is ~= wanted then return 'condition' end
 end
 
--- After the value is in its place: what it is, from now on.
+-- Writes record and index after the value has its name.
 local function keep(path, etag, mark, crc, words)
   local key = P .. path
   local size, proof = redis.call('STRLEN', key), 't' .. mark

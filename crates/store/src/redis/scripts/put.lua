@@ -1,4 +1,4 @@
--- A short value.
+-- Puts a short value.
 local _, path, when, wanted, etag, mark, crc, words, value = unpack(ARGV)
 local no = refusal(path, when, wanted, etag)
 if no then return no end

@@ -1,4 +1,4 @@
--- A piece; the end is one behind it.
+-- Reads a range; its end is exclusive.
 local _, path, wanted, from, to = unpack(ARGV)
 local there = look(path)
 if not there then return {'missing'} end

@@ -1,9 +1,9 @@
--- Finds what others have put there, a step at a time.
+-- Finds other clients' keys, a step at a time.
 local _, cursor, pattern, count = unpack(ARGV)
 local answer = redis.call('SCAN', cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string')
 local found = {}
 local function add()
-  -- Full memory is no reason not to list what is known.
+  -- With full memory the known keys are still listed.
   local added = #found > 0 and redis.pcall('ZADD', INDEX, unpack(found))
   found = {}
   return type(added) == 'table' and added.err and added.err:sub(1, 3) ~= 'OOM' and added
