@@ -211,7 +211,7 @@ impl Drain {
                 self.namespace.retry_handed();
                 if asked.elapsed() >= HANGS && self.hangs_for().is_some_and(|time| time >= HANGS) {
                     asked = clock::tick();
-                    self.namespace.ask_whether_there();
+                    self.namespace.queries.ask_whether_alive();
                 }
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
@@ -350,7 +350,7 @@ impl Drain {
     /// For how long the store has been at one thing, when that is too long: it does not answer anything else either, or
     /// is very slow.
     pub fn stalled_for(&self) -> Option<Duration> {
-        let least = if self.namespace.store_silent().is_some() { HANGS } else { SLOW };
+        let least = if self.namespace.queries.silent_for().is_some() { HANGS } else { SLOW };
         self.hangs_for().filter(|time| *time >= least)
     }
 
@@ -372,7 +372,8 @@ impl Drain {
         // A store that does not answer at all is given up as one that fails.
         let retry = self.namespace.config.retry;
         let silent = |time: Option<Duration>| time.is_some_and(|time| time >= retry);
-        let away = silent(self.hangs_for()) && silent(self.namespace.store_silent()) || silent(self.pause.away_for());
+        let away =
+            silent(self.hangs_for()) && silent(self.namespace.queries.silent_for()) || silent(self.pause.away_for());
         if away && self.namespace.ending_for(run) >= retry {
             return true;
         }

@@ -40,6 +40,7 @@ mod scrub;
 mod temporaries;
 mod timed_query;
 mod transactions;
+mod waits;
 mod xattrs;
 
 use crate::report::run::EventKind;
@@ -80,6 +81,8 @@ pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{is_spent, keep_copy, unproven_name};
 use surgetank_state::{Inode, Tree};
+pub use timed_query::StoreQueries;
+pub use waits::Waits;
 
 /// What the kernel's side can do for us.
 pub trait Door: Send + Sync {
@@ -145,7 +148,10 @@ pub struct Namespace {
     tender: Condvar,
     pub(crate) moving: RwLock<()>,
     inode_locks: inode_locks::InodeLocks,
-    asking: timed_query::Asking,
+    pub queries: StoreQueries,
+    pub waits: Arc<Waits>,
+    /// Since when a command waits for all of its run, or of everything, to be drained.
+    waited_for: Mutex<HashMap<Option<RunId>, Instant>>,
     /// Writers for whom there is no room.
     short: Mutex<files::Shorts>,
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
@@ -172,9 +178,6 @@ pub struct Namespace {
     delegates_any: bool,
     run_of: OnceLock<RunOf>,
     run_known: OnceLock<RunKnown>,
-    interrupted: OnceLock<fn() -> bool>,
-    killed: OnceLock<fn() -> bool>,
-    waits_long: OnceLock<fn()>,
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
@@ -259,9 +262,9 @@ impl Namespace {
         root.identity = Some(Box::new(stat.identity));
         root.owned = true;
         let delegates_any = rules.place_all_alike() && store.features().plain_files;
+        let waits = Arc::new(Waits::default());
         let namespace = Arc::new(Self {
             rules,
-            store,
             tiers,
             catalog,
             tree: Mutex::new(Tree::new(root)),
@@ -271,7 +274,10 @@ impl Namespace {
             tender: Condvar::new(),
             moving: RwLock::new(()),
             inode_locks: inode_locks::InodeLocks::new(),
-            asking: timed_query::Asking::default(),
+            queries: StoreQueries::new(store.clone(), config.retry, config.store_ttl, waits.clone()),
+            waits,
+            waited_for: Mutex::default(),
+            store,
             short: Mutex::default(),
             opens: Mutex::default(),
             waiting_copies: prefetch::Waiting::default(),
@@ -291,9 +297,6 @@ impl Namespace {
             delegates_any,
             run_of: OnceLock::new(),
             run_known: OnceLock::new(),
-            interrupted: OnceLock::new(),
-            killed: OnceLock::new(),
-            waits_long: OnceLock::new(),
             prefetcher: OnceLock::new(),
             history: Mutex::new(History::new()),
             deferred: Mutex::default(),
@@ -335,25 +338,6 @@ impl Namespace {
     pub fn set_run_known(&self, run_known: RunKnown) {
         drop(self.run_known.set(run_known));
     }
-    /// `interrupted`: whether any signal arrived for the program for which this thread waits. `killed`: whether one that
-    /// ends it did.
-    pub fn set_interrupted(&self, interrupted: fn() -> bool, killed: fn() -> bool) {
-        let _ = self.interrupted.set(interrupted);
-        let _ = self.killed.set(killed);
-    }
-    /// Called by a thread that is going to wait for as long as others like.
-    pub fn set_waits_long(&self, waits_long: fn()) {
-        let _ = self.waits_long.set(waits_long);
-    }
-    /// For waits that a signal interrupts on a local file system too (locks), and for those that none has (room).
-    fn is_interrupted(&self) -> bool {
-        self.interrupted.get().is_some_and(|interrupted| interrupted())
-    }
-    /// For all other waits: a program that goes on must not see EINTR from fsync, rename, open or read.
-    fn is_killed(&self) -> bool {
-        self.killed.get().is_some_and(|killed| killed())
-    }
-
     pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
         self.inode_locks.lock(id)
     }

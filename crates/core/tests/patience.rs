@@ -35,9 +35,9 @@ fn silent_server_gives_an_error_after_retry() {
     assert_eq!(errno(namespace.mkdir(caller, FileId::ROOT, b"new", 0o755)), Some(Errno::TIMEDOUT));
     assert_eq!(world.find("old").err(), Some(Errno::TIMEDOUT));
     assert_eq!(errno(list(&world, FileId::ROOT)), Some(Errno::TIMEDOUT));
-    assert!(namespace.store_silent().is_some());
+    assert!(namespace.queries.silent_for().is_some());
     world.line.answer();
-    while namespace.store_silent().is_some() {
+    while namespace.queries.silent_for().is_some() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let opened = world.open("old", libc::O_RDONLY).unwrap();

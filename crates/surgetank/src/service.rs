@@ -130,8 +130,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     let asked = runs.clone();
     namespace.set_run_known(Box::new(move |run| asked.known(run)));
-    namespace.set_interrupted(crate::mount::interrupted, crate::mount::killed);
-    namespace.set_waits_long(crate::mount::wait_long);
+    namespace.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
     namespace.set_request(afterlife::request);
     if by_calls {
         return serve_calls(namespace, runs, guard, &over, &state);

@@ -77,7 +77,7 @@ impl Namespace {
     fn plain_stat(&self, open: &Open) -> Option<rustix::fs::Stat> {
         match open.content() {
             Content { file, location: Location::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
-            Content { file, .. } => self.would_stat(file),
+            Content { file, .. } => self.queries.would_stat(file),
         }
     }
 
@@ -523,13 +523,13 @@ impl Namespace {
                 }
                 (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
             };
-            Ok(self.must_ask((self.own_cred(who), &path), |store, who, path| store.read_link(who, path))?)
+            Ok(self.queries.must_ask((self.own_cred(who), &path), |store, who, path| store.read_link(who, path))?)
         })
     }
 
     /// The store's space, less what is still to be brought there.
     pub fn statfs(&self) -> FsResult<Space> {
-        let mut space = self.space()?;
+        let mut space = self.queries.space_now()?;
         let dirty = self.dirty_bytes();
         space.free_bytes = space.free_bytes.saturating_sub(dirty);
         space.available_bytes = space.available_bytes.saturating_sub(dirty);

@@ -155,7 +155,7 @@ impl Namespace {
         };
         let at = format!("{}/{path}", self.store.describe());
         let own = self.own_cred(who);
-        match self.would_ask(move |store| store.stat(own, &path).or_else(|_| store.stat(who, &path))) {
+        match self.queries.would_ask(move |store| store.stat(own, &path).or_else(|_| store.stat(who, &path))) {
             Some(Ok(_)) => Newest::At(at),
             Some(Err(why)) if why.kind() == std::io::ErrorKind::NotFound => {
                 Newest::Missing(format!("the temporary in the store that held it is gone: {at}"))

@@ -126,7 +126,7 @@ impl Namespace {
             };
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
-                let ask = |who| self.must_ask((who, &path), |store, who, path| store.list(who, path, false));
+                let ask = |who| self.queries.must_ask((who, &path), |store, who, path| store.list(who, path, false));
                 for entry in self.let_caller_in(caller, dir, ask)? {
                     names.insert(Name::from(entry.name), (entry.kind, entry.ino));
                 }

@@ -164,7 +164,7 @@ impl Namespace {
                 self.locks.strike_unused(id, &mut descriptions);
                 return Err(Errno::AGAIN.into());
             }
-            if wait && self.is_interrupted() {
+            if wait && self.waits.is_interrupted() {
                 self.locks.strike_unused(id, &mut descriptions);
                 return Err(Errno::INTR.into());
             }

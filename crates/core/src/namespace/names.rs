@@ -36,18 +36,18 @@ impl Namespace {
             }
             Ok(tree.applied_path(dir))
         };
-        if look()?.is_none() || self.is_changeable(dir, Self::who(caller)) {
+        if look()?.is_none() || self.queries.is_changeable(dir, Self::who(caller)) {
             return Ok(());
         }
         // The drain must not rename the directory between our look at its path and our use of it.
         let _moving = self.moving.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
-        self.let_caller_in(caller, dir, |who| self.may_change_dir(dir, who, &path)).map_err(Into::into)
+        self.let_caller_in(caller, dir, |who| self.queries.may_change(dir, who, &path)).map_err(Into::into)
     }
 
     /// Would `permit_change` have to ask the store?
     pub(super) fn change_would_ask(&self, caller: &Caller, dir: FileId) -> bool {
-        !self.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.is_changeable(dir, Self::who(caller))
+        !self.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.queries.is_changeable(dir, Self::who(caller))
     }
 
     /// Can the store ever keep a file of this name? Better an error now than in the drain.

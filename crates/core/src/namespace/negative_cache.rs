@@ -25,7 +25,8 @@ impl Namespace {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let path = self.read_tree().applied_path(dir)?;
         self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
-        let ask = |who| self.must_ask((who, &path), |store, who, path| store.names(who, path, NAMES_LISTED_MAX));
+        let ask =
+            |who| self.queries.must_ask((who, &path), |store, who, path| store.names(who, path, NAMES_LISTED_MAX));
         self.let_caller_in(caller, dir, ask).ok()?
     }
 }

@@ -227,7 +227,7 @@ impl Namespace {
                 let why = match (&op.error, &behind) {
                     (Some(trouble), _) => trouble.text.clone(),
                     (None, Some(first)) => format!("waits for its turn behind {first}"),
-                    (None, None) if self.store_silent().is_some() => self.silence(),
+                    (None, None) if self.queries.silent_for().is_some() => self.queries.silence(),
                     (None, None) => String::from("not yet drained"),
                 };
                 list.push(Undurable {
@@ -459,13 +459,21 @@ impl Namespace {
         }
     }
 
+    /// How long a command has waited for it to be drained.
+    pub(crate) fn ending_for(&self, run: Option<RunId>) -> Duration {
+        let waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
+        waited_for.get(&run).map_or_else(|| self.uptime(), std::time::Instant::elapsed)
+    }
+
     /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,
     /// too, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
             self.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);
         }
-        self.somebody_waits_for_all(run);
+        let mut waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
+        waited_for.insert(run, surgetank_types::clock::tick());
+        drop(waited_for);
         self.remember_forgotten(run);
         {
             let mut tree = self.write_tree();

@@ -177,13 +177,13 @@ impl Namespace {
     /// What the store has under a name, which only it can tell.
     fn glance_at(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         let known = self.store.told(who, path);
-        known.unwrap_or_else(|| self.must_ask((who, path), |store, who, path| store.glance(who, path)))
+        known.unwrap_or_else(|| self.queries.must_ask((who, path), |store, who, path| store.glance(who, path)))
     }
 
     /// What the store has where we have a copy. `None`: it does not tell, and the copy is as good as it was.
     fn look_at_copy(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
         let path = path.clone();
-        match self.would_ask(move |store| store.glance(who, &path))? {
+        match self.queries.would_ask(move |store| store.glance(who, &path))? {
             Err(why) if !is_absent(&why) => None,
             answer => Some(answer),
         }
@@ -389,7 +389,7 @@ impl Namespace {
         let who = self.own_cred(who);
         let result = if is_dir {
             // The way to what lies in the tiers: while the store does not tell, it is as it was.
-            match self.would_ask(move |store| store.stat(who, &path)) {
+            match self.queries.would_ask(move |store| store.stat(who, &path)) {
                 None => return Ok(true),
                 Some(Err(why)) if !is_absent(&why) && passes(&why) => return Ok(true),
                 Some(answer) => answer,

@@ -1,11 +1,11 @@
-//! Questions to the store, with a time in which it has to answer.
+//! Requests to the store with a limit on how long the caller waits.
 //!
-//! A store whose server is gone blocks the thread that asks, for minutes. So another thread asks.
+//! The danger that it avoids: a store whose server is gone blocks the thread that asks, for minutes. So another thread asks.
 //!
-//! - What we can do without ([`Namespace::would_ask`]): after a second we go on with what we know. As long as one question is
-//!   unanswered no other of these is asked; its answer is the sign that the store is back.
-//! - What only the store can tell ([`Namespace::must_ask`]): a program waits for it, `retry` long at most where the store is a
-//!   server. A server that is slow is not away: as long as it answers another question it is waited for.
+//! - An optional answer ([`StoreQueries::would_ask`]): after a second the caller continues with what the agent knows. While one
+//!   question is unanswered no other optional one is asked; its answer shows that the store is back.
+//! - A necessary answer ([`StoreQueries::must_ask`]): a process waits for it, at most for `retry` where the store is a server. A slow
+//!   server is not an absent one: while it answers another question the process waits on.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,9 +17,9 @@ use surgetank_store::verdict::{self, Verdict};
 use surgetank_store::{Cred, Space, Store, StorePath};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
-use surgetank_types::model::{FileId, RunId};
+use surgetank_types::model::FileId;
 
-use super::Namespace;
+use super::waits::Waits;
 
 /// A store that takes longer is not waited for where we can do without.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -34,20 +34,29 @@ const CHANGEABLE_MAX: usize = 4096;
 
 type Question = Box<dyn FnOnce() + Send>;
 
-#[derive(Default)]
-pub(crate) struct Asking {
-    state: Arc<Mutex<State>>,
-    /// Directories in which the store lets these users make names, and when it said so.
+/// Requests to the store, each with a limit on how long its caller waits.
+pub struct StoreQueries {
+    store: Arc<dyn Store>,
+    /// How long a server may be silent.
+    retry: Duration,
+    store_ttl: Duration,
+    waits: Arc<Waits>,
+    asking: Asking,
+    /// Directories in which the store lets these users (uid, gid) make names, and when it said so.
     changeable: Mutex<HashMap<(FileId, u32, u32), Instant>>,
     space: Mutex<Option<Space>>,
-    /// Since when somebody waits for all of a run, or of everything, to be drained.
-    ending: Mutex<HashMap<Option<RunId>, Instant>>,
+}
+
+/// The threads that ask.
+#[derive(Default)]
+struct Asking {
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
     idle: Vec<Sender<Question>>,
-    /// Questions that nobody waits for any more.
+    /// Questions for which no caller waits any more.
     unanswered: u32,
     since: Option<Instant>,
 }
@@ -79,7 +88,7 @@ impl Asking {
     /// `None`: no answer, go on without.
     fn ask<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         if cfg!(feature = "schedules") {
-            // Where somebody else decides who runs, no store hangs.
+            // Where the test decides which thread runs, no store hangs.
             return Some(question());
         }
         if locked(&self.state).unanswered > 0 {
@@ -161,7 +170,19 @@ impl Asking {
     }
 }
 
-impl Namespace {
+impl StoreQueries {
+    pub(crate) fn new(store: Arc<dyn Store>, retry: Duration, store_ttl: Duration, waits: Arc<Waits>) -> Self {
+        Self {
+            store,
+            retry,
+            store_ttl,
+            waits,
+            asking: Asking::default(),
+            changeable: Mutex::default(),
+            space: Mutex::default(),
+        }
+    }
+
     /// Asks the store what we can do without knowing. `None`: it did not answer.
     pub(crate) fn would_ask<T: Send + 'static>(
         &self,
@@ -185,8 +206,8 @@ impl Namespace {
         let (store, at) = (self.store.clone(), path.clone());
         let no_thread = || io::Error::from_raw_os_error(libc::EAGAIN);
         let asked = self.asking.begin(move || question(&*store, who, &at)).ok_or_else(no_thread)?;
-        let retry = self.config.retry.max(PATIENCE);
-        let patience = if self.store_silent().is_some_and(|silent| silent >= retry) { PATIENCE } else { retry };
+        let retry = self.retry.max(PATIENCE);
+        let patience = if self.silent_for().is_some_and(|silent| silent >= retry) { PATIENCE } else { retry };
         let mut since = asked.begun;
         let mut other: Option<Asked<bool>> = None;
         loop {
@@ -194,7 +215,7 @@ impl Namespace {
             if let Some(answer) = asked.answer_within(left.min(LOOK_EVERY)) {
                 return answer.ok_or_else(no_thread)?;
             }
-            if self.is_killed() {
+            if self.waits.is_killed() {
                 return Err(io::Error::from_raw_os_error(libc::EINTR));
             }
             if other.is_none() && since.elapsed() >= patience / 2 {
@@ -228,32 +249,23 @@ impl Namespace {
     }
 
     /// For how long it has not answered, if it does not.
-    pub fn store_silent(&self) -> Option<Duration> {
+    pub fn silent_for(&self) -> Option<Duration> {
         self.asking.silent_for()
     }
 
     /// Who waits for the store to take something, since then, gets the error of one that does not answer.
-    pub(super) fn store_must_answer(&self, since: Instant) -> FsResult<()> {
-        let retry = self.config.retry;
-        if since.elapsed() < retry || self.store_silent().is_none_or(|silent| silent < retry) {
+    pub(crate) fn must_answer(&self, since: Instant) -> FsResult<()> {
+        let retry = self.retry;
+        if since.elapsed() < retry || self.silent_for().is_none_or(|silent| silent < retry) {
             return Ok(());
         }
         Err(Fault::new(Errno::TIMEDOUT, self.silence()))
     }
 
     /// Asks it for something that takes no time, to know.
-    pub(crate) fn ask_whether_there(&self) {
+    pub(crate) fn ask_whether_alive(&self) {
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         self.would_ask(move |store| store.stat(who, &StorePath::root()).map(drop));
-    }
-
-    pub(super) fn somebody_waits_for_all(&self, run: Option<RunId>) {
-        locked(&self.asking.ending).insert(run, clock::tick());
-    }
-
-    /// For how long somebody has waited for it to be drained.
-    pub(crate) fn ending_for(&self, run: Option<RunId>) -> Duration {
-        locked(&self.asking.ending).get(&run).map_or_else(|| self.uptime(), Instant::elapsed)
     }
 
     /// In words.
@@ -263,14 +275,14 @@ impl Namespace {
     }
 
     /// The store has said so a moment ago.
-    pub(super) fn is_changeable(&self, dir: FileId, who: Cred) -> bool {
-        let ttl = self.config.store_ttl;
-        locked(&self.asking.changeable).get(&(dir, who.uid, who.gid)).is_some_and(|at| at.elapsed() < ttl)
+    pub(crate) fn is_changeable(&self, dir: FileId, who: Cred) -> bool {
+        let ttl = self.store_ttl;
+        locked(&self.changeable).get(&(dir, who.uid, who.gid)).is_some_and(|at| at.elapsed() < ttl)
     }
 
     /// Does the store refuse to have names made or removed in the directory? Better told now than in the drain; what it
     /// said is believed for a while, and that it cannot say is no refusal.
-    pub(super) fn may_change_dir(&self, dir: FileId, who: Cred, path: &StorePath) -> io::Result<()> {
+    pub(crate) fn may_change(&self, dir: FileId, who: Cred, path: &StorePath) -> io::Result<()> {
         let key = (dir, who.uid, who.gid);
         if self.is_changeable(dir, who) {
             return Ok(());
@@ -280,7 +292,7 @@ impl Namespace {
             Some(Err(why)) if verdict::classify(verdict::errno_of(&why)) == Verdict::Refuse => Err(why),
             Some(Err(_)) | None => Ok(()),
             Some(Ok(())) => {
-                let mut changeable = locked(&self.asking.changeable);
+                let mut changeable = locked(&self.changeable);
                 if changeable.len() >= CHANGEABLE_MAX {
                     changeable.clear();
                 }
@@ -291,9 +303,9 @@ impl Namespace {
     }
 
     /// The store's numbers, or those it had when it last answered.
-    pub(super) fn space(&self) -> io::Result<Space> {
+    pub(crate) fn space_now(&self) -> io::Result<Space> {
         let asked = self.would_ask(|store| store.space(&StorePath::root()));
-        let mut known = locked(&self.asking.space);
+        let mut known = locked(&self.space);
         match (asked, *known) {
             (Some(Ok(space)), _) => Ok(*known.insert(space)),
             (_, Some(space)) => Ok(space),
@@ -308,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_one_who_does_not_answer() {
+    fn caller_does_not_wait_for_a_silent_store() {
         let asking = Asking::default();
         assert_eq!(asking.ask(|| 1), Some(1));
         let (tell, told) = channel::<()>();

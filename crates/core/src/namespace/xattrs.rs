@@ -39,7 +39,7 @@ impl Namespace {
                     _ => return Ok(BTreeMap::new()),
                 }
             };
-            Ok(self.must_ask((self.own_cred(who), &path), |store, who, path| store.xattrs(who, path))?)
+            Ok(self.queries.must_ask((self.own_cred(who), &path), |store, who, path| store.xattrs(who, path))?)
         });
         match asked {
             Err(fault) if fault.errno == Errno::OPNOTSUPP => Ok(BTreeMap::new()),

@@ -77,7 +77,8 @@ impl Namespace {
                 (tree.applied_path(id).ok_or(Errno::STALE)?, inode.cred())
             };
             let who = self.own_cred(owner);
-            let source = self.let_in(id, || self.must_ask((who, &path), |store, who, path| store.source(who, path)));
+            let source =
+                self.let_in(id, || self.queries.must_ask((who, &path), |store, who, path| store.source(who, path)));
             // Whoever looks its name up again sees that it is gone.
             let source = source.map_err(|why| if is_absent(&why) { Errno::STALE.into() } else { why })?;
             let Source::Remote(remote) = source else { return Err(Errno::OPNOTSUPP.into()) };
@@ -123,7 +124,7 @@ impl Namespace {
         }
         let Some((placed, target)) = self.place_hidden(id, kind)? else { return Err(Errno::NOSPC.into()) };
         let source = Source::Remote(there.remote.clone());
-        let gate = |_| if self.is_killed() { Err(Errno::INTR.into()) } else { Ok(()) };
+        let gate = |_| if self.waits.is_killed() { Err(Errno::INTR.into()) } else { Ok(()) };
         let copied = source.copy_to(&target, size_bytes, &gate);
         crash_point!("fetch.copied");
         let mut tree = self.write_tree();

@@ -63,7 +63,7 @@ impl Namespace {
             let _all = kept && (chunk + 1..=last).all(|next| self.want_chunk(arrival, next, true));
             arrival.start();
             let came = match kept {
-                true => arrival.wait(chunk, failures, &|| self.is_killed()),
+                true => arrival.wait(chunk, failures, &|| self.waits.is_killed()),
                 false => Err(Failure::Place),
             };
             match came {
@@ -176,7 +176,7 @@ impl Namespace {
             let tree = self.read_tree();
             (tree.applied_path(id)?, tree.get(id)?.cred())
         };
-        let source = self.must_ask((self.own_cred(owner), &path), |store, who, path| store.source(who, path));
+        let source = self.queries.must_ask((self.own_cred(owner), &path), |store, who, path| store.source(who, path));
         let Ok(Source::Remote(remote)) = source else { return None };
         let known = self.read_tree().get(id)?.identity.as_deref().copied();
         let is = remote.identity();
@@ -204,7 +204,7 @@ impl Namespace {
         };
         let Some((path, owner, known)) = at() else { return false };
         let (who, there) = (self.own_cred(owner), path.clone());
-        let stat = self.would_ask(move |store| store.stat(who, &there));
+        let stat = self.queries.would_ask(move |store| store.stat(who, &there));
         let unchanged = stat.is_some_and(|stat| stat.is_ok_and(|stat| known.is_still(&stat.identity)));
         if !unchanged || at() != Some((path, owner, known)) {
             return false;
@@ -259,7 +259,7 @@ impl Namespace {
             if arrival.is_complete() {
                 break;
             }
-            if self.is_killed() {
+            if self.waits.is_killed() {
                 return Err(Errno::INTR.into());
             }
             surgetank_types::sync::thread::sleep(LOOK_EVERY);

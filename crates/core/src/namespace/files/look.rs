@@ -48,8 +48,10 @@ impl Namespace {
             (path, inode.cred(), inode.identity.as_deref().copied())
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-        let stat =
-            self.must_ask((self.own_cred(who), &path), |store, who, path| store.stat(who, path)).map_err(|why| {
+        let stat = self
+            .queries
+            .must_ask((self.own_cred(who), &path), |store, who, path| store.stat(who, path))
+            .map_err(|why| {
                 if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
             })?;
         let mut tree = self.write_tree();

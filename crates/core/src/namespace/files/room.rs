@@ -168,7 +168,7 @@ impl Namespace {
 
     /// As far as its numbers say so: what finds no room in the end is not copied there in vain.
     fn store_could_take(&self, bytes: u64) -> bool {
-        self.space().map_or(true, |space| space.total_bytes == 0 || space.free_bytes >= bytes)
+        self.queries.space_now().map_or(true, |space| space.total_bytes == 0 || space.free_bytes >= bytes)
     }
 
     /// Writes through us. Rule 4: a full device is never the program's problem while any place has room.

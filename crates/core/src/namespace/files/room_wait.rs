@@ -59,10 +59,8 @@ impl Namespace {
             self.no_longer_short(shortage.number, true);
             return Err(fault);
         }
-        if let Some(waits_long) = self.waits_long.get() {
-            waits_long();
-        }
-        if self.is_interrupted() {
+        self.waits.begin_long();
+        if self.waits.is_interrupted() {
             self.no_longer_short(shortage.number, false);
             return Err(Errno::INTR.into());
         }

@@ -291,7 +291,7 @@ impl Namespace {
             };
             (dir, path, self.own_cred(inode.cred()))
         };
-        let may = self.let_in(dir, || self.may_change_dir(dir, who, &path));
+        let may = self.let_in(dir, || self.queries.may_change(dir, who, &path));
         may.is_err_and(|why| why.raw_os_error() == Some(libc::EACCES))
     }
 
@@ -346,8 +346,8 @@ impl Namespace {
             {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            self.store_must_answer(began)?;
-            if self.is_killed() {
+            self.queries.must_answer(began)?;
+            if self.waits.is_killed() {
                 return Err(Errno::INTR.into());
             }
             tree = self.wait_changed(tree, LOOK_EVERY);
@@ -400,11 +400,11 @@ impl Namespace {
         let began = surgetank_types::clock::tick();
         let mut tree = self.read_tree();
         while let Some(op) = tree.ops.get(&last) {
-            self.store_must_answer(began)?;
+            self.queries.must_answer(began)?;
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            if self.is_killed() {
+            if self.waits.is_killed() {
                 return Err(Errno::INTR.into());
             }
             tree = self.wait_changed(tree, LOOK_EVERY);

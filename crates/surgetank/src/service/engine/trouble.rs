@@ -14,12 +14,12 @@ impl Served {
         let place = self.namespace.store.describe();
         let paused = self.drain.paused_since_unix_seconds();
         // The drain can be in trouble without a failure.
-        let silent = self.namespace.store_silent();
+        let silent = self.namespace.queries.silent_for();
         if let Some(time) = silent.or(self.drain.stalled_for()) {
             let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));
             let slow =
                 || format!("the store {place} has been at one thing for {} s: it is slow, or hangs", time.as_secs());
-            let reason = if silent.is_some() { self.namespace.silence() } else { slow() };
+            let reason = if silent.is_some() { self.namespace.queries.silence() } else { slow() };
             return Some(Trouble { path: None, place, reason, since_unix_seconds });
         }
         let mut stuck = self.namespace.stuck()?;
