@@ -160,7 +160,7 @@ pub struct Namespace {
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
     locks: locks::Locks,
-    survival: handoff::Memory,
+    pub succession: handoff::Succession,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
@@ -284,7 +284,7 @@ impl Namespace {
             handles: RwLock::default(),
             listings: Mutex::default(),
             locks: locks::Locks::kept_by(survival.keeper.clone()),
-            survival: handoff::Memory::new(survival),
+            succession: handoff::Succession::new(survival),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),
@@ -357,7 +357,7 @@ impl Namespace {
     }
     pub(crate) fn handle(&self, fh: u64) -> FsResult<Arc<Handle>> {
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        let lost = || if self.is_lost_handle(fh) { Errno::STALE } else { Errno::BADF };
+        let lost = || if self.succession.is_lost_handle(fh) { Errno::STALE } else { Errno::BADF };
         handles.get(&fh).cloned().ok_or_else(|| Fault::from(lost()))
     }
     /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
@@ -534,7 +534,7 @@ impl Namespace {
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
             let noted = Noted { path, what, run, counts, kept_as, at_unix_seconds };
-            self.hand_off_noted(&noted);
+            self.succession.hand_off_noted(&noted);
             troubles.push(noted);
         }
     }

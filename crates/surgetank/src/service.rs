@@ -131,7 +131,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let asked = runs.clone();
     namespace.set_run_known(Box::new(move |run| asked.known(run)));
     namespace.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
-    namespace.set_request(afterlife::request);
+    namespace.succession.set_request(afterlife::request);
     if by_calls {
         return serve_calls(namespace, runs, guard, &over, &state);
     }

@@ -433,7 +433,7 @@ impl Namespace {
 
     /// Files that an earlier agent did not come to write down: as if it had. Their plain files are found like all others'.
     pub(super) fn take_in_claimed(&self, tree: &mut Tree) {
-        let claims = std::mem::take(&mut *self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner));
+        let claims = std::mem::take(&mut *self.succession.claimed.lock().unwrap_or_else(PoisonError::into_inner));
         let mut inos: HashSet<u64> = HashSet::default();
         if !claims.is_empty() {
             inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
@@ -469,7 +469,7 @@ impl Namespace {
             let mut inode = Inode::new(attr_of(&claim, &stat));
             inode.logical = Some((claim.dir, name.clone()));
             inode.sealed = false;
-            inode.run = self.still(claim.run);
+            inode.run = self.succession.still(claim.run);
             inode.replica = Some(PlainId::new(device, &plain));
             let id = tree.new_id();
             tree.insert(id, inode);
@@ -482,7 +482,7 @@ impl Namespace {
     }
 
     pub(super) fn has_claimed(&self) -> bool {
-        !self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.succession.claimed.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 

@@ -63,12 +63,13 @@ pub struct Survival {
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;
 
-pub(super) struct Memory {
-    handoff: Option<Arc<Handoff>>,
+/// What an earlier agent left, and what this one leaves to the next.
+pub struct Succession {
+    log: Option<Arc<Handoff>>,
     keeper: Option<Arc<dyn Keeper>>,
     kept: Mutex<HashMap<String, File>>,
     again: bool,
-    pub claimed: Mutex<Vec<super::Claimed>>,
+    pub(super) claimed: Mutex<Vec<super::Claimed>>,
     request: OnceLock<fn() -> Option<Request>>,
     left: Mutex<Left>,
     /// Files of the store that the kernel knows from an earlier agent, by their names; and whether there are any.
@@ -80,12 +81,12 @@ pub(super) struct Memory {
     handles_from: OnceLock<u64>,
 }
 
-impl Memory {
+impl Succession {
     pub fn new(survival: Survival) -> Self {
         let Survival { handoff, keeper, kept, again, claimed } = survival;
         let left = handoff.as_ref().filter(|_| again).map(|handoff| handoff.left()).unwrap_or_default();
         Self {
-            handoff,
+            log: handoff,
             keeper,
             kept: Mutex::new(kept),
             again,
@@ -110,31 +111,31 @@ impl Memory {
     }
 }
 
-impl Namespace {
+impl Succession {
     /// Tells which request this thread serves.
     pub fn set_request(&self, request: fn() -> Option<Request>) {
-        let _ = self.survival.request.set(request);
+        let _ = self.request.set(request);
     }
 
-    pub(super) fn hand_off(&self, record: &Record<'_>) {
-        if let Some(handoff) = &self.survival.handoff {
+    pub(in crate::namespace) fn hand_off(&self, record: &Record<'_>) {
+        if let Some(handoff) = &self.log {
             handoff.put(record);
         }
     }
 
     fn request(&self) -> Option<Request> {
-        self.survival.request.get().and_then(|request| request())
+        self.request.get().and_then(|request| request())
     }
 
-    pub(super) fn hand_off_handle(&self, fh: u64, open: &Open, writes: bool, flags: i32, run: RunId) {
-        if self.survival.handoff.is_some() {
+    pub(in crate::namespace) fn hand_off_handle(&self, fh: u64, open: &Open, writes: bool, flags: i32, run: RunId) {
+        if self.log.is_some() {
             let by = self.request().map_or(0, |request| request.number);
             self.hand_off(&Record::Opened { fh, id: open.id, flags, writes, run, direct: open.direct, by });
         }
     }
 
-    pub(super) fn hand_off_noted(&self, noted: &Noted) {
-        if self.survival.handoff.is_some()
+    pub(in crate::namespace) fn hand_off_noted(&self, noted: &Noted) {
+        if self.log.is_some()
             && noted.counts
             && let Ok(text) = serde_json::to_vec(noted)
         {
@@ -143,8 +144,8 @@ impl Namespace {
     }
 
     /// The directories of names that changed have new times, and files that are dropped mean nothing any more.
-    pub(super) fn hand_off_names(&self, tree: &Tree, names: &[Place], dropped: &[FileId]) {
-        if self.survival.handoff.is_none() {
+    pub(in crate::namespace) fn hand_off_names(&self, tree: &Tree, names: &[Place], dropped: &[FileId]) {
+        if self.log.is_none() {
             return;
         }
         let mut told = None;
@@ -161,10 +162,10 @@ impl Namespace {
     }
 
     /// Where this request appends. One that comes again appends where it did, or it would do so twice.
-    pub(super) fn append_at(&self, fh: u64, end: u64) -> u64 {
+    pub(in crate::namespace) fn append_at(&self, fh: u64, end: u64) -> u64 {
         let Some(by) = self.request().map(|request| request.number) else { return end };
-        if self.survival.again
-            && let Some((before, at)) = self.survival.left().appends.get(&fh)
+        if self.again
+            && let Some((before, at)) = self.left().appends.get(&fh)
             && *before == by
         {
             return *at;
@@ -174,8 +175,8 @@ impl Namespace {
     }
 
     /// What the catalog says of the request that this thread carries out.
-    pub(super) fn request_done(&self, about: FileId) -> Option<[Change; 2]> {
-        let nonce = self.survival.handoff.as_ref()?.nonce();
+    pub(in crate::namespace) fn request_done(&self, about: FileId) -> Option<[Change; 2]> {
+        let nonce = self.log.as_ref()?.nonce();
         let Request { slot, number } = self.request()?;
         Some([
             Change::PutCounter(format!("{REQUEST}{slot}"), number ^ nonce),
@@ -185,12 +186,12 @@ impl Namespace {
 
     /// Was the request carried out by an earlier agent? The file that it was about.
     pub fn carried_out(&self, number: u64) -> Option<FileId> {
-        self.survival.done().get(&number).copied()
+        self.done().get(&number).copied()
     }
 
-    pub(super) fn remember_requests(&self, image: &Image) {
-        let Some(handoff) = self.survival.handoff.as_ref().filter(|_| self.survival.again) else { return };
-        let mut done = self.survival.done();
+    pub(in crate::namespace) fn remember_requests(&self, image: &Image) {
+        let Some(handoff) = self.log.as_ref().filter(|_| self.again) else { return };
+        let mut done = self.done();
         for (name, number) in &image.counters {
             if let Some(slot) = name.strip_prefix(REQUEST)
                 && let Some(about) = image.counters.get(&format!("{ABOUT}{slot}"))
@@ -200,15 +201,10 @@ impl Namespace {
         }
     }
 
-    /// Who goes on changing what was queued does so with the next agent too.
-    pub(super) fn due_after_recovery(&self) -> std::time::Instant {
-        surgetank_types::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
-    }
-
     /// An empty file may have been made for a program that was not told, and asks again: it is not to be seen in the store
     /// before that one had its turn to write it.
-    pub(super) fn await_makers(&self, tree: &mut Tree) {
-        if !self.survival.again {
+    pub(in crate::namespace) fn await_makers(&self, tree: &mut Tree) {
+        if !self.again {
             return;
         }
         let empty = |inode: &Inode| inode.attr.kind == Kind::File && inode.attr.size_bytes == 0;
@@ -223,12 +219,18 @@ impl Namespace {
     }
 
     /// Which run a file or operation of an earlier agent belongs to.
-    pub(super) fn still(&self, run: RunId) -> RunId {
-        if self.survival.again { run } else { RunId(0) }
+    pub(in crate::namespace) fn still(&self, run: RunId) -> RunId {
+        if self.again { run } else { RunId(0) }
     }
 
     /// The number of a file that is only the store's: the one that the kernel knows, or a new one.
-    pub(super) fn mirror_id(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
+    pub(in crate::namespace) fn mirror_id(
+        &self,
+        tree: &mut Tree,
+        dir: FileId,
+        name: &Name,
+        stat: &StoreStat,
+    ) -> FileId {
         if let Some(id) = self.known_before(tree, dir, name, stat) {
             return id;
         }
@@ -239,21 +241,82 @@ impl Namespace {
     }
 
     fn known_before(&self, tree: &Tree, dir: FileId, name: &Name, stat: &StoreStat) -> Option<FileId> {
-        if !self.survival.mirrors.load(Ordering::Relaxed) {
+        if !self.mirrors.load(Ordering::Relaxed) {
             return None;
         }
-        let id = *self.survival.names().get(&(dir, Box::from(&**name)))?;
-        let same = self.survival.left().mirrors.get(&id).is_some_and(|one| one.is(stat));
+        let id = *self.names().get(&(dir, Box::from(&**name)))?;
+        let same = self.left().mirrors.get(&id).is_some_and(|one| one.is(stat));
         (same && tree.get(id).is_none()).then_some(id)
+    }
+
+    /// A file of the store loses its last name while it is open: the next agent could not open it any more.
+    pub(in crate::namespace) fn keep_content(&self, open: &Open) {
+        if let Some(keeper) = &self.keeper
+            && let content = open.content()
+            && content.location == Location::Store
+            && let Err(why) = keeper.keep(&kept_as(open.id), content.file.as_fd())
+        {
+            tracing::warn!(%why, "an open file without a name would not survive this agent");
+        }
+    }
+
+    /// Nobody has it open any more, and it has no name.
+    pub(in crate::namespace) fn give_up_content(&self, id: FileId) {
+        if let Some(keeper) = &self.keeper {
+            keeper.give_up(&kept_as(id));
+        }
+    }
+
+    /// Does a program have the file open through the mount since an earlier agent?
+    pub(in crate::namespace) fn left_open(&self, id: FileId) -> bool {
+        self.again && self.left().handles.values().any(|handle| handle.id == id)
+    }
+
+    /// Do programs go on, and is not known yet with what?
+    pub(in crate::namespace) fn is_yet_to_restore(&self) -> bool {
+        self.again && self.handles_from.get().is_none()
+    }
+
+    /// Can a program write the file through the mount?
+    pub(in crate::namespace) fn left_written(&self, id: FileId) -> bool {
+        self.again && self.left().handles.values().any(|handle| handle.id == id && handle.writes)
+    }
+
+    /// Does a program still have the plain file itself open for writing?
+    pub(in crate::namespace) fn is_handed_still(&self, content: &Content) -> bool {
+        self.again && matches!(content.location, Location::Tier(_)) && !super::files::nobody_writes(content)
+    }
+
+    /// Is the handle one that an earlier agent gave, and that could not be restored?
+    pub(in crate::namespace) fn is_lost_handle(&self, fh: u64) -> bool {
+        self.handles_from.get().is_some_and(|from| fh < *from)
+    }
+
+    fn backing_left(&self, id: FileId) -> Option<u32> {
+        self.left().backings.remove(&id)
+    }
+
+    /// The handle that an earlier agent made for this request and did not tell the kernel of, and its file.
+    pub fn handle_made_by(&self, request: u64) -> Option<(u64, FileId)> {
+        let left = self.left();
+        left.handles.iter().find(|(_, handle)| handle.by == request).map(|(fh, handle)| (*fh, handle.id))
+    }
+}
+
+impl Namespace {
+    /// Who goes on changing what was queued does so with the next agent too.
+    pub(super) fn due_after_recovery(&self) -> std::time::Instant {
+        surgetank_types::clock::tick()
+            + if self.succession.again { self.config.quiet } else { std::time::Duration::ZERO }
     }
 
     /// A number that the kernel has from an earlier agent gets its meaning back, if it has none yet and the store still has
     /// the file. To be called before anything else is asked of the number; store I/O, so with no lock held.
     pub fn recall(&self, id: FileId) {
-        if !self.survival.mirrors.load(Ordering::Relaxed) || self.read_tree().get(id).is_some() {
+        if !self.succession.mirrors.load(Ordering::Relaxed) || self.read_tree().get(id).is_some() {
             return;
         }
-        let Some(mirror) = self.survival.left().mirrors.get(&id).cloned() else { return };
+        let Some(mirror) = self.succession.left().mirrors.get(&id).cloned() else { return };
         if mirror.dir != id {
             self.recall(mirror.dir);
         }
@@ -294,29 +357,11 @@ impl Namespace {
         }
     }
 
-    /// A file of the store loses its last name while it is open: the next agent could not open it any more.
-    pub(super) fn keep_content(&self, open: &Open) {
-        if let Some(keeper) = &self.survival.keeper
-            && let content = open.content()
-            && content.location == Location::Store
-            && let Err(why) = keeper.keep(&kept_as(open.id), content.file.as_fd())
-        {
-            tracing::warn!(%why, "an open file without a name would not survive this agent");
-        }
-    }
-
-    /// Nobody has it open any more, and it has no name.
-    pub(super) fn give_up_content(&self, id: FileId) {
-        if let Some(keeper) = &self.survival.keeper {
-            keeper.give_up(&kept_as(id));
-        }
-    }
-
     /// Registers a plain file with the kernel, where that is possible.
     pub(super) fn back(&self, id: FileId, content: &Content) -> Option<u32> {
         let door = self.door.get().filter(|door| door.passes_through())?;
         let backing = door.back(content.file.as_fd()).ok()?;
-        self.hand_off(&Record::Backed { id, backing });
+        self.succession.hand_off(&Record::Backed { id, backing });
         Some(backing)
     }
 }

@@ -55,7 +55,7 @@ impl Namespace {
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();
-        self.hand_off(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
+        self.succession.hand_off(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok(Listing { fh, cache, keep_cache, bare })
     }
@@ -80,12 +80,12 @@ impl Namespace {
 
     pub fn releasedir(&self, fh: u64) {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
-        self.hand_off(&Record::Closed { fh });
+        self.succession.hand_off(&Record::Closed { fh });
     }
 
     /// So far the kernel is told.
     pub fn listed(&self, fh: u64, position: u64, last: &[u8]) {
-        self.hand_off(&Record::Listed { fh, offset: position, before: last });
+        self.succession.hand_off(&Record::Listed { fh, offset: position, before: last });
     }
 
     /// A directory that programs had open when an earlier agent was killed.

@@ -156,7 +156,7 @@ impl Namespace {
         }
         let open = self.opens().get(&id).cloned();
         if let Some(open) = open.as_ref().filter(|_| last) {
-            self.keep_content(open);
+            self.succession.keep_content(open);
         }
         let until_synced = last && vouched && open.is_none();
         let aside = (open.is_some() || until_synced).then(|| super::files::hidden_name(id));

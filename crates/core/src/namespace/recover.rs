@@ -68,7 +68,7 @@ impl Namespace {
 impl Recovery<'_> {
     pub(super) fn recover(&self) -> Result<()> {
         let mut image = self.namespace.catalog.load()?;
-        self.namespace.remember_requests(&image);
+        self.namespace.succession.remember_requests(&image);
         *self.namespace.losses.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut image.lost);
         let damage = self.damage(&image);
         if let Some(damage) = &damage {
@@ -234,13 +234,13 @@ impl Recovery<'_> {
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
         let handed = || {
             let file = self.namespace.tiers.device(device).open(path, false).ok()?;
-            Some(self.namespace.is_handed_still(&Content {
+            Some(self.namespace.succession.is_handed_still(&Content {
                 file: Arc::new(file),
                 location: Location::Tier(device),
                 writable: false,
             }))
         };
-        self.namespace.left_written(id) || handed().unwrap_or(false)
+        self.namespace.succession.left_written(id) || handed().unwrap_or(false)
     }
 
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
@@ -261,7 +261,7 @@ impl Recovery<'_> {
         let until = surgetank_types::clock::tick() + STORE_PATIENCE;
         for id in open {
             let _inode = self.namespace.lock_inode(id);
-            if self.namespace.left_written(id) {
+            if self.namespace.succession.left_written(id) {
                 self.leave_to_writer(id);
                 continue;
             }
@@ -304,7 +304,7 @@ impl Recovery<'_> {
         self.namespace.commit(&mut tree);
         let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
         files.into_iter().for_each(|id| self.namespace.to_be_synced(&tree, id));
-        self.namespace.await_makers(&mut tree);
+        self.namespace.succession.await_makers(&mut tree);
         Ok(())
     }
 

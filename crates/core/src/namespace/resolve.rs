@@ -92,7 +92,7 @@ impl Namespace {
                 self.reap(&mut tree, id);
                 self.commit(&mut tree);
             } else if tree.forget_mirror(id) {
-                self.hand_off(&Record::Forgotten { id });
+                self.succession.hand_off(&Record::Forgotten { id });
             }
         }
     }
@@ -274,7 +274,7 @@ impl Namespace {
             }
             return id;
         }
-        let id = self.mirror_id(tree, dir, name, stat);
+        let id = self.succession.mirror_id(tree, dir, name, stat);
         let mut inode = Inode::new(stat.attr);
         inode.identity = Some(Box::new(stat.identity));
         inode.logical = Some((dir, name.clone()));
@@ -313,7 +313,7 @@ impl Namespace {
                 }
                 inode.attr.links = if inode.logical.is_some() { inode.attr.links.saturating_sub(1) } else { 0 };
                 if inode.logical.is_none() && inode.lookups == 0 && tree.forget_mirror(id) {
-                    self.hand_off(&Record::Forgotten { id });
+                    self.succession.hand_off(&Record::Forgotten { id });
                 }
             }
         }

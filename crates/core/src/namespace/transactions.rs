@@ -96,7 +96,7 @@ impl Namespace {
     /// Forgets a file that nothing refers to any more.
     pub(crate) fn reap(&self, tree: &mut Tree, id: FileId) {
         // (What programs have of an earlier agent is not counted yet.)
-        if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.is_yet_to_restore() {
+        if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.succession.is_yet_to_restore() {
             let owned = tree.remove(id).is_some_and(|inode| inode.owned);
             if owned {
                 tree.txn.dropped(id);
@@ -143,11 +143,11 @@ impl Namespace {
             self.show(tree, *id);
         }
         changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
-        self.hand_off_names(tree, &txn.entries, &txn.dropped);
+        self.succession.hand_off_names(tree, &txn.entries, &txn.dropped);
         if changes.is_empty() {
             return;
         }
-        changes.extend(txn.carried_out.and_then(|id| self.request_done(id)).into_iter().flatten());
+        changes.extend(txn.carried_out.and_then(|id| self.succession.request_done(id)).into_iter().flatten());
         let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
         let result = if unwritten.is_empty() {
             self.catalog.commit(&changes)

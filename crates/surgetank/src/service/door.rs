@@ -185,7 +185,7 @@ impl Door {
     /// The file of this request, if an earlier agent carried it out.
     fn done_before(&self) -> Option<FileId> {
         let current = current().filter(|current| current.again)?;
-        self.namespace.carried_out(current.number)
+        self.namespace.succession.carried_out(current.number)
     }
 
     fn made_before(&self) -> Option<FsResult<Entry>> {
@@ -195,7 +195,7 @@ impl Door {
     /// The handle that an earlier agent opened for this request before it could answer.
     fn opened_before(&self, flags: OFlags) -> Option<(FileId, FsResult<Opened>)> {
         let current = current().filter(|current| current.again)?;
-        let (fh, id) = self.namespace.handle_made_by(current.number)?;
+        let (fh, id) = self.namespace.succession.handle_made_by(current.number)?;
         Some((id, self.namespace.opened_as(fh).map(|opened| self.opened(&opened, flags))))
     }
 }
@@ -280,7 +280,9 @@ impl Filesystem for Door {
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
             // The process created, opened and closed an empty file.
-            if let Some((fh, _)) = current().and_then(|current| self.namespace.handle_made_by(current.number)) {
+            if let Some((fh, _)) =
+                current().and_then(|current| self.namespace.succession.handle_made_by(current.number))
+            {
                 self.namespace.release(fh);
             }
             return made;

@@ -285,7 +285,7 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
     let which = abi::mix(request.dev ^ abi::mix(request.ino ^ u64::from(caller.pid) << 32));
     let number = which & (NUMBERS_FROM - 1) | NUMBERS_FROM;
     if request.valid & abi::AGAIN != 0
-        && let Some(about) = namespace.carried_out(number)
+        && let Some(about) = namespace.succession.carried_out(number)
     {
         let place = (FileId(request.dir), message.name.as_slice());
         return namespace.hand_out_again(caller, place, about, request.flags as i32);

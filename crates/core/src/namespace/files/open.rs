@@ -83,7 +83,7 @@ impl Namespace {
                 Grant::Mediated
             }
         };
-        self.hand_off_handle(fh, &open, writes, flags, run);
+        self.succession.hand_off_handle(fh, &open, writes, flags, run);
         let keep_cache = !writes && !shared && grant == Grant::Mediated && self.may_keep_pages(&open);
         let handle = Handle::new(open, writes, flags, run);
         self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
@@ -532,7 +532,7 @@ impl Namespace {
     /// The kernel no longer needs the plain file.
     pub(super) fn unback(&self, open: &Open) {
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
-            self.hand_off(&Record::Unbacked { id: open.id });
+            self.succession.hand_off(&Record::Unbacked { id: open.id });
             door.unback(backing);
         }
     }
@@ -543,6 +543,6 @@ impl Namespace {
             self.close_inode(&handle.open, handle.writes);
             self.writing_handles.fetch_sub(usize::from(handle.writes), Ordering::SeqCst);
         }
-        self.hand_off(&Record::Closed { fh });
+        self.succession.hand_off(&Record::Closed { fh });
     }
 }

@@ -183,7 +183,7 @@ impl Namespace {
         }
         self.reap(&mut tree, open.id);
         self.commit(&mut tree);
-        self.give_up_content(open.id);
+        self.succession.give_up_content(open.id);
     }
 
     pub(super) fn tiers_unreserve(&self, open: &Open) {

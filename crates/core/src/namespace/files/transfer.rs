@@ -68,12 +68,12 @@ impl Namespace {
         if handle.open.direct {
             // Where the kernel cannot pass them through, and what it hands us all the same, goes to the plain file too.
             let file = reopen_writable(&handle.open.content().file)?;
-            let offset = if appends { self.append_at(fh, file.metadata()?.len()) } else { offset };
+            let offset = if appends { self.succession.append_at(fh, file.metadata()?.len()) } else { offset };
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
         let end = || -> FsResult<u64> { Ok(handle.open.content().file.metadata()?.len().max(offset)) };
-        let offset = if appends { self.append_at(fh, end()?) } else { offset };
+        let offset = if appends { self.succession.append_at(fh, end()?) } else { offset };
         self.write_mediated(&handle.open, data, offset)
     }
 

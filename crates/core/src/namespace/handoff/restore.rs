@@ -9,7 +9,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use super::super::content::{Content, Handle, Location, Open, reopen_writable};
-use super::super::files::{hidden_name, nobody_writes};
+use super::super::files::hidden_name;
 use super::super::recover::STORE_PATIENCE;
 use super::super::{Namespace, Noted};
 use super::{MANY, kept_as};
@@ -20,34 +20,14 @@ use surgetank_types::model::{FileId, OpKind, Timestamp};
 const NUMBERS_LEFT_OUT: u64 = 1 << 20;
 
 impl Namespace {
-    /// Does a program have the file open through the mount since an earlier agent?
-    pub(in super::super) fn left_open(&self, id: FileId) -> bool {
-        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id)
-    }
-
-    /// Do programs go on, and is not known yet with what?
-    pub(in super::super) fn is_yet_to_restore(&self) -> bool {
-        self.survival.again && self.survival.handles_from.get().is_none()
-    }
-
-    /// Can a program write the file through the mount?
-    pub(in super::super) fn left_written(&self, id: FileId) -> bool {
-        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id && handle.writes)
-    }
-
-    /// Does a program still have the plain file itself open for writing?
-    pub(in super::super) fn is_handed_still(&self, content: &Content) -> bool {
-        self.survival.again && matches!(content.location, Location::Tier(_)) && !nobody_writes(content)
-    }
-
     /// The same. Then it counts as handed out, and is looked at until
     /// it is closed. The inode's lock is held.
     pub(in super::super) fn still_handed(&self, id: FileId, content: &Content) -> bool {
-        if !self.is_handed_still(content) {
+        if !self.succession.is_handed_still(content) {
             return false;
         }
         let charged_bytes = self.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
-        let open = Arc::new(Open::new(id, content.clone(), true, self.backing_left(id), charged_bytes));
+        let open = Arc::new(Open::new(id, content.clone(), true, self.succession.backing_left(id), charged_bytes));
         open.handed.store(true, Ordering::Relaxed);
         open.handed_to(rustix::process::geteuid().as_raw());
         self.handed.fetch_add(1, Ordering::Relaxed);
@@ -59,10 +39,10 @@ impl Namespace {
     }
 
     pub(in super::super) fn restore(&self) {
-        if !self.survival.again {
+        if !self.succession.again {
             return;
         }
-        let left = self.survival.left().clone();
+        let left = self.succession.left().clone();
         self.restore_tree(&left);
         let mut failed = 0_u64;
         let until = surgetank_types::clock::tick() + STORE_PATIENCE;
@@ -81,23 +61,18 @@ impl Namespace {
             self.recall(listing.dir);
             self.listing_left(*fh, listing);
         }
-        self.restore_locks(&mut self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        self.restore_locks(&mut self.succession.kept.lock().unwrap_or_else(PoisonError::into_inner));
         self.next_handle.store(left.handle_max + 1, Ordering::Relaxed);
-        let _ = self.survival.handles_from.set(left.handle_max + 1);
+        let _ = self.succession.handles_from.set(left.handle_max + 1);
         let noted = left.noted.iter().filter_map(|text| serde_json::from_slice::<Noted>(text).ok());
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner).extend(noted);
         tracing::info!(
             open = left.handles.len(),
             failed,
             mirrors = left.mirrors.len(),
-            done = self.survival.done().len(),
+            done = self.succession.done().len(),
             "programs go on where an earlier agent was killed"
         );
-    }
-
-    /// Is the handle one that an earlier agent gave, and that could not be restored?
-    pub(in super::super) fn is_lost_handle(&self, fh: u64) -> bool {
-        self.survival.handles_from.get().is_some_and(|from| fh < *from)
     }
 
     fn restore_tree(&self, left: &Left) {
@@ -142,7 +117,7 @@ impl Namespace {
                     None => {
                         let content = self.content_left(handle.id, until)?;
                         let charged_bytes = self.read_tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
-                        let backing = self.backing_left(handle.id);
+                        let backing = self.succession.backing_left(handle.id);
                         Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes))
                     }
                 };
@@ -169,7 +144,7 @@ impl Namespace {
 
     /// The content of a file that is open, also of one without a name.
     fn content_left(&self, id: FileId, until: Instant) -> Option<Content> {
-        let kept = self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
+        let kept = self.succession.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
         if let Some(file) = kept {
             let writable = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.intersects(rustix::fs::OFlags::RDWR));
             return Some(Content { file: Arc::new(file), location: Location::Store, writable });
@@ -204,21 +179,11 @@ impl Namespace {
         tracing::error!(id = id.0, %why, "a file that programs have open cannot be opened again: ESTALE");
     }
 
-    fn backing_left(&self, id: FileId) -> Option<u32> {
-        self.survival.left().backings.remove(&id)
-    }
-
     /// Registrations with the kernel that nobody needs any more.
     pub(in super::super) fn give_up_backings(&self) {
-        let backings: Vec<u32> = self.survival.left().backings.drain().map(|(_, backing)| backing).collect();
+        let backings: Vec<u32> = self.succession.left().backings.drain().map(|(_, backing)| backing).collect();
         if let Some(door) = self.door.get() {
             backings.into_iter().for_each(|backing| door.unback(backing));
         }
-    }
-
-    /// The handle that an earlier agent made for this request and did not tell the kernel of, and its file.
-    pub fn handle_made_by(&self, request: u64) -> Option<(u64, FileId)> {
-        let left = self.survival.left();
-        left.handles.iter().find(|(_, handle)| handle.by == request).map(|(fh, handle)| (*fh, handle.id))
     }
 }

@@ -29,7 +29,7 @@ impl Recovery<'_> {
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
             inode.checksum = record.checksum;
-            inode.run = self.namespace.still(record.run);
+            inode.run = self.namespace.succession.still(record.run);
             inode.owned = true;
             if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
                 let extra = inode.extra_mut();
@@ -61,7 +61,7 @@ impl Recovery<'_> {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
             let mut op = Op::new(
                 record.kind,
-                self.namespace.still(record.run),
+                self.namespace.succession.still(record.run),
                 self.namespace.due_after_recovery(),
                 record.last,
             );

@@ -46,7 +46,7 @@ impl Recovery<'_> {
                 .iter()
                 .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
                 .map(|(id, _)| id)
-                .filter(|id| !self.namespace.left_open(*id))
+                .filter(|id| !self.namespace.succession.left_open(*id))
                 .collect();
             for id in nameless {
                 if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {

@@ -96,12 +96,12 @@ impl Recovery<'_> {
         };
         let Some(mut want) = tree.logical_path(id) else {
             // Unlinked while open: no process has it open any more, unless one continues after the agent's death.
-            if damaged && !self.namespace.left_open(id) {
+            if damaged && !self.namespace.succession.left_open(id) {
                 // It may have got a name since.
                 tree.drop_replica(id);
                 tree.txn.file(id);
                 matching.found.insert(place, on_tier);
-            } else if !self.namespace.left_open(id) {
+            } else if !self.namespace.succession.left_open(id) {
                 drop(device.unlink(&on_tier.path));
                 tree.drop_replica(id);
             } else if on_tier.path != hidden_name(id) {
