@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use surgetank_types::model::{FileId, OpKind, OpRecord, Prepared, RunId};
 
-use crate::{Inode, Name, Place};
+use crate::{Inode, Name, Place, Tree};
 
 /// How far an operation is.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,6 +101,44 @@ impl Op {
     /// be taken back, and all that comes after it waits.
     pub fn is_taken_open(&self, inode: &Inode) -> bool {
         self.eager || self.certain && !inode.sealed && inode.applied.is_none()
+    }
+
+    /// The path that an operation is about, said so that a person sees what is missing.
+    pub fn path(&self, tree: &Tree) -> Vec<u8> {
+        let place = |dir: FileId, name: &[u8]| {
+            tree.child_path(dir, name)
+                .or_else(|| tree.applied_path(dir).map(|path| path.join(name).0))
+                .unwrap_or_else(|| name.to_vec())
+        };
+        match &self.kind {
+            OpKind::Publish { file, dir, name, .. } => tree.logical_path(*file).unwrap_or_else(|| place(*dir, name)),
+            OpKind::SetMeta { file } => tree.logical_path(*file).unwrap_or_default(),
+            OpKind::Link { dir, name, .. } | OpKind::Unlink { dir, name, .. } | OpKind::RemoveDir { dir, name, .. } => {
+                place(*dir, name)
+            }
+            OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
+            OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
+        }
+    }
+
+    /// The operation in words.
+    pub fn in_words(&self, tree: &Tree) -> String {
+        let path = self.path(tree);
+        let path = String::from_utf8_lossy(&path);
+        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
+        match &self.kind {
+            OpKind::Publish { .. } => format!("publish {path}"),
+            OpKind::SetMeta { .. } => format!("set attributes of {path}"),
+            OpKind::Link { .. } => format!("link {path}"),
+            OpKind::Rename { from_dir, from, .. } => {
+                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
+            }
+            OpKind::Exchange { b_dir, b_name, .. } => {
+                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
+            }
+            OpKind::Unlink { .. } => format!("delete {path}"),
+            OpKind::RemoveDir { .. } => format!("remove directory {path}"),
+        }
     }
 
     /// The file that it is about.

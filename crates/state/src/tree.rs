@@ -8,7 +8,8 @@ use foldhash::{HashMap, HashSet};
 
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::clock;
-use surgetank_types::model::{DeviceId, FileId, OpKind, Prepared, RunId, Seq};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, DeviceId, FileId, Kind, OpKind, Prepared, RunId, Seq};
 
 use crate::bindings::Before;
 use crate::delegation::Delegations;
@@ -195,6 +196,45 @@ impl Tree {
             None if inode.dirty() => State::Kept,
             None if inode.replica.is_some() => State::Durable,
             None => State::Evicted,
+        })
+    }
+
+    /// Owner and mode of a new file: a directory with the set-group-id bit gives its group, and its bit to directories.
+    pub fn owner_for_new(&self, caller: &Caller, dir: FileId, kind: Kind, perm: u32) -> (Cred, u32) {
+        let parent = self.get(dir).map(|inode| inode.attr);
+        let inherits = parent.is_some_and(|attr| attr.perm & 0o2000 != 0);
+        let gid = match parent {
+            Some(attr) if inherits => attr.gid,
+            _ => caller.gid,
+        };
+        let perm = if inherits && kind == Kind::Directory { perm | 0o2000 } else { perm };
+        (Cred { uid: caller.uid, gid }, perm)
+    }
+
+    /// `ENOTEMPTY` if a file of the namespace is in the directory.
+    pub fn require_empty(&self, id: FileId) -> FsResult<()> {
+        if self.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        Ok(())
+    }
+
+    /// `EEXIST` if the name is bound, `ENOENT` if the directory was removed.
+    pub fn require_absent(&self, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let parent = self.get(dir).ok_or(Errno::NOENT)?;
+        if parent.logical.is_none() && dir != FileId::ROOT {
+            return Err(Errno::NOENT.into());
+        }
+        if self.entry(dir, name).and_then(Entry::logical).is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        Ok(())
+    }
+
+    /// Is the store's version the present one, and the store the only one that has it?
+    pub fn is_at_rest(&self, id: FileId) -> bool {
+        self.get(id).is_some_and(|inode| {
+            inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty()
         })
     }
 

@@ -25,7 +25,7 @@ impl Drain {
         let opened_up = errno == libc::EACCES && self.open_up(seq);
         let unreadable = self.unreadable(seq, why);
         let mut tree = self.namespace.write_tree();
-        let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
+        let path = tree.ops.get(&seq).map(|op| op.path(&tree)).unwrap_or_default();
         let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file())).or(unreadable);
         if absent.is_none() {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);

@@ -5,11 +5,11 @@ mod make;
 mod rename;
 
 use surgetank_policy::config::Survives;
-use surgetank_store::{Cred, StorePath};
+use surgetank_store::StorePath;
 use surgetank_tier::Remains;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
-use surgetank_types::model::{Caller, FileId, Kind, OpKind, RunId};
+use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
 use super::Namespace;
 use surgetank_state::{Inode, Name, Tree};
@@ -264,7 +264,7 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
-        Self::still_empty(&tree, id)?;
+        tree.require_empty(id)?;
         let path = tree.child_path(dir, &name);
         self.remove_dir_entry(&mut tree, (dir, &name), id, false, run);
         tree.touch_dir(dir, -1);
@@ -327,14 +327,6 @@ impl Namespace {
         }
     }
 
-    /// Others may have made something in the directory since [`Self::must_be_empty`]: to be asked with the tree locked.
-    fn still_empty(tree: &Tree, id: FileId) -> FsResult<()> {
-        if tree.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
-            return Err(Errno::NOTEMPTY.into());
-        }
-        Ok(())
-    }
-
     /// `ENOTEMPTY` unless programs see nothing in the directory.
     fn must_be_empty(&self, caller: &Caller, id: FileId) -> FsResult<()> {
         let is_dir = self.read_tree().get(id).is_some_and(surgetank_state::Inode::is_dir);
@@ -342,24 +334,6 @@ impl Namespace {
             return Err(Errno::NOTDIR.into());
         }
         if self.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
-    }
-
-    pub(super) fn owner_for_new(
-        &self,
-        tree: &Tree,
-        caller: &Caller,
-        dir: FileId,
-        kind: Kind,
-        perm: u32,
-    ) -> (Cred, u32) {
-        let parent = tree.get(dir).map(|inode| inode.attr);
-        let inherits = parent.is_some_and(|attr| attr.perm & 0o2000 != 0);
-        let gid = match parent {
-            Some(attr) if inherits => attr.gid,
-            _ => caller.gid,
-        };
-        let perm = if inherits && kind == Kind::Directory { perm | 0o2000 } else { perm };
-        (Cred { uid: caller.uid, gid }, perm)
     }
 }
 

@@ -253,20 +253,13 @@ impl Namespace {
         tree.applied_path(id).as_ref() == Some(&source.store_path)
     }
 
-    /// Is the store's version the present one, and the store the only one that has it?
-    fn is_at_rest(tree: &Tree, id: FileId) -> bool {
-        tree.get(id).is_some_and(|inode| {
-            inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty()
-        })
-    }
-
     /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or somebody writes it.
     fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
         let readers = self.opens().get(&id).cloned();
         let only_read = |open: &Arc<Open>| {
             open.content().location == Location::Store && open.writers() == 0 && !open.handed.load(Ordering::Relaxed)
         };
-        if !Self::is_at_rest(tree, id) || !readers.as_ref().is_none_or(only_read) || self.has_waiting(id) {
+        if !tree.is_at_rest(id) || !readers.as_ref().is_none_or(only_read) || self.has_waiting(id) {
             return None;
         }
         let inode = tree.get(id)?;

@@ -7,7 +7,7 @@ use surgetank_policy::config::Survives;
 use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 
 use super::Namespace;
-use surgetank_state::{Inode, Op, PlainId, Progress, State, Tree};
+use surgetank_state::{Inode, PlainId, Progress, State, Tree};
 
 /// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,7 +192,7 @@ impl Namespace {
         let mut queued = Queued::default();
         for (seq, op) in &tree.ops {
             let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
-            if !mine || !(scope.paths.is_empty() || scope.covers(&self.op_path(&tree, op))) {
+            if !mine || !(scope.paths.is_empty() || scope.covers(&op.path(&tree))) {
                 continue;
             }
             if matches!(op.kind, OpKind::Publish { .. }) {
@@ -231,16 +231,16 @@ impl Namespace {
                     (None, None) => String::from("not yet drained"),
                 };
                 list.push(Undurable {
-                    path: self.op_path(&tree, op),
+                    path: op.path(&tree),
                     why,
                     file: id,
                     bytes,
                     is_content: matches!(op.kind, OpKind::Publish { .. }),
-                    operation: self.op_name(&tree, op),
+                    operation: op.in_words(&tree),
                 });
             }
             if behind.is_none() && op.error.as_ref().is_some_and(|trouble| trouble.lasting) && self.config.ordered {
-                behind = Some(String::from_utf8_lossy(&self.op_path(&tree, op)).into_owned());
+                behind = Some(String::from_utf8_lossy(&op.path(&tree)).into_owned());
             }
         }
         for (id, path) in self.forgotten(&tree, run) {
@@ -319,51 +319,13 @@ impl Namespace {
             .collect()
     }
 
-    /// The path that an operation is about, said so that a person sees what is missing.
-    pub(crate) fn op_path(&self, tree: &Tree, op: &Op) -> Vec<u8> {
-        let place = |dir: FileId, name: &[u8]| {
-            tree.child_path(dir, name)
-                .or_else(|| tree.applied_path(dir).map(|path| path.join(name).0))
-                .unwrap_or_else(|| name.to_vec())
-        };
-        match &op.kind {
-            OpKind::Publish { file, dir, name, .. } => tree.logical_path(*file).unwrap_or_else(|| place(*dir, name)),
-            OpKind::SetMeta { file } => tree.logical_path(*file).unwrap_or_default(),
-            OpKind::Link { dir, name, .. } | OpKind::Unlink { dir, name, .. } | OpKind::RemoveDir { dir, name, .. } => {
-                place(*dir, name)
-            }
-            OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
-            OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
-        }
-    }
-
-    /// The operation in words.
-    fn op_name(&self, tree: &Tree, op: &Op) -> String {
-        let path = self.op_path(tree, op);
-        let path = String::from_utf8_lossy(&path);
-        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
-        match &op.kind {
-            OpKind::Publish { .. } => format!("publish {path}"),
-            OpKind::SetMeta { .. } => format!("set attributes of {path}"),
-            OpKind::Link { .. } => format!("link {path}"),
-            OpKind::Rename { from_dir, from, .. } => {
-                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
-            }
-            OpKind::Exchange { b_dir, b_name, .. } => {
-                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
-            }
-            OpKind::Unlink { .. } => format!("delete {path}"),
-            OpKind::RemoveDir { .. } => format!("remove directory {path}"),
-        }
-    }
-
     /// The first operation that failed, if the drain stands still because of it.
     pub fn stuck(&self) -> Option<Stuck> {
         let tree = self.read_tree();
         tree.ops.values().find_map(|op| {
             let trouble = op.error.as_ref()?;
             Some(Stuck {
-                path: self.op_path(&tree, op),
+                path: op.path(&tree),
                 place: trouble.place.clone(),
                 text: trouble.text.clone(),
                 since: op.first_failure.map(|at| at.elapsed()).unwrap_or_default(),

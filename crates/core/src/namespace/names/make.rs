@@ -11,7 +11,7 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Ti
 use super::super::content::{Content, Location, Open};
 use super::super::files::{Opened, Placed, Via, Wish};
 use super::super::{Found, Namespace};
-use surgetank_state::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
+use surgetank_state::{Inode, Name, OWN_INODE_BASE, PlainId};
 
 /// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
 const DIR_BYTES: u64 = 4096;
@@ -58,17 +58,6 @@ impl Namespace {
             Err(fault) if fault.errno == Errno::NOENT => Ok(()),
             Err(fault) => Err(fault),
         }
-    }
-
-    fn still_absent(tree: &Tree, dir: FileId, name: &[u8]) -> FsResult<()> {
-        let parent = tree.get(dir).ok_or(Errno::NOENT)?;
-        if parent.logical.is_none() && dir != FileId::ROOT {
-            return Err(Errno::NOENT.into());
-        }
-        if tree.entry(dir, name).and_then(Entry::logical).is_some() {
-            return Err(Errno::EXIST.into());
-        }
-        Ok(())
     }
 
     /// Creates and opens. With `O_EXCL` an existing name is an error; without, it is opened.
@@ -171,12 +160,12 @@ impl Namespace {
         let name = place.1;
         let mut placed = placed?;
         let plain = placed.made.take();
-        let free = Self::still_absent(&tree, dir, &name);
+        let free = tree.require_absent(dir, &name);
         if let Err(fault) = free.and_then(|()| if own_turn { Ok(()) } else { Err(Errno::EXIST.into()) }) {
             self.undo_placed(&mut tree, &placed);
             return Err(fault);
         }
-        let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
+        let (cred, _) = tree.owner_for_new(caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
         // Its times are the plain file's, from the first answer on: the kernel's clock is behind ours, and they may not go back.
         if let Some(stat) = plain_stat {
@@ -239,7 +228,7 @@ impl Namespace {
         let wish = Wish::only(Mode::Remove);
         let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, &wish, perm, Via::Mount))?;
         let mut tree = self.write_tree();
-        let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
+        let (cred, _) = tree.owner_for_new(caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
         attr.links = 0;
         let mut inode = Inode::new(attr);
@@ -308,14 +297,14 @@ impl Namespace {
         let name = Name::from(name);
         let mut tree = self.write_tree();
         self.recall_delegation(&mut tree, Some(dir));
-        Self::still_absent(&tree, dir, &name)?;
+        tree.require_absent(dir, &name)?;
         crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
         let decision = self.decided_new(&tree, dir, &path);
         let last = self.is_last(&decision);
         let id = tree.new_id();
-        let (cred, perm) = self.owner_for_new(&tree, caller, dir, kind, perm);
+        let (cred, perm) = tree.owner_for_new(caller, dir, kind, perm);
         let mut attr = Self::fresh_attr(id, kind, perm, cred);
         attr.device = device;
         if let Some(target) = target {
@@ -371,7 +360,7 @@ impl Namespace {
         let run = self.run(caller);
         let mut tree = self.write_tree();
         self.recall_delegation(&mut tree, Some(dir));
-        Self::still_absent(&tree, dir, &name)?;
+        tree.require_absent(dir, &name)?;
         crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;

@@ -119,7 +119,7 @@ impl Namespace {
         }
         // (Looked at before, too, where the store may have to be asked.)
         if let Some(target) = target {
-            Self::still_empty(&tree, target)?;
+            tree.require_empty(target)?;
         }
         crash_point!("name.decided");
         if tree.get(to_dir).is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT) {

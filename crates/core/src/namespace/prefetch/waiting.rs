@@ -50,7 +50,7 @@ impl Namespace {
         let id = open.id;
         let Some(copied) = self.take_waiting(id) else { return };
         let at = |tree: &Tree| {
-            let inode = tree.get(id).filter(|inode| inode.logical.is_some() && Self::is_at_rest(tree, id))?;
+            let inode = tree.get(id).filter(|inode| inode.logical.is_some() && tree.is_at_rest(id))?;
             let known = inode.identity.as_deref().copied().filter(|known| *known == copied.version)?;
             Some((tree.applied_path(id)?, inode.cred(), known))
         };
