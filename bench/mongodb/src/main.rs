@@ -1,4 +1,4 @@
-//! The GridFS driver beside MongoDB's own crate: the same requests to the same server, in turn (`bench/gridfs`).
+//! The GridFS driver beside MongoDB's own crate: the same requests to the same server, alternately (`bench/gridfs`).
 //!
 //! The figures are medians of the rounds, with the least and the greatest: the time by the clock, and the processor time of this
 //! process, which other load on the machine disturbs less.

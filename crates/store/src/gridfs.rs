@@ -12,8 +12,8 @@
 //! is the moment at which it shows; then the old ones go. That it replaces what was meant is seen to under a lock (`locks`),
 //! because servers do not agree on more than that an id is there once.
 //!
-//! **What speaks with the server** is ours (`wire`, `bson`, `scram`): nine commands are needed. MongoDB's crate (3.x) would bring 51 others
-//! and a runtime for asynchronous programs, its crate for BSON 11.
+//! **The messages, BSON and the login** (`wire`, `bson`, `scram`) are our own: nine commands are needed. docs/stores.md says why
+//! MongoDB's crate does not take their place: it cannot log in to FerretDB, and it writes no checksums.
 //!
 //! The dangers: half a file (its document comes last), chunks that belong to nothing (`uploads`), and strangers, who know of no
 //! lock: what they put between our look and our writing is replaced by us, unless it came before the look.
