@@ -1,5 +1,5 @@
 //! A slow store for the testbed: shows SOURCE at MOUNTPOINT with a delay before each metadata operation, and with what a
-//! file beside it says goes wrong (`crates/surgetank/src/mount/mirror/faults.rs`).
+//! file beside it says goes wrong (`crates/surgetank/tests/mirror/faults.rs`).
 //! In the foreground; unmounts and ends on SIGTERM or SIGINT.
 
 use std::path::PathBuf;
@@ -7,8 +7,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use surgetank::mount::mirror::{MirrorOptions, serve_mirror};
 use surgetank::mount::namespaces::{private_namespace_root, private_namespace_user};
+
+#[path = "../tests/mirror/mod.rs"]
+mod mirror;
+
+use mirror::{MirrorOptions, serve_mirror};
 
 #[derive(Parser)]
 struct Arguments {

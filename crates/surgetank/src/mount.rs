@@ -8,8 +8,6 @@
 //! * [`request`] decodes requests (every length checked, fuzzed), [`reply`] encodes answers, `dispatch` joins the
 //!   two through the trait; [`abi`] has the numbers of the protocol.
 //! * [`Notifier`] sends unsolicited messages to the kernel: drop cached data, register a backing file.
-//! * [`mirror`] is a pass-through file system over a directory: the adapter's own test, and the slow store of the
-//!   testbed.
 //!
 //! The dangers that it avoids: a missing answer (a program in D state), and a panic that ends the mount. It never
 //! requests the write-back cache, which loses appends as soon as a process writes beside the mount.
@@ -18,7 +16,6 @@ pub mod abi;
 pub mod attach;
 mod dispatch;
 pub mod filesystem;
-pub mod mirror;
 pub mod namespaces;
 pub mod notifier;
 pub mod reply;

@@ -24,6 +24,7 @@ mod locks;
 mod mediated;
 mod memory_limit;
 mod metrics;
+mod mirror;
 mod model_mount;
 mod moosefs;
 mod mount_adapter;

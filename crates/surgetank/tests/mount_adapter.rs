@@ -14,9 +14,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
+use crate::mirror::MirrorOptions;
 use crate::mounted::{Mounted, permitted};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
-use surgetank::mount::mirror::MirrorOptions;
 
 /// What a scenario saw, line by line.
 #[derive(Default)]

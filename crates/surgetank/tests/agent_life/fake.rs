@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::mirror::{Mirror, MirrorOptions};
 use surgetank::agent::engine::{Backend, Engine, Mounted, Opening, Running};
-use surgetank::mount::mirror::{Mirror, MirrorOptions};
 use surgetank::mount::{AttachOptions, Options, Session, attach, detach};
 use surgetank::verbs::settings::Settings;
 use surgetank_core::report::*;

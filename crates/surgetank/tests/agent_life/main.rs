@@ -10,6 +10,8 @@
 mod bench;
 mod cases;
 mod fake;
+#[path = "../mirror/mod.rs"]
+mod mirror;
 mod silent;
 
 use libtest_mimic::{Arguments, Trial};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use surgetank::mount::mirror::{Mirror, MirrorOptions};
+use crate::mirror::{Mirror, MirrorOptions};
 use surgetank::mount::{AttachOptions, Filesystem, Options, Session, attach, detach};
 use tempfile::TempDir;
 

@@ -13,7 +13,7 @@ pub struct Server {
 /// What goes wrong is said here.
 const FAULTS: &str = "/mnt/faults";
 
-/// From now on this goes wrong in the store (`src/mount/mirror/faults.rs`); nothing if empty.
+/// From now on this goes wrong in the store (`tests/mirror/faults.rs`); nothing if empty.
 pub fn faults(text: &str) {
     fs::write("/mnt/faults.new", text).unwrap();
     fs::rename("/mnt/faults.new", FAULTS).unwrap();

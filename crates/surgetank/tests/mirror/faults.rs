@@ -30,7 +30,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use surgetank_types::error::FsResult;
 
-use crate::mount::{interrupted, wait_long};
+use surgetank::mount::{interrupted, wait_long};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {

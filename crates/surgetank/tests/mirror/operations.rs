@@ -16,14 +16,14 @@ use surgetank_types::model::{Attr, Caller, Kind};
 use super::faults::{Op, Wrong};
 use super::nodes::Node;
 use super::{Handle, Mirror};
-use crate::mount::attach::descriptor_path;
-use crate::mount::filesystem::{
+use surgetank::mount::attach::descriptor_path;
+use surgetank::mount::filesystem::{
     Attributes, Entry, FilePlace, Filesystem, Looked, Opened, OpenedDirectory, ReleaseFlags, SetAttr, SpaceReport,
     TimeChange, WriteFlags,
 };
-use crate::mount::notifier::Notifier;
-use crate::mount::reply::DirectorySink;
-use crate::mount::session::Agreed;
+use surgetank::mount::notifier::Notifier;
+use surgetank::mount::reply::DirectorySink;
+use surgetank::mount::session::Agreed;
 
 const XATTR_BYTES_MAX: usize = 65536;
 const LISTING_BYTES: usize = 32 << 10;

@@ -13,9 +13,9 @@ use rustix::io::Errno;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Attr, Kind, Timestamp};
 
-use crate::mount::BackingId;
-use crate::mount::abi::ROOT_NODE;
-use crate::mount::attach::descriptor_path;
+use surgetank::mount::BackingId;
+use surgetank::mount::abi::ROOT_NODE;
+use surgetank::mount::attach::descriptor_path;
 
 pub struct Node {
     pub id: u64,

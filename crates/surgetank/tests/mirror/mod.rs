@@ -7,6 +7,8 @@
 //! It must run as the owner of the files or as root. It needs a umask of 0, because the kernel has already applied the
 //! caller's; [`serve_mirror`] ensures that. Files that it creates for other users are given to them.
 
+#![allow(dead_code, reason = "the example `slowfs` and the tests use different parts")]
+
 mod faults;
 mod nodes;
 mod operations;
@@ -24,11 +26,11 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use surgetank_types::error::{Error, FsResult, Result};
 
-use super::attach::{self, AttachOptions};
-use super::notifier::Notifier;
-use super::session::{Options, Session};
 use faults::{Faults, Op, Wrong};
 use nodes::{Node, Nodes};
+use surgetank::mount::attach::{self, AttachOptions};
+use surgetank::mount::notifier::Notifier;
+use surgetank::mount::session::{Options, Session};
 
 /// How the mirror behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
