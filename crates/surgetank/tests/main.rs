@@ -25,6 +25,7 @@ mod mediated;
 mod memory_limit;
 mod metrics;
 mod mirror;
+mod mirror_faults;
 mod model_mount;
 mod moosefs;
 mod mount_adapter;

@@ -9,7 +9,7 @@
 
 #![allow(dead_code, reason = "the example `slowfs` and the tests use different parts")]
 
-mod faults;
+pub mod faults;
 mod nodes;
 mod operations;
 
