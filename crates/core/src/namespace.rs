@@ -1,12 +1,15 @@
 //! The namespace: the POSIX meaning of every operation, once, for every door.
 //!
-//! Names and attributes live in memory ([`tree`]), are remembered by the catalog, and reach the store
-//! through the operation queue that the drain carries out. Content lies in plain files on tiers
-//! ([`content`]); what was never touched is simply the store's.
+//! Names and attributes live in memory ([`Tree`]). The catalog keeps them, and the drain brings them to the store
+//! through the operation queue. Content is in plain files on tiers ([`content`]). The store alone has files that no
+//! process has touched.
 //!
-//! Locks, in the order in which they may be taken: `moving` (a directory of the store changes its
-//! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
-//! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
+//! Locks, in the order in which they may be taken: `moving` (a directory of the store changes its place) → an inode's
+//! lock (its content is opened, sealed, evicted) → `tree`. The namespace does no store I/O under `tree`, except for an
+//! optional question that ends after a time limit (`timed_query`). It does a tier's operations on names under `tree`,
+//! so that a path means one thing at a time.
+//!
+//! The danger that this avoids: two doors, or a door and the drain, disagree about what a name means.
 
 mod attributes;
 pub mod content;
@@ -84,33 +87,34 @@ use surgetank_state::{Inode, Tree};
 pub use timed_query::StoreQueries;
 pub use waits::Waits;
 
-/// What the kernel's side can do for us.
+/// What the kernel's side of the mount can do for the namespace.
 pub trait Door: Send + Sync {
     /// Does the kernel take plain files at all?
     fn passes_through(&self) -> bool;
-    /// Registers a plain file as what is behind a file of the mount; programs then read and write it natively.
+    /// Registers a plain file as the backing of a file of the mount. Processes then read and write it natively.
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
     fn unback(&self, backing: u32);
-    /// Attributes (and pages, unless `attributes_only`) that the kernel remembers are void.
-    /// `false`: it does not know the file.
+    /// Makes the kernel drop the attributes that it caches, and the pages unless `attributes_only`. `false`: the kernel
+    /// does not know the file.
     fn invalidate(&self, file: FileId, attributes_only: bool) -> bool;
     fn invalidate_name(&self, dir: FileId, name: &[u8]);
-    /// Returns when what programs have closed until now was released ([`Namespace::release`]), or is slow.
+    /// Returns when the mount has released ([`Namespace::release`]) the files that processes closed until now, or when
+    /// this takes too long.
     fn await_closes(&self);
 }
 
-/// What a look-up or creation answers.
+/// The answer of a look-up or a creation.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     pub id: FileId,
     pub attr: Attr,
-    /// How long name and attributes may be believed.
+    /// How long the kernel may cache name and attributes.
     pub ttl: Duration,
 }
 
-/// Which run a process belongs to; the agent knows.
+/// The run to which a process belongs. The agent knows it.
 pub type RunOf = Box<dyn Fn(u32) -> RunId + Send + Sync>;
-/// The run that a program says it is of, if there is such a one.
+/// The run that a process claims to belong to, if such a run exists.
 pub type RunKnown = Box<dyn Fn(RunId) -> RunId + Send + Sync>;
 
 #[derive(Debug, Default)]
@@ -124,7 +128,7 @@ pub struct Counters {
     pub spills: AtomicU64,
 }
 
-/// The last decision's reason as a sentence and in brief: most are like the one before.
+/// The last decision's reason as a sentence and in brief. Most decisions have the reason of the one before.
 struct LastReason {
     reason: surgetank_policy::placement::Reason,
     sentence: Arc<str>,
@@ -138,13 +142,13 @@ pub struct Namespace {
     pub tiers: Arc<Tiers>,
     pub catalog: Arc<dyn Catalog>,
     pub(crate) tree: Mutex<Tree>,
-    /// Signalled when the queue or the state of a file changed.
+    /// Signalled when the queue or the state of a file changes.
     pub(crate) changed: Condvar,
-    /// The drain has nothing queued and sleeps.
+    /// The drain has an empty queue and sleeps.
     pub(crate) drain_asleep: AtomicBool,
-    /// The drain was called since it last looked.
+    /// The drain was called after its last look.
     woken: AtomicBool,
-    /// Signalled when a file begins to linger.
+    /// Signalled when the seal of a file is deferred.
     tender: Condvar,
     pub(crate) moving: RwLock<()>,
     inode_locks: inode_locks::InodeLocks,
@@ -155,7 +159,7 @@ pub struct Namespace {
     /// Writers for whom there is no room.
     short: Mutex<files::Shorts>,
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
-    /// Copies on tiers of what programs read from the store as long as they have it open.
+    /// Copies on tiers of files that processes read from the store, while they have them open.
     waiting_copies: prefetch::Waiting,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
@@ -164,23 +168,23 @@ pub struct Namespace {
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
-    /// Files of which descriptors are handed out.
+    /// Number of files of which a process may hold a granted descriptor.
     handed: surgetank_types::sync::atomic::AtomicUsize,
-    /// Handles of the mount that can write.
+    /// Number of handles of the mount that can write.
     writing_handles: surgetank_types::sync::atomic::AtomicUsize,
-    /// Directories that are lent: as many as the tree has.
+    /// Number of delegated directories in the tree.
     delegated: surgetank_types::sync::atomic::AtomicUsize,
     delegation_ended: AtomicBool,
-    /// So many claims may wait as far as room goes.
+    /// The limit of waiting claims that the free room allows.
     claims_max: AtomicU64,
     handed_max: u64,
-    /// Where a file goes, and what becomes of it, does not depend on its name as far as must be known when it is made.
+    /// A new file's name does not change any decision that is due when the file is created.
     delegates_any: bool,
     run_of: OnceLock<RunOf>,
     run_known: OnceLock<RunKnown>,
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
     history: Mutex<History>,
-    /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
+    /// Files that a process still held writable when the last writer closed. The agent tries again; their `Open` stays.
     deferred: Mutex<Vec<files::DeferredSeal>>,
     unsynced: Mutex<files::Unsynced>,
     unsynced_came: Condvar,
@@ -190,24 +194,24 @@ pub struct Namespace {
     pub(crate) unwritten: Mutex<Vec<surgetank_types::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     losses: Mutex<std::collections::BTreeMap<Box<[u8]>, surgetank_types::model::LostRecord>>,
-    /// So many wait for everything.
+    /// Number of callers that wait for the whole queue.
     pub(crate) final_drains: AtomicU32,
-    /// Odd while everybody's command has ended.
+    /// Odd from the end of the last command until the next user arrives.
     emptyings: AtomicU32,
     pub(crate) end: deadline::End,
-    /// Runs whose command has ended: what they still queue is drained at once.
+    /// Runs whose command has ended. The drain starts at once with what they still queue.
     pub(crate) ending: Mutex<HashSet<RunId>>,
     pub counters: Counters,
     pub events: events::Events,
-    /// We check permissions ourselves (a mount without `default_permissions`).
+    /// The agent checks permissions itself (a mount without `default_permissions`).
     pub checks_permissions: bool,
-    /// The agent's own.
+    /// The supplementary groups of the agent itself.
     groups: Vec<u32>,
     started: Instant,
     key: String,
 }
 
-/// Something that went wrong and that a person should hear of.
+/// An event that went wrong and that the agent reports to the user.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Noted {
     pub path: String,
@@ -215,21 +219,21 @@ pub struct Noted {
     pub run: RunId,
     /// It makes `run` and `wait` return 3.
     pub counts: bool,
-    /// Where ours is, when somebody else's has the name.
+    /// Name of the agent's version, when another client's file has the name.
     pub kept_as: Option<String>,
     pub at_unix_seconds: i64,
 }
 
-/// The kernel believes a name for so long at least, whether it is there or not.
+/// The least time for which the kernel caches a name, whether the name exists or not.
 pub const NAME_TTL_MIN: Duration = Duration::from_secs(1);
-/// What the kernel may believe for long: only we change it, and we tell the kernel.
+/// For entries that only the agent changes: it invalidates the kernel's cache when it does.
 const TTL_OURS: Duration = Duration::from_secs(3600);
-/// Attributes of a file that is written directly. The kernel drops them itself at every write through a descriptor;
-/// this is how late the times of a file that is written through a mapping may be seen.
+/// Attributes of a file that a process writes directly. The kernel drops them itself at each write through a
+/// descriptor. After a write through a mapping, the kernel may show old times for this long.
 const TTL_WRITTEN: Duration = Duration::from_millis(50);
 
 impl Namespace {
-    /// Loads what the catalog remembers, finds the files on the tiers again and takes up the queue.
+    /// Loads the catalog, finds the files on the tiers and resumes the queue.
     pub fn open(
         config: Config,
         store: Arc<dyn Store>,
@@ -241,7 +245,7 @@ impl Namespace {
         Self::open_after(config, store, tiers, catalog, key, checks_permissions, Survival::default())
     }
 
-    /// The same, and so that the next agent can go on where this one was killed; or where one was.
+    /// The same with a handoff: this agent may continue after a killed one, and the next agent after this one.
     pub fn open_after(
         config: Config,
         store: Arc<dyn Store>,
@@ -326,9 +330,9 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The mount tells what it can do. Before this, everything is mediated.
+    /// The mount registers itself. Before this call, everything is mediated.
     pub fn set_door(&self, door: Arc<dyn Door>) {
-        // A second door for the same mount would be a programming error; the first stays.
+        // A second door for the same mount would be a programming error; the first one stays.
         drop(self.door.set(door));
         self.give_up_backings();
     }
@@ -341,11 +345,11 @@ impl Namespace {
     pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
         self.inode_locks.lock(id)
     }
-    /// For the drain: who holds it may wait for room, which comes of what is drained.
+    /// For the drain: the holder of the lock may wait for room, and room comes from drained files.
     pub(crate) fn lock_inode_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
         self.inode_locks.lock_within(id, patience)
     }
-    /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
+    /// For callers that may hold another inode's lock or a gate: they pass over a busy inode, because waiting could deadlock.
     pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<InodeGuard<'_>> {
         self.inode_locks.try_lock(id)
     }
@@ -360,21 +364,21 @@ impl Namespace {
         let lost = || if self.succession.is_lost_handle(fh) { Errno::STALE } else { Errno::BADF };
         handles.get(&fh).cloned().ok_or_else(|| Fault::from(lost()))
     }
-    /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
-    /// a wake-up for every operation would cost programs more than it gains. Not under the tree's lock.
+    /// An operation was queued. A drain that has work looks at the queue by itself, so only a sleeping drain is woken.
+    /// A wake-up for every operation costs programs more than it gains. The caller does not hold the tree's lock.
     pub(crate) fn nudge(&self) {
         if self.drain_asleep.load(Ordering::Relaxed) {
             self.wake();
         }
     }
-    /// Somebody waits: look now. Not under the tree's lock.
+    /// A caller waits: the drain looks now. The caller does not hold the tree's lock.
     pub(crate) fn wake(&self) {
         self.woken.store(true, Ordering::Relaxed);
-        // Whoever is about to wait holds the lock from its last look on: the call must not fall in between.
+        // The drain holds the tree's lock from its last look to its wait. The lock here keeps the signal out of that gap.
         drop(self.read_tree());
         self.changed.notify_all();
     }
-    /// The drain's wait: until somebody calls, at most so long.
+    /// The drain's wait: until a wake-up, at most `at_most`.
     pub(crate) fn wait_woken(&self, at_most: Duration) {
         let tree = self.read_tree();
         if !self.woken.swap(false, Ordering::Relaxed) {
@@ -395,17 +399,18 @@ impl Namespace {
         Cred { uid: caller.uid, gid: caller.gid }
     }
 
-    /// What the rules say of a path, whatever hints say.
+    /// The rules' decision for a path, without hints.
     pub fn decide(&self, path: &[u8]) -> Decision {
         self.rules.decide(path)
     }
-    /// What is done with this very file or link. Its rule (or hint) says so, with two exceptions: what the store has under the
-    /// name is no temporary, so a new version of it is brought there instead of being thrown away at the end; and links
-    /// and special files have no content that could be kept on a tier, they are made in the store as directories are.
+    /// The mode of this very file or link. Its rule or hint decides, with two exceptions:
+    /// - A file that the store has under the name is not a temporary. The drain brings a new version of it to the
+    ///   store; the end of the run does not drop it.
+    /// - Links and special files have no content that a tier could keep. The drain makes them in the store, like directories.
     pub(crate) fn mode_for(&self, tree: &Tree, id: FileId, path: &[u8]) -> Mode {
         self.mode_as(tree, id, self.decided(tree, id, path).mode)
     }
-    /// The same, where that has been asked.
+    /// The same, when the caller has already asked the rules.
     pub(crate) fn mode_as(&self, tree: &Tree, id: FileId, ruled: Mode) -> Mode {
         let Some(inode) = tree.get(id) else {
             return ruled;
@@ -426,7 +431,7 @@ impl Namespace {
     fn drained(mode: Mode) -> bool {
         matches!(mode, Mode::Copy | Mode::Move)
     }
-    /// At the end at the latest: until then the node's death would cost it.
+    /// The mode drains the file at the end at the latest. Until then the node's death costs the file.
     fn drained_sometime(&self, mode: Mode) -> bool {
         Self::drained(mode) || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain)
     }
@@ -434,13 +439,13 @@ impl Namespace {
         decision.timing == Timing::Last && self.final_drains.load(Ordering::Relaxed) == 0 && !self.end.is_hurried()
     }
 
-    /// How long the kernel may believe what we say of the file.
+    /// How long the kernel may cache the attributes of a file.
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed))
             || inode.dir.as_ref().is_some_and(|dir| dir.is_delegated)
         {
-            // Nothing tells the kernel when it is written.
+            // The kernel gets no notice of a write.
             Duration::ZERO
         } else if open.is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
@@ -451,16 +456,17 @@ impl Namespace {
         }
     }
 
-    /// How long the kernel may believe that a name of the directory does not exist, of which it was found just now. Never for
-    /// long: the directory may turn out to be in the store already, made by another client with files in it, and the next
-    /// agent asks the store for what is in it. Neither of them can take back all that the kernel was told.
+    /// How long the kernel may cache that a name of the directory does not exist, right after a look-up failed. The
+    /// time is always short, for two reasons. Another client may have made the directory in the store, with files in
+    /// it. And the next agent asks the store for the directory's content. Neither of them can correct everything that
+    /// the kernel cached.
     pub fn absent_ttl(&self, dir: FileId, name: &[u8]) -> Duration {
         crash_point!("lookup.missed");
         let mut tree = self.write_tree();
-        // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
+        // A process with the shim may have created it since. It looked here before, and did not notify the kernel.
         let absent = tree.entry(dir, name).and_then(surgetank_state::Entry::logical).is_none();
         match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_delegated) {
-            // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
+            // Only the agent makes names in its own directory. The kernel sees each one, or gets a notification.
             Some(d) => {
                 d.kernel_negative_entries.add(name);
                 self.config.store_ttl.max(NAME_TTL_MIN)
@@ -474,7 +480,7 @@ impl Namespace {
         self.read_tree().get(id).map_or(0, |inode| inode.attr.ino)
     }
 
-    /// May the caller do this (1 execute or search, 2 write, 4 read)? Only asked where the kernel does not check.
+    /// May the caller do this (1 execute or search, 2 write, 4 read)? Asked only where the kernel does not check.
     fn permit(&self, caller: &Caller, attr: &Attr, want: u32) -> FsResult<()> {
         if !self.checks_permissions || caller.uid == 0 {
             return Ok(());
@@ -484,7 +490,7 @@ impl Namespace {
         let allowed = if caller.uid == attr.uid {
             allows(attr.perm >> 6)
         } else if group == other {
-            // The group does not matter, and is not asked for.
+            // Both classes agree, so the look-up of the group is saved.
             group
         } else if self.is_in_group(caller, attr.gid) {
             group
@@ -502,7 +508,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The bits that access(2) asks for.
+    /// Checks the bits that access(2) asks for.
     pub fn access(&self, caller: &Caller, id: FileId, mask: u32) -> FsResult<()> {
         let attr = self.getattr(id, None)?.attr;
         if caller.uid == 0 && attr.kind == Kind::File && mask & 1 != 0 && attr.perm & 0o111 == 0 {
@@ -511,7 +517,7 @@ impl Namespace {
         self.permit(caller, &attr, mask & 7)
     }
 
-    /// Notes something that a person should hear of.
+    /// Notes an event that the agent reports to the user.
     pub(crate) fn note(&self, run: RunId, path: String, what: impl Into<String>, counts: bool) {
         self.note_kept(run, path, what, counts, None);
     }
@@ -531,7 +537,7 @@ impl Namespace {
         }
         let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        // Bounded: what matters is in the queue too; this is the story around it.
+        // Bounded: the queue has the facts that matter; this is only the story around them.
         if troubles.len() < 10_000 {
             let noted = Noted { path, what, run, counts, kept_as, at_unix_seconds };
             self.succession.hand_off_noted(&noted);
@@ -543,7 +549,7 @@ impl Namespace {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Names this agent's temporaries in the store.
+    /// The part of the names of temporaries in the store that identifies this agent.
     pub fn key(&self) -> &str {
         &self.key
     }

@@ -1,9 +1,18 @@
-//! Directories that are lent to programs: they make new plain files there themselves, without asking, and tell of them in a
-//! ring in shared memory (docs/internals/doors.md, "Lent directories").
+//! Delegated directories: processes create new plain files there without asking, and record them in the intake, a ring
+//! in shared memory (docs/internals/doors.md, "Lent directories").
 //!
-//! Whoever locks the tree finds in it what was told until then ([`Namespace::tree`]): so a file that a program made is to
-//! everybody else as if another door had made it just before. What changes what a lent directory is, or binds a name in it in
-//! another way, takes it back first ([`Namespace::unlend`]), with the tree locked from there to the change.
+//! States of a directory:
+//! - delegated;
+//! - ended: the index does not show it as delegated any more;
+//! - recalled: every file that a process created is in the tree.
+//!
+//! Invariants:
+//! - `Namespace::read_tree` and `Namespace::write_tree` take in the intake before they return. So for each request such
+//!   a file is one that another door created just before.
+//! - `recall_delegation` comes before any change to what a delegated directory is, and before another binding of a name
+//!   in it. The tree stays locked from the recall to the change.
+//!
+//! The danger that this avoids: a file that a process has created, and that another process or the drain does not see.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -21,45 +30,46 @@ use super::Namespace;
 use super::content::{Content, Location, Open};
 use surgetank_state::{Delegation, Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 
-/// A program that makes one file asks for one file.
+/// A process that creates one file asks for one file.
 const MADE_MIN: u16 = 2;
-/// A directory that is always taken back again is not lent for so many files.
+/// The upper limit of the demand, which each recall of a directory doubles.
 const MADE_MAX: u16 = 64;
 const LENDS_MAX: usize = 16;
-/// Room for so many files is set aside for each directory, of as many bytes as one gets, at least.
+/// The device reserves room for this many files of each directory. A file counts with its expected bytes, at least
+/// `FILE_BYTES_MIN`.
 const FILES_AHEAD: u64 = 64;
 const FILE_BYTES_MIN: u64 = 64 << 10;
 const FREE_SHARE: u64 = 4;
-/// While so many files are open for those whom they were handed out to, new ones are asked for.
+/// While this many handed-out files are open, processes ask for new ones.
 const HANDED_MAX: u64 = 1024;
-/// And what may be open there is a part of what we may have open.
+/// The share of the agent's limit of open files that handed-out files may use.
 const OPEN_SHARE: u64 = 4;
-/// A directory in which nobody has made anything for so long is taken back: the kernel keeps no listing of what is lent, and each
-/// look-up has to look into the ring as well.
+/// A directory in which no process creates a file for this long is recalled. The kernel keeps no listing of a delegated
+/// directory, and each look-up in it also searches the ring.
 const UNUSED: Duration = Duration::from_secs(2);
 const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
 
-/// A file that a program says it made.
+/// A file that a process says it created.
 #[derive(Debug, Clone)]
 pub struct Claimed {
-    /// Which we gave: its inode number's. Its id it gets when it is taken in, so that ids tell what was made first.
+    /// The agent gave it for the inode number. The file's id comes at intake, so that ids give the order of creation.
     pub number: u64,
     pub dir: FileId,
     pub name: Vec<u8>,
     pub perm: u32,
-    /// By its own words: it may be gone.
+    /// As the process says: the run may have ended.
     pub run: RunId,
     pub dev: u64,
     pub ino: u64,
 }
 
 impl Namespace {
-    /// Of a file that a program may make.
+    /// A number for a file that a process may create.
     pub fn number_to_delegate(&self) -> u64 {
         self.write_tree().new_id().0
     }
 
-    /// What programs told until now is in the tree.
+    /// Takes in the files that processes have recorded until now.
     pub fn settle(&self) {
         if self.delegated.load(Ordering::SeqCst) > 0 {
             drop(self.read_tree());
@@ -75,7 +85,7 @@ impl Namespace {
             crash_point!("lent.settled");
             self.limit_by_handed();
             shim.give_back(&mut || tree.new_id().0);
-            // (Others may be on their way; whoever waits for them looks again.)
+            // Other entries may be under way; a caller that waits for them looks again.
             if claims.is_empty() {
                 return;
             }
@@ -145,7 +155,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The plain file, if it is what the program says, and the name is free.
+    /// The plain file, if it matches the claim and the name is free.
     fn claimed_file(
         &self,
         tree: &Tree,
@@ -168,8 +178,8 @@ impl Namespace {
         Ok((file, stat, path))
     }
 
-    /// A file was just handed out; its directory is lent if that pays and nothing is in the way. What [`Self::lend`] returns.
-    /// `may_be_dirty`: what [`Self::may_hold_more`] says of its device.
+    /// A file was just handed out. Its directory is delegated if that pays and nothing prevents it. Returns what
+    /// [`Self::delegate`] returns. `may_be_dirty`: the answer of [`Self::may_hold_more`] for its device.
     pub(super) fn consider_delegation(
         &self,
         tree: &mut Tree,
@@ -192,8 +202,8 @@ impl Namespace {
         self.delegate(tree, caller, dir, open)
     }
 
-    /// What the kernel was told of the directory it has to be told otherwise before that can be, and of these names; `None`: it
-    /// was told nothing that is in the way.
+    /// `Some`: the kernel caches the directory or these names. The caller invalidates them and calls again. `None`: the
+    /// kernel caches nothing that prevents the delegation.
     pub(super) fn delegate(&self, tree: &mut Tree, caller: &Caller, dir: FileId, open: &Open) -> Option<Vec<Name>> {
         let shim = self.shim.get().filter(|_| !tree.delegations.dirs.contains_key(&dir))?;
         let Location::Tier(device) = open.content().location else { return None };
@@ -201,7 +211,7 @@ impl Namespace {
             return None;
         }
         let d = tree.dir_mut(dir)?;
-        // (`None`: it was told of too many.)
+        // `None`: the kernel caches too many names to list.
         let names = d.kernel_negative_entries.take_all()?;
         if d.is_in_kernel || !names.is_empty() {
             return Some(names);
@@ -237,7 +247,7 @@ impl Namespace {
             d.is_delegated = true;
         }
         self.delegated.store(tree.delegations.dirs.len(), Ordering::SeqCst);
-        // Whoever came to write through the mount meanwhile has not seen that anything is lent.
+        // A process that came to write through the mount meanwhile has not seen the delegation.
         if self.may_delegate_at_all(caller) {
             self.limit_claims(tree);
             self.show(tree, dir);
@@ -248,18 +258,19 @@ impl Namespace {
         None
     }
 
-    /// May as much more lie on the device undrained as one directory's files need? Not with the tree locked.
+    /// May the device hold the undrained files of one more directory? The caller does not hold the tree's lock.
     pub(super) fn may_hold_more(&self, device: DeviceId) -> bool {
         self.dirty_allows(self.tiers.device(device), DIRTY_AHEAD_BYTES)
     }
 
-    /// So much has to be free: files of which we do not know yet grow unseen for as long as others do that are written directly.
+    /// The bytes that must be free. Files that the agent does not know yet grow unseen, as long as other directly
+    /// written files do.
     fn bytes_to_delegate(device: &surgetank_tier::Device, ahead_bytes: u64) -> u64 {
         let one = surgetank_policy::placement::ample_bytes(&surgetank_tier::DeviceView { writers: 0, ..device.view() });
         one.saturating_mul(2).saturating_add(ahead_bytes)
     }
 
-    /// What is made before we know of it is not to take more than a part of what is free.
+    /// Files that the agent does not know yet may take only a part of the free room.
     fn limit_claims(&self, tree: &Tree) {
         let of = |delegation: &Delegation| {
             self.tiers.device(delegation.device).free_bytes()
@@ -270,7 +281,7 @@ impl Namespace {
         self.limit_by_handed();
     }
 
-    /// Files are made faster than they are sealed, and each is open here until it is.
+    /// Processes create files faster than the agent seals them. Each one is open in the agent until it is sealed.
     pub(super) fn limit_by_handed(&self) {
         let left = self.handed_max.saturating_sub(self.handed.load(Ordering::Relaxed) as u64);
         if let Some(shim) = self.shim.get() {
@@ -285,7 +296,7 @@ impl Namespace {
             && !self.delegation_ended.load(Ordering::SeqCst)
             && self.final_drains.load(Ordering::Relaxed) == 0
             && !self.end.is_hurried()
-            // Their closes are told of late: what is made after them would come before them.
+            // The mount reports closes late: a file created after a close would come before it.
             && self.writing_handles.load(Ordering::SeqCst) == 0
             && caller.uid == rustix::process::geteuid().as_raw()
     }
@@ -294,7 +305,7 @@ impl Namespace {
         let Some(inode) = tree.get(dir) else { return false };
         let own = inode.attr.uid == rustix::process::geteuid().as_raw() && inode.attr.perm & 0o7700 == 0o700;
         let plain = inode.extra.as_ref().is_none_or(|extra| extra.xattrs.is_none());
-        // (What hints say of a new file is not told to programs.)
+        // Processes do not get the hints for a new file.
         own && plain
             && !tree.is_hinted(dir)
             && inode.owned
@@ -302,12 +313,13 @@ impl Namespace {
             && inode.dir.as_ref().is_some_and(|d| d.complete)
     }
 
-    /// Nothing is made in this directory any more but by us (`None`: in none), and what was made is in the tree.
+    /// Recalls a directory (`None`: all). After this only the agent creates files in it, and all created files are in
+    /// the tree.
     pub(super) fn recall_delegation(&self, tree: &mut Tree, dir: Option<FileId>) {
         self.recall_delegations(tree, |_, one| dir.is_none_or(|dir| dir == one));
     }
 
-    /// The same of all that are below it, and of itself.
+    /// The same for a directory and all directories below it.
     pub(super) fn recall_delegations_below(&self, tree: &mut Tree, dir: FileId) {
         self.recall_delegations(tree, |tree, one| tree.is_within(one, dir));
     }
@@ -344,7 +356,7 @@ impl Namespace {
             if let Some(d) = tree.dir_mut(*dir) {
                 d.demand.made = 0;
                 d.is_delegated = false;
-                // A listing that the kernel has may be from before the last file.
+                // The kernel's listing may be older than the last file.
                 d.is_in_kernel = false;
             }
         }
@@ -353,8 +365,8 @@ impl Namespace {
         self.remove_strays(tree);
     }
 
-    /// What was made by those who died, or stood, before they told of it. Where a directory is not lent nobody else is about it.
-    /// (Recovery removes what is empty and nobody's by itself.)
+    /// Removes files whose maker died or stalled before it recorded them. While a directory is not delegated, no
+    /// process creates files in it. Recovery removes empty files without a record by itself.
     fn remove_strays(&self, tree: &mut Tree) {
         for (dir, name) in std::mem::take(&mut tree.delegations.strays) {
             let place = (dir, Name::from(name.as_slice()));
@@ -376,7 +388,7 @@ impl Namespace {
         }
     }
 
-    /// Somebody comes to write through the mount.
+    /// A process comes to write through the mount: all delegations end.
     pub(super) fn recall_for_writer(&self) {
         if self.delegated.load(Ordering::SeqCst) > 0 {
             let mut tree = self.write_tree();
@@ -385,14 +397,14 @@ impl Namespace {
         }
     }
 
-    /// Nothing is lent any more from here on.
+    /// Ends all delegations; there are no new ones after this.
     pub fn end_delegation(&self) {
         self.delegation_ended.store(true, Ordering::SeqCst);
         let mut tree = self.write_tree();
         self.recall_delegation(&mut tree, None);
     }
 
-    /// Looks after what is lent: takes in what was told, and takes back what must not be lent any more.
+    /// Watches the delegations: takes in created files, and recalls directories that must not stay delegated.
     pub(crate) fn watch_delegations(&self) {
         if self.delegated.load(Ordering::SeqCst) == 0 {
             return;
@@ -425,13 +437,14 @@ impl Namespace {
         if dirs.is_empty()
             && let Some(shim) = self.shim.get().filter(|shim| shim.claims_wait())
         {
-            // Whoever does not come to an end with what he makes keeps the ring from being used.
+            // A process that does not complete its entry keeps the ring from being used.
             shim.stop_claims();
             self.settle_in(&mut tree);
         }
     }
 
-    /// Files that an earlier agent did not come to write down: as if it had. Their plain files are found like all others'.
+    /// Files that an earlier agent did not record in the catalog: this agent records them now. Recovery finds their
+    /// plain files like all others.
     pub(super) fn take_in_claimed(&self, tree: &mut Tree) {
         let claims = std::mem::take(&mut *self.succession.claimed.lock().unwrap_or_else(PoisonError::into_inner));
         let mut inos: HashSet<u64> = HashSet::default();
@@ -439,7 +452,7 @@ impl Namespace {
             inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
         }
         for claim in &claims {
-            // (What a program wrote there: not too large to count on.)
+            // A process wrote the number: the mask bounds it.
             tree.next_id = tree.next_id.max((claim.number & (OWN_INODE_BASE - 1)) + 1);
         }
         for claim in claims {
@@ -486,7 +499,7 @@ impl Namespace {
     }
 }
 
-/// So many files are open in us for those who have them, and no more by lending.
+/// The limit of handed-out files that are open in the agent. At the limit, delegations add no more.
 pub(super) fn handed_max() -> u64 {
     let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     open_max.map_or(HANDED_MAX, |max| (max / OPEN_SHARE).min(HANDED_MAX))

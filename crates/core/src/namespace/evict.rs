@@ -1,5 +1,10 @@
-//! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
-//! them open.
+//! Making room on the tiers, and emptying them at the end.
+//!
+//! Invariant: an eviction only drops a copy whose version the store has. The exception are temporaries that no process
+//! has open: their rule lets them go when the last command has ended.
+//!
+//! The dangers that this avoids: a tier drops the only copy of a file; an eviction frees no space because a process
+//! still reads the plain file.
 
 use super::events::without_figures;
 use crate::report::run::EventKind;
@@ -16,26 +21,26 @@ use super::Namespace;
 use super::content::Location;
 use surgetank_state::{Place, PlainId, Tree};
 
-/// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
+/// Room is kept free for this many polls of the direct writers, at the rate of the last poll.
 const LOOKS_AHEAD: u64 = 4;
 pub(crate) const THE_END: &str = "the last run over this directory ended";
-/// At temporaries that could not go yet.
+/// The pause before another look at temporaries that could not go yet.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(200);
 const LOOK_AGAIN_MAX: std::time::Duration = std::time::Duration::from_secs(5);
-/// For a new file at least this part of a full device is emptied.
+/// An eviction for a new file frees at least this share of the device.
 const EVICT_SHARE: u64 = 16;
 
-/// What a direct writer wrote since the last look.
+/// The bytes that a direct writer wrote between the last two polls.
 #[derive(Debug, Default, Clone, Copy)]
 struct Growth {
     bytes: u64,
-    /// What was set aside for it then.
+    /// The bytes that were reserved for it at that time.
     reserved_bytes: u64,
 }
 
 impl Growth {
-    /// What it may write until somebody looks again, beyond what is set aside for it. As long as it is what it was
-    /// expected to be, one look is enough: a file of a known size drove out four times its size.
+    /// The bytes that it may write until the next poll, beyond its reservation. While the file keeps to its expected
+    /// size, one poll ahead is enough. With more, a file of a known size evicted four times its size.
     fn ahead_bytes(self) -> u64 {
         match self.reserved_bytes.checked_sub(self.bytes) {
             Some(left_bytes) => self.bytes.saturating_sub(left_bytes),
@@ -45,7 +50,7 @@ impl Growth {
 }
 
 impl Namespace {
-    /// Frees at least so many bytes on a device, if there is anything that may go. Returns what was freed.
+    /// Frees at least this many bytes on a device, if enough files may go. Returns the bytes freed.
     pub(crate) fn make_room(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let freed = self.evict_from(device, want_bytes);
         if freed >= want_bytes {
@@ -54,7 +59,7 @@ impl Namespace {
         freed + self.squeeze_arrivals(device) + self.drop_waiting_on(Some(device))
     }
 
-    /// The same, of files that nobody has open.
+    /// The same, of files that no process has open.
     pub(crate) fn evict_from(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let candidates: Vec<Candidate> = {
             let tree = self.read_tree();
@@ -70,7 +75,7 @@ impl Namespace {
                         open: inode.handles > 0 || !inode.sealed,
                         next_read: decision.as_ref().and_then(|decision| decision.next_read),
                         mode: decision.map_or(Mode::Copy, |decision| decision.mode),
-                        // A temporary may be read again by the workflow that made it: it goes at the end, not before.
+                        // The workflow that made a temporary may read it again: it goes at the end, not before.
                         droppable: false,
                         prefetched: inode.prefetched,
                         reads: inode.reads,
@@ -81,7 +86,7 @@ impl Namespace {
         };
         let mut freed = 0;
         for (id, reason) in placement::victims(candidates.into_iter(), want_bytes) {
-            // Whoever wants the room may hold the lock of an inode or a gate already.
+            // The caller may already hold an inode's lock or a gate.
             if let Some(_inode) = self.try_lock_inode(id) {
                 freed += self.evict_locked(id, &reason.to_string(), false);
             }
@@ -89,8 +94,8 @@ impl Namespace {
         freed
     }
 
-    /// Makes room on the tiers that a choice passed over because they are full, as far as the store has what lies
-    /// there. More than is asked for at once: finding victims is a walk over all files.
+    /// Makes room on the tiers that a choice passed over because they are full, as far as the store has their files.
+    /// Frees more than the request needs, because each search for victims walks over all files.
     pub(crate) fn make_room_where_full(&self, reason: &Reason) -> bool {
         let (Reason::Tier { skipped, .. } | Reason::Store { skipped }) = reason;
         let mut freed = 0;
@@ -109,19 +114,19 @@ impl Namespace {
         freed > 0
     }
 
-    /// Drops the tier's copy of a durable file. Returns the bytes freed; 0 when it may not go.
+    /// Drops the tier's copy of a durable file. Returns the bytes freed; 0 if the copy must stay.
     pub fn evict(&self, id: FileId, reason: &str) -> Result<u64> {
         let _inode = self.lock_inode(id);
         Ok(self.evict_locked(id, reason, false))
     }
 
-    /// Pinned by a person (`surgetank pin`), a rule or a hint.
+    /// Pinned by the user (`surgetank pin`), a rule or a hint.
     pub(crate) fn pinned(&self, tree: &Tree, id: FileId) -> bool {
         tree.get(id).is_some_and(|inode| inode.pinned)
             || tree.logical_path(id).is_some_and(|path| self.decided(tree, id, &path).pin)
     }
 
-    /// The inode's lock is held.
+    /// The caller holds the inode's lock.
     pub(crate) fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
         let mut tree = self.write_tree();
         let Some(inode) = tree.get(id) else {
@@ -137,12 +142,12 @@ impl Namespace {
             return 0;
         }
         let path = tree.logical_path(id);
-        // (Who lets nothing stay in the way, at the agent's end for instance, takes the name only: its readers keep the bytes.)
+        // With `even_pinned`, at the agent's end for instance, only the name goes: readers keep the bytes.
         if !even_pinned && self.somebody_reads(&tree, id, device, path.as_deref()) {
             return 0;
         }
         let place = self.tiers.device(device).tier_name();
-        // (That everything goes in the end is no event.)
+        // The final eviction of everything is not an event.
         if reason != THE_END {
             self.events.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
         }
@@ -156,8 +161,9 @@ impl Namespace {
         remains.bytes()
     }
 
-    /// Somebody else has changed in the store what we have a copy of, or taken it away: the copy goes, and the name with
-    /// it, which is looked up anew. Who has it open keeps what he has. `false`: somebody is at it.
+    /// Another client has changed or removed the store's file of which the agent has a copy. The copy goes, and so does
+    /// the name, which the next look-up resolves again. A process that has the file open keeps its content. `false`:
+    /// the file is in use.
     pub(super) fn disown_copy(&self, tree: &mut Tree, id: FileId) -> bool {
         let Some(_inode) = self.try_lock_inode(id) else { return false };
         let Some(inode) = tree.get_mut(id).filter(|inode| inode.is_copy()) else { return false };
@@ -166,7 +172,8 @@ impl Namespace {
         if inode.handles > 0 || self.opens().contains_key(&id) {
             return false;
         }
-        // What is queued may be what changed it there; and in a directory of our own nobody else's changes are seen.
+        // A queued operation may have caused the change. And the agent does not see other clients' changes in its own
+        // directory.
         if tree.is_queued(id) || tree.dir(dir).is_none_or(|dir| dir.complete) {
             return false;
         }
@@ -192,7 +199,7 @@ impl Namespace {
         true
     }
 
-    /// The plain file goes when it is written down that it does.
+    /// Removes the plain file after the catalog has the record of it.
     fn drop_copy(&self, tree: &mut Tree, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> Remains<'_> {
         tree.txn.gone(Some(replica));
         let shown_perm = self.perm_to_leave(tree, id);
@@ -212,8 +219,9 @@ impl Namespace {
         remains
     }
 
-    /// Programs that the shim serves open plain files without asking us. What they have open stays: its space would not be
-    /// freed, and they could not tell any more which file it is. First nobody new is let in, then we look.
+    /// Does a process with the shim have the plain file open? Such processes open it without a request. An open copy
+    /// stays, because its removal frees no space, and because the process could not identify its file any more. The
+    /// index hides the file first, so that no process can open it after the look.
     pub(super) fn somebody_reads(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
         let (Some(shim), Some(path)) = (self.shim.get(), path) else {
             return false;
@@ -230,9 +238,9 @@ impl Namespace {
         busy
     }
 
-    /// Charges what direct writers wrote since the last look, and keeps ahead of them the room that they would fill
-    /// until we have looked a few times more: first by eviction, then with the device's ballast. After that the
-    /// program sees ENOSPC, as it would without us.
+    /// Charges the bytes that direct writers wrote since the last poll. Keeps free the room that they would fill within
+    /// the next polls: first by eviction, then with the device's ballast. After that the process gets ENOSPC, as it
+    /// would without Surgetank.
     pub(crate) fn watch_direct_writers(&self) {
         let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
         for device in self.tiers.devices() {
@@ -243,7 +251,7 @@ impl Namespace {
                 let content = open.content();
                 if content.location == Location::Tier(device.id()) {
                     any = true;
-                    // Whoever is busy with it, sealing it perhaps, sees to what it is charged.
+                    // A thread that holds the lock, perhaps to seal the file, also corrects its charge.
                     if let Some(_inode) = self.try_lock_inode(open.id)
                         && open.directly_written()
                         && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, open))
@@ -262,7 +270,7 @@ impl Namespace {
             {
                 device.release_ballast();
             }
-            // A stranger fills the device, or its cap went down: what may go makes way.
+            // Other programs fill the device, or its cap was lowered: evict what may go.
             let excess_bytes = device.excess_bytes();
             if excess_bytes > 0 {
                 self.make_room(device.id(), excess_bytes);
@@ -270,7 +278,7 @@ impl Namespace {
         }
     }
 
-    /// Moves what a direct writer wrote from reserved to used.
+    /// Moves the bytes that a direct writer wrote from reserved to used.
     fn charge_growth(
         &self,
         open: &super::content::Open,
@@ -293,9 +301,10 @@ impl Namespace {
         Growth { bytes: grown, reserved_bytes: reserved }
     }
 
-    /// The last command over this directory has ended: until `end_emptying`, what is durable leaves the tiers at once, while the rest is
-    /// drained (to give memory back takes a quarter of a second a gigabyte, which nobody need wait for). Both are called one
-    /// after the other only. Returns which turn it is, for `empty_tiers`; nothing where it has begun already.
+    /// The last command over this directory has ended. Until `end_emptying`, durable files leave the tiers at once,
+    /// while the drain writes the rest. (Giving memory back takes a quarter of a second for each gigabyte. This way no
+    /// user waits for it.) The caller does not run this and `end_emptying` at the same time. Returns the number of this
+    /// turn, for `empty_tiers`; `None` if a turn has already begun.
     pub fn begin_emptying(&self) -> Option<u32> {
         let before = self.emptyings.load(Ordering::Relaxed);
         let begins = before.is_multiple_of(2);
@@ -305,7 +314,7 @@ impl Namespace {
         })
     }
 
-    /// Somebody has come.
+    /// A user has arrived.
     pub fn end_emptying(&self) {
         if self.is_emptying() {
             self.emptyings.fetch_add(1, Ordering::Relaxed);
@@ -316,7 +325,8 @@ impl Namespace {
         !self.emptyings.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
-    /// What is durable already goes, while this turn lasts. `share` of `of`: several do it at a time, each its share of the files.
+    /// Evicts the files that are durable already, while this turn lasts. Several threads do it; each takes the files of
+    /// its `share` of `of`.
     pub fn empty_tiers(&self, turn: u32, (share, of): (usize, usize)) {
         for id in self.replicas() {
             if id.0 as usize % of != share {
@@ -330,8 +340,8 @@ impl Namespace {
         }
     }
 
-    /// Temporaries go, while this turn lasts, once no process is left that could read them. The last one may be dying, and what it
-    /// had open may count as open for a moment: we look again.
+    /// Drops temporaries, while this turn lasts, as soon as no process is left that could read them. The last process
+    /// may be dying, and its files may count as open for a moment: so the loop looks again.
     pub fn drop_temporaries(&self, turn: u32, nobody_inside: impl Fn() -> bool) {
         let lasts = || self.emptyings.load(Ordering::Relaxed) == turn;
         let mut pause = LOOK_AGAIN;
@@ -350,7 +360,7 @@ impl Namespace {
         }
     }
 
-    /// Returns whether it is a temporary that is still open.
+    /// Returns whether the file is a temporary that is still open.
     fn drop_at_the_end(&self, id: FileId) -> bool {
         if let Some((dir, name)) = self.drop_temporary(id, false) {
             // A later run may create the name again.
@@ -368,14 +378,14 @@ impl Namespace {
         self.read_tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect()
     }
 
-    /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
-    /// is left that only we have, the catalog starts over. Returns whether all is in the store.
+    /// The end of the agent: every durable file leaves the tiers, and temporaries are dropped. When the agent has no
+    /// file left that only it has, the catalog starts over. Returns whether everything is in the store.
     pub fn finish(&self) -> bool {
         self.end_promises(std::time::Duration::ZERO);
         self.drop_waiting_on(None);
         for id in self.replicas() {
             self.drop_temporary(id, true);
-            // A pin is for as long as somebody works here: a copy without an agent would only grow stale.
+            // A pin lasts as long as an agent runs here: without one, the copy would only grow stale.
             let _inode = self.lock_inode(id);
             self.evict_locked(id, THE_END, true);
         }
@@ -387,7 +397,7 @@ impl Namespace {
         let is_over = !left && !queued;
         // Losses are reported until they are acknowledged.
         if !is_over || self.has_losses() {
-            // It may have to wait long: until the store is back, or for the next run.
+            // The files may wait long: until the store is back, or for the next run.
             self.sync_closed(true);
             self.end_hints();
             self.forget_what_the_store_has();
@@ -408,8 +418,8 @@ impl Namespace {
         true
     }
 
-    /// `remove`; and at the agent's end those with several names, and `keep` with `--keep-at-exit=drop`, which is named in the verdict
-    /// first. Returns the name that is free now.
+    /// Drops a `remove` file. At the agent's end (`ends`) this includes files with several names, and `keep` files with
+    /// `--keep-at-exit=drop`, which the verdict names first. Returns the name that is now free.
     fn drop_temporary(&self, id: FileId, ends: bool) -> Option<Place> {
         let _inode = self.lock_inode(id);
         let mut tree = self.write_tree();

@@ -1,18 +1,23 @@
-//! The bytes of a file while they come from a store that gives them by ranges only: chunks, who waits for which, and what
-//! is fetched ahead.
+//! The bytes of a file while they come from a store that serves only ranges.
 //!
-//! The chunks come into a sparse file: a hidden one on a tier, which becomes the file's copy there when nothing is missing
-//! any more, or, where no tier has room, an unlinked one of bounded size. What readers wait for is fetched first; after
-//! that what lies ahead of those that read on from where they were, the farther the longer they do so: 1, 2, 4, 8 chunks.
-//! Whoever jumps about in a large file causes no more than the chunks that he touches. Room is charged chunk by chunk, and
-//! when there is none, chunks that were read make way for those that are wanted and would have to be fetched again.
+//! States of a chunk: absent → wanted → fetching → present; a present chunk may become absent again to make room.
 //!
-//! What is dropped when nobody has the file open any more: whatever is not complete. (A part of a file is of no use to
-//! whoever opens it directly, and the next reader may never want that part.)
+//! - The chunks go to a sparse file. It is hidden on a tier and becomes the file's copy there when it is complete.
+//!   Where no tier has room, it is an unlinked file of bounded size.
+//! - Chunks that readers wait for are fetched first. After that come the chunks ahead of readers that continue where
+//!   they were: 1, 2, 4, then 8 chunks. A reader that jumps about in a large file fetches only the chunks that it
+//!   reads.
+//! - Room is charged for each chunk. Without room, chunks that were read are dropped for wanted ones; another read of
+//!   them fetches them again.
+//! - An incomplete file is dropped when no process has the file open any more. A part of a file is of no use to a direct
+//!   open, and the next reader may never need that part.
 //!
-//! The dangers avoided: a reader of a few bytes who fetches a hundred gigabytes; bytes of two versions in one file (all
-//! ranges are of one version, or fail); a chunk that is punched out while somebody reads it (he pins it). The lock in here
-//! is a leaf: neither store nor tier is asked for anything under it, but for the hole that makes room.
+//! The dangers that this avoids:
+//! - A reader of a few bytes causes the transfer of a hundred gigabytes.
+//! - One file has bytes of two versions. (All ranges are of one version, or fail.)
+//! - A chunk is punched out while a process reads it. (The reader pins it.)
+//!
+//! The lock here is a leaf. No request goes to the store or the tier under it, except the hole that makes room.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -31,17 +36,17 @@ use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::content::Location;
 use super::files::Placed;
 
-/// Where no tier has room: so much at a time.
+/// The size of the window, used where no tier has room.
 pub(crate) const WINDOW_BYTES: u64 = 8 * RANGE_BYTES;
-/// The farthest that is fetched ahead of a reader.
+/// The largest number of chunks that are fetched ahead of a reader.
 const AHEAD_MAX: u64 = 8;
-/// Two reads that are not farther apart go on from one another: the kernel asks ahead, and not always in order.
+/// Two reads within this distance belong to one stream: the kernel reads ahead, and not always in order.
 const NEAR_BYTES: u64 = 1 << 20;
-/// Who has read on for so long reads on.
+/// A stream counts as sequential after this many bytes.
 const BEGINS_BYTES: u64 = 256 << 10;
-/// So many readers of one file are told apart.
+/// The number of streams of one file that are distinguished.
 const STREAMS_MAX: usize = 8;
-/// Who waits looks this often whether his program still does.
+/// How often a waiting reader checks whether its process was killed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,31 +57,31 @@ enum Chunk {
     Present,
 }
 
-/// Why a chunk did not come.
+/// Why a chunk did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The store's.
+    /// The store failed.
     Store(Errno),
-    /// It came, and could not be kept.
+    /// The chunk arrived and could not be written to its place.
     Place,
-    /// Its reader is wanted no more.
+    /// A signal killed the reader's process.
     Killed,
 }
 
-/// What came of asking for a chunk.
+/// The answer to a request for a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// There, or on its way.
+    /// The chunk is there, or on its way.
     Had,
-    /// So much room has to be given first.
+    /// The caller has to give this many bytes of room first.
     Room(u64),
 }
 
-/// One reader, as far as reads tell.
+/// One reader, as the reads suggest.
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     next: u64,
-    /// Read on without a jump.
+    /// Bytes read in sequence, without a jump.
     run_bytes: u64,
 }
 
@@ -92,28 +97,28 @@ impl Stream {
     }
     fn wants(self, chunk: u64) -> bool {
         let at = self.next / RANGE_BYTES;
-        // (What was just read to its end is asked for again where the kernel's reads overtake one another.)
+        // The kernel's reads can overtake one another and ask again for the chunk that was just finished.
         (at..=at + AHEAD_MAX).contains(&chunk) || self.next % RANGE_BYTES < NEAR_BYTES && chunk + 1 == at
     }
 }
 
 struct State {
     remote: Arc<dyn Remote>,
-    /// Where the store has it.
+    /// The file's path in the store.
     path: StorePath,
     chunks: Vec<Chunk>,
     missing: usize,
-    /// In the order in which they came.
+    /// In order of arrival.
     present: VecDeque<u64>,
     demanded: VecDeque<u64>,
     ahead: VecDeque<u64>,
     pins: HashMap<u64, u32>,
     failures: u64,
     failed: HashMap<u64, (u64, Failure)>,
-    /// The last one first.
+    /// The most recent stream first.
     streams: Vec<Stream>,
     workers: usize,
-    /// Room that no chunk has yet.
+    /// Room that no chunk uses yet.
     credit_bytes: u64,
     charged_bytes: u64,
     ended: bool,
@@ -134,7 +139,7 @@ impl std::fmt::Debug for Arrival {
     }
 }
 
-/// A chunk that is being read, and stays.
+/// A chunk that a process reads: it stays while this value exists.
 pub(crate) struct Pinned<'a> {
     arrival: &'a Arrival,
     chunk: u64,
@@ -219,25 +224,25 @@ impl Arrival {
         (state.remote.clone(), state.path.clone())
     }
 
-    /// The same bytes under another name, or with other attributes.
+    /// Continues with the same bytes under another name, or with other attributes.
     pub fn goes_on_with(&self, remote: Arc<dyn Remote>, path: StorePath) {
         let mut state = self.state();
         (state.remote, state.path) = (remote, path);
     }
 
-    /// So many chunks did not come until now.
+    /// The number of failures until now.
     pub fn failures(&self) -> u64 {
         self.state().failures
     }
 
-    /// Why a chunk did not come since then, if it has not come after that.
+    /// Why the last chunk failed after that count, if that chunk has not arrived since.
     pub fn failed_after(&self, failures_before: u64) -> Option<Failure> {
         let state = self.state();
         let failed = state.failed.values().filter(|(number, _)| *number > failures_before);
         failed.max_by_key(|(number, _)| *number).map(|(_, why)| *why)
     }
 
-    /// Somebody reads here. Returns how many chunks ahead of the end of the read are worth fetching.
+    /// Records a read. Returns how many chunks ahead of its end are worth fetching.
     pub fn follow(&self, offset: u64, length: u64) -> u64 {
         let mut state = self.state();
         let end = offset.saturating_add(length).min(self.size_bytes);
@@ -250,7 +255,7 @@ impl Arrival {
                 stream
             }
             None => {
-                // A jump: what was to be fetched ahead of others comes again when they read on.
+                // A jump drops the chunks that were queued ahead for other streams. Those streams request them again.
                 while let Some(chunk) = state.ahead.pop_front() {
                     state.chunks[index(chunk)] = Chunk::Absent;
                     state.credit_bytes += self.chunk_bytes(chunk);
@@ -265,13 +270,13 @@ impl Arrival {
         stream.ahead()
     }
 
-    /// Puts a chunk on the list, if it has room.
+    /// Queues a chunk, if there is room for it.
     pub fn want(&self, chunk: u64, ahead: bool) -> Want {
         let mut state = self.state();
         let length = self.chunk_bytes(chunk);
         match state.chunks.get(index(chunk)) {
             Some(Chunk::Absent) if !state.ended => {}
-            // From ahead to the front.
+            // A chunk that was queued ahead moves to the demanded ones.
             Some(Chunk::Wanted) if !ahead => {
                 if let Some(at) = state.ahead.iter().position(|other| *other == chunk) {
                     state.ahead.remove(at);
@@ -294,7 +299,7 @@ impl Arrival {
         Want::Had
     }
 
-    /// Room that was charged on its device; `false`: too late, it is not wanted any more.
+    /// Adds room that the caller has charged on the device. `false`: the arrival has ended and does not need it.
     pub fn give(&self, bytes: u64) -> bool {
         let mut state = self.state();
         if !state.ended {
@@ -304,7 +309,7 @@ impl Arrival {
         !state.ended
     }
 
-    /// A chunk makes way for another one. Whoever is waited for may take what others will want soon.
+    /// Drops a chunk to make room for another one. `forced`: a reader waits, so a chunk that other streams want soon may go.
     pub fn recycle(&self, forced: bool) -> bool {
         let mut state = self.state();
         let idle = |state: &State, chunk: u64| !state.pins.contains_key(&chunk);
@@ -317,7 +322,7 @@ impl Arrival {
         at.is_some_and(|at| self.punch(&mut state, at).is_some())
     }
 
-    /// Drops one of the chunks that are there.
+    /// Drops one of the present chunks.
     fn punch(&self, state: &mut State, at: usize) -> Option<u64> {
         let chunk = *state.present.get(at)?;
         let length = self.chunk_bytes(chunk);
@@ -330,7 +335,7 @@ impl Arrival {
         Some(length)
     }
 
-    /// A writer needs the room more. Returns what was given back, to be discharged.
+    /// A writer needs the room. Returns the bytes that were freed, for the caller to discharge.
     pub fn squeeze(&self) -> u64 {
         let mut state = self.state();
         if state.missing == 0 || state.ended {
@@ -339,7 +344,7 @@ impl Arrival {
         let mut at = 0;
         while at < state.present.len() {
             let chunk = state.present[at];
-            // Not what is being read just now, or its reader would have to fetch it for every read.
+            // The chunk that a stream is reading stays; otherwise its reader would fetch it again for every read.
             let here = |stream: &Stream| stream.next / RANGE_BYTES == chunk;
             let stays = state.pins.contains_key(&chunk) || state.streams.iter().any(here);
             if stays || self.punch(&mut state, at).is_none() {
@@ -351,7 +356,7 @@ impl Arrival {
         freed
     }
 
-    /// Nobody wants it any more. Returns what is to be discharged.
+    /// Ends the arrival. Returns the bytes for the caller to discharge.
     pub fn end(&self) -> u64 {
         let mut state = self.state();
         state.ended = true;
@@ -362,7 +367,7 @@ impl Arrival {
         std::mem::take(&mut state.charged_bytes)
     }
 
-    /// Waits for a chunk that was asked for. `None`: it made way again, or was given up: ask once more.
+    /// Waits for a requested chunk. `None`: the chunk was dropped again, or the arrival ended; the caller asks again.
     pub fn wait(
         &self,
         chunk: u64,
@@ -389,7 +394,7 @@ impl Arrival {
         }
     }
 
-    /// Has what is wanted fetched, by as many threads as that takes.
+    /// Starts as many threads as the queued chunks need.
     pub fn start(self: &Arc<Self>) {
         loop {
             let mut state = self.state();
@@ -407,7 +412,7 @@ impl Arrival {
                 .map(drop);
             match spawned {
                 Ok(()) => {}
-                // Whoever waits does it himself.
+                // The waiting thread fetches by itself.
                 Err(_) if alone => return self.work(),
                 Err(_) => {
                     self.state().workers -= 1;
@@ -433,7 +438,7 @@ impl Arrival {
         }
     }
 
-    /// The next one; `None`: nothing is wanted, and this thread goes.
+    /// The next chunk to fetch. `None`: the queues are empty, and this thread ends.
     fn take(&self) -> Option<(u64, Arc<dyn Remote>)> {
         let mut state = self.state();
         let next = if state.ended { None } else { state.demanded.pop_front().or_else(|| state.ahead.pop_front()) };
@@ -456,7 +461,7 @@ impl Arrival {
             Err(why) => {
                 state.chunks[index(chunk)] = Chunk::Absent;
                 state.credit_bytes += if state.ended { 0 } else { self.chunk_bytes(chunk) };
-                // (Where it was before says nothing about where it is now: whoever waits asks once more.)
+                // The failure is about the old path and does not concern the new one: the waiting reader asks again.
                 if Arc::ptr_eq(asked, &state.remote) {
                     state.failures += 1;
                     let number = state.failures;

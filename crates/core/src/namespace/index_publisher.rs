@@ -1,7 +1,11 @@
-//! What is shown of files to programs that do not ask (the index in shared memory that the shim reads).
+//! The index publisher: it writes to the index in shared memory what the shim may know about files without a request.
 //!
-//! Told under the tree's lock, in the catalog's order: whoever looks sees what a request would have answered. Only what is
-//! ours is shown; of the rest others may change anything.
+//! Invariants:
+//! - It publishes under the tree's lock, in the catalog's order. A reader of the index sees what a request would have
+//!   answered.
+//! - It publishes only files that the agent owns, because other clients may change all others at any time.
+//!
+//! The danger that this avoids: a process acts on an entry that no longer matches the answer to a request.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -13,24 +17,24 @@ use super::{Claimed, Namespace};
 use surgetank_state::Stray;
 use surgetank_state::{Entry, Inode, Name, Tree};
 
-/// One file as it may be believed.
+/// One file, as the shim may show it.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown {
     pub id: FileId,
     pub attr: Attr,
-    /// The attributes are right; otherwise the mount has to be asked. (So it is where a write takes set-user-id away.)
+    /// The attributes are correct; otherwise the shim asks the mount. (So it does where a write removes set-user-id.)
     pub known: bool,
-    /// Size, blocks and times are the plain file's, which is being written directly.
+    /// Size, blocks and times come from the plain file, which a process writes directly.
     pub live: bool,
-    /// Permissions and access time are the plain file's too: until its first version programs change them there.
+    /// Permissions and access time also come from the plain file: until the first version, processes change them there.
     pub fresh: bool,
-    /// The plain file, to which descriptors may have been given.
+    /// The plain file, of which processes may hold descriptors.
     pub plain: Option<(DeviceId, u64)>,
-    /// The plain file may be opened for reading under the first name's path.
+    /// Processes may open the plain file for reading, under the path of the first name.
     pub readable: bool,
-    /// A directory in which programs may make plain files themselves, on this device.
+    /// A delegated directory: processes may create plain files in it, on this device.
     pub lent: Option<DeviceId>,
-    /// A directory of ours: names that are not shown do not exist.
+    /// A directory of the agent: names that the index does not have do not exist.
     pub complete: bool,
     /// The agent's user may look names up in the directory.
     pub searchable: bool,
@@ -40,52 +44,54 @@ pub struct Shown {
 
 /// The shim's side.
 pub trait Shim: Send + Sync {
-    /// What is true of a file now; `name`: a directory's own.
+    /// Publishes the present state of a file. `name`: a directory's own name.
     fn show(&self, shown: &Shown, name: &[u8]);
     fn hide(&self, id: FileId);
-    /// For a moment nothing is to be believed of the file; it is shown again, or hidden.
+    /// The shim must not use the file's entry for a moment; `show` or `hide` follows.
     fn conceal(&self, id: FileId);
-    /// Whom the name in a directory means; `None`: nobody.
+    /// Publishes which file a name in a directory means; `None`: the name does not exist.
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
-    /// A directory is about to be moved on the tiers, or has been: what was found out before of where one lies is void.
+    /// A directory is about to move on the tiers, or has moved: paths of directories that the shim's door looked up are void.
     fn directories_move(&self);
-    /// From now on `Namespace::handed_closed` is to be called when a descriptor of the file that can write is closed.
+    /// From now on, a close of a writable descriptor of the file calls `Namespace::handed_closed`.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
-    /// The same of a file that was just made, which costs less: it lies in this directory, under this name, as long as nobody
-    /// takes it elsewhere without having it watched itself before.
+    /// The same for a file that was just created, at less cost. The file has to stay in this directory under this name.
+    /// A caller that moves it has it watched by itself first.
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> std::io::Result<()>;
-    /// Is something told of that [`Self::take_claims`] may return, or on its way?
+    /// Does the intake have entries that [`Self::take_claims`] may return, or that are under way?
     fn claims_wait(&self) -> bool;
-    /// Files that programs made, some of them; given back when they are shown.
+    /// Some of the files that processes created. The caller gives them back once the index shows them.
     fn take_claims(&self) -> Vec<Claimed>;
-    /// `numbers`: for the next files.
+    /// Gives the slots back. `numbers`: for the next files.
     fn give_back(&self, numbers: &mut dyn FnMut() -> u64);
-    /// Whose claims were revoked since this was asked last.
+    /// Strays of the entries that were revoked since the last call.
     fn take_strays(&self) -> Vec<Stray>;
-    /// What was looked up until now makes no file any more when this returns.
+    /// Returns when a process can no longer create a file through an earlier look-up.
     fn stop_claims(&self);
-    /// No more than so many files are made before we know of them.
+    /// Limits the number of files that processes create before the agent takes them in.
     fn limit_claims(&self, claims: u64);
-    /// The kernel tells of closes in this directory from now on, as long as it is lent.
+    /// From now on the kernel reports closes in this directory, as long as it is delegated.
     fn watch_delegated(&self, dir: &Path) -> std::io::Result<i32>;
     fn no_longer_delegated(&self, watch: i32);
-    /// A file was made there. `false`: the kernel does not tell of it.
+    /// A process created a file there. `false`: the kernel does not report its close.
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;
-    /// Calls it for all that have been closed until now.
+    /// Calls `Namespace::handed_closed` for all files that processes have closed until now.
     fn catch_up(&self);
-    /// Returns when no descriptor that was given until now is still ours as well.
+    /// Returns when the agent has closed its own copies of all descriptors that it granted until now.
     fn await_given(&self);
 }
 
 impl Namespace {
-    /// The file of our own that the name is, which programs with the shim may ask about. (Of what is a copy the store is asked.)
+    /// The file of the agent that the name means, if processes with the shim may ask about it. (For a copy they ask the
+    /// store.)
     pub fn file_named(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
         let tree = self.read_tree();
         let id = tree.entry(dir, &Name::from(name)).and_then(Entry::logical)?;
         tree.get(id).filter(|inode| inode.owned && !inode.is_copy() && inode.attr.kind == Kind::File).map(|_| id)
     }
 
-    /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?
+    /// A process is about to list the directory. May the listing omit the files' attributes, because processes with the
+    /// shim see them all in the index?
     pub fn lists_bare(&self, dir: FileId, has_shim: bool) -> bool {
         let mut tree = self.write_tree();
         let Some(d) = tree.dir_mut(dir) else { return false };
@@ -93,7 +99,7 @@ impl Namespace {
         d.listed_bare
     }
 
-    /// The shim's door is open from now on: everything is shown to it.
+    /// Opens the shim's door: the index gets all files.
     pub fn set_shim(&self, shim: surgetank_types::sync::Arc<dyn Shim>) {
         let tree = self.read_tree();
         if self.shim.set(shim).is_err() {
@@ -103,7 +109,7 @@ impl Namespace {
             self.show(&tree, id);
         }
         if let Some(shim) = self.shim.get() {
-            // Given by an earlier agent.
+            // Granted by an earlier agent.
             for open in self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)) {
                 if let Err(why) = shim.watch(open.id, open.content().file.as_fd()) {
                     tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
@@ -134,13 +140,14 @@ impl Namespace {
         }
     }
 
-    /// Without a name it is somebody's still: a program's, or that of the plain file's writers, of whom we hear late. Until
-    /// then the plain file has a name on its tier, and who reads it is to be told that the file has none.
+    /// Does anything still hold the file when it has no name? That is a process, or writers of the plain file, whose
+    /// closes are reported late. Until then the plain file has a name on its tier, and its readers must see that the
+    /// file has none.
     fn is_held(&self, id: FileId, inode: &Inode) -> bool {
         inode.handles > 0 || id == FileId::ROOT || self.opens().contains_key(&id)
     }
 
-    /// What a transaction changed is shown. New names come before old ones go: a file that is renamed is never gone.
+    /// Publishes the changes of a transaction. New names come before old ones go, so that a renamed file never disappears.
     pub(super) fn show_all(&self, tree: &Tree, files: &[FileId], entries: &[(FileId, surgetank_state::Name)]) {
         let Some(shim) = self.shim.get() else { return };
         for id in files {
@@ -158,7 +165,7 @@ impl Namespace {
                 }
             }
         }
-        // Their times changed too.
+        // The directories' times changed too.
         for dir in dirs {
             self.show(tree, dir);
         }
@@ -171,9 +178,9 @@ impl Namespace {
         let handed = open.is_some_and(|open| open.handed.load(surgetank_types::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
-        // Who has had it open for reading since before it was mediated is told about the file, too.
+        // A process may have opened the plain file before the file became mediated. Its entry stays, too.
         let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file);
-        // What others may change in the store is looked at again by who opens it, unless it was asked for in advance.
+        // Other clients may change a copy's file in the store. So each open asks the store, unless the copy was prefetched.
         let looked_at = inode.is_copy() && !inode.prefetched;
         let steady = plain.is_some() && (inode.sealed || direct) && !looked_at;
         Shown {

@@ -1,11 +1,15 @@
-//! Bringing in ahead of use: what a person asks for (`surgetank prefetch`) and what rules ask for at the agent's start.
+//! Prefetch: it brings files to a tier before their use. The user asks for it (`surgetank prefetch`), or rules do at
+//! the agent's start.
 //!
-//! A copy is made without any lock, under a hidden name of its own, and only counts if the file is still as it was:
-//! programs never wait for it. Nobody is put out for it either: without free room the file stays where it is.
+//! Steps: copy without any lock, under a hidden name of its own; then adopt the copy, if the file has not changed
+//! since. Invariants: processes never wait for a prefetch, and it evicts nothing. Without free room the file stays
+//! where it is.
 //!
-//! Who only reads the file is no hindrance (a data base that all tasks read is hardly ever closed). Readers whose reads come
-//! to us go on with the copy, and never notice. Where the kernel reads the store's file for them, it does so until the last
-//! of them has closed it: until then the copy waits ([`waiting`]).
+//! Processes that only read the file do not prevent it (a database that all tasks read is hardly ever closed). Mediated
+//! readers continue with the copy and do not notice. The kernel reads the store's file itself for direct readers. Then
+//! the copy waits until the last of them closes the file (`waiting`).
+//!
+//! The danger that this avoids: a copy of another version than the one that programs see.
 
 mod waiting;
 
@@ -27,14 +31,14 @@ use surgetank_state::Tree;
 
 pub(super) use waiting::Waiting;
 
-/// Our own drain may give the file other attributes or another name while it is copied: once more then. Whom somebody else
-/// keeps writing is left alone.
+/// The agent's own drain may rename the file or change its attributes during the copy: then it is copied again. A file
+/// that another client keeps writing is left alone.
 const COPIES_MAX: usize = 2;
-/// What the drain did to a file is written down by then.
+/// The limit of looks until the drain has recorded what it did to a file.
 const LOOKS_MAX: usize = 50;
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// A file that could be brought in, as it is now.
+/// A file that could be prefetched, as it is now.
 struct Source {
     path: Vec<u8>,
     store_path: StorePath,
@@ -43,11 +47,11 @@ struct Source {
     identity: Option<StoreIdentity>,
     perm: u32,
     wish: Wish,
-    /// Who has it open.
+    /// The open file, if processes have it open.
     readers: Option<Arc<Open>>,
 }
 
-/// The plain file under its hidden name, of one version of a file.
+/// The plain file under its hidden name, with one version of a file.
 struct Copied {
     placed: Placed,
     version: StoreIdentity,
@@ -55,15 +59,15 @@ struct Copied {
     charged_bytes: u64,
 }
 
-/// What came of it.
+/// The result of a prefetch.
 enum Outcome {
     Brought(u64),
     Not,
-    /// A copy was made in vain: it was another version by then, or under another name; of the drain's making, perhaps.
+    /// The copy is useless: the file got another version or another name meanwhile, perhaps from the drain.
     Overtaken,
 }
 
-/// What was brought in.
+/// The files and bytes that a prefetch brought in.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct BroughtIn {
     pub files: u64,
@@ -74,19 +78,19 @@ fn failed(why: &dyn std::fmt::Display) -> Error {
     Error::new("a file could not be prefetched").why(why).data("the store has it, nothing is lost")
 }
 
-/// The agent itself looks.
+/// The agent itself is the caller.
 fn ourselves() -> Caller {
     Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: 0, umask: 0 }
 }
 
-/// Do those who have the store's file open read this version of it? (Not what had its name before.)
+/// Do the readers of the store's file read this version of it? (An earlier file may have had the name.)
 fn read_this(readers: &Open, version: &StoreIdentity) -> bool {
     identity_of(&readers.content().file).is_ok_and(|theirs| version.is_still(&theirs))
 }
 
 impl Namespace {
-    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody writes it, or no tier
-    /// has room. `stop` ends a copy that is being made.
+    /// Brings a file of the store to a tier. Returns its bytes; 0 when the tier has it already, a process writes it, or
+    /// no tier has room. `stop` ends a running copy.
     pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
         for _ in 0..COPIES_MAX {
             match self.bring_ahead(id, stop)? {
@@ -102,7 +106,7 @@ impl Namespace {
         let Some((source, version, from)) = self.source_of(id)? else {
             return Ok(Outcome::Not);
         };
-        // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
+        // The copy has its own id, and so its own hidden name: the file itself may be placed meanwhile.
         let copy = self.write_tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
         let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
@@ -135,9 +139,9 @@ impl Namespace {
         };
         let copied = Copied { placed, version, size_bytes: source.size_bytes, charged_bytes };
         crash_point!("prefetch.copied");
-        // Who opens it, and who closes it, waits from here on.
+        // From here on, opens and closes of the file wait.
         let _inode = self.lock_inode(id);
-        // Changed by somebody else while we copied: the copy is of no version at all.
+        // If another client changed the file during the copy, the copy matches no version.
         let unchanged = self
             .store
             .stat(self.own_cred(source.owner), &source.store_path)
@@ -171,16 +175,16 @@ impl Namespace {
         Ok(outcome)
     }
 
-    /// The copy is the file's from now on, and that of its `readers`, whose reads all come to us: whoever is just reading ends
-    /// that with the store's file, which holds the same. The caller charges it, if it was not charged yet, under the same lock of
-    /// the tree; the inode's is held, and the file is at rest.
+    /// The copy becomes the file's content, also for its `readers`, whose reads are all mediated. A read that is under
+    /// way ends on the store's file, which has the same bytes. The caller charges the copy under the same lock of the
+    /// tree, unless it already has. The caller holds the inode's lock, and the file is at rest.
     fn adopt_copy(&self, tree: &mut Tree, id: FileId, copied: &Copied, readers: Option<&Open>) -> FsResult<()> {
         let placed = &copied.placed;
         let Location::Tier(device) = placed.content.location else { return Err(Errno::STALE.into()) };
         let target = placed.writable()?;
-        // (Ours for writing would stand in the way of our own leases.)
+        // A descriptor for writing would prevent the agent's own leases.
         let file = readers.map(|_| reopen_read_only(&target)).transpose()?;
-        // Its mode and times are those that programs see: those of the store may be behind.
+        // Its mode and times are those that programs see; the store's may be older.
         let attr = tree.get(id).ok_or(Errno::STALE)?.attr;
         Given::known(&attr).give(&target)?;
         if let Err(fault) = self.adopt(tree, id, placed) {
@@ -204,19 +208,19 @@ impl Namespace {
             open.replace(Content { file: Arc::new(file), location: placed.content.location, writable: false });
         }
         crash_point!("prefetch.adopted");
-        // (Which shows it to the shim.)
+        // The commit also publishes the file to the shim's index.
         self.commit(tree);
         Ok(())
     }
 
-    /// The file, which version of it we know, and its bytes in the store, if it is worth bringing in.
+    /// The file, its known version, and its bytes in the store, if a prefetch is worthwhile.
     fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, surgetank_store::Source)>> {
         for _ in 0..LOOKS_MAX {
             let Some(source) = self.worth_bringing(&self.read_tree(), id) else {
                 return Ok(None);
             };
             let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
-                // The drain moved it meanwhile, or it was deleted: another time.
+                // The drain moved it meanwhile, or it was deleted: a later prefetch may find it.
                 Err(_) if !self.is_unmoved(id, &source) => return Ok(None),
                 other => other.map_err(|why| failed(&why))?,
             };
@@ -225,7 +229,7 @@ impl Namespace {
                 let theirs = source.readers.as_ref().is_none_or(|open| open.direct || read_this(open, &version));
                 return Ok(theirs.then_some((source, version, from)));
             }
-            // Somebody else changed it since we looked: it would be copied for nothing. Or the drain did.
+            // Another client has changed it since the look, so a copy would be useless; or the drain did.
             let _inode = self.lock_inode(id);
             if self.look_quietly(id).is_err() {
                 return Ok(None);
@@ -237,7 +241,7 @@ impl Namespace {
         Ok(None)
     }
 
-    /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
+    /// Is the file still where the look found it, without a queued operation that moves it or a directory above it?
     fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
         let tree = self.read_tree();
         let mut at = id;
@@ -276,8 +280,8 @@ impl Namespace {
         })
     }
 
-    /// What rules with `prefetch` name. Only directories that such a rule can mean are looked into, and only files that
-    /// it means are looked at; what cannot be read or copied is passed over.
+    /// Prefetches the files that rules with `prefetch` name. Looks only into directories that such a rule can mean, and
+    /// only at files that it means. Skips files that cannot be read or copied.
     pub fn prefetch_by_rules(&self, stop: &(dyn Fn() -> bool + Sync)) -> BroughtIn {
         let mut done = BroughtIn::default();
         let mut todo = self.rules.prefetched_below();
@@ -293,7 +297,7 @@ impl Namespace {
         done
     }
 
-    /// What a hint wants brought in: a file, or all below a directory. What the store does not have is passed over.
+    /// Prefetches what a hint names: a file, or all files below a directory. Skips files that the store does not have.
     pub fn prefetch_hinted(&self, path: &[u8], stop: &(dyn Fn() -> bool + Sync)) {
         for id in self.files_below(path).unwrap_or_default() {
             match self.prefetch(id, stop) {
@@ -304,7 +308,7 @@ impl Namespace {
         }
     }
 
-    /// One directory, or a file named by a rule outright.
+    /// One directory, or a file that a rule names outright.
     fn prefetch_in(
         &self,
         path: &[u8],
@@ -361,7 +365,7 @@ impl Namespace {
         }
     }
 
-    /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
+    /// Files below a path that the tiers or the store have, for evict, pin and prefetch of whole trees.
     pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
         let shown = String::from_utf8_lossy(path).into_owned();
         let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
@@ -398,7 +402,7 @@ impl Namespace {
             .build()
             .map_err(|why| Error::new(format!("{text}: not a pattern")).why(why))?;
         let matcher = glob.compile_matcher();
-        // Only the part of the tree that the pattern's plain beginning names is walked.
+        // Only the part of the tree under the pattern's plain beginning is walked.
         let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
         let mut files = Vec::new();
         for id in self.files_below(plain.join("/").as_bytes())? {

@@ -1,6 +1,10 @@
-//! Taking up what an earlier agent left: memory from the catalog, content from the tiers. A plain file is
-//! known by its inode number, so that a rename that was written down but not done (or done but not
-//! finished) on the tier is put right. Nothing that only we have is ever deleted here.
+//! Recovery: this agent resumes what an earlier one left. The state comes from the catalog, the content from the tiers.
+//!
+//! Steps: load the catalog, take in the intake, settle started operations, match plain files with records, seal files
+//! that no process can still write. The inode number identifies a plain file. So recovery completes a rename that has a
+//! record and was not done on the tier, or only in part.
+//!
+//! The danger that this avoids: data loss. Recovery never deletes content that only this agent has.
 
 mod damaged;
 mod load;
@@ -28,12 +32,12 @@ pub use orphans::keep_copy;
 pub(crate) use spilled::STORE_PATIENCE;
 use surgetank_state::{Inode, Tree};
 
-/// Where plain files lie that nobody remembers.
+/// Plain files without a record are moved here.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
-/// So many are named one by one.
+/// The number of such files that are named one by one.
 const ORPHANS_TOLD_MAX: usize = 20;
 
-/// The catalog names nothing that lies on a tier, is owed to the store, or may be under way there.
+/// Is the catalog free of files on tiers, operations owed to the store, and temporaries that may be under way there?
 pub fn is_spent(image: &Image) -> bool {
     let empty = image.files.is_empty() && image.entries.is_empty() && image.ops.is_empty();
     empty && image.lost.is_empty() && !surgetank_state::temporaries_are_expected(image) && !damaged::is_doubtful(image)
@@ -128,8 +132,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Finds the devices that the catalog's replicas name, wherever they are now, and writes down those that it does not
-    /// know yet, before anything is put there. Returns which id each number has now, and the unknown devices.
+    /// Finds the devices that the catalog's replicas name, wherever they are now. Records devices that the catalog does
+    /// not know yet, before any file is put there. Returns the present id for each number, and the unknown devices.
     fn take_up_devices(&self, image: &Image) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
         let named: HashSet<DeviceId> =
             image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
@@ -184,7 +188,7 @@ impl Recovery<'_> {
         if !changes.is_empty()
             && let Err(why) = self.namespace.catalog.commit(&changes)
         {
-            // Held back: they go in front of the first replica that is written down.
+            // Held back: these changes precede the first replica that is recorded.
             tracing::warn!(%why, "the tiers could not be written down yet");
             self.namespace.unwritten.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
         }
@@ -202,7 +206,7 @@ impl Recovery<'_> {
                 self.tell_promised(&path);
                 Some(id)
             }
-            // The catalog could not be told that somebody opened it.
+            // The catalog could not record that a process opened it.
             Worth::Spare
                 if doubt != Doubt::MachineWentDown && self.is_left_to_writer(id, plain.device, &on_tier.path) =>
             {
@@ -210,7 +214,8 @@ impl Recovery<'_> {
                 tree.txn.file(id);
                 Some(id)
             }
-            // (An empty one was made for somebody who opened it to write it anew, and was killed, or is served again in a moment.)
+            // An empty copy was created for a process that opened the file to overwrite it. That process was killed, or
+            // is served again in a moment.
             Worth::Spare if doubt == Doubt::MachineWentDown || on_tier.plain.size_bytes == 0 => {
                 tree.drop_replica(id);
                 tree.txn.file(id);
@@ -221,7 +226,7 @@ impl Recovery<'_> {
                 self.lose(tree, id);
                 None
             }
-            // A spare copy that is not as long as it was is none: it was written since.
+            // A spare copy with another length is not spare: a process has written it since.
             Worth::Promised | Worth::Doubtful | Worth::Spare => {
                 let kept = self.set_apart(tree, id, &on_tier.plain, doubt)?;
                 self.sync_apart(tree, kept, plain, &on_tier.path);
@@ -230,7 +235,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Does a program go on writing it?
+    /// Does a process continue to write it?
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
         let handed = || {
             let file = self.namespace.tiers.device(device).open(path, false).ok()?;
@@ -243,7 +248,7 @@ impl Recovery<'_> {
         self.namespace.succession.left_written(id) || handed().unwrap_or(false)
     }
 
-    /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
+    /// Seals the files that were open when the agent died. No process can have them open any more, unless processes continue.
     fn seal_recovered(&self) -> Result<()> {
         let open: Vec<FileId> = {
             let tree = self.namespace.read_tree();
@@ -256,7 +261,7 @@ impl Recovery<'_> {
                 .map(|(id, _)| id)
                 .collect()
         };
-        // Which was closed first nobody knows any more; the order in which they were made is the next best.
+        // The order of the closes is lost. The order of creation is the next best.
         let open = in_order(open);
         let until = surgetank_types::clock::tick() + STORE_PATIENCE;
         for id in open {
@@ -308,7 +313,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// What is queued of it would be half of what is being written. Who waits in an fsync asks again; else the close queues it.
+    /// A queued publication would bring half of what a process is writing. If a process waits in an fsync, it asks
+    /// again; otherwise the close queues the file.
     fn leave_to_writer(&self, id: FileId) {
         let mut tree = self.namespace.write_tree();
         if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {

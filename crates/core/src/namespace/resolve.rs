@@ -1,5 +1,7 @@
-//! Finding files: names to files, through the store where we know nothing of our own, and believing the
-//! store only for as long as configured (others change it too).
+//! Resolution: from names to files. Where the agent has no entry of its own, it asks the store. It caches the answer
+//! only for the configured time (`store_ttl`), because other clients change the store too.
+//!
+//! The danger that this avoids: the store's answer, older than a change by the agent itself, replaces that change.
 
 use std::io;
 use surgetank_types::sync::PoisonError;
@@ -15,13 +17,13 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX}
 use super::{Found, Namespace};
 use surgetank_state::{Entry, Inode, Name, Tree};
 
-/// A look-up in the store that kept overlapping changes is given up after this many tries.
+/// The limit of look-ups in the store that overlap changes.
 const TRIES_MAX: usize = 100;
 
 enum Ask {
     Known(FileId),
     Absent,
-    /// The store has to be asked, at this path; what the directory's generation was.
+    /// The store has to be asked, at this path; with the directory's generation and the entry before that.
     Store(StorePath, u32, Option<Entry>),
 }
 
@@ -33,7 +35,7 @@ impl Namespace {
                 continue;
             }
             match self.found(id) {
-                // Whoever held it last gave it back since: it is there all the same.
+                // The last holder has dropped it since. The name still exists.
                 Err(fault) if fault.errno == Errno::NOENT => {}
                 found => {
                     crash_point!("lookup.found");
@@ -44,7 +46,7 @@ impl Namespace {
         Err(Errno::AGAIN.into())
     }
 
-    /// As `lookup`, where nobody has to be asked. `None`: somebody would have to be, or there is none.
+    /// As `lookup`, without a request to the store. `None`: the store has to be asked, or the name does not exist.
     pub fn lookup_known(&self, caller: &Caller, dir: FileId, name: &[u8]) -> Option<Found> {
         let id = self.resolve_known(caller, dir, &Name::from(name))?;
         self.found(id).ok()
@@ -97,7 +99,7 @@ impl Namespace {
         }
     }
 
-    /// The file under a name, `ENOENT` when there is none. The store is asked where we do not know.
+    /// The file under a name, or `ENOENT`. Asks the store where the agent does not know.
     pub(super) fn resolve(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<FileId> {
         if name == b"." {
             return Ok(dir);
@@ -109,7 +111,7 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         let name: Name = Name::from(name);
-        // What we know is told whatever the store, and those who wait for it, do.
+        // Known answers do not wait for the store, or for requests that do.
         let look = || -> FsResult<(Ask, u64)> {
             let tree = self.read_tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
@@ -145,7 +147,7 @@ impl Namespace {
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
             drop(moving);
-            // How many names a file has may be of before an operation of ours that was carried out meanwhile.
+            // The store's link count may be older than an operation of the drain that completed meanwhile.
             let counted =
                 tree.links_changed == links_changed || result.as_ref().map_or(true, |stat| stat.attr.links == 1);
             if !unchanged || !counted {
@@ -174,13 +176,13 @@ impl Namespace {
         Err(Errno::AGAIN.into())
     }
 
-    /// What the store has under a name, which only it can tell.
+    /// What the store has under a name that the agent does not know.
     fn glance_at(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         let known = self.store.told(who, path);
         known.unwrap_or_else(|| self.queries.must_ask((who, path), |store, who, path| store.glance(who, path)))
     }
 
-    /// What the store has where we have a copy. `None`: it does not tell, and the copy is as good as it was.
+    /// What the store has where the agent has a copy. `None`: the store does not answer, and the copy stays valid.
     fn look_at_copy(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
         let path = path.clone();
         match self.queries.would_ask(move |store| store.glance(who, &path))? {
@@ -189,7 +191,7 @@ impl Namespace {
         }
     }
 
-    /// What a name means as far as the store need not be asked; the outer `None`: it has to be.
+    /// What a name means, as far as the agent knows without the store. The outer `None`: the store has to be asked.
     pub(super) fn known(&self, tree: &Tree, dir: FileId, name: &Name) -> Option<Option<FileId>> {
         match self.ask(tree, dir, name) {
             Ask::Known(id) => Some(Some(id)),
@@ -225,7 +227,7 @@ impl Namespace {
         }
     }
 
-    /// Takes in what the store has under a name of which we have nothing of our own.
+    /// Takes in what the store has under a name for which the agent has no own file.
     fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
@@ -235,13 +237,13 @@ impl Namespace {
                 self.refresh(tree, id, stat);
                 return id;
             }
-            // Somebody else replaced it: this is another file.
+            // Another client replaced it: this is another file.
             self.vanished(tree, dir, name);
         }
         if stat.attr.kind == Kind::File
             && let Some(id) = tree.hard_links.get(&stat.attr.ino).copied()
             && tree.get(id).is_some()
-            // A number is given to another file only when nobody has the old one open.
+            // A file system reuses an inode number only when no process has the old file open.
             && (stat.attr.links > 1 || self.opens().contains_key(&id))
         {
             tree.bind(dir, name, |entry| {
@@ -249,14 +251,14 @@ impl Namespace {
                 entry.set_planned(Some(id));
             });
             let owned = tree.get_mut(id).is_some_and(|inode| {
-                // The name by which we knew it may be gone: then this one stands for it.
+                // The name by which the agent knew it may be gone: then this one replaces it.
                 if inode.logical.is_none() {
                     inode.logical = Some((dir, name.clone()));
                     inode.attr.links = inode.attr.links.max(1);
                 } else {
                     inode.extra_mut().more_names.push((dir, name.clone()));
                 }
-                // Found again after a crash in the middle of writing it in place: it is as the store has it.
+                // Found again after a crash during a write in place: its state is the store's.
                 let the_stores = inode.replica.is_none() && inode.spill().is_none() && !inode.dirty();
                 if the_stores && inode.handles == 0 && inode.set_meta.is_none() {
                     let Attr { size_bytes, blocks, mtime, .. } = stat.attr;
@@ -291,13 +293,13 @@ impl Namespace {
         if tree.hints.any()
             && let Some(path) = tree.child_path(dir, name)
         {
-            // (It is not in the catalog, and said again of whoever comes by that name.)
+            // It is not in the catalog. Each later look-up of that name applies the hints again.
             tree.named(id, &path);
         }
         id
     }
 
-    /// The store no longer has a name of which we have nothing of our own.
+    /// The store no longer has a name for which the agent has no own file.
     fn vanished(&self, tree: &mut Tree, dir: FileId, name: &Name) {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
@@ -325,10 +327,10 @@ impl Namespace {
         }
     }
 
-    /// New attributes of a file that is the store's; a directory keeps what we did to it meanwhile.
+    /// Takes the store's new attributes of a file. A directory keeps the agent's own changes since then.
     pub(super) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
-        // Nobody's names but ours are seen in it, and in the store it changes when the drain gets to it: to programs that would
-        // be a directory that changes behind their back (tar gives up on one).
+        // Programs see only the agent's names in it, and the store changes it when the drain gets there. Programs would
+        // see a directory that changes by itself (tar fails on one).
         let complete = tree.dir(id).is_some_and(|dir| dir.complete);
         let Some(inode) = tree.get_mut(id) else {
             return;
@@ -356,7 +358,7 @@ impl Namespace {
         inode.identity = Some(Box::new(stat.identity));
     }
 
-    /// Asks the store again about a file of its own, when what we know is too old.
+    /// Asks the store again about its file, when the known attributes are too old.
     pub(super) fn revalidate(&self, id: FileId) -> FsResult<()> {
         for _ in 0..TRIES_MAX {
             if self.look_again(id)? {
@@ -366,7 +368,7 @@ impl Namespace {
         Err(Errno::AGAIN.into())
     }
 
-    /// `false`: how many names it has changed by our own hand while we looked.
+    /// `false`: the drain changed a link count during the look.
     fn look_again(&self, id: FileId) -> FsResult<bool> {
         let look = || -> Option<(StorePath, Cred, u64, bool)> {
             let tree = self.read_tree();
@@ -420,7 +422,7 @@ impl Namespace {
         }
     }
 
-    /// Our own credentials, for what is done on nobody's behalf; reading as root where we are root.
+    /// Credentials for the agent's own requests, not on behalf of a caller: root where the agent is root.
     pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
         if rustix::process::geteuid().is_root() { Cred { uid: 0, gid: 0 } } else { owner }
     }

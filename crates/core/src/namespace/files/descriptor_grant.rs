@@ -1,9 +1,13 @@
-//! Handing out descriptors of the plain file itself, for the shim: creating and opening for writing where that is direct,
-//! and noticing that the last of them is closed.
+//! Descriptor grants: the agent gives the shim a descriptor of the plain file itself. The shim creates files and opens
+//! them for writing that way, where this is direct. This file also notices that a process has closed the last such
+//! descriptor.
 //!
-//! Whatever would have to ask the store, to copy or to mediate is left to the mount ([`LEFT_TO_THE_MOUNT`]). The
-//! descriptors never reach us again: the kernel tells when one that could write is closed (`Shim::watch`), and whether
-//! others are left a lease tells. Until then `Open::handed` stands for one writer.
+//! - A request that needs the store, a copy or mediation goes to the mount ([`LEFT_TO_THE_MOUNT`]).
+//! - Granted descriptors do not pass through the agent again. The kernel reports when a process closes a writable one
+//!   (`Shim::watch`), and a lease shows whether others remain.
+//! - Until then `Open::handed` counts as one writer.
+//!
+//! The danger that this avoids: the agent seals a file that a process can still write.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,16 +26,17 @@ use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
 use surgetank_state::{Inode, Name, Tree};
 
-/// Somebody who takes the name away and brings it back more often than this, while one open lasts, is not met.
+/// The limit of tries while another client removes the name and creates it again during one open.
 const LOOKS_MAX: usize = 1000;
-/// An answer that is decided is with the kernel after microseconds, where the processor is not somebody else's.
+/// The kernel gets a decided answer within microseconds, if the processor is free.
 const TOLD_TRIES: u32 = 16;
 const TOLD_PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
 const TOLD_PAUSE_MAX: std::time::Duration = std::time::Duration::from_millis(200);
 
 impl Namespace {
-    /// A descriptor of the plain file, as open(2) of the name with these flags would give it. [`STORE_TO_BE_ASKED`] unless
-    /// that `may_ask`.
+    /// A descriptor of the plain file, as open(2) of the name with these flags would return it.
+    ///
+    /// Errors: [`STORE_TO_BE_ASKED`] if the store has to be asked and `may_ask` is false.
     pub fn hand_out(
         &self,
         caller: &Caller,
@@ -45,12 +50,12 @@ impl Namespace {
         if !writes || name.is_empty() || name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
-        // Whoever asks may have closed what we gave him before: if we were slow in closing ours, that would be told after
-        // what he makes now.
+        // The caller may have closed an earlier grant. If the agent still has its own copy of that descriptor, the
+        // kernel would report the close after the file that the caller creates now.
         if let Some(shim) = self.shim.get() {
             shim.await_given();
         }
-        // Or have closed something at the mount, which the kernel tells of in its own time.
+        // The caller may also have closed a file at the mount, and the kernel reports such closes late.
         if self.writing_handles.load(Ordering::SeqCst) > 0
             && let Some(door) = self.door.get()
         {
@@ -91,7 +96,7 @@ impl Namespace {
         };
         for _ in 0..LOOKS_MAX {
             match once() {
-                // It lost its name to somebody else between our look and our opening; or got one.
+                // Another process removed or created the name between the look and the open.
                 Err(fault) if fault.errno == Errno::STALE => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
                 handed => return handed,
@@ -100,8 +105,8 @@ impl Namespace {
         Err(LEFT_TO_THE_MOUNT.into())
     }
 
-    /// The file was made for this very program, which was not told.
-    /// Where it cannot be handed out any more it goes again: the mount makes another one.
+    /// The agent created the file for this very process, and the answer did not arrive. If the agent cannot grant it
+    /// any more, it removes the file, and the mount creates another one.
     pub fn hand_out_again(
         &self,
         caller: &Caller,
@@ -131,14 +136,14 @@ impl Namespace {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             self.permit(caller, &inode.attr, want)?;
-            // Only the store has it. Or the kernel has to see who writes.
+            // Only the store has the content, or the kernel has to see each writer.
             if inode.replica.is_none() || inode.attr.perm & SET_IDS != 0 {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
         }
-        // Whoever has it may be waiting for the store.
+        // The holder of the lock may be waiting for the store.
         let inode = if may_ask { self.lock_inode(id) } else { self.try_lock_inode(id).ok_or(STORE_TO_BE_ASKED)? };
-        // The caches of the kernel that the mount's readers have are not ours to drop while they read.
+        // The kernel's caches for the mount's readers stay while those read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         self.count_handed(&open);
         let file = self.hand(caller, &open, None, flags)?;
@@ -155,7 +160,7 @@ impl Namespace {
         let roomy = matches!(location, Location::Tier(device) if self.may_delegate_at_all(caller) && self.may_hold_more(device));
         let mut tree = self.write_tree();
         let mut more = self.consider_delegation(&mut tree, caller, dir, &made.open, roomy);
-        // Whoever looks whether a name is free before he makes it has the kernel told of each: hence again at once.
+        // A program that checks for a free name before each creation makes the kernel cache every name: so try again at once.
         for again in [true, false] {
             let (listed, absent) = tree.dir_mut(dir).map_or((false, false), |d| {
                 (std::mem::take(&mut d.is_in_kernel), d.kernel_negative_entries.take(name))
@@ -179,10 +184,10 @@ impl Namespace {
         self.hand(caller, &made.open, made.plain, flags)
     }
 
-    /// The writer that was just counted is one that we hand out. The inode's lock is held.
+    /// The writer that was just counted gets a descriptor. The caller holds the inode's lock.
     pub(super) fn count_handed(&self, open: &Open) {
         if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
+            // It counts already, for one writer. Earlier descriptors may be closed by now; this one is not.
             self.uncount_user(open, true);
         } else {
             self.handed.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +195,7 @@ impl Namespace {
         self.show(&self.read_tree(), open.id);
     }
 
-    /// Gives up what was opened when the descriptor cannot be given.
+    /// Gives up the open file when the descriptor cannot be granted.
     pub(super) fn hand(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         open.handed_to(caller.uid);
         let content = open.content();
@@ -205,7 +210,7 @@ impl Namespace {
         };
         let watched = if made { self.watch_made(open, &content) } else { self.watch_apart_open(open) };
         if let Err(why) = &watched {
-            // Nobody will tell that it is closed: it is looked at now and then.
+            // No event will report the close, so the agent polls.
             tracing::warn!(%why, "a plain file cannot be watched (fs.inotify.max_user_watches)");
         }
         if watched.is_err() || file.is_err() {
@@ -224,7 +229,7 @@ impl Namespace {
         }
     }
 
-    /// By its directory where that is sure: plain files are taken elsewhere under the tree's lock.
+    /// Watches through the directory where the name is certain: plain files move only under the tree's lock.
     fn watch_made(&self, open: &Open, content: &Content) -> std::io::Result<()> {
         if let (Some(shim), Location::Tier(device)) = (self.shim.get(), content.location) {
             let tree = self.read_tree();
@@ -238,8 +243,8 @@ impl Namespace {
         self.watch_apart_open(open)
     }
 
-    /// Its plain file gets another name, or none: if it was handed out it is watched itself from now on, and, of a directory,
-    /// all that is below. The tree is locked.
+    /// The plain file gets another name, or none. A granted file is watched by itself from now on; for a directory this
+    /// holds for all files below it. The caller holds the tree's lock.
     pub(crate) fn watch_apart(&self, tree: &Tree, id: FileId) {
         if self.handed.load(Ordering::Relaxed) == 0 {
             return;
@@ -256,26 +261,27 @@ impl Namespace {
         }
     }
 
-    /// A descriptor that we handed out was closed; others may be left.
-    /// `false`: or the kernel told an instant too early, see `retry_handed`.
+    /// A process closed a granted descriptor; others may remain. `false`: others remain, or the kernel reported the
+    /// close too early, see `retry_handed`.
     pub fn handed_closed(&self, id: FileId) -> bool {
         loop {
             match self.look_whether_closed(id) {
                 Ok(ended) => return ended,
-                // Waited for, or whoever catches up would go on, and come before this one. (With no other lock held.)
+                // Waits without any other lock. Without the wait, `catch_up` would return, and the next operation would
+                // come before this file.
                 Err(busy) => drop(self.lock_inode(busy)),
             }
         }
     }
 
-    /// The error: it is closed, and somebody is just about that one, which was closed before.
+    /// The error: the file is closed, and another thread holds the lock of the returned file, which was closed before it.
     fn look_whether_closed(&self, id: FileId) -> Result<bool, FileId> {
         let _inode = self.lock_inode(id);
         let Some(open) = self.open_of(id) else { return Ok(true) };
         if self.try_end_handed(&open)? {
             return Ok(true);
         }
-        // Watched again first, or the last one might be closed just between.
+        // Watches again first, because the last close might fall between the two looks.
         let watched = self.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
         let ended = self.try_end_handed(&open)?;
         if !ended && !watched {
@@ -284,8 +290,8 @@ impl Namespace {
         Ok(ended)
     }
 
-    /// The kernel tells of a close an instant before the file counts as closed; who asked for the lease in between asks
-    /// again.
+    /// The kernel reports a close an instant before the file counts as closed. A file whose lease was refused in that
+    /// instant is tried again here.
     pub(crate) fn retry_handed(&self) {
         self.settle();
         if self.handed.load(Ordering::Relaxed) == 0 {
@@ -297,9 +303,9 @@ impl Namespace {
             if !nobody_writes(&open.content()) {
                 continue;
             }
-            // It is closed; and what was closed before it comes before it: in the kernel's order, not in ours.
+            // It is closed. Files that were closed before it come first, in the kernel's order.
             self.catch_up();
-            // Whoever is busy with it sees to it.
+            // A thread that holds the lock ends it.
             if let Some(_inode) = self.try_lock_inode(open.id)
                 && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, &open))
             {
@@ -308,7 +314,7 @@ impl Namespace {
         }
     }
 
-    /// Which one it was, nobody knows.
+    /// A close was reported without its file, so all granted files are tried.
     pub fn any_handed_closed(&self) {
         self.settle();
         let handed: Vec<FileId> =
@@ -318,7 +324,7 @@ impl Namespace {
         }
     }
 
-    /// The kernel asks again for the file's attributes and content, if it ever did.
+    /// Makes the kernel drop the attributes of a file that it knows.
     pub fn forget_attributes(&self, id: FileId) {
         let known = self.read_tree().get(id).is_some_and(|inode| inode.lookups > 0);
         if let Some(door) = self.door.get().filter(|_| known) {
@@ -326,13 +332,13 @@ impl Namespace {
         }
     }
 
-    /// The same, where nothing else tells it later. It does not know the file while the answer to its first look-up is on the way,
-    /// with the attributes of before. Not with a lock held.
+    /// The same, where no later event invalidates them. The kernel does not know the file while the answer to its first
+    /// look-up is under way, with the old attributes. The caller holds no lock.
     pub fn forget_attributes_for_sure(&self, id: FileId) {
         for turn in 0..TOLD_TRIES {
             let lookups = self.read_tree().get(id).map_or(0, |inode| inode.lookups);
             match self.door.get().filter(|_| lookups > 0) {
-                // (Of an earlier agent's file it is not known whether the kernel ever heard of it.)
+                // For an earlier agent's file, the agent cannot know whether the kernel has seen it.
                 Some(door) if !door.invalidate(id, true) && lookups < MANY / 2 => {
                     std::thread::sleep((TOLD_PAUSE * 2_u32.pow(turn)).min(TOLD_PAUSE_MAX))
                 }
@@ -341,18 +347,18 @@ impl Namespace {
         }
     }
 
-    /// The inode's lock is held.
+    /// The caller holds the inode's lock.
     pub(super) fn end_handed(&self, open: &Arc<Open>) -> bool {
         self.try_end_handed(open).unwrap_or(false)
     }
 
-    /// As [`Self::seal_those_before`].
+    /// Errors: as [`Self::seal_those_before`].
     fn try_end_handed(&self, open: &Arc<Open>) -> Result<bool, FileId> {
         if !open.handed.load(Ordering::Relaxed) {
             return Ok(true);
         }
         let content = open.content();
-        // (Where there are no leases no writer is ever refused one.)
+        // Without leases on a device, a writer never causes a refusal.
         let ended = nobody_writes(&content);
         if ended {
             self.seal_those_before(open.id)?;
@@ -361,7 +367,7 @@ impl Namespace {
         Ok(ended)
     }
 
-    /// The same, when those that were closed before were seen to.
+    /// The same, after the files that were closed before are sealed.
     pub(super) fn end_handed_now(&self, open: &Arc<Open>) -> bool {
         if !open.handed.load(Ordering::Relaxed) {
             return true;
@@ -383,15 +389,15 @@ impl Namespace {
                 self.give_up(open);
             }
         }
-        // Not before: where nothing is handed out `catch_up` waits for nobody.
+        // Not earlier: at zero granted files, `catch_up` does not wait.
         self.handed.fetch_sub(1, Ordering::Release);
         if self.delegated.load(Ordering::Relaxed) > 0 {
             self.limit_by_handed();
         }
     }
 
-    /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them; returns whether
-    /// there were any. Not with a lock held.
+    /// Takes in the closes of granted descriptors, so that later operations come after them. Returns whether there were
+    /// any. The caller holds no lock.
     pub fn catch_up(&self) -> bool {
         self.settle();
         let before = self.handed.load(Ordering::Acquire);
@@ -403,7 +409,7 @@ impl Namespace {
         self.handed.load(Ordering::Relaxed) < before
     }
 
-    /// fsync of a descriptor that we handed out.
+    /// fsync of a granted descriptor.
     pub fn fsync_handed(&self, id: FileId) -> FsResult<()> {
         match self.open_of(id) {
             Some(open) => self.fsync_open(&open, false),

@@ -1,12 +1,14 @@
-//! Files that lie only in a store without plain files (objects), when somebody opens them.
+//! The first open of a file that only a store without plain files (an object store) has.
 //!
-//! Small ones, those that are to be written, and all of them where nobody mediates are fetched whole into a tier before
-//! the open returns, and are then resident like any other: durable, evictable. Large ones are read while they arrive
-//! (`namespace/arrive`), mediated until the last close. That no tier has room makes no open for reading fail (but for
-//! those that nobody mediates): it goes through a window then.
+//! - Small files are fetched whole to a tier before the open returns. So are files that a process writes, and all files
+//!   where the agent does not mediate. They are then resident like any other: durable, evictable.
+//! - Large files are read while they arrive (`namespace/fetch`), mediated until the last close.
+//! - A lack of room on the tiers fails an open for reading only where the agent does not mediate. Otherwise the reads
+//!   use a window.
 //!
-//! The danger avoided: attributes of one version and bytes of another. What is fetched is compared with what we know of
-//! the file, which is looked at again if they differ; from then on the store gives that version or nothing.
+//! The danger that this avoids: attributes of one version with bytes of another. The fetched version is compared with
+//! the known one; if they differ, the agent looks at the file again. From then on the store serves that version or
+//! fails.
 
 use std::fs::File;
 use std::io;
@@ -25,12 +27,12 @@ use super::super::resolve::is_absent;
 use super::{Given, Placed, Via};
 use surgetank_state::Tree;
 
-/// Files up to this size are fetched whole: one range, and programs have the plain file itself.
+/// Files up to this size are fetched whole: one range, and processes get the plain file itself.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
-/// Somebody who replaces a file more often than this while it is opened is not met.
+/// The limit of tries while another client keeps replacing the file during one open.
 pub(super) const LOOKS_MAX: usize = 10;
 
-/// One version of a file in the store, and where it was found.
+/// One version of a file in the store, and its path.
 pub(super) struct There {
     pub remote: Arc<dyn Remote>,
     pub path: StorePath,
@@ -38,12 +40,13 @@ pub(super) struct There {
 
 enum Version {
     Known,
-    /// Somebody else's doing.
+    /// Another client has made this version.
     Another,
 }
 
 impl Namespace {
-    /// The first open of a file that lies only there. `None`: it is resident now, open it as such. The inode's lock is held.
+    /// The first open of a file that only the store has. `None`: the file is resident now, and the caller opens it as
+    /// such. The caller holds the inode's lock.
     pub(super) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
         for _ in 0..LOOKS_MAX {
             let (there, size_bytes) = self.there(id)?;
@@ -60,7 +63,7 @@ impl Namespace {
                 Err(fault) if fault.errno == Errno::NOSPC && !writes && !via.is_only() => {
                     return self.open_arriving(id, there, size_bytes).map(Some);
                 }
-                // It got other attributes or another place while it was fetched, or is another one now.
+                // It got other attributes or another path during the fetch, or is another file now.
                 Err(fault) if fault.errno == Errno::STALE => {}
                 Err(fault) => return Err(fault),
             }
@@ -68,7 +71,7 @@ impl Namespace {
         Err(Errno::STALE.into())
     }
 
-    /// The version of the file that we know, to be read, and its size.
+    /// The known version of the file, ready to be read, and its size.
     pub(super) fn there(&self, id: FileId) -> FsResult<(There, u64)> {
         for _ in 0..LOOKS_MAX {
             let (path, owner) = {
@@ -93,7 +96,7 @@ impl Namespace {
         Err(Errno::STALE.into())
     }
 
-    /// Is it the version whose attributes we show?
+    /// Is it the version whose attributes programs see?
     fn version(&self, id: FileId, path: &StorePath, is: StoreIdentity) -> FsResult<Version> {
         let mut tree = self.write_tree();
         let moved = tree.applied_path(id).as_ref() != Some(path);
@@ -104,7 +107,7 @@ impl Namespace {
             inode.checked = Some(surgetank_types::clock::Moment::now());
             return Ok(Version::Known);
         }
-        // The drain puts it elsewhere, or gives it other attributes: its bytes are what they were.
+        // The drain moved it or changed its attributes: its bytes are the same.
         if moved {
             return Err(Errno::STALE.into());
         }
@@ -116,7 +119,7 @@ impl Namespace {
         }
     }
 
-    /// Fetches all of it into a tier. The inode's lock is held.
+    /// Fetches the whole file to a tier. The caller holds the inode's lock.
     pub(super) fn bring_in(&self, id: FileId, there: &There, kind: AskKind) -> FsResult<()> {
         let size_bytes = there.remote.identity().size_bytes;
         if self.read_tree().logical_path(id).is_none() {
@@ -141,11 +144,11 @@ impl Namespace {
         adopted.map(drop)
     }
 
-    /// A hidden plain file for what is fetched, under an id of its own: the file itself may have a hidden one already.
+    /// Creates a hidden plain file for the fetch, with its own id: the file itself may have a hidden one already.
     fn place_hidden(&self, id: FileId, kind: AskKind) -> FsResult<Option<(Placed, File)>> {
         let (path, wish, perm, copy) = {
             let mut tree = self.write_tree();
-            // (What lost its name while somebody reads it is fetched for him alone.)
+            // A file that lost its name is fetched for its reader alone.
             let path = tree.logical_path(id).unwrap_or_default();
             let copy = tree.new_id();
             let mut wish = self.wish(&tree, id, &path);
@@ -155,7 +158,7 @@ impl Namespace {
             (path, wish, tree.get(id).ok_or(Errno::STALE)?.attr.perm, copy)
         };
         let mut placed = self.place(&path, copy, kind, &wish, perm, Via::Mount)?;
-        // A writer of ours would stand in the way of our own leases.
+        // A descriptor for writing in the agent would prevent its own leases.
         placed.made = None;
         if !matches!(placed.content.location, Location::Tier(_)) {
             self.undo_placed(&mut self.write_tree(), &placed);
@@ -170,7 +173,7 @@ impl Namespace {
         }
     }
 
-    /// All bytes are there: the hidden file is the file's copy on the tier from now on. Returns what it is charged.
+    /// All bytes are there: the hidden file becomes the file's copy on the tier. Returns the charged bytes.
     pub(super) fn take_in(&self, tree: &mut Tree, id: FileId, placed: &Placed, file: &File) -> FsResult<u64> {
         let inode = tree.get(id).ok_or(Errno::STALE)?;
         let fits = inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty();
@@ -193,7 +196,7 @@ impl Namespace {
         Ok(charged_bytes)
     }
 
-    /// Open while it arrives. No request is made: the first reader says what he wants.
+    /// Opens the file while it arrives. Makes no request: the first reader decides what to fetch.
     pub(super) fn open_arriving(&self, id: FileId, there: There, size_bytes: u64) -> FsResult<Open> {
         let (file, placed) = match self.place_to_arrive(id, size_bytes)? {
             Some((placed, file)) => (file, Some(placed)),
@@ -206,7 +209,8 @@ impl Namespace {
         Ok(open)
     }
 
-    /// What a program reads since an earlier agent, which died before it had come. `None`: it is elsewhere, or gone.
+    /// Reopens a file that a process has been reading since an earlier agent, which died before the file was complete.
+    /// `None`: the content is elsewhere, or gone.
     pub(crate) fn arrives_again(&self, id: FileId) -> Option<Open> {
         let elsewhere = |tree: &Tree| tree.get(id).is_none_or(|inode| inode.replica.is_some() || inode.dirty());
         if self.store.features().plain_files || elsewhere(&self.read_tree()) {
@@ -216,7 +220,7 @@ impl Namespace {
         opened.inspect_err(|why| tracing::error!(id = id.0, %why, "cannot be read on: ESTALE")).ok()
     }
 
-    /// Where all of it fits without putting anybody out; else where it can begin: it is charged as it comes.
+    /// A place where the whole file fits without an eviction; otherwise one where it can begin. It is charged as it arrives.
     fn place_to_arrive(&self, id: FileId, size_bytes: u64) -> FsResult<Option<(Placed, File)>> {
         let asks = [AskKind::Prefetch { bytes: size_bytes }, AskKind::Fetch { bytes: size_bytes.min(WINDOW_BYTES) }];
         for kind in asks {
@@ -239,14 +243,14 @@ impl Namespace {
         Ok(None)
     }
 
-    /// A file without a name, beside our state rather than in memory, of which no more than a window is filled.
+    /// A file without a name, in the state directory rather than in memory. Only a window of it is filled.
     fn window(&self, size_bytes: u64) -> io::Result<File> {
         use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
         let on_disk = || -> io::Result<File> {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             let file = File::from(rustix::fs::open(&self.config.state, flags, Mode::from_raw_mode(0o600))?);
             file.set_len(size_bytes)?;
-            // What is not wanted any more has to go again.
+            // Chunks that are no longer needed have to be punched out.
             rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096)?;
             Ok(file)
         };

@@ -1,9 +1,12 @@
-//! Reading files that are still arriving, and what becomes of them: complete, needed whole by a writer, or left half-way.
+//! Reads of files that are still arriving, and the end of an arrival: complete, completed for a writer, or dropped.
 //!
-//! A reader asks for his chunks and those ahead of him, and waits with nothing locked. Where there is no room for a chunk
-//! his bytes come straight from the store. The dangers avoided: a writer on a file whose bytes are not all there (he waits
-//! for them), and a file that its readers lose because it was deleted or replaced meanwhile (the drain waits for the rest
-//! of it, and tries again as long as it tries anything again).
+//! A reader requests its chunks and those ahead of it, and waits without a lock. Where there is no room for a chunk,
+//! its bytes come straight from the store.
+//!
+//! The dangers that this avoids:
+//! - A process writes a file whose bytes are not all there. (The writer waits for them.)
+//! - Readers lose a file that is deleted or replaced meanwhile. (The drain waits for the rest of the file, and retries
+//!   within its retry window.)
 
 use crate::report::run::EventKind;
 use std::io;
@@ -26,13 +29,13 @@ use super::super::fetch::{Arrival, Failure, Want, chunk_of};
 use super::Via;
 use super::fetch_open::{LOOKS_MAX, There};
 
-/// How long the drain may take to write down what it did to a file.
+/// How long the drain may take to record what it did to a file.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// For another chunk at least this part of a full device is emptied.
+/// For another chunk, an eviction frees at least this share of a full device.
 const EVICT_SHARE: u64 = 16;
 
-/// What a program sees of an error of the store. (Nobody who reads a file expects to be told to come again.)
+/// The store's error as a program sees it. (Programs do not expect EAGAIN from a read of a file.)
 pub(super) fn told(why: io::Error) -> Fault {
     match Fault::from(why) {
         fault if fault.errno == Errno::AGAIN => Fault { errno: Errno::IO, ..fault },
@@ -41,7 +44,7 @@ pub(super) fn told(why: io::Error) -> Fault {
 }
 
 impl Namespace {
-    /// Reads what is there up to the end of a chunk at most, after it came. `None`: it is not arriving any more.
+    /// Reads up to the end of a chunk at most, after the chunk arrives. `None`: the file is not arriving any more.
     pub(super) fn read_arriving(
         &self,
         open: &Open,
@@ -54,7 +57,7 @@ impl Namespace {
         let chunk = chunk_of(offset);
         let here = length.min((chunk + 1) * RANGE_BYTES - offset);
         let buffer = &mut buffer[..usize::try_from(here).unwrap_or(0)];
-        // What the caller reads next is not a guess.
+        // The part that the caller reads next is certain to be needed.
         let end = chunk_of(offset + length - 1);
         let last = (end + arrival.follow(offset, here)).min(arrival.chunks() - 1);
         loop {
@@ -75,7 +78,7 @@ impl Namespace {
                     arrival.file().read_exact_at(buffer, offset)?;
                     return Ok(Some(buffer.len()));
                 }
-                // Whoever wants to write it waited for all of it, or had it fetched.
+                // A writer waited for the whole file, or had it fetched.
                 Ok(None) if !open.arrival().is_some_and(|now| Arc::ptr_eq(&now, arrival)) => return Ok(None),
                 Ok(None) => {}
                 Err(Failure::Killed) => return Err(Errno::INTR.into()),
@@ -90,7 +93,7 @@ impl Namespace {
         }
     }
 
-    /// `false`: there is no room for it.
+    /// `false`: there is no room for the chunk.
     fn want_chunk(&self, arrival: &Arrival, chunk: u64, ahead: bool) -> bool {
         loop {
             match arrival.want(chunk, ahead) {
@@ -119,13 +122,13 @@ impl Namespace {
         granted
     }
 
-    /// What is arriving is in the store, and counts as such.
+    /// Charges arriving bytes. The store has them, so they count as clean.
     fn charge_arriving(&self, device: DeviceId, bytes: i64) {
         self.tiers.device(device).add_used(bytes);
         self.write_tree().arriving(device, bytes);
     }
 
-    /// A writer needs room on the device: what arrives there gives up what was read.
+    /// A writer needs room on the device: arriving files there drop the chunks that were read.
     pub(crate) fn squeeze_arrivals(&self, device: DeviceId) -> u64 {
         let arrivals: Vec<Arc<Arrival>> = self.opens().values().filter_map(|open| open.arrival()).collect();
         let mut freed = 0;
@@ -137,8 +140,8 @@ impl Namespace {
         freed
     }
 
-    /// The version that it is of is not where it was. If that was our own drain, which renamed the file or gave it other
-    /// attributes, the rest comes from where it is now.
+    /// The version is not at its path any more. If the agent's own drain renamed the file or changed its attributes,
+    /// the rest comes from its new place.
     fn goes_on(&self, id: FileId, arrival: &Arrival, asked: &Arc<dyn Remote>) -> bool {
         let until = clock::tick() + PATIENCE;
         loop {
@@ -150,7 +153,7 @@ impl Namespace {
             let (queued, ours) = {
                 let tree = self.read_tree();
                 let Some(inode) = tree.get(id) else { return false };
-                // Nobody but the drain changes these while somebody has the file open.
+                // Only the drain changes these while a process has the file open.
                 let known = inode.identity.as_deref().copied();
                 let ours = known != Some(before.identity()) || tree.applied_path(id).as_ref() != Some(&path);
                 (tree.is_queued(id), ours)
@@ -170,7 +173,7 @@ impl Namespace {
         }
     }
 
-    /// What the store has, if that is what we brought it to.
+    /// What the store has, if it is the version that the agent knows.
     fn there_as_known(&self, id: FileId, size_bytes: u64) -> Option<There> {
         let (path, owner) = {
             let tree = self.read_tree();
@@ -184,7 +187,7 @@ impl Namespace {
         same.then_some(There { remote, path })
     }
 
-    /// Nothing is missing any more: the hidden file becomes the file's copy on the tier, unless somebody is busy with it.
+    /// The file is complete: the hidden file becomes its copy on the tier, unless another thread holds the inode's lock.
     pub(super) fn try_complete(&self, open: &Arc<Open>, arrival: &Arrival) {
         if arrival.is_complete()
             && let Some(_inode) = self.try_lock_inode(open.id)
@@ -193,7 +196,7 @@ impl Namespace {
         }
     }
 
-    /// The inode's lock is held. `false`: it is not complete, or not what the store has any more.
+    /// The caller holds the inode's lock. `false`: the file is not complete, or the store has another version now.
     pub(super) fn complete_arrival(&self, open: &Open) -> bool {
         let Some(arrival) = open.arrival().filter(|arrival| arrival.is_complete()) else { return false };
         let (Some(placed), Some(device)) = (&arrival.placed, arrival.device()) else { return false };
@@ -209,7 +212,7 @@ impl Namespace {
         if !unchanged || at() != Some((path, owner, known)) {
             return false;
         }
-        // (Ours for writing would stand in the way of our own leases.)
+        // A descriptor for writing would prevent the agent's own leases.
         let Ok(file) = super::place::reopen_read_only(arrival.file()) else { return false };
         let mut tree = self.write_tree();
         let Ok(charged_bytes) = self.take_in(&mut tree, open.id, placed, arrival.file()) else { return false };
@@ -225,7 +228,7 @@ impl Namespace {
         true
     }
 
-    /// Nobody has it open any more. The inode's lock is held.
+    /// No process has it open any more. The caller holds the inode's lock.
     pub(super) fn end_arrival(&self, open: &Open) {
         if open.arrival().is_some() && !self.complete_arrival(open) {
             self.drop_arrival(open);
@@ -241,7 +244,7 @@ impl Namespace {
         }
     }
 
-    /// All of it has to be on a tier, for somebody will write it. Its readers go on. The inode's lock is held.
+    /// Brings the whole file to a tier for a writer. Its readers continue. The caller holds the inode's lock.
     pub(super) fn arrive_whole(&self, open: &Open, truncates: bool) -> FsResult<()> {
         let Some(arrival) = open.arrival() else { return Ok(()) };
         if truncates {
@@ -264,7 +267,7 @@ impl Namespace {
             }
             surgetank_types::sync::thread::sleep(LOOK_EVERY);
         }
-        // It would not fit, or something went wrong: all anew, where there is room.
+        // The file does not fit, or a chunk failed: fetch all of it again, where there is room.
         let id = open.id;
         self.with_room((Some(id), b"", RunId(0)), || self.bring_in_instead(id, &arrival))?;
         let content = self.content_of(id).ok_or(Errno::STALE)?;
@@ -275,7 +278,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// What its readers have read of it must stay true.
+    /// Fetches the whole file again. It must match the bytes that its readers have read.
     fn bring_in_instead(&self, id: FileId, arrival: &Arrival) -> FsResult<()> {
         let bytes = arrival.size_bytes;
         for _ in 0..LOOKS_MAX {
@@ -306,8 +309,9 @@ impl Namespace {
         all
     }
 
-    /// The store's file is about to go: whoever reads it needs the rest of it before. `stop`: whoever waits for it leaves.
-    /// An error: it does not come now, and may later.
+    /// The store's file is about to go, so its readers need the rest first. `stop`: the caller gives up the wait.
+    ///
+    /// Errors: the rest does not come now, and may come later.
     pub(crate) fn let_arrive(&self, id: FileId, stop: &dyn Fn() -> bool) -> Result<(), Errno> {
         let Some(arrival) = self.open_of(id).and_then(|open| open.arrival()) else { return Ok(()) };
         let seen = || (arrival.remote().0, arrival.failures());
@@ -318,7 +322,7 @@ impl Namespace {
             }
             match arrival.failed_after(failures) {
                 None => surgetank_types::sync::thread::sleep(LOOK_EVERY),
-                // Not this version, or not any more under this name.
+                // The store has another version now, or none under this name.
                 Some(Failure::Store(Errno::STALE)) => match self.goes_on(id, &arrival, &remote) {
                     true => (remote, failures) = seen(),
                     false => break,

@@ -1,4 +1,8 @@
-//! Open and release. Decides for an inode whether it is direct or mediated.
+//! Open and release. The first open of an inode decides whether it is direct or mediated.
+//!
+//! Invariant: an inode has at most one `Open`; its users are counted, and the last one gives it up.
+//!
+//! The danger that this avoids: a process writes to a file that the drain publishes, or that has lost its last name.
 
 use crate::report::run::EventKind;
 use std::time::Duration;
@@ -18,13 +22,13 @@ use super::attach::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 use surgetank_state::{PlainId, Progress, Tree};
 
-/// A file that is renamed more often than this while it is opened is somebody's joke.
+/// A rename limit: more renames during one open are not normal use.
 const MOVES_MAX: usize = 1000;
-/// Its last name went between the look-up and the open. The kernel looks the name up again then, and so do our own doors:
-/// whoever creates must not be told that there is nothing.
+/// The last name went between the look-up and the open. The kernel and the agent's other doors then look the name up
+/// again, because a process that creates a file must not get "not found".
 pub(super) const GONE: Errno = Errno::STALE;
-/// What was spilled to the store is being published as it is: whoever wrote to it now would write to the store's own file.
-/// (Another number than `STORE_TO_BE_ASKED`, which goes to whoever asked.)
+/// A spilled file is being published as it is: a writer would now write to the store's own file. (The number differs
+/// from `STORE_TO_BE_ASKED`, which the caller gets.)
 const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
 const PUBLISHED_TRIES_MAX: usize = 20;
 const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
@@ -33,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
         let truncates = flags & libc::O_TRUNC != 0;
-        // Who only empties it is a writer until he closes, and needs a writer's permission.
+        // A process that only empties the file is a writer until it closes it, and needs a writer's permission.
         let (writes, want) = match flags & libc::O_ACCMODE {
             libc::O_RDONLY if truncates => (true, 6),
             libc::O_RDONLY => (false, 4),
@@ -52,7 +56,8 @@ impl Namespace {
             let want = if runs_it(flags) { 1 } else { want };
             self.permit(caller, &inode.attr, want)?;
         }
-        // Who opens for writing is refused by the kernel before it asks us; who only empties the file, after we did.
+        // A program that runs must not change. The kernel refuses an open for writing before it asks the agent. It
+        // refuses an open that only empties the file after that, when the file would already be empty.
         let only_empties = truncates && flags & libc::O_ACCMODE == libc::O_RDONLY;
         if only_empties && self.opens().get(&id).is_some_and(|open| open.is_run()) {
             return Err(Errno::TXTBSY.into());
@@ -94,7 +99,7 @@ impl Namespace {
         Opened { handle: fh, grant, keep_cache, shared }
     }
 
-    /// Gets the content of an inode ready and counts one more user. The caller must give it back with `close_inode`.
+    /// Prepares the content of an inode and counts one more user. The caller gives it back with `close_inode`.
     pub(crate) fn open_inode(
         &self,
         id: FileId,
@@ -107,7 +112,7 @@ impl Namespace {
         self.open_locked(id, writes, truncates, run, via)
     }
 
-    /// The inode's lock is held.
+    /// The caller holds the inode's lock.
     pub(super) fn open_locked(
         &self,
         id: FileId,
@@ -134,7 +139,7 @@ impl Namespace {
             {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
-            // Somebody of ours moves its bytes: for a moment only.
+            // A thread of the agent moves its bytes, for a moment only.
             Some(open) if via.is_only() && !open.direct => return Err(Errno::AGAIN.into()),
             Some(open) => {
                 if writes {
@@ -171,12 +176,12 @@ impl Namespace {
         Ok(open)
     }
 
-    /// Whoever took the last name away before it counted as open has discharged its content already.
+    /// Another request may have removed the last name before the file counted as open. The content is discharged then.
     fn still_has_content(&self, open: &Open) -> FsResult<()> {
         let on_tier = matches!(open.content().location, Location::Tier(_));
         if on_tier && self.read_tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
             self.opens().remove(&open.id);
-            // (Nobody has it any more: its place in the shim's index is free.)
+            // The file has no user, so its place in the shim's index is free.
             self.show(&self.read_tree(), open.id);
             self.tiers_unreserve(open);
             self.unback(open);
@@ -198,8 +203,8 @@ impl Namespace {
         }
     }
 
-    /// The store's file, or the temporary in the store that has the content, may be renamed by the drain between our look at its
-    /// path and our use of it: then it is tried again.
+    /// Repeats `act` when the drain renames the file between the look at its path and the use of it. The file is the
+    /// store's own, or the temporary in the store that has the content.
     fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
             let before = self.read_tree().path_in_store(id);
@@ -218,7 +223,7 @@ impl Namespace {
         act()
     }
 
-    /// The same for a question: what was found at the path may have been another file's by then.
+    /// The same for a question: at the moment of the answer, the path may have been another file's.
     pub(crate) fn asked_of_it<T>(&self, id: FileId, ask: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
             let before = self.read_tree().applied_path(id);
@@ -236,7 +241,7 @@ impl Namespace {
         tree.get(id).is_some() && (tree.moves_in_store(id) || tree.path_in_store(id).as_ref() != before)
     }
 
-    /// The first open of an inode. The inode's lock is held.
+    /// The first open of an inode. The caller holds the inode's lock.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.only_in_place(id);
         if matches!(via, Via::Shim(_))
@@ -259,7 +264,7 @@ impl Namespace {
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id).ok_or(GONE)?;
             let device = self.tiers.device(device);
-            // A direct descriptor of ours is read-only, or our own leases would be refused.
+            // The agent's descriptor of a direct file is read-only; otherwise the agent's own leases would be refused.
             let direct = via.is_only()
                 || self.may_be_direct(via)
                     && (!writes || self.room_for_direct(device.id(), &path, &self.wish(&tree, id, &path)).is_some());
@@ -281,7 +286,7 @@ impl Namespace {
             drop(tree);
             let direct = !writes || via.is_only();
             let file = match self.store.open(self.own_cred(owner), &path, !direct) {
-                // It has its final name already; the books follow.
+                // The temporary already has its final name; the catalog follows.
                 Err(why) if is_absent(&why) && self.read_tree().is_published_as_it_is(id) => {
                     return Err(PUBLISHED_AS_IT_IS.into());
                 }
@@ -307,7 +312,7 @@ impl Namespace {
         }
         if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {
             let source = self.open_in_store(id, owner, &path, false)?;
-            // Who has the store's own file open would not see what is written to a copy.
+            // A process that has the store's own file open would not see writes to a copy.
             if !via.is_only() || super::nobody_has(&source) {
                 return self.open_placed(id, Some(&source), size_bytes, via);
             }
@@ -325,15 +330,15 @@ impl Namespace {
         Ok(open)
     }
 
-    /// The store's own file.
+    /// Opens the store's own file.
     fn open_in_store(&self, id: FileId, owner: Cred, path: &StorePath, writes: bool) -> std::io::Result<std::fs::File> {
         let who = self.own_cred(owner);
         let file = self.let_in(id, || self.store.open(who, path, writes))?;
         self.is_it(id, path, file)
     }
 
-    /// The drain may have moved the file after its path was looked up, and put another one there. (If it is another's
-    /// doing, that one's file is what the name means now.)
+    /// Is this still the file? The drain may have moved it after the look at its path, and put another one there. (If
+    /// another client did that, the name means that client's file now.)
     fn is_it(&self, id: FileId, path: &StorePath, file: std::fs::File) -> std::io::Result<std::fs::File> {
         let ino = rustix::fs::fstat(&file)?.st_ino;
         let tree = self.read_tree();
@@ -346,7 +351,7 @@ impl Namespace {
         Err(Errno::STALE.into())
     }
 
-    /// Times that were set and wait for their turn: from now on the file's own count.
+    /// Times that a process set and that the drain has not applied yet. From now on the file's own times count.
     fn times_in_place(&self, id: FileId, file: &std::fs::File) -> FsResult<()> {
         let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id).filter(|inode| inode.set_meta.is_some()) else {
@@ -363,7 +368,7 @@ impl Namespace {
         }
     }
 
-    /// An open inode gets its first writer. The inode's lock is held.
+    /// An open inode gets its first writer. The caller holds the inode's lock.
     fn make_writable(&self, open: &Arc<Open>, truncates: bool) -> FsResult<()> {
         self.arrive_whole(open, truncates)?;
         let content = open.content();
@@ -373,16 +378,16 @@ impl Namespace {
         if open.direct || content.writable {
             return Ok(());
         }
-        // Mediated readers only so far: exchange the descriptor under them.
+        // Only mediated readers so far: replace the descriptor that they use.
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let id = open.id;
         match content.location {
-            // Not by its path: another file may be there by now.
+            // Not by its path: the path may be another file's by now.
             Location::Tier(_) | Location::StoreTemporary => {
                 let file = super::super::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
-            // Its bytes were all waited for.
+            // `arrive_whole` has waited for all of its bytes.
             Location::Arriving => return Err(Errno::STALE.into()),
             Location::Store => {
                 let size_bytes = self.read_tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
@@ -414,9 +419,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
-    /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
-    /// copied. It is among the first things that a new agent does.
+    /// A publication that began before a crash must complete, because later operations build on it. It would wait until
+    /// this writer closes, so the writer waits for the copy instead. A request that deletes or replaces the file also
+    /// waits. The copy is among the first things that a new agent does.
     pub(crate) fn await_begun(&self, id: FileId) {
         let is_begun = |tree: &Tree, id: FileId| {
             let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
@@ -426,7 +431,7 @@ impl Namespace {
         self.await_progress(is_begun, id);
     }
 
-    /// Waits, not for ever, while it is so.
+    /// Waits while the condition holds, for `BEGUN_PATIENCE` at most.
     fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
         let until = clock::tick() + BEGUN_PATIENCE;
         let mut tree = self.read_tree();
@@ -439,8 +444,9 @@ impl Namespace {
         }
     }
 
-    /// From now on the content may change: what was on its way to the store is void. A version that the catalog vouches for
-    /// after a power loss is taken back on the disk first, or what is left of what is written now would pass for it.
+    /// The content may change from now on, so a copy that is under way to the store is void. The catalog may vouch for
+    /// this version after a power loss. Then the disk gets the revocation first, or else half-written content would
+    /// pass for it.
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
         let mut tree = self.write_tree();
         let id = open.id;
@@ -450,7 +456,7 @@ impl Namespace {
         if open.direct {
             self.directly_written(open);
         }
-        // (Of a file that is not sealed an fsync may have queued something.)
+        // An fsync may have queued a publication of a file that is not sealed.
         if tree.get(id).is_some_and(|inode| inode.sealed || inode.publish.is_some() || !inode.owned) {
             tree.own(id);
         }
@@ -478,7 +484,7 @@ impl Namespace {
         if vouched { Ok(self.sync_catalog()?) } else { Ok(()) }
     }
 
-    /// A direct writer comes in: its device counts it, and its changes are not seen.
+    /// A direct writer begins: the device counts it, because the agent does not see its writes.
     pub(crate) fn directly_written(&self, open: &Open) {
         open.written.store(true, Ordering::Relaxed);
         if !open.direct_writer.swap(true, Ordering::Relaxed)
@@ -494,7 +500,7 @@ impl Namespace {
         self.close_user(open, writes);
     }
 
-    /// Returns who is left.
+    /// Returns the users that are left.
     pub(super) fn uncount_user(&self, open: &Open, writes: bool) -> Users {
         let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
         let count = if writes { &mut users.writers } else { &mut users.readers };
@@ -510,7 +516,7 @@ impl Namespace {
     pub(super) fn close_user(&self, open: &Arc<Open>, writes: bool) {
         let left = self.uncount_user(open, writes);
         let (last_writer, last) = (writes && left.writers == 0, left.writers == 0 && left.readers == 0);
-        // The one writer that is left may be what we handed out, closed before this one was.
+        // The one remaining writer may be a granted descriptor that was closed before this one.
         if writes && !last_writer && open.handed.load(Ordering::Relaxed) && open.writers() == 1 && self.end_handed(open)
         {
             return;
@@ -521,7 +527,7 @@ impl Namespace {
         }
     }
 
-    /// Nobody has it open any more, and it is sealed. The inode's lock is held.
+    /// The file is sealed, and no process has it open. The caller holds the inode's lock.
     pub(super) fn give_up(&self, open: &Open) {
         self.end_arrival(open);
         self.use_waiting(open);

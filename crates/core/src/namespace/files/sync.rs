@@ -1,6 +1,8 @@
-//! What is closed on a tier that survives a reboot, or spilled into the store, is made to survive it: after a while its plain
-//! file is synced, and the catalog says so. Until then a reboot leaves it in doubt ([`super::super::recover`]); what the store has by then needs
-//! nothing.
+//! Closed files survive a reboot: some time after the close the agent syncs the plain file, and the catalog records
+//! that. This concerns files on a tier that survives a reboot, and files that were spilled to the store.
+//!
+//! States of a version: closed, due, synced. Until the sync, a reboot leaves the file in doubt
+//! ([`super::super::recover`]). Files that the store has by then need no sync.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,16 +19,16 @@ use super::super::Namespace;
 use super::super::resolve::is_absent;
 use surgetank_state::{Inode, PlainId, Tree};
 
-/// So many are synced before the catalog is told.
+/// The number of files that are synced before the catalog records them.
 const BATCH: usize = 256;
-/// What was in other hands comes again after this, at the earliest.
+/// A file that was in use comes again after this time, at the earliest.
 const AGAIN: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
 pub(crate) struct Unsynced(VecDeque<Closed>);
 
-/// Where a version lies, under which path.
+/// Where a version is stored, and under which path.
 enum At {
     Tier(PlainId, Vec<u8>),
     Store(Cred, StorePath),
@@ -47,10 +49,10 @@ impl Namespace {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until the next one is due; the thread is told when there is one where there was none.
+    /// Waits until the next file is due. `to_be_synced` wakes the thread when the queue gets its first file.
     pub(crate) fn wait_unsynced(&self, next: Option<Duration>, stop: &dyn Fn() -> bool) {
         let unsynced = self.unsynced();
-        // (While files are closed all the time nobody is woken for each of them.)
+        // While processes close files all the time, the thread is not woken for each of them.
         if !stop() && (next.is_some() || unsynced.0.is_empty()) {
             drop(self.unsynced_came.wait_timeout(unsynced, next.unwrap_or(IDLE)));
         }
@@ -61,7 +63,7 @@ impl Namespace {
         self.unsynced_came.notify_all();
     }
 
-    /// A version that nothing vouches for yet, if it lies where it can be made to survive a reboot.
+    /// Queues a version without a sync, if its place can survive a reboot.
     pub(crate) fn to_be_synced(&self, tree: &Tree, id: FileId) {
         self.to_be_synced_after(tree, id, self.config.sync_after);
     }
@@ -79,9 +81,9 @@ impl Namespace {
         }
     }
 
-    /// Syncs what is due, or all. Returns how long nothing more will be.
+    /// Syncs the files that are due, or all. Returns the time until the next one is due.
     pub(crate) fn sync_closed(&self, all: bool) -> Option<Duration> {
-        // What comes again meanwhile is not waited for.
+        // Files that are queued again meanwhile wait for the next call.
         let mut left = self.unsynced().0.len();
         loop {
             let now = clock::tick();
@@ -105,7 +107,7 @@ impl Namespace {
             let tree = self.read_tree();
             let needs = |(id, version): &(FileId, u32)| {
                 tree.get(*id).filter(|inode| needs_sync(inode) && inode.version == *version)?;
-                // Nobody wants a temporary file back.
+                // A temporary file is not needed after a reboot.
                 let path = tree.logical_path(*id)?;
                 (self.mode_for(&tree, *id, &path) != Mode::Remove).then_some(())?;
                 Some((*id, *version, self.lies_at(&tree, *id)?))
@@ -117,7 +119,7 @@ impl Namespace {
             match self.open_to_sync(&at).and_then(|file| file.map_or(Ok(false), |file| file.sync_data().map(|()| true)))
             {
                 Ok(true) => synced.push((id, version)),
-                // Renamed, moved, evicted or deleted meanwhile: if it is still somewhere, another time.
+                // Renamed, moved, evicted or deleted meanwhile: if it still exists, a later call syncs it.
                 Ok(false) => self.to_be_synced_after(&self.read_tree(), id, self.config.sync_after.max(AGAIN)),
                 Err(why) => {
                     if let At::Tier(plain, _) = &at {
@@ -152,7 +154,7 @@ impl Namespace {
         }
     }
 
-    /// `None`: it is not there any more, or another file is.
+    /// `None`: the file is not there any more, or the path has another file.
     fn open_to_sync(&self, at: &At) -> std::io::Result<Option<File>> {
         let opened = match at {
             At::Tier(plain, path) => self.tiers.device(plain.device).open(path, false).and_then(|file| {
@@ -167,13 +169,13 @@ impl Namespace {
         }
     }
 
-    /// Makes what was closed survive, whoever has opened it since; `false`: it was in other hands just now.
+    /// Syncs a closed file, even if a process has opened it since. `false`: the file was moving just now.
     pub(super) fn sync_closed_file(&self, id: FileId, version: u32) -> std::io::Result<bool> {
         let at = {
             let tree = self.read_tree();
             self.lies_at(&tree, id)
         };
-        // (What is nowhere any more the store has, or nobody.)
+        // The store has the content, or the file is gone.
         let Some(at) = at else { return Ok(true) };
         let Some(file) = self.open_to_sync(&at)? else { return Ok(false) };
         self.sync_version(id, version, &file)?;
@@ -183,7 +185,7 @@ impl Namespace {
         Ok(true)
     }
 
-    /// Nobody can have changed the version meanwhile: whoever opens the file for writing makes another one.
+    /// The version cannot have changed meanwhile: an open for writing starts another one.
     fn is_synced(&self, tree: &mut Tree, id: FileId, version: u32) {
         if let Some(inode) = tree.get_mut(id)
             && inode.sealed
@@ -202,7 +204,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// A program has been promised the bytes that its open file has now.
+    /// Records the promise to a process that the open file's present bytes survive.
     pub(super) fn promise_bytes(&self, id: FileId) {
         let mut tree = self.write_tree();
         if let Some(inode) = tree.get_mut(id)
