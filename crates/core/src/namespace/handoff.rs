@@ -1,12 +1,13 @@
-//! Surviving the agent: what is written down so that the next one can go on where this one was killed (`crate::handoff`, and
-//! which requests were carried out, in the catalog), and what that one makes of it ([`restore`]).
+//! The handoff: state that lets the next agent continue when this one is killed (`crate::handoff`; the catalog has the
+//! requests that were carried out). `restore` is the next agent's side.
 //!
-//! A request that the kernel sends again (the agent that had it was killed before it answered) is either
-//! * carried out already: its change is committed, and with it, in the same record, the request's number. It is
-//!   answered from what is there now;
-//! * or not: then nothing of it is left, and it is carried out like a new one.
+//! When an agent is killed before it answers, the kernel sends the request again. That request has one of two states:
+//! - Carried out: its change is committed, and the same record has the request's number. The next agent answers it from
+//!   the present state.
+//! - Not carried out: it has left no trace, and the next agent carries it out like a new one.
 //!
-//! Without a supervisor nothing of this is written.
+//! Without a supervisor the agent writes no handoff. The danger that this avoids: a request that takes effect twice, or
+//! never.
 
 mod restore;
 
@@ -26,38 +27,38 @@ use surgetank_store::StoreStat;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, Change, FileId, Image, Kind, RunId};
 
-/// Counters of the catalog: which request a thread carried out last, and which file that was about.
+/// Counters of the catalog: the last request that a thread carried out, and the file of that request.
 const REQUEST: &str = "request-";
 const ABOUT: &str = "about-";
-/// The kernel knows the file, how often nobody knows any more: it is remembered as long as the mount lives.
+/// The number of the kernel's references is unknown: the file is remembered as long as the mount lives.
 pub(super) const MANY: u32 = u32::MAX / 2;
-/// A program that was not answered asks the next agent, as soon as that one is there.
+/// A program without an answer asks the next agent as soon as it is there.
 const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who holds descriptors that have to outlive the agent.
+/// Holds descriptors that have to outlive the agent (the supervisor).
 pub trait Keeper: Send + Sync {
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
     fn give_up(&self, name: &str);
 }
 
-/// A request of the kernel, by the one who serves it.
+/// A request of the kernel, as the thread that serves it knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// No two requests of the same are served at once.
+    /// Two requests with the same slot are never served at once.
     pub slot: u64,
     pub number: u64,
 }
 
-/// What there is to survive with.
+/// The means of a handoff.
 #[derive(Default)]
 pub struct Survival {
     pub handoff: Option<Arc<Handoff>>,
     pub keeper: Option<Arc<dyn Keeper>>,
-    /// What the keeper held for an earlier agent, by its name.
+    /// The descriptors that the keeper held for an earlier agent, by name.
     pub kept: HashMap<String, File>,
     /// An earlier agent served this mount.
     pub again: bool,
-    /// Files that programs made in directories that an earlier agent had lent them, and that it did not come to write down.
+    /// Files that processes created in delegated directories, and that an earlier agent did not record.
     pub claimed: Vec<super::Claimed>,
 }
 
@@ -72,12 +73,12 @@ pub struct Succession {
     pub(super) claimed: Mutex<Vec<super::Claimed>>,
     request: OnceLock<fn() -> Option<Request>>,
     left: Mutex<Left>,
-    /// Files of the store that the kernel knows from an earlier agent, by their names; and whether there are any.
+    /// Files of the store that the kernel knows from an earlier agent, by their names; `mirrors`: whether there are any.
     names: Mutex<Names>,
     mirrors: AtomicBool,
-    /// Requests that were carried out, and which files they were about.
+    /// Requests that were carried out, and their files.
     done: Mutex<HashMap<u64, FileId>>,
-    /// Handles below this number are an earlier agent's.
+    /// Handles below this number belong to an earlier agent.
     handles_from: OnceLock<u64>,
 }
 
@@ -184,7 +185,7 @@ impl Succession {
         ])
     }
 
-    /// Was the request carried out by an earlier agent? The file that it was about.
+    /// The file of a request that an earlier agent carried out; `None`: it did not.
     pub fn carried_out(&self, number: u64) -> Option<FileId> {
         self.done().get(&number).copied()
     }
@@ -366,14 +367,14 @@ impl Namespace {
     }
 }
 
-/// Requests that come again.
+/// Requests that the kernel sends again.
 impl Namespace {
-    /// The file that a request was about which was carried out: as a look-up would find it.
+    /// The file of a request that was carried out, as a look-up would return it.
     pub fn made_before(&self, about: FileId) -> FsResult<Found> {
         self.found(about).map_err(|_gone| Errno::STALE.into())
     }
 
-    /// The create was carried out, and nobody was told of the open file.
+    /// The create was carried out, but the answer with the open file was lost.
     pub fn opened_before(&self, caller: &Caller, about: FileId, flags: i32) -> FsResult<(Found, Opened)> {
         let run = self.run(caller);
         let open = self.open_inode(about, true, false, run, super::files::Via::Mount)?;
@@ -381,7 +382,7 @@ impl Namespace {
         Ok((self.made_before(about)?, opened))
     }
 
-    /// The open file is there: the answer to whom it was made for.
+    /// The file is already open: the answer to the process for which it was opened.
     pub fn opened_as(&self, fh: u64) -> FsResult<Opened> {
         let handle = self.handle(fh)?;
         let backing = handle.open.backing_or(|content| self.back(handle.id, content));

@@ -1,19 +1,23 @@
-//! File locks of programs on the mount: exclusive also with those that others take on the plain file itself.
+//! File locks of programs on the mount. They also exclude locks that processes take on the plain file itself.
 //!
-//! The kernel's own locks are the only book that both doors can see. So a lock of the mount is taken, with a description
-//! (an open file) of ours, on the file's *proxy*: its plain file on a tier, or, where it has none, a file in memory that
-//! only we know. flock becomes flock(2) on a description for each open file of the mount; ranges become OFD locks on one
-//! for each lock owner. The proxy stays the same as long as there is a description, wherever the content goes: a further
-//! one is always made from one that is there.
+//! Only the kernel's own locks are visible at both doors. So the agent takes a lock of the mount on the file's *proxy*,
+//! with a description (an open file) of its own. The proxy is the file's plain file on a tier. Without one, it is a
+//! file in memory that only the agent has. flock becomes flock(2) on a description for each open file of the mount.
+//! Ranges become OFD locks on a description for each lock owner.
 //!
-//! A description ends, and its locks with it, at FLUSH of its owner (ranges) and at RELEASE of a handle that it was used
-//! through. One that can write exists only while a handle that writes does: it would make the lease that seals the file
-//! fail. Hence reading handles get descriptions that read, which is enough for shared locks and for flock.
+//! Invariants:
+//! - The proxy stays the same while a description exists, wherever the content goes: a new description is always made
+//!   from an existing one.
+//! - A description ends, with its locks, at FLUSH of its owner (ranges) and at RELEASE of a handle through which it was used.
+//! - A writable description exists only while a handle that writes does. Otherwise the lease that seals the file would
+//!   fail. So reading handles get read-only descriptions, which suffice for shared locks and for flock.
+//! - The locks of this file are leaves: the namespace locks nothing under them, and no request goes to a store.
 //!
-//! Waiting is asking again, soon after somebody here unlocked, otherwise ever less often: the kernel would wait for us,
-//! but a thread that it holds could not be called back when the program is interrupted. Deadlocks are not seen (EDEADLK).
+//! A wait repeats the request: soon after an unlock here, otherwise at growing intervals. The kernel could wait
+//! instead, but then the agent could not interrupt the thread when the program gets a signal. Deadlocks are not
+//! detected (EDEADLK).
 //!
-//! The locks here are leaves: nothing of the namespace is locked under them, and no store is touched.
+//! The danger that this avoids: two programs hold the same exclusive lock through different doors.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,16 +38,16 @@ use surgetank_types::model::{FileId, FileLock, LockKind, LockRequest};
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// Of many who wait.
+/// When many requests wait.
 const PAUSE_CROWDED_MAX: Duration = Duration::from_millis(300);
-/// Who does not wait is refused only after this, where the holder's end is told us late: `close` returns before RELEASE is
-/// served, and a program that was started after the holder's end must find the lock free.
+/// A request without a wait is refused only after this time if the holder's end is reported late. `close` returns
+/// before RELEASE is served, and a program that starts after the holder's end must find the lock free.
 const RELEASE_PATIENCE: Duration = Duration::from_millis(20);
-/// Each one that waits has a thread of the mount.
+/// Each waiting request uses a thread of the mount.
 const WAITING_MAX: usize = 1024;
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Files on which somebody has locks, or had until he closes.
+/// Files on which programs have locks, or had them until a close.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     files: Mutex<HashMap<FileId, Arc<Locked>>>,
@@ -55,24 +59,24 @@ pub(super) struct Locks {
 #[derive(Debug, Default)]
 struct Locked {
     descriptions: Mutex<Descriptions>,
-    /// Somebody unlocked.
+    /// Signalled after an unlock.
     freed: Condvar,
 }
 
-/// All are of one proxy.
+/// All descriptions have one proxy.
 #[derive(Debug, Default)]
 struct Descriptions {
     list: Vec<Description>,
-    /// No longer in the table: look there again.
+    /// The entry is no longer in the table: look there again.
     struck: bool,
 }
 
-/// Whose locks a description has.
+/// The party that holds the locks of a description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Party {
     /// flock: an open file of the mount.
     Handle(u64),
-    /// Ranges: a process, or with OFD locks an open file; by the kernel's name for it.
+    /// Ranges: a process, or with OFD locks an open file; identified by the kernel's number for it.
     Owner(u64),
 }
 
@@ -83,12 +87,12 @@ struct Description {
     writable: bool,
     /// The process that used it last.
     pid: u32,
-    /// Open files of the mount that it was used through.
+    /// Open files of the mount through which it was used.
     handles: Vec<u64>,
-    /// We hear of its end only some time after `close`: flock, what a handle holds that does not ask for FLUSH, and what is
-    /// left when FLUSH was served.
+    /// Its end is reported some time after `close`. This concerns flock, a handle that does not ask for FLUSH, and
+    /// locks that remain after FLUSH.
     ends_late: bool,
-    /// The supervisor has it too, under this name: its locks outlive the agent.
+    /// The supervisor also holds it, under this name: its locks outlive the agent.
     kept: Option<Kept>,
 }
 
@@ -98,7 +102,7 @@ struct Kept {
     keeper: Guardian,
 }
 
-/// Who keeps descriptions, in a form that can be shown.
+/// The keeper of descriptions, in a form that implements `Debug`.
 #[derive(Clone, Default)]
 struct Guardian(Option<Arc<dyn Keeper>>);
 
@@ -115,14 +119,14 @@ impl Drop for Description {
 }
 
 impl Description {
-    /// It has a lock now.
+    /// The description has a lock now, so the keeper gets it.
     fn is_kept_by(&mut self, guardian: &Guardian, id: FileId, asked: &LockRequest) {
         if self.kept.is_none() {
             self.kept = keep(guardian, id, self.party, asked, self.writable, &self.file);
         }
     }
 
-    /// The supervisor closes its own a moment later: until then nothing may be locked.
+    /// Removes the locks first, because the supervisor closes its own copy a moment later.
     fn let_go(&mut self) {
         let Some(Kept { name, keeper }) = self.kept.take() else { return };
         let _ = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock);
@@ -135,7 +139,7 @@ impl Description {
 }
 
 impl Namespace {
-    /// Takes a lock or gives it back; EAGAIN when another is in the way, unless it is to be waited for.
+    /// Takes or releases a lock. `EAGAIN` when another lock conflicts and `wait` is false.
     pub fn lock(&self, id: FileId, asked: &LockRequest, wait: bool) -> FsResult<()> {
         let handle = self.handle(asked.handle)?;
         let party = Party::of(asked);
@@ -175,7 +179,7 @@ impl Namespace {
         }
     }
 
-    /// What keeps a range from being locked; kind `None` when nothing does.
+    /// The lock that conflicts with a range; kind `None` without a conflict.
     pub fn lock_in_the_way(&self, id: FileId, asked: &LockRequest) -> FsResult<FileLock> {
         let handle = self.handle(asked.handle)?;
         let party = Party::of(asked);
@@ -194,7 +198,7 @@ impl Namespace {
             },
         };
         let found = range_in_the_way(file, &asked.lock).map_err(refused)?;
-        // Of an OFD lock the kernel knows no process; of our own ones we do.
+        // The kernel knows no process for an OFD lock; for its own descriptions the agent does.
         let ours = list.iter().filter(|description| matches!(description.party, Party::Owner(_)));
         let holder = ours.filter(|description| description.party != party).find(|description| {
             let ranges = ranges_of(&description.file).unwrap_or_default();
@@ -203,8 +207,8 @@ impl Namespace {
         Ok(FileLock { pid: holder.map_or(found.pid, |holder| holder.pid), ..found })
     }
 
-    /// A process closed one of its descriptors of the file, or ended: its POSIX locks go. If it was the open file's last
-    /// descriptor, RELEASE follows, and with it go OFD locks; no request says which locks are such.
+    /// A process closed one of its descriptors of the file, or ended: its POSIX locks end. If it was the open file's
+    /// last descriptor, RELEASE follows and ends the OFD locks. A request does not say which locks are OFD locks.
     pub fn unlock_owner(&self, id: FileId, handle: u64, owner: u64) {
         self.locks.end(id, |description| {
             description.ends_late |= description.handles.contains(&handle);
@@ -212,7 +216,7 @@ impl Namespace {
         });
     }
 
-    /// An open file of the mount is gone, and all locks that were taken through it. To be told before the file is released.
+    /// An open file of the mount has ended, with all locks that were taken through it. Called before the file is released.
     pub fn unlock_handle(&self, id: FileId, handle: u64) {
         self.locks.end(id, |description| description.handles.contains(&handle));
     }
@@ -227,12 +231,12 @@ impl Locks {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Many who wait ask more seldom each, so that together they leave time for something else.
+    /// With many waiting requests, each one tries less often, so that together they leave time for other work.
     fn crowd(&self) -> u32 {
         u32::try_from(self.waiting.load(Ordering::Relaxed) / 16).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Of a crowd one is woken, and the next when he unlocks: all of them would find out that he was first.
+    /// In a crowd, only one request is woken, and the next one after that one unlocks: all others would fail.
     fn tell(&self, locked: &Locked) {
         match self.crowd() {
             1 => locked.freed.notify_all(),
@@ -248,7 +252,7 @@ impl Locks {
         self.files().entry(id).or_default().clone()
     }
 
-    /// The table's lock comes after that of an entry.
+    /// Lock order: an entry, then the table.
     fn strike_unused(&self, id: FileId, descriptions: &mut Descriptions) {
         if descriptions.list.is_empty() && !std::mem::replace(&mut descriptions.struck, true) {
             self.files().remove(&id);
@@ -269,7 +273,7 @@ impl Locks {
         match (party, descriptions.list.iter().position(|description| description.party == party)) {
             (_, None) => {}
             (Party::Handle(_), Some(at)) => {
-                // Kept until the handle goes: to open it again for the next lock costs more than the lock.
+                // Kept until the handle ends: another open for the next lock costs more than the lock.
                 let description = &mut descriptions.list[at];
                 description.ends_late = false;
                 rustix::fs::flock(&description.file, FlockOperation::NonBlockingUnlock)
@@ -298,7 +302,7 @@ impl Party {
 }
 
 impl Descriptions {
-    /// `false`: another's lock is in the way.
+    /// `false`: another lock conflicts.
     fn take(&mut self, handle: &Handle, party: Party, asked: &LockRequest, guardian: &Guardian) -> io::Result<bool> {
         let at = self.description(handle, party, asked, guardian)?;
         let description = &mut self.list[at];
@@ -325,7 +329,7 @@ impl Descriptions {
                 Ok(true)
             }
             Err(Errno::WOULDBLOCK) => {
-                // Who fails to change his lock has lost the one he had: flock(2) says so.
+                // A failed change of a lock also loses the old lock, as flock(2) says.
                 self.list.swap_remove(at);
                 Ok(false)
             }
@@ -333,7 +337,7 @@ impl Descriptions {
         }
     }
 
-    /// Where the party's description is, made if need be, and able to write if need be.
+    /// The index of the party's description. Makes one if it does not exist, and makes it writable if the request needs that.
     fn description(
         &mut self,
         handle: &Handle,
@@ -355,7 +359,7 @@ impl Descriptions {
         };
         match own {
             Some(at) => {
-                // It has shared locks only, which both may have for a moment: nobody comes in between.
+                // It has only shared locks. Both files can hold them at once, so no other lock comes in between.
                 for range in ranges_of(&self.list[at].file)? {
                     set_range(&file, &range)?;
                 }
@@ -367,7 +371,7 @@ impl Descriptions {
             }
             None => {
                 let (pid, handles) = (asked.lock.pid, vec![asked.handle]);
-                // (Nobody keeps it before it has a lock: who waits asks often.)
+                // The keeper gets it with its first lock, because waiting requests try often.
                 self.list.push(Description { party, file, writable, pid, handles, ends_late: false, kept: None });
                 Ok(self.list.len() - 1)
             }
@@ -390,7 +394,7 @@ impl Descriptions {
     }
 }
 
-/// What a kept description is called says all that the next agent has to know of it.
+/// Prefix of a kept description's name. The name contains everything that the next agent needs.
 const KEPT_AS: &str = "lock-";
 
 fn keep(
@@ -419,7 +423,7 @@ fn keep(
 }
 
 impl Namespace {
-    /// Locks that an earlier agent held for programs: they were never let go of.
+    /// Takes over the locks that an earlier agent held for programs. They were never released.
     pub(super) fn restore_locks(&self, kept: &mut HashMap<String, File>) {
         let names: Vec<String> = kept.keys().filter(|name| name.starts_with(KEPT_AS)).cloned().collect();
         for name in names {
@@ -438,11 +442,11 @@ impl Namespace {
                 writable: access == "w",
                 pid,
                 handles: vec![handle],
-                // Whether we would hear of its end is not known any more.
+                // The agent does not know any more whether its end would be reported.
                 ends_late: true,
                 kept,
             };
-            // Who had it open ended while nobody served.
+            // Otherwise the open file ended while no agent served.
             if self.handle(handle).is_ok() {
                 self.locks.of(FileId(id)).descriptions().list.push(description);
             }
@@ -450,7 +454,7 @@ impl Namespace {
     }
 }
 
-/// One that waits, as long as it lives.
+/// A waiting request, counted while this value exists.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -469,14 +473,14 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The plain file on a tier, where others may have locks on it.
+/// The plain file on a tier, where other processes may have locks.
 fn plain_file(handle: &Handle, writable: bool) -> Option<io::Result<File>> {
     let content = handle.open.content();
     matches!(content.location, Location::Tier(_)).then(|| reopen(&content.file, writable))
 }
 
-/// Another description of the same file, also when that has been renamed or deleted. Where a seal is just asking for its
-/// lease, the kernel waits until that is given back, which is at once.
+/// Another description of the same file, even after a rename or deletion. If a seal is testing a lease at this moment,
+/// the kernel waits until the seal returns the lease, which is at once.
 fn reopen(file: &File, writable: bool) -> io::Result<File> {
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -493,13 +497,13 @@ fn flock_of(lock: &FileLock) -> libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: lock.first as i64,
-        // 0: to the end of the file, however long it gets.
+        // 0: to the end of the file, even if the file grows.
         l_len: if lock.last >= OFFSET_MAX { 0 } else { (lock.last - lock.first + 1) as i64 },
         l_pid: 0,
     }
 }
 
-/// `false`: another's lock is in the way.
+/// `false`: another lock conflicts.
 fn set_range(file: &File, lock: &FileLock) -> io::Result<bool> {
     let asked = flock_of(lock);
     // SAFETY: F_OFD_SETLK reads one `flock`, which lives across the call; the descriptor is open.
@@ -527,7 +531,8 @@ fn range_in_the_way(file: &File, lock: &FileLock) -> io::Result<FileLock> {
     Ok(FileLock { kind, first, last, pid: u32::try_from(found.l_pid).unwrap_or(0) })
 }
 
-/// The ranges that one of our own descriptions has locked. Only /proc tells: `N: OFDLCK ADVISORY READ PID DEVICE FIRST LAST`.
+/// The ranges that a description of the agent has locked. Only /proc shows them: `N: OFDLCK ADVISORY READ PID DEVICE
+/// FIRST LAST`.
 fn ranges_of(file: &File) -> io::Result<Vec<FileLock>> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let range = |line: &str| {
@@ -540,7 +545,7 @@ fn ranges_of(file: &File) -> io::Result<Vec<FileLock>> {
     Ok(text.lines().filter_map(range).collect())
 }
 
-/// Not to be taken for another's lock, nor for an error of the program's own file.
+/// Distinguishes the failure from a conflict with another lock, and from an error of the program's own file.
 fn refused(why: io::Error) -> Fault {
     Fault::new(Errno::NOLCK, format!("the lock cannot be taken: {why}"))
 }

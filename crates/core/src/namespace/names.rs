@@ -1,5 +1,7 @@
-//! Making and removing names. Each is one step under the tree's lock: memory, then the catalog, then the
-//! tier (after a crash the catalog says what was meant, and files are found again by inode number).
+//! Making and removing names. Each operation is one step under the tree's lock: memory, then the catalog, then the tier.
+//!
+//! After a crash the catalog has the intended state, and recovery finds the files by inode number. The danger that this
+//! avoids: a tier that disagrees with the catalog about which file has a name.
 
 mod make;
 mod rename;
@@ -14,12 +16,12 @@ use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 use super::Namespace;
 use surgetank_state::{Inode, Name, Tree};
 
-/// Somebody who gives a name to other files more often than this, while one operation on it lasts, is not met.
+/// The limit of tries while another process keeps giving the name to other files during one operation.
 const LOOKS_MAX: usize = 1000;
 
 impl Namespace {
-    /// May names be made or removed in the directory? The store is asked too where it has the directory:
-    /// better an error now than in the drain.
+    /// May the caller make or remove names in the directory? Where the store has the directory, the store decides too:
+    /// an error now is better than one in the drain.
     pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
         let look = || -> FsResult<Option<StorePath>> {
             let tree = self.read_tree();
@@ -39,7 +41,7 @@ impl Namespace {
         if look()?.is_none() || self.queries.is_changeable(dir, Self::who(caller)) {
             return Ok(());
         }
-        // The drain must not rename the directory between our look at its path and our use of it.
+        // The drain must not rename the directory between the look at its path and the use of it.
         let _moving = self.moving.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
         self.let_caller_in(caller, dir, |who| self.queries.may_change(dir, who, &path)).map_err(Into::into)
@@ -50,7 +52,7 @@ impl Namespace {
         !self.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.queries.is_changeable(dir, Self::who(caller))
     }
 
-    /// Can the store ever keep a file of this name? Better an error now than in the drain.
+    /// Can the store keep a file of this name? An error now is better than one in the drain.
     fn may_be_called(&self, tree: &Tree, dir: FileId, name: &[u8]) -> FsResult<()> {
         let path = tree.child_path(dir, name).ok_or(Errno::NOENT)?;
         Ok(self.store.may_hold(&StorePath(path))?)
@@ -70,7 +72,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
+    /// No file has the name logically any more, and none follows: queues the removal of the store's file there.
     pub(super) fn vacate(&self, tree: &mut Tree, dir: FileId, name: &Name, run: RunId) {
         let Some(occupant) = tree.planned(dir, name) else {
             return;
@@ -90,8 +92,8 @@ impl Namespace {
         tree.txn.entry(dir, name);
     }
 
-    /// What unlinking a name means for file, tier and store; shared by unlink and rename-over.
-    /// `replaced`: the name gets another file in the same step, which takes care of the store's side.
+    /// What the unlinking of a name means for file, tier and store; used by unlink and by a rename over a name.
+    /// `replaced`: the name gets another file in the same step, which also changes the store's side.
     fn detach(
         &self,
         tree: &mut Tree,
@@ -100,9 +102,9 @@ impl Namespace {
         replaced: bool,
         run: RunId,
     ) -> Detached {
-        // Its plain file goes elsewhere, or loses its name.
+        // Its plain file moves, or loses its name.
         self.watch_apart(tree, id);
-        // Ours from now on, even if it was only the store's: what the store has of it is still to go.
+        // The agent owns it from now on, even if only the store had it: the store's file still has to go.
         tree.own(id);
         tree.own(dir);
         tree.txn.entry(dir, name);
@@ -110,7 +112,7 @@ impl Namespace {
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
         let replica = tree.get(id).and_then(|inode| inode.replica);
-        // Until the catalog's disk has the name's next holder, a power loss brings this one back.
+        // Until the catalog's disk has the name's next holder, a power loss brings this file back.
         let outlasts = replica.is_some_and(|plain| self.tiers.device(plain.device).survives() != Survives::Agent);
         let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.is_promised());
         let vouched = replaced && outlasts && tree.get(id).is_some_and(vouched);
@@ -124,13 +126,13 @@ impl Namespace {
             && (last || !was_in_store)
         {
             let taken = tree.take_back(id, seq);
-            // This name may have been the last but one: then it no longer looks like a file with links.
+            // This name may have been the last but one: then the file no longer looks like one with links.
             if taken && had_links && !was_in_store {
                 tree.take_back_links(id, seq);
             }
             requeue = taken && !last;
         }
-        // Names that nobody has looked up have the file's attributes too.
+        // Names that no process has looked up yet have the file's attributes too.
         if last
             && !tree.get(id).is_some_and(Inode::has_unknown_names)
             && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
@@ -173,14 +175,14 @@ impl Namespace {
         }
     }
 
-    /// Programs may have the plain file itself open, and of one that we forget it is all that they can ask: it is to have
-    /// the file's own mode then. `None`: it has.
+    /// The mode that the plain file has to get when the namespace forgets the file. Processes may have the plain file
+    /// itself open, and then it is all that they can ask. `None`: it has that mode.
     pub(super) fn perm_to_leave(&self, tree: &Tree, id: FileId) -> Option<u32> {
         let perm = tree.get(id)?.attr.perm;
         (self.shim.get().is_some() && perm & 0o777 | 0o600 != perm).then_some(perm)
     }
 
-    /// The tier's side of `detach`, after the catalog has it. What it returns goes when the tree's lock does not hold anybody up.
+    /// The tier's side of `detach`, after the catalog has it. The caller drops the result after it unlocks the tree.
     fn detach_on_tier(&self, detached: &Detached) -> Option<Remains<'_>> {
         let device = self.tiers.device(detached.device?);
         let goes = detached.last && detached.aside.is_none();
@@ -191,7 +193,7 @@ impl Namespace {
         let result = match (&detached.new_path, &detached.aside) {
             (Some(new), _) => device.follow(old, new),
             (None, _) if !detached.last => Ok(()),
-            // The next agent has to find it, should this one be killed.
+            // If this agent is killed, the next one has to find it.
             (None, Some(aside)) => device.follow(old, aside),
             (None, None) => device.unlink_with(old, detached.shown_perm),
         };
@@ -202,7 +204,7 @@ impl Namespace {
         Some(remains)
     }
 
-    /// Not under the tree's lock: it takes as long as the catalog's disk does.
+    /// The caller does not hold the tree's lock: this takes as long as the catalog's disk.
     fn let_go_after_sync(&self, detached: &Detached) {
         let (true, Some(device), Some(aside)) = (detached.until_synced, detached.device, &detached.aside) else {
             return;
@@ -288,11 +290,11 @@ impl Namespace {
         }
     }
 
-    /// The logical side of removing an (empty) directory and what the store has to do about it.
+    /// The logical side of the removal of an (empty) directory, and the operation for the store.
     fn remove_dir_entry(&self, tree: &mut Tree, (dir, name): (FileId, &Name), id: FileId, replaced: bool, run: RunId) {
-        // Its plain file goes elsewhere, or loses its name.
+        // Its plain file moves, or loses its name.
         self.watch_apart(tree, id);
-        // Ours from now on, even if it was only the store's: what the store has of it is still to go.
+        // The agent owns it from now on, even if only the store had it: the store's file still has to go.
         tree.own(id);
         tree.own(dir);
         tree.txn.entry(dir, name);
@@ -311,7 +313,7 @@ impl Namespace {
         {
             inode.set_meta = None;
         }
-        // A directory that the store never saw and that no operation needs is simply forgotten.
+        // The store never saw the directory, and no operation needs it: so it is forgotten.
         if never
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
             && tree.ops.get(&seq).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting && !op.certain)
@@ -337,18 +339,18 @@ impl Namespace {
     }
 }
 
-/// What became of the plain file of an unlinked name.
+/// The result for the plain file of an unlinked name.
 struct Detached {
     device: Option<surgetank_types::model::DeviceId>,
     old_path: Option<Vec<u8>>,
     new_path: Option<Vec<u8>>,
     last: bool,
-    /// Where it lies until nobody has it open any more.
+    /// The path of the plain file while processes have it open.
     aside: Option<Vec<u8>>,
-    /// The mode of the plain file, where that is another one than the file's.
+    /// The mode for the plain file, if it differs from the file's.
     shown_perm: Option<u32>,
-    /// It goes from there when the catalog has been synced.
+    /// The file leaves `aside` after the catalog's next sync.
     until_synced: bool,
-    /// What it was charged, if nobody has it open.
+    /// The charged bytes, if no process has the file open.
     charged_bytes: u64,
 }

@@ -1,4 +1,6 @@
-//! What a person or program may ask: where is it, is it durable, what is not.
+//! Answers to questions of users and programs: where a file is, whether it is durable, and which files are not.
+//!
+//! The danger that this avoids: a verdict that reports everything as durable because the queue misses a file.
 
 use std::time::Duration;
 
@@ -9,19 +11,19 @@ use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 use super::Namespace;
 use surgetank_state::{Inode, PlainId, Progress, State, Tree};
 
-/// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
+/// The place of a file and the reason for it (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Where {
     pub path: Vec<u8>,
     pub kind: Kind,
     pub size_bytes: u64,
     pub state: State,
-    /// `ram:/dev/shm/…/file`, `store:file:///…/file`; several are separated by spaces.
+    /// `ram:/dev/shm/…/file`, `store:file:///…/file`; spaces separate several ones.
     pub location: String,
     pub tier: String,
     pub mode: Mode,
     pub rule: String,
-    /// Every hint that it has, and whether a rule says otherwise.
+    /// Every hint of the file, and whether a rule overrides it.
     pub hints: Vec<String>,
     /// Placement's reason.
     pub placed: String,
@@ -29,14 +31,14 @@ pub struct Where {
     pub durable_version: u32,
     pub checksum: Option<u64>,
     pub pinned: bool,
-    /// What it waits for, or what went wrong.
+    /// The operation for which it waits, or the error.
     pub pending: Option<String>,
     /// Tier and plain file.
     pub replica: Option<(String, Vec<u8>)>,
     pub store_path: Vec<u8>,
 }
 
-/// The operation at which the drain stands still.
+/// The operation at which the drain stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
     pub path: Vec<u8>,
@@ -44,11 +46,11 @@ pub struct Stuck {
     pub place: String,
     pub text: String,
     pub since: Duration,
-    /// The last drain does not wait for it any more.
+    /// The final drain does not wait for it any more.
     pub lasting: bool,
 }
 
-/// What waits for the store.
+/// The operations that wait for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waiting {
     pub files: u64,
@@ -57,7 +59,7 @@ pub struct Waiting {
     pub oldest: Option<(Vec<u8>, Duration)>,
 }
 
-/// Something that should be in the store and is not.
+/// A file or operation that should be in the store and is not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undurable {
     pub path: Vec<u8>,
@@ -69,15 +71,15 @@ pub struct Undurable {
     pub operation: String,
 }
 
-/// What waits in the queue, in figures.
+/// The queue in figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Queued {
     pub files: u64,
-    /// Written: holes are not counted.
+    /// Written bytes, without holes.
     pub bytes: u64,
-    /// Of these, bytes that the store has in a copy that is not complete, or not published.
+    /// Those of `bytes` that the store has in an incomplete or unpublished copy.
     pub copied_bytes: u64,
-    /// On names or attributes.
+    /// Operations on names or attributes.
     pub operations: u64,
 }
 
@@ -184,9 +186,8 @@ impl Namespace {
         volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
-    /// How much is queued, for who asks again and again while the queue is carried out: no words are made of it while the tree
-    /// is locked.
-    /// `copied`: bytes of an operation's file that have been copied, while it is copied.
+    /// The amount of queued work, for callers that poll while the drain carries it out: so no text is made under the
+    /// tree's lock. `copied`: the bytes of an operation's file that are copied so far, while the copy runs.
     pub fn queued(&self, scope: &Scope, copied: &dyn Fn(Seq) -> u64) -> Queued {
         let tree = self.read_tree();
         let mut queued = Queued::default();
@@ -211,7 +212,7 @@ impl Namespace {
         queued
     }
 
-    /// What should be in the store and is not: of one run, or of all. Files still open count.
+    /// Files and operations that should be in the store and are not, of one run or of all. Files that are still open count.
     pub fn undurable(&self, run: Option<RunId>) -> Vec<Undurable> {
         let tree = self.read_tree();
         let mut list = Vec::new();
@@ -256,7 +257,7 @@ impl Namespace {
             });
         }
         for (id, inode) in tree.iter() {
-            // What an earlier run left is everybody's.
+            // Files that an earlier run left count for every run.
             let others = |inode: &Inode| {
                 run.is_some_and(|run| inode.run != run) && (inode.handles > 0 || self.absence(&tree, id).is_none())
             };
@@ -278,8 +279,8 @@ impl Namespace {
         list
     }
 
-    /// The verdict does not trust the queue: files that shall be in the store, are not, and for which nothing is queued.
-    /// There should be none; if there are, whatever mistake of ours led there must not become a loss.
+    /// A check of the queue itself: files that should be in the store, are not, and have no queued operation. There
+    /// should be none. If a fault of Surgetank makes one, the verdict must report it.
     fn forgotten(&self, tree: &Tree, run: Option<RunId>) -> Vec<(FileId, Vec<u8>)> {
         tree.iter()
             .filter(|(_, inode)| {
@@ -295,7 +296,7 @@ impl Namespace {
             .collect()
     }
 
-    /// Queues what was forgotten.
+    /// Queues the files that the queue misses.
     fn remember_forgotten(&self, run: Option<RunId>) {
         let mut tree = self.write_tree();
         for (id, path) in self.forgotten(&tree, run) {
@@ -310,7 +311,7 @@ impl Namespace {
         }
     }
 
-    /// Paths of what is open for writing: by one run, or by all. `None`: it has no name any more.
+    /// Paths of files that are open for writing, by one run or by all. `None`: the file has no name any more.
     pub fn unsealed(&self, run: Option<RunId>) -> Vec<Option<Vec<u8>>> {
         let tree = self.read_tree();
         tree.iter()
@@ -355,7 +356,7 @@ impl Namespace {
         waiting
     }
 
-    /// How many files lie on each device now.
+    /// The number of files on each device.
     pub fn files_on_devices(&self) -> foldhash::HashMap<DeviceId, u64> {
         self.read_tree().files_on_devices()
     }
@@ -368,13 +369,13 @@ impl Namespace {
         self.deferred_files().is_empty()
     }
 
-    /// Waits until the queue changes, at most so long.
+    /// Waits until the queue changes, for `at_most`.
     pub fn wait_change(&self, at_most: Duration) {
         let tree = self.read_tree();
         drop(self.wait_changed(tree, at_most));
     }
 
-    /// Files whose rule keeps them out of the store.
+    /// Files that their rule keeps out of the store.
     pub fn kept(&self, run: Option<RunId>, mode: Mode) -> Vec<(FileId, Vec<u8>, u64)> {
         let tree = self.read_tree();
         tree.iter()
@@ -385,14 +386,14 @@ impl Namespace {
                     && inode.publish.is_none()
                     && inode.logical.is_some()
             })
-            // What an earlier agent left is everybody's.
+            // Files that an earlier agent left count for every run.
             .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
             .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
             .collect()
     }
 
-    /// `keep` files of a run are drained after all (`--keep-at-exit=drain`).
+    /// Drains the `keep` files of a run after all (`--keep-at-exit=drain`).
     pub fn drain_kept(&self, run: Option<RunId>) {
         let kept = self.kept(run, Mode::Keep);
         let mut tree = self.write_tree();
@@ -444,10 +445,10 @@ impl Namespace {
                 if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
                     op.last = false;
                 }
-                // Its programs have ended: nobody asks again.
+                // Its programs have ended and will not repeat a request.
                 op.not_before = op.not_before.filter(|_| run != Some(op.run));
                 op.due = op.due.min(now);
-                // A person waits: what was refused is tried once more.
+                // A user waits: refused operations are tried again.
                 op.failures = 0;
                 op.first_failure = None;
                 op.error = None;
@@ -459,12 +460,12 @@ impl Namespace {
         self.wake();
     }
 
-    /// Who waited for everything does no more.
+    /// One caller of `begin_final_drain(None)` has stopped waiting.
     pub fn end_final_drain(&self) {
         self.final_drains.fetch_sub(1, surgetank_types::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Is anything queued or still to be sealed, of one run or of all?
+    /// Is any operation queued, or any file not yet sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
         let tree = self.read_tree();
         tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))

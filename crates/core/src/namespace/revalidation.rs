@@ -1,12 +1,14 @@
-//! What others do in the store while nobody serves it.
+//! Revalidation: other clients change the store while no agent serves it.
 //!
-//! At the end of an agent that leaves something, files that only the store has any more are forgotten: the next one shows
-//! them as they are then. (Not after a crash: programs that go on have seen our inode numbers.) At the start of the
-//! next one the directories that lead to files of ours are looked at. One that somebody removed is still shown, because
-//! of what is in it, and is made again in the store. Not where operations wait: then the drain says that the directory
-//! is missing, and somebody has to look (it may be the whole store that is not mounted).
-//! The dangers this file avoids: names that are gone being shown for ever, and a directory that takes no new files
-//! because the store does not have it.
+//! - At its end, an agent that leaves undrained files forgets files that only the store has. The next agent shows them
+//!   as they are then. (Not after a crash: programs that continue have seen the agent's inode numbers.)
+//! - At its start, an agent looks at the directories on the way to its own files. If another client removed one, the
+//!   agent still shows it, because of its content, and makes it again in the store.
+//! - Directories with waiting operations are left out. Then the drain reports that the directory is missing, and the
+//!   user has to look: perhaps the whole store is not mounted.
+//!
+//! The dangers that this avoids: names that are gone stay visible indefinitely; a directory takes no new files because
+//! the store does not have it.
 
 use std::collections::HashSet;
 
@@ -23,7 +25,7 @@ impl Namespace {
     pub(super) fn revalidate_with_store(&self) {
         let mut dirs: Vec<(Vec<u8>, FileId)> = {
             let tree = self.read_tree();
-            // What moves names may have been carried out before a crash: then a place is not where we think.
+            // Operations that move names may have been carried out before a crash: then a place is uncertain.
             if tree.ops.values().any(|op| !matches!(op.kind, OpKind::Publish { .. } | OpKind::SetMeta { .. })) {
                 return;
             }
@@ -36,14 +38,15 @@ impl Namespace {
                 .filter_map(|id| Some((tree.applied_path(id)?.0, id)))
                 .collect()
         };
-        // A directory comes before what is in it.
+        // A directory comes before the files in it.
         dirs.sort_unstable();
         for (_, dir) in dirs {
             self.revalidate_dir(dir);
         }
     }
 
-    /// Forgets files of which the store has all, and directories in which nothing is left then. When nobody is served.
+    /// Forgets files that the store has completely, and directories that become empty. Runs while the agent serves no
+    /// program.
     pub(super) fn forget_what_the_store_has(&self) {
         let mut tree = self.write_tree();
         let queued = queued(&tree);
@@ -65,7 +68,7 @@ impl Namespace {
     fn revalidate_dir(&self, dir: FileId) {
         let (path, who) = {
             let tree = self.read_tree();
-            // Not any more when one above it was missed.
+            // Void if a directory above it was missing.
             let Some((path, inode)) = tree.applied_path(dir).zip(tree.get(dir)) else {
                 return;
             };
@@ -85,7 +88,7 @@ impl Namespace {
         }
     }
 
-    /// The store has nothing of `top` and of what is below: all that is ours there is as if it were new.
+    /// The store has nothing of `top` and below: the agent's own files there count as new.
     fn make_again(&self, top: FileId) {
         let mut tree = self.write_tree();
         let mut below: Vec<(Vec<u8>, FileId)> = tree
@@ -114,7 +117,7 @@ impl Namespace {
                 let gone = clean && inode.replica.is_none() && inode.attr.kind == Kind::File;
                 let names = names_of(inode);
                 if clean {
-                    // Ours may be the only copy now.
+                    // The agent's copy may be the only one now.
                     inode.version += 1;
                 }
                 tree.bind(dir, &name, |entry| entry.set_planned(None));
@@ -137,7 +140,7 @@ impl Namespace {
     }
 }
 
-/// What operations are about, and every directory above.
+/// The files of queued operations, and every directory above them.
 fn queued(tree: &Tree) -> HashSet<FileId> {
     let mut queued = HashSet::new();
     for op in tree.ops.values() {
@@ -147,7 +150,7 @@ fn queued(tree: &Tree) -> HashSet<FileId> {
     queued
 }
 
-/// Adds the file and every directory above, where programs see it and where the store has it.
+/// Adds the file and every directory above it, both where programs see it and where the store has it.
 fn add_ways(tree: &Tree, id: FileId, ways: &mut HashSet<FileId>) {
     let mut next = vec![id];
     while let Some(at) = next.pop() {
@@ -169,7 +172,7 @@ fn forget(tree: &mut Tree, id: FileId) {
         return;
     }
     if let Some(inode) = tree.get_mut(id) {
-        // The mount is gone, whatever the kernel did not give back.
+        // The mount is gone, so references that the kernel did not return do not count.
         inode.lookups = 0;
         inode.owned = false;
     }

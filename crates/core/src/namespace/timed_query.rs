@@ -21,15 +21,15 @@ use surgetank_types::model::FileId;
 
 use super::waits::Waits;
 
-/// A store that takes longer is not waited for where we can do without.
+/// The time limit of an optional question.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So many threads wait for the next question.
+/// The number of idle threads that wait for the next question.
 const IDLE_MAX: usize = 8;
-/// A thread that waits for the only one that can tell looks this often whether its program still waits.
+/// How often a thread that waits for a required answer checks whether its program was killed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The root of a store of objects is there without a question; this name in it is not.
+/// The root of an object store exists without a question. This name in it does not exist.
 const NEVER_THERE: &[u8] = b".surgetank-there";
-/// Of so many directories we remember that the store lets us change them.
+/// The number of directories that are remembered as changeable.
 const CHANGEABLE_MAX: usize = 4096;
 
 type Question = Box<dyn FnOnce() + Send>;
@@ -69,12 +69,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Asked<T> {
     begun: Instant,
     answered: Receiver<T>,
-    /// Set before the answer came: the thread that asks then says that the store is back.
+    /// Set before the answer arrived: then the asking thread reports that the store is back.
     given_up: Arc<Mutex<bool>>,
 }
 
 impl<T> Asked<T> {
-    /// The outer `None`: no answer yet. The inner: there will not be one.
+    /// The outer `None`: no answer yet. The inner `None`: there will not be an answer.
     fn answer_within(&self, time: Duration) -> Option<Option<T>> {
         match self.answered.recv_timeout(time) {
             Ok(answer) => Some(Some(answer)),
@@ -85,7 +85,7 @@ impl<T> Asked<T> {
 }
 
 impl Asking {
-    /// `None`: no answer, go on without.
+    /// `None`: no answer; the caller continues without it.
     fn ask<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         if cfg!(feature = "schedules") {
             // Where the test decides which thread runs, no store hangs.
@@ -101,7 +101,7 @@ impl Asking {
         }
     }
 
-    /// `None`: no thread can be had.
+    /// `None`: no thread is available.
     fn begin<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<Asked<T>> {
         let begun = clock::tick();
         let (answer, answered) = channel();
@@ -128,7 +128,7 @@ impl Asking {
         Some(Asked { begun, answered, given_up })
     }
 
-    /// The answer, if it came in the last moment. Otherwise the store counts as silent until it comes.
+    /// The answer, if it arrived in the last moment. Otherwise the store counts as silent until it arrives.
     fn give_up<T>(&self, asked: &Asked<T>) -> Option<T> {
         let mut given_up = locked(&asked.given_up);
         if let Ok(answer) = asked.answered.try_recv() {
@@ -192,9 +192,12 @@ impl StoreQueries {
         self.asking.ask(move || question(&*store))
     }
 
-    /// Asks what only the store can tell, for a program that waits for it; `path` is what the question is about. A directory
-    /// is asked here: a call of the kernel ends when its file system lets it. A server that answers nothing for `retry` gives
-    /// `ETIMEDOUT`, after a second when it has been silent for so long already; a program that is killed does not wait.
+    /// Asks the store a required question, for a program that waits; `path` is the subject. For a store with plain
+    /// files, the calling thread asks, because the kernel's call ends when its file system allows it. A killed program
+    /// does not wait.
+    ///
+    /// Errors: `ETIMEDOUT` if the server answers nothing for `retry`, or for a second when it has already been silent
+    /// that long.
     pub(crate) fn must_ask<T: Send + 'static>(
         &self,
         (who, path): (Cred, &StorePath),
@@ -236,14 +239,14 @@ impl StoreQueries {
         self.asking.give_up(&asked).unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)))
     }
 
-    /// Asks about a single name, without the patience that the driver has for programs.
+    /// Asks about a single name, without the time that the driver gives to programs.
     fn is_alive(&self, who: Cred, path: &StorePath) -> impl FnOnce() -> bool + Send + 'static {
         let path = if *path == StorePath::root() { path.join(NEVER_THERE) } else { path.clone() };
         let store = self.store.clone();
         move || store.stat(who, &path).map_or_else(|why| super::resolve::is_absent(&why), |_| true)
     }
 
-    /// The same of a file of the store that we have open.
+    /// The same for an open file of the store.
     pub(crate) fn would_stat(&self, file: Arc<std::fs::File>) -> Option<rustix::fs::Stat> {
         self.asking.ask(move || rustix::fs::fstat(&*file))?.ok()
     }
@@ -326,7 +329,7 @@ mod tests {
         let (tell, told) = channel::<()>();
         assert_eq!(asking.ask(move || told.recv()), None);
         assert!(asking.silent_for().is_some());
-        // Not asked at all.
+        // The second question is not asked at all.
         assert_eq!(asking.ask(|| -> u32 { unreachable!("asked while another question was open") }), None);
         tell.send(()).unwrap();
         while asking.silent_for().is_some() {

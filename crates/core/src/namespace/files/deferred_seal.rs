@@ -1,9 +1,11 @@
-//! Files whose last writer has closed and that can still be written: by a duplicate, a child, a mapping. Or so it seems: the
-//! kernel tells of a close an instant before it lets go of the plain file.
+//! Deferred seals: files whose last writer has closed and that a duplicate, a child or a mapping can still write. Some
+//! only seem so, because the kernel reports a close an instant before it lets go of the plain file.
 //!
-//! Files become versions in the order in which they were closed. Who closes one file after another one's close has
-//! returned finds that one let go of, however slow its file system is in it: so before a file becomes a version,
-//! those that linger are tried, in the order of their closes, and one that is still held was not closed before.
+//! Invariant: files become versions in the order of their closes. A process that closes a file after another close has
+//! returned finds that other file let go of, however slow its file system is. So before a file becomes a version, the
+//! deferred ones are tried in the order of their closes. One that is still held was not closed before it.
+//!
+//! The danger that this avoids: the store gets a later file before an earlier one.
 
 use std::time::{Duration, Instant};
 use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
@@ -17,7 +19,7 @@ use super::seal::somebody_writes;
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// So many of those that were closed last are tried before another becomes a version.
+/// The number of the most recently closed files that are tried before another file becomes a version.
 const TRIED_MAX: usize = 64;
 
 /// In the order in which they were closed.
@@ -44,8 +46,10 @@ impl Namespace {
         self.deferred().iter().any(|other| other.id == id)
     }
 
-    /// Seals what was closed before this one as far as it is let go of. The error: somebody is about that one just now.
-    /// (The lock of this one's inode is held, so others' are only tried.)
+    /// Seals the files that were closed before this one, as far as they are let go of. The caller holds this inode's
+    /// lock, so other locks are only tried.
+    ///
+    /// Errors: another thread holds the lock of the returned file.
     pub(super) fn seal_those_before(&self, id: FileId) -> Result<(), FileId> {
         let before: Vec<FileId> = {
             let deferred = self.deferred();
@@ -61,7 +65,7 @@ impl Namespace {
         })
     }
 
-    /// Tries again to seal what was still held writable. Returns how long to wait until the next one is due.
+    /// Tries the files again that were still held writable. Returns the time until the next one is due.
     pub(crate) fn seal_deferred(&self) -> Option<Duration> {
         let now = clock::tick();
         let tried: Vec<FileId> = {
@@ -70,7 +74,8 @@ impl Namespace {
             deferred[..end].iter().map(|one| one.id).collect()
         };
         for id in tried {
-            // (Held until the list knows: who closes it anew meanwhile would lose his place there, and nobody would ever seal it.)
+            // Held until the list is updated: a close in between would lose its place there, and the file would never
+            // be sealed.
             let _inode = self.lock_inode(id);
             let sealed = self.seal_deferred_one(id);
             let mut deferred = self.deferred();
@@ -85,14 +90,14 @@ impl Namespace {
         deferred.iter().map(|one| one.due.saturating_duration_since(now)).min()
     }
 
-    /// The inode's lock is held.
+    /// The caller holds the inode's lock.
     fn seal_deferred_one(&self, id: FileId) -> bool {
         let open = self.opens().get(&id).cloned();
-        // Whoever has it open for writing again seals it when he closes.
+        // A process that has it open for writing again seals it with its close.
         open.is_none_or(|open| self.end_handed_now(&open) && (open.writers() > 0 || self.seal_again(&open)))
     }
 
-    /// The inode's lock is held.
+    /// The caller holds the inode's lock.
     fn seal_again(&self, open: &Arc<Open>) -> bool {
         let content = open.content();
         if somebody_writes(open, &content) {
@@ -105,13 +110,13 @@ impl Namespace {
         true
     }
 
-    /// Lets whoever waits for lingering files go.
+    /// Ends the waits for deferred seals.
     pub(crate) fn end_deferred(&self) {
         drop(self.deferred.lock());
         self.tender.notify_all();
     }
 
-    /// Waits until something lingers anew, at most so long.
+    /// Waits until another seal is deferred, for `at_most`.
     pub(crate) fn wait_deferred(&self, at_most: Duration, stop: &dyn Fn() -> bool) {
         let deferred = self.deferred();
         if !stop() {
@@ -119,7 +124,7 @@ impl Namespace {
         }
     }
 
-    /// Files that no program has open any more but that something can still write.
+    /// Files that no program has open any more, but that can still be written.
     pub(crate) fn deferred_files(&self) -> Vec<FileId> {
         self.deferred().iter().map(|one| one.id).collect()
     }

@@ -1,4 +1,6 @@
-//! Looks whether a file that only the store has is another version by now.
+//! Checks whether a file that only the store has is another version now.
+//!
+//! The danger that this avoids: programs get old attributes for new content, after another client changed the file.
 
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::FileId;
@@ -8,7 +10,7 @@ use super::super::Namespace;
 use super::open::GONE;
 
 impl Namespace {
-    /// It lies only in the store, and we have not looked for a while.
+    /// Only the store has it, and the last look is too old.
     pub(super) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
         let tree = self.read_tree();
         let inode = tree.get(id).ok_or(GONE)?;
@@ -16,12 +18,12 @@ impl Namespace {
         Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
     }
 
-    /// A file that lies only in the store may have been changed by somebody else since we looked.
+    /// Another client may have changed a file that only the store has, since the last look.
     pub(super) fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
         if !self.is_to_be_looked_at(id)? {
             return Ok(());
         }
-        // Where its bytes have to be asked for, that tells which version it is.
+        // A store without plain files reports the version with the bytes.
         if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
     }
 
@@ -34,8 +36,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The same where somebody may be reading it: the kernel is not told, for that waits for reads, and whoever would serve them
-    /// may wait for the inode's lock. Returns whether it is another version.
+    /// The same while a process may be reading the file. It does not notify the kernel, because that waits for reads,
+    /// and a thread that serves them may wait for the inode's lock. Returns whether the file is another version.
     pub(crate) fn look_quietly(&self, id: FileId) -> FsResult<bool> {
         let (path, who, identity) = {
             let tree = self.read_tree();
@@ -60,7 +62,8 @@ impl Namespace {
         };
         inode.checked = Some(surgetank_types::clock::Moment::now());
         let now = inode.identity.as_deref().copied();
-        // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
+        // The drain changed the file during the look, or is about to (a new link, new attributes): the known identity
+        // is right.
         if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
             return Ok(false);
         }

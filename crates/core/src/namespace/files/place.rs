@@ -1,5 +1,8 @@
-//! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
-//! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
+//! Placing: placement says where a new version's plain file is made.
+//!
+//! States: placed, then adopted as the inode's replica, or undone. Invariant: a file whose content has to be copied
+//! first stays under a hidden name until the copy is complete (`adopt`). The danger that this avoids: an incomplete
+//! plain file under its own name.
 
 use crate::report::run::EventKind;
 use surgetank_types::sync::atomic::Ordering;
@@ -17,23 +20,23 @@ use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
 use surgetank_state::{Name, PlainId, Tree};
 
-/// A new version's plain file, before it is bound to an inode.
+/// A new version's plain file, before an inode has it.
 pub(crate) struct Placed {
     pub content: Content,
     pub direct: bool,
     pub reserved_bytes: u64,
-    /// The temporary when the store itself was chosen: its directory, its name, and whose it is.
+    /// The temporary, if the store itself was chosen: its directory, its name and its owner.
     pub spill: Option<(FileId, Name, Cred)>,
     pub reason: Arc<str>,
-    /// Nothing in particular where the store was chosen.
+    /// Meaningless if the store was chosen.
     pub plain: PlainId,
-    /// Its path on the tier now.
+    /// Its present path on the tier.
     pub at: Vec<u8>,
-    /// The descriptor with which it was made, for reading and writing, where programs will have it directly.
+    /// The descriptor with which it was made, for reading and writing, if processes will have it directly.
     pub made: Option<std::fs::File>,
 }
 
-/// What rules and hints say about a file's place.
+/// The demands of rules and hints for a file's place.
 pub(crate) struct Wish {
     pub mode: Mode,
     pub tier: Option<Arc<str>>,
@@ -50,7 +53,7 @@ impl Wish {
 }
 
 impl Namespace {
-    /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
+    /// Makes the hidden plain file the inode's replica, under the inode's present path. The caller holds the tree's lock.
     pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
         let path = tree.logical_path(id);
         let reason = tree.reason(&placed.reason);
@@ -66,12 +69,12 @@ impl Namespace {
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
                     Some(path) if path != placed.at => {
-                        // Under its name before the catalog knows it: an agent that dies in between leaves a copy that is
-                        // not wanted, and the next one has to know that.
+                        // The file gets its name before the catalog knows it. An agent that dies in between leaves an
+                        // unwanted copy, and the next one has to know that.
                         self.commit_apart(tree, |tree| tree.txn.gone(Some(plain)));
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
-                        // It may have come along with its directory.
+                        // It may have moved with its directory.
                         if renamed.is_err()
                             && device.plain_at(&path).ok().flatten().map(|plain| plain.ino) != Some(placed.plain.ino)
                         {
@@ -87,20 +90,20 @@ impl Namespace {
         Ok(())
     }
 
-    /// It is not wanted after all.
+    /// Removes a placed file that is not needed after all.
     pub(crate) fn undo_placed(&self, tree: &mut Tree, placed: &Placed) {
         tree.discards.extend(placed.spill.clone());
         if let Location::Tier(device) = placed.content.location {
             let device = self.tiers.device(device);
             device.unreserve(placed.reserved_bytes);
-            // (Whoever has the name now may have put his plain file over it.) What stays is swept by recovery.
+            // Another process that has the name now may have put its plain file over it. Recovery sweeps files that stay.
             drop(device.unlink_if(&placed.at, placed.plain.ino));
         }
     }
 
-    /// Content that was copied: the file lies there from now on, and no longer where it was; how many bytes it is charged
-    /// there. From here on nothing may fail, or its writer would go on in the old file while the books name the new one;
-    /// when this fails, all is as before.
+    /// The content was copied: from now on the file is here, and no longer at its old place. Returns the bytes that it
+    /// is charged here. On success, the caller must not fail after this: a writer would continue in the old file while
+    /// the catalog names the new one. On an error, everything is as before.
     pub(crate) fn change_place(&self, tree: &mut Tree, id: FileId, placed: &Placed, bytes: u64) -> FsResult<u64> {
         let replica = tree.get(id).and_then(|inode| inode.replica);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
@@ -134,7 +137,7 @@ impl Namespace {
     ) -> FsResult<Placed> {
         let preferred_tier = wish.tier.as_deref().and_then(|name| self.tier_index(name));
         let direct_possible = self.may_be_direct(via);
-        // What is only brought in ahead of use puts nobody out.
+        // A prefetch evicts no files.
         let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
         for attempt in 0..=self.tiers.devices().count() + 1 {
             let ask = Ask {
@@ -152,7 +155,7 @@ impl Namespace {
                 continue;
             }
             match place {
-                // The mount mediates where there is no room for sure.
+                // The mount mediates where the room is not certain.
                 Place::Device { direct: false, .. } | Place::Store if matches!(via, Via::Shim(_)) => {
                     return Err(LEFT_TO_THE_MOUNT.into());
                 }
@@ -168,7 +171,7 @@ impl Namespace {
                         continue;
                     }
                     crash_point!("tier.reserved");
-                    // Empty, it may have its own name at once; content that has to be copied first stays hidden.
+                    // An empty file may have its own name at once. Content that has to be copied first stays hidden.
                     let at = match kind {
                         AskKind::Create { .. } if !path.is_empty() => path.to_vec(),
                         _ => hidden_name(id),
@@ -176,7 +179,7 @@ impl Namespace {
                     let plain_perm = perm & 0o777 | 0o600;
                     let access = via.access();
                     let created = match device.create_as(&at, plain_perm, access) {
-                        // Something that the catalog does not know lies there.
+                        // The catalog does not know the file at this path.
                         Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
                             let hidden = hidden_name(id);
                             device.create_as(&hidden, plain_perm, access).map(|file| (file, hidden))
@@ -188,7 +191,7 @@ impl Namespace {
                             crash_point!("tier.created");
                             let plain = PlainId::new(device.id(), &surgetank_tier::Plain::of(&file)?);
                             let (file, made) = if direct {
-                                // By its path that costs half of what it does by its number, if it still is there.
+                                // An open by path costs half of one by number, if the path still has the file.
                                 let again = device.open(&at, false).ok();
                                 let again = again.filter(|again| is_file(again, plain.ino));
                                 (again.map_or_else(|| reopen_read_only(&file), Ok)?, Some(file))
@@ -217,7 +220,7 @@ impl Namespace {
                         }
                     }
                 }
-                // In the store it is already.
+                // The store has it already.
                 Place::Store if brings_in(kind) => return Err(Errno::NOSPC.into()),
                 Place::Store => return self.place_in_store(path, id, perm, &self.sentence(reason), via),
             }
@@ -233,7 +236,7 @@ impl Namespace {
 
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str, via: Via) -> FsResult<Placed> {
         if !self.store.features().plain_files {
-            // Nothing is written there but whole files, by the drain.
+            // Only the drain writes there, and only whole files.
             let mut tiers: Vec<&str> = self.tiers.devices().map(surgetank_tier::Device::tier_name).collect();
             tiers.dedup();
             return Err(Fault::new(
@@ -253,7 +256,7 @@ impl Namespace {
             let dir = tree.nearest_applied(dir);
             (dir, tree.applied_path(dir).unwrap_or_else(StorePath::root), owner)
         };
-        // The drain may rename the directory while we look at it; an older agent may have left a file of this name.
+        // The drain may rename the directory during the look; an older agent may have left a file of this name.
         let (dir, name, owner, made) = loop {
             let (dir, path, owner) = place();
             let name = self.spill_name();
@@ -266,7 +269,7 @@ impl Namespace {
         };
         let file = made.map_err(|why| {
             let errno = verdict::errno_of(&why);
-            // Whatever keeps the store from taking it for now, it is room that is missing.
+            // For any passing failure of the store, the caller gets "no room".
             let passes = errno == Errno::ROFS || verdict::classify(errno) == Verdict::Retry;
             Fault::new(
                 if passes && errno != Errno::DQUOT { Errno::NOSPC } else { errno },
@@ -277,7 +280,7 @@ impl Namespace {
                 ),
             )
         })?;
-        // Where nobody mediates the program writes to the temporary itself.
+        // Where the agent does not mediate, the program writes to the temporary itself.
         let (file, made) = if via.is_only() { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };
         Ok(Placed {
             content: Content { file: Arc::new(file), location: Location::StoreTemporary, writable: made.is_none() },
@@ -291,7 +294,7 @@ impl Namespace {
         })
     }
 
-    /// The reason in words. Most decisions are like the one before.
+    /// The reason as a sentence. Most decisions have the reason of the one before.
     fn sentence(&self, reason: placement::Reason) -> Arc<str> {
         let reason = reason.rounded();
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
@@ -309,7 +312,7 @@ impl Namespace {
         }
     }
 
-    /// May so much more that is undrained lie on the device?
+    /// May the device hold this many more undrained bytes?
     pub(crate) fn dirty_allows(&self, device: &surgetank_tier::Device, more_bytes: u64) -> bool {
         use surgetank_policy::config::Survives;
         let survives = device.survives();
@@ -320,7 +323,7 @@ impl Namespace {
         survives != Survives::Agent || room().allows(more_bytes)
     }
 
-    /// A direct writer must not write more than may be undrained there before we look again.
+    /// A direct writer must not exceed the limit of undrained bytes before the next poll.
     fn dirty_room_for_direct(&self, device: &surgetank_tier::Device, reserve_bytes: u64) -> bool {
         let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
         self.dirty_allows(device, wanted_bytes)
@@ -330,7 +333,7 @@ impl Namespace {
         self.tiers.devices().find(|device| device.tier_name() == name).map(|device| device.id().tier)
     }
 
-    /// Another one each time: one that the file had before may still be on the list of what is to be removed.
+    /// A new name each time: the file's earlier one may still be on the list of temporaries to remove.
     fn spill_name(&self) -> Name {
         let number = self.write_tree().new_id();
         let mut name = surgetank_types::model::STORE_TEMPORARY_PREFIX.to_vec();
@@ -340,7 +343,7 @@ impl Namespace {
         Name::from(name)
     }
 
-    /// What rules and hints wish for a file that is known.
+    /// The demands of rules and hints for a known file.
     pub(crate) fn wish(&self, tree: &Tree, id: FileId, path: &[u8]) -> Wish {
         let decision = self.decided(tree, id, path);
         Wish { mode: self.mode_as(tree, id, decision.mode), ..Wish::of(decision) }
@@ -355,7 +358,7 @@ impl Namespace {
 }
 
 impl Placed {
-    /// Of the plain file; nothing where the store has it, which may hang.
+    /// The plain file's attributes; `None` where the store has it, because the store may hang.
     pub fn stat_on_tier(&self) -> Option<rustix::fs::Stat> {
         matches!(self.content.location, Location::Tier(_))
             .then(|| rustix::fs::fstat(&*self.content.file).ok())
@@ -372,23 +375,23 @@ impl Placed {
     }
 }
 
-/// Is it for what the store has already?
+/// Is it for a file that the store already has?
 fn brings_in(kind: AskKind) -> bool {
     matches!(kind, AskKind::Prefetch { .. } | AskKind::Fetch { .. })
 }
 
-/// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
+/// A read-only descriptor of a file that was just made: a writable one in the agent would prevent its own leases.
 pub(crate) fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
     use std::os::fd::AsRawFd;
     std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Is it the one of this number? (Whoever asks has that open, so no other file has it.)
+/// Does the file have this inode number? (The caller has that inode open, so no other file has the number.)
 fn is_file(file: &std::fs::File, ino: u64) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_ino == ino)
 }
 
-/// Name of a plain file on a tier that is not its inode's content yet; swept at recovery.
+/// Name of a plain file on a tier that is not yet its inode's content; recovery sweeps such files.
 pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
     let mut name = HIDDEN_PREFIX.to_vec();
     name.extend_from_slice(format!("{:x}", id.0).as_bytes());
@@ -397,5 +400,5 @@ pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
 
 /// Prefix of plain files on a tier that are being made.
 pub(crate) const HIDDEN_PREFIX: &[u8] = b".surgetank-new-";
-/// Between whose it is and its number, in the name of what a file is spilled to.
+/// Between the agent's key and the number, in the name of the temporary to which a file is spilled.
 pub(crate) const SPILL: &[u8] = b"-spill-";

@@ -1,5 +1,8 @@
-//! Sealing: after the last writer closed and nobody can write any more, the content is a version, and
-//! what its rule says happens to it.
+//! Sealing: the last writer has closed, and the file cannot be written any more. Then its content becomes a version,
+//! and its rule decides what follows.
+//!
+//! States: open, sealed, or with a deferred seal. Invariant: files become versions in the order of their closes. The
+//! danger that this avoids: the drain copies a file that a process still writes.
 
 use super::super::events::Seen;
 use std::os::fd::AsRawFd;
@@ -15,11 +18,12 @@ use super::super::content::{Content, Location, Open};
 use surgetank_state::Tree;
 
 impl Namespace {
-    /// The last writer closed. The inode's lock is held. `false`: something can still write (a duplicate, a child, a
-    /// mapping): the file lingers, and its `Open` with it, for that knows what was charged and that it was written.
+    /// The last writer closed. The caller holds the inode's lock. `false`: a duplicate, a child or a mapping can still
+    /// write. Then the seal is deferred, and the `Open` stays, because it has the charge and knows that the file was
+    /// written.
     pub(super) fn seal(&self, open: &Open) -> bool {
         let content = open.content();
-        // What was closed before it comes before it.
+        // Files that were closed before it come before it.
         if somebody_writes(open, &content) || self.seal_those_before(open.id).is_err() {
             self.defer_seal(open.id);
             return false;
@@ -28,7 +32,7 @@ impl Namespace {
         true
     }
 
-    /// The content is a version now. The inode's lock is held.
+    /// Makes the content a version. The caller holds the inode's lock.
     pub(crate) fn finish_seal(&self, id: FileId, open: Option<&Open>, content: &Content) {
         crash_point!("seal.begun");
         let written = open.is_none_or(|open| {
@@ -57,7 +61,7 @@ impl Namespace {
             && let now = open.content()
             && now.location != content.location
         {
-            // It was moved, or published as it is, while we looked.
+            // The content was moved, or published as it is, during the look.
             drop(tree);
             open.written.fetch_or(written, Ordering::Relaxed);
             return self.finish_seal(id, Some(open), &now);
@@ -65,7 +69,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        // The kernel clears them on the store's own file at every write; here they stay if the writer may keep them.
+        // The kernel clears them on the store's own file at every write. Here they stay if the writer may keep them.
         let mut lost_set_ids = false;
         if written {
             inode.attr = as_written(inode, &stat, open);
@@ -77,9 +81,9 @@ impl Namespace {
             }
         }
         inode.sealed = true;
-        // (What was promised of a version that did not come about was promised of the one before.)
+        // A promise for a version that does not exist becomes one for the version before.
         inode.promised = inode.promised.min(inode.version);
-        // Opened for writing and not written: the copy that was made for it is not wanted.
+        // Opened for writing and not written: the copy that was made for it is not needed.
         let unwanted =
             !written && !inode.dirty() && inode.applied.is_some() && content.location == Location::StoreTemporary;
         let spill = inode.extra.as_mut().filter(|_| unwanted).and_then(|extra| extra.spill.take());
@@ -114,7 +118,7 @@ impl Namespace {
         crash_point!("seal.written_down");
         let first = tree.get(id).is_some_and(|inode| inode.version <= 1);
         drop(tree);
-        // What the kernel was told of an older version may be believed for long; of a new file it never was.
+        // The kernel may cache attributes of an older version for long; it never does for a new file.
         if !first && open.is_some_and(|open| open.direct) {
             self.forget_attributes(id);
         }
@@ -144,7 +148,7 @@ impl Namespace {
         self.events.sealed(inode.run, id, seen, size_bytes);
     }
 
-    /// What the device really holds replaces what was charged on the way.
+    /// The device's real usage replaces the bytes that were charged meanwhile.
     fn settle_charge(
         &self,
         device: surgetank_types::model::DeviceId,
@@ -162,10 +166,11 @@ impl Namespace {
         inode.charged_bytes = exact;
     }
 
-    /// Nobody has the file open any more. Content without a name goes now.
+    /// No process has the file open any more. Content without a name goes now.
     pub(super) fn last_close(&self, open: &Open) {
         let mut tree = self.write_tree();
-        // In one step: whoever takes its last name away drops the content if it is not open, and we if it was.
+        // In one step. The thread that removes the last name drops the content if the file is not open; this thread
+        // drops it if it was.
         self.opens().remove(&open.id);
         let Some(inode) = tree.get(open.id) else {
             return;
@@ -173,7 +178,7 @@ impl Namespace {
         if inode.logical.is_some() {
             return;
         }
-        // Programs that the shim serves may have it open without our knowing.
+        // Processes with the shim may have it open without a request.
         let shown_perm = self.perm_to_leave(&tree, open.id);
         self.drop_content(&mut tree, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
@@ -203,7 +208,7 @@ impl Namespace {
             return;
         };
         let cred = inode.cred();
-        // Unless the temporary in the store is on its way into place: from there it is deleted in its turn.
+        // Unless the drain is publishing the temporary as the file: then an operation in the queue deletes it.
         if goes
             && let Some(extra) = inode.extra.as_mut()
             && let Some((dir, name)) = extra.spill.take()
@@ -213,7 +218,7 @@ impl Namespace {
         tree.txn.file(id);
     }
 
-    /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.
+    /// Queues the publication of the file's present version, if its rule says so and the version is dirty.
     pub(crate) fn queue_publish(&self, tree: &mut Tree, id: FileId) {
         let Some(path) = tree.logical_path(id) else {
             return;
@@ -221,7 +226,7 @@ impl Namespace {
         let decision = self.decided(tree, id, &path);
         let Some(inode) = tree.get(id) else { return };
         let mode = self.mode_as(tree, id, decision.mode);
-        // Sealed after the command had ended, when what is kept had been looked for already.
+        // Sealed after the end of the command, when the `keep` files had been collected already.
         let kept = mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain && self.is_ending(inode.run);
         let drained = kept || Self::drained(mode) || inode.spill().is_some();
         if !inode.dirty() || !drained || inode.publish.is_some() || inode.is_dir() {
@@ -251,7 +256,7 @@ impl Namespace {
         }
         for (dir, name) in more {
             tree.hasten_dirs(dir, last);
-            // A link replaces nobody: whom the name was taken from goes first.
+            // A link does not replace a file: the file that has the name goes first.
             if tree.planned(dir, &name).is_some_and(|holder| holder != id) {
                 self.vacate(tree, dir, &name, run);
             }
@@ -262,18 +267,18 @@ impl Namespace {
     }
 }
 
-/// (A file that we mediate is written by us alone.)
+/// (Only the agent writes a mediated file.)
 pub(super) fn somebody_writes(open: &Open, content: &Content) -> bool {
     let directly = open.direct_writer.load(Ordering::Relaxed) && matches!(content.location, Location::Tier(_));
     directly && !nobody_writes(content)
 }
 
-/// A read lease is granted exactly when nobody can write: no descriptor, no duplicate, no shared mapping.
+/// The kernel grants a read lease exactly when no writer exists: no descriptor, no duplicate, no shared mapping.
 pub(crate) fn nobody_writes(content: &Content) -> bool {
     lease_is_granted(&content.file, libc::F_RDLCK)
 }
 
-/// A write lease: when nobody else has it open at all.
+/// A write lease: granted when no other descriptor of the file is open.
 pub(crate) fn nobody_has(file: &std::fs::File) -> bool {
     lease_is_granted(file, libc::F_WRLCK)
 }
@@ -287,7 +292,8 @@ fn lease_is_granted(file: &std::fs::File, kind: i32) -> bool {
         unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
         return true;
     }
-    // Busy means somebody writes; anything else means that leases do not work here, and then no direct writer was let in.
+    // Busy means that a writer exists. Any other error means that leases do not work here, and then there are no direct
+    // writers.
     std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
 }
 

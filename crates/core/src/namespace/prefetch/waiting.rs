@@ -1,9 +1,11 @@
-//! Copies that wait: their files are read from the store by the kernel, which wants all who have a file open to agree. With
-//! the last close a copy becomes the file's, if that is still the version it is of.
+//! Copies that wait: the kernel reads their files from the store, and all opens of a file have to agree. With the last
+//! close, a copy becomes the file's content, if it still has the file's version.
 //!
-//! Until then it lies under its hidden name, charged like anything else, and counts as what the store has too: whoever needs
-//! the room has it back, and who writes the file. Nothing is written down of it: what a killed agent left under such a name
-//! the next one sweeps.
+//! Until then the copy is under its hidden name. It is charged like any other, and counts as clean. It is dropped when
+//! a writer opens the file, or when another file needs the room. The catalog has no record of it: after a crash, the
+//! next agent sweeps it.
+//!
+//! The danger that this avoids: processes that have one file open read different files.
 
 use std::collections::HashMap;
 use surgetank_types::model::{DeviceId, FileId};
@@ -36,7 +38,7 @@ impl Namespace {
         self.waiting_copies().contains_key(&id)
     }
 
-    /// The inode's lock is held, and somebody has it open.
+    /// The caller holds the inode's lock, and a process has the file open.
     pub(super) fn let_wait(&self, id: FileId, copied: Copied) {
         let Some(device) = copied.device() else { return };
         let bytes = i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX);
@@ -45,7 +47,7 @@ impl Namespace {
         self.waiting_copies().insert(id, copied);
     }
 
-    /// Nobody has the file open any more. The inode's lock is held.
+    /// No process has the file open any more. The caller holds the inode's lock.
     pub(in super::super) fn use_waiting(&self, open: &Open) {
         let id = open.id;
         let Some(copied) = self.take_waiting(id) else { return };
@@ -69,7 +71,7 @@ impl Namespace {
         self.discard_waiting(&copied);
     }
 
-    /// Whoever has it has to use it or to discard it.
+    /// The caller has to use or discard the result.
     fn take_waiting(&self, id: FileId) -> Option<Copied> {
         self.waiting_copies().remove(&id)
     }
@@ -77,20 +79,20 @@ impl Namespace {
     fn discard_waiting(&self, copied: &Copied) {
         let Some(device) = copied.device() else { return };
         let bytes = i64::try_from(copied.charged_bytes).unwrap_or(i64::MAX);
-        // What stays is swept by recovery.
+        // Recovery sweeps a file that stays.
         drop(self.tiers.device(device).unlink_if(&copied.placed.at, copied.placed.plain.ino));
         self.tiers.device(device).add_used(-bytes);
         self.write_tree().arriving(device, -bytes);
     }
 
-    /// Somebody writes the file.
+    /// A process writes the file.
     pub(in super::super) fn drop_waiting(&self, id: FileId) {
         if let Some(copied) = self.take_waiting(id) {
             self.discard_waiting(&copied);
         }
     }
 
-    /// Somebody needs the room on the device, or all of it goes at the end. Returns the bytes freed.
+    /// Drops the copies on a device that needs room, or all of them at the end. Returns the bytes freed.
     pub(in super::super) fn drop_waiting_on(&self, device: Option<DeviceId>) -> u64 {
         let ids: Vec<FileId> = {
             let waiting = self.waiting_copies();

@@ -1,9 +1,9 @@
-//! Versions that did not outlive what happened: their plain file is not there, or the machine went down before the tier
-//! was made to keep it.
+//! Lost versions: the plain file is not there, or the machine went down before the tier was made to keep it.
 //!
-//! The danger this file avoids: after a power loss a plain file has its name and perhaps its length, and not its bytes.
-//! Copied to the store it would replace the version before, and nobody could tell. What no `fsync` and no sync of ours
-//! vouches for ([`Inode::is_synced`]) is therefore never published under its own name; what is left of it is, beside it.
+//! The danger that this file avoids: after a power loss a plain file can have its name and its length, but not its
+//! bytes. A copy of it would replace the store's earlier version, and no check would find that. So a version for which
+//! no `fsync` and no sync of the agent vouches ([`Inode::is_synced`]) is never published under its own name. What is
+//! left of it gets a name beside it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -16,13 +16,13 @@ use super::super::losses::{gone_from, lost_from};
 use super::Recovery;
 use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
-/// Which boot of the machine the catalog was last written in, as a digest; with a device's number behind it, which boot
-/// that device was last looked through in.
+/// A digest of the boot in which the catalog was last written. With a device's number behind it: the boot in which that
+/// device was last walked.
 const BOOT: &str = "boot";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAME_BYTES_MAX: usize = 255;
 
-/// The boot we are in. `None` where the kernel does not say: then a reboot is not noticed.
+/// The present boot. `None` where the kernel does not report it: then a reboot is not noticed.
 pub(in super::super) fn boot() -> Option<u64> {
     let text = std::fs::read(Path::new(BOOT_ID)).ok()?;
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
@@ -34,7 +34,7 @@ pub(crate) fn went_down(image: &Image) -> bool {
     image.counters.get(BOOT).is_some_and(|before| Some(*before) != boot())
 }
 
-/// Since what is on this device was last looked at. `number`: how the catalog calls it.
+/// Did the machine go down since this device was last walked? `number`: the catalog's number for the device.
 pub(crate) fn went_down_with(image: &Image, number: Option<DeviceId>) -> bool {
     let before = number.and_then(|number| image.counters.get(&boot_with(number)));
     before.or(image.counters.get(BOOT)).is_some_and(|before| Some(*before) != boot())
@@ -44,25 +44,25 @@ fn boot_with(number: DeviceId) -> String {
     format!("{BOOT}-{}-{}", number.tier, number.device)
 }
 
-/// What a plain file found after the machine went down is worth.
+/// The worth of a plain file that was found after the machine went down.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
     /// Complete.
     All,
-    /// A program had been promised its bytes, and may have written more since.
+    /// A program was promised its bytes, and may have written more since.
     Promised,
-    /// Nobody knows.
+    /// Unknown.
     Doubtful,
-    /// The store has the same.
+    /// The store has the same version.
     Spare,
 }
 
-/// Why a version is doubted.
+/// The reason for doubt about a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doubt {
     MachineWentDown,
-    /// Its plain file is not as long as it was when it was closed, and no program of ours can have done that: the tier's file
-    /// system was repaired, or somebody has been there.
+    /// The plain file has another length than at its close, and no program of the run can have changed it. The tier's
+    /// file system was repaired, or another process changed the file.
     Length {
         closed_bytes: u64,
         plain_bytes: u64,
@@ -90,7 +90,7 @@ impl std::fmt::Display for Doubt {
     }
 }
 
-/// What is said of a version, in the books or in the catalog.
+/// The record of a version, in memory or in the catalog.
 pub(crate) struct Said {
     sealed: bool,
     dirty: bool,
@@ -123,9 +123,9 @@ impl From<&FileRecord> for Said {
     }
 }
 
-/// (`size_bytes` of the plain file, or of the temporary in the store that holds it.)
+/// `size_bytes`: of the plain file, or of the temporary in the store that holds the version.
 pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
-    // (Also of a copy that was brought in nobody knows whether its bytes were on the disk, or others by then.)
+    // For a prefetched or fetched copy, too, no record says whether its bytes reached the disk or changed.
     if said.sealed && !said.dirty {
         Worth::Spare
     } else if said.sealed && said.size_bytes == size_bytes && (said.synced || size_bytes == 0) {
@@ -137,7 +137,7 @@ pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
     }
 }
 
-/// What had the newest version.
+/// The place of the newest version.
 pub(super) enum Held<'a> {
     Tier(DeviceId),
     /// A temporary in the store.
@@ -173,7 +173,7 @@ impl Recovery<'_> {
         self.namespace.record_loss(tree, &path, at, why);
     }
 
-    /// The user says that the tiers that are not there do not come back. When no program is served.
+    /// The user says that the absent tiers do not come back. Runs only while the agent serves no program.
     pub fn give_up_absent(&self) {
         let mut tree = self.namespace.write_tree();
         let only_there: Vec<(FileId, DeviceId)> = tree
@@ -189,8 +189,7 @@ impl Recovery<'_> {
         self.look_at_reverted();
     }
 
-    /// From now on what is in the catalog belongs to this boot, and what is on these devices. What is on one that is not
-    /// there is looked at when it is back.
+    /// From now on the catalog and these devices belong to the present boot. An absent device is checked when it is back.
     pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
         let Some(boot) = boot() else { return };
         let mut tree = self.namespace.write_tree();
@@ -205,8 +204,8 @@ impl Recovery<'_> {
         tree.txn.counter(BOOT.to_owned(), boot);
     }
 
-    /// The newest version is not to be had. What the store has of the file is the file; if that is nothing, the file that
-    /// it was about to replace is back.
+    /// Gives up the newest version. If the store has the file, its version becomes the file; otherwise the file that it
+    /// was about to replace returns.
     pub(super) fn lose(&self, tree: &mut Tree, id: FileId) {
         tree.drop_replica(id);
         let mut replaced: Vec<(Place, FileId)> = Vec::new();
@@ -224,7 +223,7 @@ impl Recovery<'_> {
         let mut names: Vec<Place> = inode.logical.take().into_iter().collect();
         names.extend(inode.extra.iter_mut().flat_map(|extra| std::mem::take(&mut extra.more_names)));
         tree.txn.file(id);
-        // Nothing that was to be done with it can be done.
+        // No queued operation on it can be carried out.
         let of_it = |op: &Op| op.file() == id && !matches!(op.kind, OpKind::Exchange { .. });
         let ops: Vec<Seq> = tree.ops.iter().filter(|(_, op)| of_it(op)).map(|(seq, _)| *seq).collect();
         for seq in ops {
@@ -233,11 +232,11 @@ impl Recovery<'_> {
         }
         for (dir, name) in names {
             let planned = tree.planned(dir, &name).filter(|planned| *planned != id);
-            // Only what the store has: another one that is about to come there for an instant has no content any more.
+            // Only files that the store has: a file that would be there for an instant only has no content any more.
             let there = |other: &FileId| *other != id && tree.get(*other).is_some_and(|inode| inode.applied.is_some());
             let mut over = replaced.iter().filter(|(at, _)| *at == (dir, name.clone())).map(|(_, over)| *over);
             let before = planned.filter(there).or_else(|| over.find(there));
-            // Nobody follows any more for whom it would have to come there.
+            // No later file needs it in the store any more.
             let useless = planned.filter(|other| {
                 before.is_none()
                     && tree.get(*other).is_some_and(|inode| inode.logical.is_none() && inode.applied.is_none())
@@ -266,7 +265,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// It was replaced, and what had been written of it went with that: no newer version of it is to be had.
+    /// The file was replaced, and its newer content went with that: only the store's version is left.
     fn as_the_store_has_it(&self, tree: &mut Tree, id: FileId) {
         let Some(inode) = tree.get_mut(id) else { return };
         if inode.replica.is_some() || inode.spill().is_some() || inode.attr.kind != Kind::File {
@@ -279,7 +278,7 @@ impl Recovery<'_> {
         tree.reverted.push(id);
     }
 
-    /// Takes a doubtful version out of its name, and gives what is left of it one beside it. Returns that file, if
+    /// Takes a doubtful version out of its name, and gives what is left of it a name beside that. Returns that file, if
     /// anything is left.
     pub(super) fn set_apart(&self, tree: &mut Tree, id: FileId, plain: &Plain, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
@@ -342,7 +341,7 @@ impl Recovery<'_> {
         );
     }
 
-    /// Nothing of it changes any more before it is in the store; the next boot need not doubt it once more.
+    /// The content does not change before it is in the store, so the next boot need not doubt it again.
     pub(super) fn sync_apart(&self, tree: &mut Tree, id: FileId, plain: PlainId, path: &[u8]) {
         match self.namespace.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
             Ok(()) => {
@@ -371,7 +370,7 @@ impl Recovery<'_> {
     }
 }
 
-/// What is left of a doubtful version of a file of this name is called so; with a number, where others are called so too.
+/// The name for what is left of a doubtful version of `name`; `number` distinguishes several such names.
 pub fn unproven_name(name: &[u8], number: u32) -> Vec<u8> {
     let mut ending = format!(".surgetank-unproven-{:08x}", boot().unwrap_or_default() as u32);
     if number > 0 {
@@ -388,7 +387,7 @@ fn revert(inode: &mut Inode) {
     inode.synced = 0;
 }
 
-/// Whom the operation would take a name from, and which.
+/// The file from which the operation would take a name, and that name.
 fn replaced_by(kind: &OpKind) -> Option<(Place, FileId)> {
     match kind {
         OpKind::Publish { dir, name, over, .. } => Some(((*dir, Name::from(&**name)), (*over)?)),

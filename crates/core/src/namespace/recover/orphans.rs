@@ -1,4 +1,6 @@
-//! Plain files that nobody remembers.
+//! Orphans: plain files without a record.
+//!
+//! The danger that this avoids: recovery deletes the only copy of a file because the catalog lost its record.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -16,18 +18,18 @@ use super::Recovery;
 use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
 use surgetank_state::PlainId;
 
-/// Puts a copy of a plain file where those lie that no record names; all that lie there already keep their names. `files`:
-/// where the device has its plain files; `path`: of this one, below it; `name`: what programs called it.
+/// Copies a plain file to the place of orphans, under a name that is not taken there. `files`: the device's directory
+/// of plain files; `path`: the plain file below it; `name`: the file's name for programs.
 pub fn keep_copy(files: &Path, path: &[u8], name: &[u8]) -> io::Result<()> {
     let from = files.join(OsStr::from_bytes(path));
     let aside = files.join(OsStr::from_bytes(ORPHANS));
     let mut kept = aside.join(OsStr::from_bytes(name));
     if kept.parent().is_some_and(|dir| fs::create_dir_all(dir).is_err()) {
-        // A file of an earlier time lies where a directory would have to be.
+        // A file from an earlier start is where the directory should be.
         kept = aside.join(kept.file_name().unwrap_or_default());
         fs::create_dir_all(&aside)?;
     }
-    // (What has such a name gets another one when it is set aside.)
+    // A plain file with such a name gets another one when it is set aside.
     let copy = aside.join(OsStr::from_bytes(&[HIDDEN_PREFIX, b"copy"].concat()));
     fs::copy(&from, &copy)?;
     File::open(&copy)?.sync_all()?;
@@ -60,8 +62,8 @@ impl Recovery<'_> {
                 *old.entry(device).or_default() += 1;
                 continue;
             }
-            // The agent died while it made it, and nothing is in it; or while it removed it. (Of a damaged catalog the name of
-            // an empty file may be all there is of it, and what was to go may have found its place or its name since.)
+            // The agent died while it made or removed this file. With a damaged catalog, an empty file may be all that
+            // is left. A file that was about to go may have got a place or a name since.
             let is_gone = || {
                 super::super::pending_unlink::saying(&self.namespace.read_tree(), plain)
                     .is_some_and(|file| gone.contains(&file))
@@ -120,8 +122,8 @@ impl Recovery<'_> {
         }
     }
 
-    /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
-    /// was only being made is removed.
+    /// Moves a plain file to a free name among the orphans and returns that name. Removes a file whose name says that
+    /// it was only being made.
     fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8], damaged: bool) -> Option<Vec<u8>> {
         let device = self.namespace.tiers.device(device);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
@@ -132,12 +134,12 @@ impl Recovery<'_> {
         } else {
             let mut to = ORPHANS.to_vec();
             if hidden {
-                // Under that name it would be removed by the next one.
+                // Under that name the next recovery would remove it.
                 to.extend_from_slice(format!("nameless-{ino}").as_bytes());
             } else {
                 to.extend_from_slice(path);
             }
-            // Whatever was set aside before keeps its name.
+            // Files that were set aside before keep their names.
             let is_taken = |to: &[u8]| match device.open(to, false) {
                 Ok(_) => true,
                 Err(why) => why.kind() == std::io::ErrorKind::PermissionDenied,
@@ -152,7 +154,7 @@ impl Recovery<'_> {
                 .rename(path, &to)
                 .map(|()| to)
                 .or_else(|_| {
-                    // A file of an earlier time lies where a directory would have to be.
+                    // A file from an earlier start is where the directory should be.
                     let mut flat = ORPHANS.to_vec();
                     flat.extend_from_slice(format!("{ino}-").as_bytes());
                     flat.extend_from_slice(name);

@@ -1,4 +1,6 @@
-//! What recovery asks the store for: versions that were spilled into it, and what it has of versions that were lost.
+//! Recovery's questions to the store: about versions that were spilled to it, and about its own versions of lost files.
+//!
+//! The danger that this avoids: a slow or unreachable store makes the agent give up a version that the store still has.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,13 +17,13 @@ use super::Recovery;
 use super::{Doubt, Held, Worth, worth};
 use surgetank_state::{Inode, Tree};
 
-/// How long the store may keep recovery waiting.
+/// How long recovery waits for the store.
 pub const STORE_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
-/// What is not vital is asked so often.
+/// The number of tries for a question that is not vital.
 const TRIES: u32 = 4;
 
-/// Tries until then.
+/// Tries until this time.
 pub(super) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
@@ -50,7 +52,7 @@ impl Recovery<'_> {
                 .collect();
             for id in nameless {
                 if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {
-                    // It may have got a name since: kept, as what no record names.
+                    // The file may have got a name since: it is kept, as one without a record.
                     extra.spill = None;
                     tree.txn.file(id);
                 }
@@ -108,7 +110,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// The same. That one question is not answered does not leave everything in doubt.
+    /// The same with several tries: a single unanswered question must not leave everything in doubt.
     pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
         for _ in 1..TRIES {
             match self.is_left_there(path, who) {
@@ -119,7 +121,7 @@ impl Recovery<'_> {
         self.is_left_there(path, who)
     }
 
-    /// The same, of what may be the only place where a version lies.
+    /// The same for a place that may be the only one of a version.
     pub(super) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
         let until = clock::tick() + STORE_PATIENCE;
         patiently(until, || self.is_left_there(path, who)).map_err(|why| self.does_not_tell(path, why))
@@ -154,7 +156,7 @@ impl Recovery<'_> {
             .data("nothing was changed; files in the tiers and in the store are as they were")
     }
 
-    /// What was lost, the store's version stands for, and what it replaced, is as the store has it.
+    /// Takes the store's attributes for files whose newer version was lost, and for files that they had replaced.
     pub(super) fn look_at_reverted(&self) {
         let reverted = std::mem::take(&mut self.namespace.write_tree().reverted);
         for id in reverted {
@@ -184,7 +186,7 @@ impl Recovery<'_> {
                 let Attr { ino, links, .. } = inode.attr;
                 inode.attr = match inode.set_meta {
                     None => Attr { ino, links, ..stat.attr },
-                    // The others are on their way.
+                    // The other attributes are queued.
                     Some(_) => Attr { size_bytes: stat.attr.size_bytes, blocks: stat.attr.blocks, ..inode.attr },
                 };
                 inode.identity = Some(Box::new(stat.identity));
@@ -193,7 +195,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// A program was promised this much, and wrote more since.
+    /// A program was promised this many bytes, and wrote more since.
     pub(super) fn is_as_long(tree: &mut Tree, id: FileId, plain: &Plain) {
         if let Some(inode) = tree.get_mut(id).filter(|inode| inode.sealed) {
             inode.attr.size_bytes = plain.size_bytes;

@@ -1,12 +1,17 @@
-//! How far the drain came before the agent died.
+//! Started operations: how far the drain came before the agent died.
 //!
-//! The drain writes down which operations it is about to carry out, and until they are durable the catalog says where
-//! everything was before them. They are carried out in order, so the store is as after the first *k* of them, for some
-//! *k*: the largest for which every name that they are about holds the file that it should. (If several fit, the names
-//! are the same after each; where a rename is not one step, the next one may be half done, and a directory's is finished
-//! then.) The *k* are taken out of the queue, the others begin anew, and what programs see is right from the first moment. Changes of attributes do not show in names: they are made once more. If none fits (somebody
-//! else changed these very names meanwhile), all stay in doubt: each operation then recognises its own work as well as
-//! it can.
+//! The drain records which operations it is about to carry out. Until they are durable, the catalog keeps where
+//! everything was before them. The drain carries them out in order. So the store is in the state after the first *k* of
+//! them, for some *k*. Recovery takes the largest *k* for which every name of the operations holds the expected file.
+//!
+//! - If several *k* match, the names are the same after each.
+//! - Where a rename is not one step, the next operation may be half done. A directory's rename is completed then.
+//! - The first *k* leave the queue, and the others begin again. So programs see the right state from the first moment.
+//! - Attributes do not show in names, so their changes are carried out again.
+//! - If no *k* matches, another client has changed these very names. Then all operations stay in doubt, and each one
+//!   recognises its own work as well as it can.
+//!
+//! The danger that this avoids: an operation that is carried out twice, or not at all.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,23 +27,23 @@ struct Started {
     seq: Seq,
     kind: OpKind,
     prepared: Option<Prepared>,
-    /// What each name holds before it and after it.
+    /// The holder of each name before the operation and after it.
     names: Vec<(Place, Option<FileId>, Option<FileId>)>,
-    /// Its temporary, while it is not renamed into place, has one of these names, in whatever directory it was made. What a
-    /// file was spilled to since its copy was made is another one.
+    /// The names that its temporary may have before its rename, in whatever directory it was made. The temporary to
+    /// which a file was spilled after its copy has another name.
     temporaries: Vec<Name>,
 }
 
-/// What a name should hold at some point.
+/// The expected holder of a name at some point.
 struct Expected<'a> {
     path: StorePath,
-    /// Where it may be instead.
+    /// Another path at which it may be.
     or_at: Option<StorePath>,
     holder: Option<Holder<'a>>,
     who: Cred,
 }
 
-/// A directory whose rename was begun, and is not one step: what is below it may have its new name already.
+/// A directory whose rename has begun and is not one step: the files below it may have their new names already.
 struct Moving {
     from: StorePath,
     to: StorePath,
@@ -62,12 +67,12 @@ struct Holder<'a> {
     kind: Kind,
     /// Inode number before any publication among the operations.
     ino: Option<u64>,
-    /// The last publication among the operations so far, and what its temporary may be called.
+    /// The last publication among the operations so far, and the possible names of its temporary.
     published: Option<(Option<Prepared>, &'a [Name])>,
 }
 
-/// A server may still be at what the dead agent asked it for. So long it is given before anybody looks, and again when what it
-/// shows is nothing that those operations can have left.
+/// A server may still be working on requests of the dead agent. Recovery waits this long before each look. It looks
+/// again when the state is not one that these operations can have left.
 const LATE: Duration = Duration::from_millis(700);
 const LOOKS_MAX: usize = 3;
 
@@ -111,7 +116,7 @@ impl Recovery<'_> {
             return Ok(());
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
-        // Attributes do not show in names: those are set again.
+        // Attributes do not show in names, so they are set again.
         let mut gone: Vec<Vec<FileId>> = {
             let mut tree = self.namespace.write_tree();
             started[..done].iter().filter(|one| !one.is_meta()).map(|one| tree.carried_out(&one.kind, None)).collect()
@@ -128,7 +133,7 @@ impl Recovery<'_> {
         let is_done = |(index, one): &(usize, Started)| *index < done && !one.is_meta();
         let (done, rest): (Vec<_>, Vec<_>) = started.into_iter().enumerate().partition(is_done);
         let [done, rest] = [done, rest].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<Started>>());
-        // Whoever renamed them may have died before their directories were on the store's disk.
+        // The earlier agent may have died before the store's disk had the directories of the renamed files.
         if let Err(why) = self.sync_where(&done) {
             tracing::warn!(%why, "the store could not be synced: what was started stays in doubt");
             self.put_back(&before);
@@ -143,9 +148,9 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// After how many of them is the store as it is now?
+    /// The number of operations after which the store is in its present state.
     fn how_many(&self, started: &[Started], before: &[(FileId, Vec<Place>)], looked: &mut Looked) -> Option<usize> {
-        // From the end: a file that was written over in place has the same inode before and after.
+        // From the end: a file that was overwritten in place has the same inode before and after.
         let found = (0..=started.len()).rev().find_map(|count| {
             self.put_back(before);
             {
@@ -167,8 +172,9 @@ impl Recovery<'_> {
         found.flatten()
     }
 
-    /// Half of what is in that directory has its new name, half its old one. It is brought there before anybody is let in: programs
-    /// that go on would miss one of the halves. `false`: it was not begun, or the store does not do it now.
+    /// Completes a directory's rename that was cut off: some of its files have their new names, the others their old
+    /// ones. Otherwise processes that continue would miss some of them, so this comes before any request. `false`: the
+    /// rename had not begun, or the store refuses it now.
     fn finish_moving(&self, moving: &Moving) -> bool {
         let renamed = self.left_there(&moving.from, moving.who).and_then(|there| match there {
             Some(_) => self
@@ -200,7 +206,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// Every file that was in hand, where it is now.
+    /// Looks at every file of the operations, at its present place.
     fn look_at_files<'a>(
         &self,
         started: impl Iterator<Item = &'a Started>,
@@ -223,8 +229,9 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Publications that cannot be taken back, of files that are deleted or replaced by now: the staged copy in the store
-    /// is all that is left of them, and it is published. (An empty file in its place would be seen until its turn to go.)
+    /// Adopts staged copies. A publication that began must complete; if its file was deleted or replaced since, the
+    /// staged copy in the store is all that is left. So the copy is published. (Otherwise programs would see an empty
+    /// file until its removal.)
     pub(super) fn take_over_copies(&self) {
         let wanted: Vec<(FileId, Seq, Prepared, Cred)> = {
             let tree = self.namespace.read_tree();
@@ -303,7 +310,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Is the store as after the first `count` of the operations? The tree says so already.
+    /// Is the store in the state after the first `count` operations? The tree already is.
     fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
         let expected = {
             let tree = self.namespace.read_tree();
@@ -331,7 +338,7 @@ impl Recovery<'_> {
                     }
                 }
             }
-            // Also where an earlier one of them left nothing.
+            // Also where an earlier operation removed the name.
             places.retain(|(place, _)| !unknown.contains(place));
             let mut expected = Vec::with_capacity(places.len());
             for ((dir, name), holder) in places {
@@ -343,14 +350,14 @@ impl Recovery<'_> {
                         let or_at = moving.as_ref().and_then(|moving| moving.new_name_of(&path));
                         expected.push(Expected { path, or_at, holder, who });
                     }
-                    // The directory is not in the store, and so is nothing in it.
+                    // The store does not have the directory, and so no file in it.
                     (None, None) => {}
                     (None, Some(_)) => return Ok(false),
                 }
             }
             expected
         };
-        // What the last operations are about tells most states apart at the first look.
+        // The names of the last operations distinguish most states at the first look.
         for one in expected.iter().rev() {
             let mut path = &one.path;
             if let Some(instead) = one.or_at.as_ref().filter(|_| one.holder.is_some())
@@ -365,7 +372,7 @@ impl Recovery<'_> {
         Ok(true)
     }
 
-    /// Is that what has been begun? The tree is as before it.
+    /// The directory rename that has begun, if the operation is one. The tree is in the state before it.
     fn moving(&self, tree: &Tree, begun: Option<&Started>) -> Option<Moving> {
         let OpKind::Rename { file, to_dir, to, .. } = &begun?.kind else { return None };
         let inode =
@@ -384,10 +391,11 @@ impl Recovery<'_> {
         }
         Ok(match &holder.published {
             None => holder.ino.is_none_or(|ino| ino == stat.identity.ino),
-            // Directories, links: only that they are there is known. No file is published without a copy written down.
+            // For directories and links, only their existence is known. A file is never published without a record of
+            // its copy.
             Some((None, _)) => holder.kind != Kind::File,
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
-            // Written over in place, which no server does: complete when the temporary is gone.
+            // Overwritten in place, which servers do not do: complete when the temporary is gone.
             Some((Some(prepared), names)) => {
                 self.namespace.store.features().plain_files
                     && holder.ino == Some(stat.identity.ino)
@@ -397,8 +405,8 @@ impl Recovery<'_> {
         })
     }
 
-    /// Location this copy under one of the names still? It was made in a directory that the store had at that time: where it
-    /// will be published may be another one.
+    /// Is this copy still under one of the names? Its directory was one that the store had at that time; the
+    /// publication may use another one.
     fn is_left(
         &self,
         dirs: &[(FileId, StorePath)],
@@ -426,7 +434,8 @@ impl Recovery<'_> {
         Ok(there)
     }
 
-    /// What the files of these publications were spilled to. It may be the only place where a version lies.
+    /// Looks at the temporaries to which the files of these publications were spilled. A temporary may be the only
+    /// place of a version.
     fn look_at_spills(&self, done: &[Started], looked: &mut Looked) -> Result<()> {
         let spills: Vec<(StorePath, Cred)> = {
             let tree = self.namespace.read_tree();
@@ -443,7 +452,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// These are done: their files are where they brought them, and known as they are there now.
+    /// Retires completed operations: their files are at their destinations, with their present identities.
     fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
         let mut tree = self.namespace.write_tree();
         for one in done {
@@ -463,7 +472,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// These are not done. One of them may have been cut off between changing attributes and writing that down.
+    /// Begins the other operations again. The agent may have died between a change of attributes and the record of it.
     fn begin_anew(&self, rest: &[Started], looked: &Looked) {
         let mut tree = self.namespace.write_tree();
         for one in rest {
@@ -484,7 +493,7 @@ fn spilled_to(tree: &Tree, file: FileId) -> Option<StorePath> {
     Some(tree.applied_path(*dir)?.join(name))
 }
 
-/// Renamed into place; unless it is there still, for the version after that. Only if the store says so.
+/// Forgets a temporary that was renamed into place, if the store shows that. One for a later version stays.
 fn forget_spill(tree: &mut Tree, file: FileId, looked: &Looked) {
     let renamed = spilled_to(tree, file).is_some_and(|path| looked.get(&path).is_some_and(Option::is_none));
     if renamed && let Some(inode) = tree.get_mut(file) {
@@ -504,12 +513,12 @@ fn is_publication_of(one: &Started, id: FileId) -> bool {
     matches!(one.kind, OpKind::Publish { file, .. } if file == id)
 }
 
-/// Was an operation started that changes the file's attributes and nothing of its content?
+/// Was an operation started that changes only the file's attributes, not its content?
 fn touches_meta(started: &[Started], id: FileId) -> bool {
     started.iter().any(|one| matches!(one.kind, OpKind::SetMeta { file } if file == id))
 }
 
-/// What each name of an operation holds before and after it, as the books are when its turn comes.
+/// The holder of each name before and after an operation, from the state at its place in the order.
 fn names_of(tree: &Tree, kind: &OpKind) -> Vec<(Place, Option<FileId>, Option<FileId>)> {
     let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
     let known =
@@ -521,7 +530,7 @@ fn names_of(tree: &Tree, kind: &OpKind) -> Vec<(Place, Option<FileId>, Option<Fi
             let before = if again { Some(*file) } else { known(over) };
             tree.destination(kind).map(|at| (at, before, Some(*file))).into_iter().collect()
         }
-        // Of a file that never came to the store there is nothing to link.
+        // A file that never came to the store cannot be linked there.
         OpKind::Link { file, dir, name } if tree.get(*file).is_some_and(|inode| inode.applied.is_some()) => {
             vec![(place(dir, name), None, Some(*file))]
         }
@@ -550,8 +559,8 @@ fn holder_of<'a>(tree: &Tree, done: &'a [Started], id: FileId) -> Option<Holder<
     })
 }
 
-/// What the store has now is ours, if it is what we put there or what we knew, but for its ctime (names came and went) or,
-/// where attributes were being set, its times.
+/// Decides whether the store's file is the agent's own. It is if it matches the published copy or the known identity.
+/// Its ctime may differ, because names came and went; its times may differ where attributes were being set.
 fn recognise(tree: &mut Tree, id: FileId, published: Option<Prepared>, meta: bool, looked: &Looked) {
     let path = tree.applied_path(id);
     let Some(inode) = tree.get_mut(id) else { return };
@@ -561,7 +570,7 @@ fn recognise(tree: &mut Tree, id: FileId, published: Option<Prepared>, meta: boo
         None => inode.identity.as_deref().copied(),
     };
     let Some(stat) = there else {
-        // Two operations on the way of one file in the same breath: only the last place was looked at.
+        // Two operations moved one file: only its last place was looked at.
         if published.is_some() {
             inode.identity = known.map(Box::new);
         }
