@@ -1,5 +1,7 @@
-//! Attributes: ours while we have something of the file, the store's otherwise. A file that is being
-//! written directly is asked for its size and times each time.
+//! Attributes: the agent's own for a file of which it has state, the store's for all others. For a file that a process
+//! writes directly, each request asks the plain file for its size and times.
+//!
+//! The danger that this avoids: a change of attributes that overtakes the content, or that never reaches the store.
 
 use std::io;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use super::inode_locks::BUSY_PATIENCE;
 use super::transactions::WriteTree;
 use surgetank_state::{Inode, Tree};
 
-/// What a program wants changed; `None` leaves a field as it is.
+/// The changes that a program requests; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SetAttr {
     pub perm: Option<u32>,
@@ -28,13 +30,14 @@ pub struct SetAttr {
     pub mtime: Option<Timestamp>,
     /// The times are "now", for which write permission suffices.
     pub times_now: bool,
-    /// A change by a process that may not keep them clears set-user-id and set-group-id.
+    /// Clears set-user-id and set-group-id, because the process that makes the change may not keep them.
     pub kill_suidgid: bool,
 }
 
 impl SetAttr {
-    /// A chown that names neither owner nor group. The kernel sends the same when a file loses set-user-id or set-group-id
-    /// because a process writes to it (also to its plain file, by passthrough), allocates or copies into it.
+    /// A chown that names neither owner nor group. The kernel also sends it when a process writes to a file with
+    /// set-user-id or set-group-id, allocates or copies into it. This includes writes to its plain file, by
+    /// passthrough.
     fn is_empty(&self) -> bool {
         let times = self.atime.is_some() || self.mtime.is_some();
         let ids = self.perm.is_some() || self.uid.is_some() || self.gid.is_some();
@@ -51,9 +54,9 @@ pub struct Attributes {
 /// Set-user-id and set-group-id.
 pub(super) const SET_IDS: u32 = 0o6000;
 
-/// The attributes of a file that was written in its plain file. The plain file's permissions are the file's with the owner's
-/// right to read and write; until there is a version, programs that have it by the shim change them, and the access time,
-/// there.
+/// The attributes of a file whose plain file was written. The plain file's permissions are the file's, with the owner's
+/// right to read and write. Until the file has a version, processes with the shim change permissions and access time on
+/// the plain file.
 pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&Open>) -> Attr {
     let mut attr = inode.attr;
     attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
@@ -73,7 +76,7 @@ pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&O
 }
 
 impl Namespace {
-    /// With the tree locked: a store that hangs would stop everything, so it is not waited for.
+    /// The caller holds the tree's lock, so the wait for a hanging store has a time limit.
     fn plain_stat(&self, open: &Open) -> Option<rustix::fs::Stat> {
         match open.content() {
             Content { file, location: Location::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
@@ -81,14 +84,14 @@ impl Namespace {
         }
     }
 
-    /// What is written from here on through a descriptor that was handed out takes the bits away: no door sees it.
+    /// A write through a granted descriptor clears the bits from here on, and no door sees it.
     pub(super) fn watch_set_ids(&self, tree: &Tree, open: &Open) {
         let has_any = tree.get(open.id).is_some_and(|inode| inode.attr.perm & SET_IDS != 0);
         let watched = has_any && open.handed.load(Ordering::Relaxed);
         open.watch_writes_of_others(watched.then(|| self.plain_stat(open)).flatten().as_ref());
     }
 
-    /// The attributes as programs shall see them. Called under the tree's lock.
+    /// The attributes that programs see. The caller holds the tree's lock.
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
         if !inode.sealed {
             let open = self.opens().get(&id).cloned();
@@ -99,8 +102,9 @@ impl Namespace {
         inode.attr
     }
 
-    /// What the plain file is, to be written down in the tree. Whoever sets times or mode by name does so with the tree
-    /// locked, there and here: looked at before that and written down after it, the file would lose what was set.
+    /// The plain file's attributes, to be recorded in the tree. A process that sets times or mode by name changes the
+    /// tree and the plain file under the tree's lock. A look before that, with a record after it, would lose the
+    /// change.
     pub(super) fn look_and_lock(
         &self,
         id: FileId,
@@ -139,14 +143,14 @@ impl Namespace {
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() || times {
             self.change_meta(caller, id, change)?;
         }
-        // A change of the owner has done that, by the group that the file had before.
+        // A change of the owner has cleared them, with the group that the file had before.
         if change.kill_suidgid && change.uid.is_none() && change.gid.is_none() {
             self.clear_suidgid(caller, id);
         }
         self.getattr(id, fh)
     }
 
-    /// The content was changed by a process that may not keep set-user-id and set-group-id.
+    /// A process that may not keep set-user-id and set-group-id has changed the content.
     pub fn clear_suidgid(&self, caller: &Caller, id: FileId) {
         let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else {
@@ -166,12 +170,12 @@ impl Namespace {
         self.forget_attributes(id);
     }
 
-    /// The permissions that a change of content or of owner leaves, as Linux does it.
+    /// The permissions after a change of content or owner, as Linux defines them.
     fn perm_without_set_ids(&self, caller: &Caller, attr: &Attr) -> u32 {
         if attr.kind == Kind::Directory {
             return attr.perm;
         }
-        // Without the group's right to execute the bit stays for those who could set it.
+        // Without the group's right to execute, the bit stays for callers that may set it.
         let keeps = || {
             let own_group = caller.uid == 0 || caller.gid == attr.gid;
             own_group || self.checks_permissions && self.is_in_group(caller, attr.gid)
@@ -179,7 +183,7 @@ impl Namespace {
         attr.perm & if attr.perm & 0o2010 == 0o2000 && keeps() { !0o4000 } else { !SET_IDS }
     }
 
-    /// A change without anything to change: only who owns the file, or has it open for writing, takes the bits away.
+    /// A change without a field: only the owner, or a process that has the file open for writing, may clear the bits.
     fn permit_clearing(&self, caller: &Caller, id: FileId) -> FsResult<()> {
         let attr = self.read_tree().get(id).ok_or(Errno::STALE)?.attr;
         let loses = self.perm_without_set_ids(caller, &attr) != attr.perm;
@@ -258,7 +262,7 @@ impl Namespace {
         }
         if let Some(perm) = change.perm {
             inode.attr.perm = perm & 0o7777;
-            // As every file system does: who is not of the group may not make it run as that group.
+            // As in every file system: only a member of the group may make the file run as that group.
             if self.checks_permissions
                 && caller.uid != 0
                 && perm & 0o2000 != 0
@@ -300,8 +304,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The plain file on the tier has the same permissions and times: it is readable without us. Returns what the store's
-    /// own file is after that, if that is what is being written.
+    /// The plain file on the tier gets the same permissions and times, because processes can read it without the agent.
+    /// If the store's own file is being written in place, returns its identity after that.
     fn follow_on_tier(
         &self,
         tree: &Tree,
@@ -312,7 +316,7 @@ impl Namespace {
         let inode = tree.get(id)?;
         let mut in_place = false;
         let file = match open.map(Open::content) {
-            // Only read: the store's file follows in its turn.
+            // Only read: an operation of the queue changes the store's file.
             Some(content) if content.location == Location::Arriving => return None,
             Some(content) if content.location == Location::Store && inode.sealed => return None,
             // Written in place: the store's file itself follows, like its content.
@@ -346,7 +350,7 @@ impl Namespace {
                     tv_nsec: i64::from(time.subsec_nanos()),
                 })
             };
-            // The other one is the plain file's own while it is written.
+            // The other time belongs to the plain file while it is written.
             let times =
                 rustix::fs::Timestamps { last_access: spec(change.atime), last_modification: spec(change.mtime) };
             result = result.and(rustix::fs::futimens(&*file, &times).map_err(Into::into));
@@ -358,8 +362,9 @@ impl Namespace {
         Some(super::files::identity_of(&stat))
     }
 
-    /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
-    /// (Not an owner who is to change: a new version of another's file leaves him in place, as a write would.)
+    /// Attributes reach the store with the content, or by an operation of their own if the content is already there. (A
+    /// change of the owner needs its own operation: a new version keeps the owner of the store's file, as a write
+    /// would.)
     pub(super) fn queue_meta(&self, tree: &mut Tree, id: FileId, run: RunId, gives_away: bool) {
         let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
         let last = tree.get(id).is_some_and(last);
@@ -380,7 +385,7 @@ impl Namespace {
         if !(needed || staged) {
             return;
         }
-        // At most one waits; it moves to the end, after whatever would disturb it.
+        // At most one operation waits. It moves to the end, after operations that would disturb it.
         if let Some(seq) = inode.set_meta
             && tree.ops.get(&seq).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting)
         {
@@ -392,8 +397,8 @@ impl Namespace {
         }
     }
 
-    /// A new version of a file in it does not change a directory's time, yet what the drain does for it in the store does.
-    /// Where a program gave it a time (and may do that) it gets that again afterwards.
+    /// A new version of a file does not change its directory's time, but the drain's work in the store does. If a
+    /// program gave the directory a time, and the store's directories have times, the drain sets it again afterwards.
     pub(super) fn queue_times(&self, tree: &mut Tree, dir: FileId, run: RunId, last: bool) {
         let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_given);
         if !self.store.features().directories || !tree.get(dir).is_some_and(given) {
@@ -402,7 +407,8 @@ impl Namespace {
         self.queue_meta_behind(tree, dir, run, false, last);
     }
 
-    /// The copy for an operation lies in a directory above the one that the file goes to, whose time changes when it leaves.
+    /// The copy for an operation is in a directory above the file's own. The time of that directory changes when the
+    /// copy leaves.
     pub(crate) fn queue_times_behind(&self, tree: &mut Tree, seq: Seq, dir: FileId) {
         let Some(op) = tree.ops.get(&seq) else { return };
         let (run, last) = (op.run, op.last);
@@ -414,8 +420,8 @@ impl Namespace {
         }
     }
 
-    /// What is asked of the store of a file, or in a directory. A mode or an owner that it or a directory on the way was
-    /// given may still wait in the queue: whom that lets in needs it now.
+    /// Asks the store about a file, or in a directory. A new mode or owner of the path may still be queued. If the
+    /// store denies the request, those attributes are set now, and the request is repeated.
     pub(super) fn let_in<T>(&self, id: FileId, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match ask() {
             Err(why) if why.raw_os_error() == Some(libc::EACCES) && self.attributes_ahead(id) => ask(),
@@ -423,8 +429,8 @@ impl Namespace {
         }
     }
 
-    /// Gives it, and the directories above, what waits. Returns whether they may have other attributes now: given here, or
-    /// by the drain a moment ago.
+    /// Sets the queued attributes of a file and of the directories above it. Returns whether they may have other
+    /// attributes now, set here or by the drain a moment ago.
     pub fn attributes_ahead(&self, id: FileId) -> bool {
         let (mut waiting, mut given) = (Vec::new(), false);
         {
@@ -438,9 +444,9 @@ impl Namespace {
                 at = inode.applied.as_ref().map(|(dir, _)| *dir);
             }
         }
-        // From above: what is below cannot be reached before.
+        // From the top: a directory must be reachable before its children.
         for (id, is_dir) in waiting.into_iter().rev() {
-            // What the drain is about to give it may be older. (Who asks about a file holds its lock.)
+            // The drain may be about to set older attributes. (A caller that asks about a file holds its lock.)
             let _inode = is_dir.then(|| self.lock_inode_within(id, BUSY_PATIENCE));
             let Some((path, kind, owner, meta)) = self.attributes_waiting(id) else { continue };
             let who = self.own_cred(owner);
@@ -456,8 +462,8 @@ impl Namespace {
         given
     }
 
-    /// Does the store have our file there, as we know it? Of one that was given these attributes already, and did not say so, too.
-    /// Of one that is `written_in_place` only which file it is is known.
+    /// Does the store have the agent's file there, as known? Also true for a file that got these attributes already,
+    /// without a record of that. For a file that is `written_in_place`, only the inode number is compared.
     pub(crate) fn is_ours_there(
         &self,
         id: FileId,
@@ -489,8 +495,8 @@ impl Namespace {
         Some((tree.applied_path(id)?, attr.kind, inode.cred(), meta))
     }
 
-    /// A directory that its owner closed to himself while something was still to be brought into it: it is opened in the
-    /// store until that is there. `false`: it is not closed, or that does not help.
+    /// Opens a directory in the store that its owner made inaccessible while the drain still has files for it. `false`:
+    /// the directory is accessible, or the change does not help.
     pub(crate) fn open_up(&self, id: FileId) -> bool {
         let (path, owner, meta) = {
             let mut tree = self.write_tree();
@@ -500,7 +506,7 @@ impl Namespace {
             let (attr, owner, run) = (inode.attr, inode.cred(), inode.run);
             let Some(path) = tree.applied_path(id) else { return false };
             tree.own(id);
-            // Written down first: whatever happens now, it gets its own mode again, last.
+            // Recorded first: in every case the directory gets its own mode again, last.
             self.queue_meta(&mut tree, id, run, false);
             self.commit(&mut tree);
             let times = Some((attr.atime, attr.mtime));
@@ -527,7 +533,7 @@ impl Namespace {
         })
     }
 
-    /// The store's space, less what is still to be brought there.
+    /// The store's space, less the bytes that the drain still brings there.
     pub fn statfs(&self) -> FsResult<Space> {
         let mut space = self.queries.space_now()?;
         let dirty = self.dirty_bytes();

@@ -1,6 +1,9 @@
-//! The content of an open file: one plain file on a tier (or the store's own), reached directly by
-//! programs or mediated by us. A file is wholly one or the other from its first open to its last release;
-//! only a mediated one can be moved while it is written.
+//! The content of an open file: one plain file on a tier (or the store's own). Programs reach it directly, or the agent
+//! mediates.
+//!
+//! Invariants: a file is wholly direct or wholly mediated from its first open to its last release. Only a mediated file
+//! can move while it is written. The danger that this avoids: a writer continues in a plain file that is no longer the
+//! content.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,15 +14,15 @@ use surgetank_types::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
 
 use super::fetch::Arrival;
 
-/// Where the plain file lies.
+/// Where the plain file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
     Tier(DeviceId),
-    /// A temporary in the store that the file was spilled to.
+    /// A temporary in the store to which the file was spilled.
     StoreTemporary,
     /// The store's own file.
     Store,
-    /// Nowhere yet: what has arrived of a file of a store without plain files (`Open::arrival`), which nobody writes.
+    /// Incomplete: the arrived part of a file from a store without plain files (`Open::arrival`). It has no writer.
     Arriving,
 }
 
@@ -36,42 +39,42 @@ pub struct Users {
     pub writers: u32,
 }
 
-/// An inode that some program has open.
+/// An inode that a program has open.
 #[derive(Debug)]
 pub struct Open {
     pub id: FileId,
-    /// Held for reading while bytes are read or written, for writing while the content is moved elsewhere.
-    /// Taken after the inode's lock and before the tree's.
+    /// Held for reading while bytes are read or written, for writing while the content moves elsewhere. Taken after the
+    /// inode's lock and before the tree's.
     pub gate: RwLock<()>,
     /// The present content; a leaf lock, held for an instant.
     current: Mutex<Content>,
-    /// While its bytes still come from a store without plain files; a leaf lock.
+    /// Set while its bytes still come from a store without plain files; a leaf lock.
     arrival: Mutex<Option<Arc<Arrival>>>,
-    /// Programs have the plain file itself open, through the kernel's passthrough or a descriptor of it that we handed
-    /// out: it stays where it is.
+    /// Programs have the plain file itself open, through the kernel's passthrough or a granted descriptor: it stays
+    /// where it is.
     pub direct: bool,
     /// The kernel's registration of the plain file; made when the first program comes through the mount.
     backing: Mutex<Option<u32>>,
-    /// We handed out descriptors of the plain file for writing, and nothing told us yet that all of them are closed.
-    /// Stands for one of the writers in `users`.
+    /// The agent granted writable descriptors of the plain file, and no report shows yet that all of them are closed.
+    /// Counts as one of the writers in `users`.
     pub handed: AtomicBool,
     pub users: Mutex<Users>,
     /// Bytes that the device has charged for the content.
     pub charged_bytes: AtomicU64,
-    /// Bytes promised to direct writers beyond what is charged.
+    /// Bytes reserved for direct writers beyond the charge.
     pub reserved_bytes: AtomicU64,
-    /// Changed since the last seal, as far as we saw (a direct writer counts from its open).
+    /// Changed since the last seal, as far as the agent saw (a direct writer counts from its open).
     pub written: AtomicBool,
-    /// Somebody had it open for writing directly.
+    /// A process had it open for direct writing.
     pub direct_writer: AtomicBool,
-    /// How many handles of it run it as a program.
+    /// The number of its handles that run it as a program.
     programs: AtomicUsize,
-    /// Of the store's own file: which version it was when it was opened.
+    /// For the store's own file: its version at the open.
     pub found: Option<StoreIdentity>,
-    /// A process that may not keep set-user-id and set-group-id has a descriptor that we handed out.
+    /// A process that may not keep set-user-id and set-group-id has a granted descriptor.
     others: AtomicBool,
-    /// Size and time of the plain file when the file got one of these bits while descriptors were handed out: a
-    /// different plain file was written since. A leaf lock.
+    /// The plain file's size and time when the file got one of these bits while descriptors were granted. A difference
+    /// means that the plain file was written since. A leaf lock.
     unwritten: Mutex<Option<(i64, Timestamp)>>,
 }
 
@@ -96,18 +99,18 @@ impl Open {
             unwritten: Mutex::default(),
         }
     }
-    /// A process of this user gets a descriptor of the plain file that can write.
+    /// A process of this user gets a writable descriptor of the plain file.
     pub fn handed_to(&self, uid: u32) {
         self.others.fetch_or(uid != 0, Ordering::Relaxed);
     }
-    /// `plain`: the plain file, of which descriptors are handed out; `None`: the file has neither bit.
+    /// `plain`: the plain file, of which descriptors are granted; `None`: the file has neither bit.
     pub(super) fn watch_writes_of_others(&self, plain: Option<&rustix::fs::Stat>) {
         *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner) = plain.map(written_at);
     }
     pub(super) fn is_watched(&self) -> bool {
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
-    /// Was the file written since it has these bits, by a process that may not keep them?
+    /// Has a process that may not keep these bits written the file since it has them?
     pub(super) fn is_written_by_others(&self, plain: &rustix::fs::Stat) -> bool {
         let unwritten = *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
         self.others.load(Ordering::Relaxed) && unwritten.is_some_and(|then| then != written_at(plain))
@@ -118,14 +121,14 @@ impl Open {
     pub fn replace(&self, content: Content) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
     }
-    /// Its bytes are still coming.
+    /// The arrival, while bytes are still coming.
     pub(crate) fn arrival(&self) -> Option<Arc<Arrival>> {
         self.arrival.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
     pub(crate) fn arrives(&self, arrival: Arc<Arrival>) {
         *self.arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrival);
     }
-    /// They are all there, or wanted no more. The new content must be in place before.
+    /// Ends the arrival: all bytes are there, or they are not needed any more. The new content must be in place before.
     pub(crate) fn take_arrival(&self) -> Option<Arc<Arrival>> {
         self.arrival.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -159,7 +162,7 @@ fn written_at(plain: &rustix::fs::Stat) -> (i64, Timestamp) {
     (plain.st_size, Timestamp::from_parts(plain.st_mtime, plain.st_mtime_nsec as u32))
 }
 
-/// One open file description as the mount knows it.
+/// One open file description, as the mount knows it.
 #[derive(Debug)]
 pub struct Handle {
     pub id: FileId,
@@ -171,7 +174,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// `flags`: with which the kernel opened it.
+    /// `flags`: the kernel's flags of the open.
     pub fn new(open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Self {
         let runs = runs_it(flags);
         open.programs.fetch_add(usize::from(runs), Ordering::Relaxed);
@@ -185,13 +188,13 @@ impl Drop for Handle {
     }
 }
 
-/// Whether the kernel opens it to run it as a program: FMODE_EXEC (linux/fs.h), which it passes on to a FUSE file system.
+/// Does the kernel open the file to run it as a program? FMODE_EXEC (linux/fs.h), which it passes on to a FUSE file system.
 pub(super) fn runs_it(flags: i32) -> bool {
     flags & 0x20 != 0
 }
 
-/// A second descriptor for writing of a file that we hold for reading only (ours are read-only so that
-/// they do not stand in the way of our own leases).
+/// A second descriptor, for writing, of a file that the agent holds read-only. (The agent's descriptors are read-only
+/// so that they do not prevent its own leases.)
 pub fn reopen_writable(file: &File) -> std::io::Result<File> {
     use std::os::fd::AsRawFd;
     std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))

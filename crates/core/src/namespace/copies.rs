@@ -1,7 +1,8 @@
-//! Where the newest version of a file is, looked at just now; and what is at risk.
+//! The present place of a file's newest version, and the bytes at risk.
 //!
-//! The danger this file avoids: a verdict that calls a copy safe because a record names it, and that blames the store for
-//! a copy that the tier does not have.
+//! The dangers that this avoids:
+//! - a verdict calls a copy safe because a record names it;
+//! - a verdict blames the store for a copy that the tier does not have.
 
 use std::io;
 
@@ -28,12 +29,12 @@ pub enum Newest {
     Unknown,
 }
 
-/// Why a tier does not give the newest version of a file.
+/// The reason why a tier does not have the newest version of a file.
 pub(crate) struct Absence {
     /// The tier.
     pub place: String,
     pub text: String,
-    /// Trying again does not help.
+    /// Another try does not help.
     pub lasting: bool,
 }
 
@@ -117,7 +118,7 @@ impl Namespace {
         }
     }
 
-    /// Reads a file on its tier, after an error that the tier may have given as well as the store.
+    /// Reads a file on its tier, after an error that either the tier or the store may have caused.
     pub(crate) fn unreadable(&self, id: FileId) -> Option<Absence> {
         let (device, path) = {
             let tree = self.read_tree();
@@ -131,7 +132,7 @@ impl Namespace {
         Some(Absence { place, text, lasting: false })
     }
 
-    /// Looks at the newest version of a file. The store is asked only where it has the one copy, and not for long.
+    /// Looks for the newest version of a file. Asks the store only if it has the one copy, and with a time limit.
     pub fn newest_copy(&self, id: FileId) -> Newest {
         let (path, who) = {
             let tree = self.read_tree();
@@ -139,7 +140,7 @@ impl Namespace {
             if let Some(plain) = inode.replica {
                 let device = self.tiers.device(plain.device);
                 let at = on_device(device, &tree.logical_path(id).unwrap_or_default());
-                // (A device that takes no writes may still be read.)
+                // A device that takes no writes may still be readable.
                 let sick = device.sickness().filter(|errno| *errno != Errno::ROFS);
                 return match (self.absence(&tree, id), sick) {
                     (Some(absent), _) => Newest::Missing(absent.text),
@@ -165,7 +166,7 @@ impl Namespace {
     }
 
     /// Bytes on these devices that are meant for the store and have no durable copy. Files that a rule keeps out of the
-    /// store, and tier copies of what the store has, are not at risk.
+    /// store are not at risk, and neither are tier copies of files that the store has.
     pub fn at_risk_bytes(&self, of: impl Fn(&Device) -> bool) -> u64 {
         let devices: Vec<DeviceId> = self.tiers.devices().filter(|device| of(device)).map(Device::id).collect();
         let tree = self.read_tree();
@@ -184,7 +185,7 @@ impl Namespace {
     }
 }
 
-/// A file system gives the number of a removed file to another one. Their times of birth differ, where it has them.
+/// A file system may give a removed file's number to another one. Their times of birth differ, if it has them.
 fn is_same(known: PlainId, there: &PlainId) -> bool {
     known.ino == there.ino && (known.born == 0 || there.born == 0 || known.born == there.born)
 }

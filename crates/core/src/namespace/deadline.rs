@@ -1,9 +1,11 @@
-//! The end of the job is known: what is undrained stays so small that it is drained by then, at the speed at which the
-//! drain was seen to work.
+//! The deadline: the end of the job is known. The undrained bytes stay few enough that the drain can bring them to the
+//! store in time, at its measured speed.
 //!
-//! Beyond that a new file is written to a temporary in the store, where it needs no copy to become durable, and an open one
-//! that we mediate goes on there. When half of what fits is undrained, or the end is near, quiet periods and `last` lose
-//! their effect. The danger it avoids: a scheduler that wipes the tiers while they hold what cannot be drained in time.
+//! Beyond that limit a new file goes to a temporary in the store, where it needs no copy to become durable. An open
+//! mediated file moves there. When half of the limit is undrained, or the end is near, quiet periods and `last` lose
+//! their effect.
+//!
+//! The danger that this avoids: a scheduler wipes the tiers while they hold files that cannot be drained in time.
 
 use std::time::{Duration, Instant};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,39 +20,39 @@ use surgetank_types::model::{FileId, Mode};
 
 use super::Namespace;
 
-/// Before anything was measured: less than most shared file systems take.
+/// The speed before any measurement: below that of most shared file systems.
 const ASSUMED_BYTES_PER_SECOND: u64 = 32 << 20;
-/// Of what the measured speed promises, so much is counted on: others use the store too.
+/// The share of the measured speed that is counted on: other jobs use the store too.
 const COUNTED_ON: f64 = 0.75;
-/// A shorter time of work measures the clock rather than the store, unless much was moved in it.
+/// A shorter period of work measures the clock rather than the store, unless many bytes were moved in it.
 const MEASURED_MIN: Duration = Duration::from_millis(100);
 const MEASURED_BYTES_MIN: u64 = 64 << 20;
-/// From this size on (in the mean) files tell how fast bytes are.
+/// From this mean size on, files show the speed of bytes.
 const LARGE_BYTES: u64 = 1 << 20;
-/// So many leads before the end nothing waits any more for a better moment.
+/// At this many leads before the end, no operation waits for a better moment.
 const NEAR_LEADS: u32 = 4;
-/// What is never drained is looked for so often.
+/// How often files that are never drained are counted.
 const KEPT_LOOK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(crate) struct End {
     pace: Mutex<Pace>,
-    /// The job ends now: nothing new is begun on tiers that may be wiped.
+    /// The job ends now: no file is begun on a tier that may be wiped.
     come: AtomicBool,
-    /// Quiet periods and `last` have no effect, for want of time or of memory.
+    /// Quiet periods and `last` have no effect, for lack of time or memory.
     late: AtomicBool,
     short_of_memory: AtomicBool,
     interrupted: Mutex<HashSet<FileId>>,
-    /// Whoever looks after the memory rests here.
+    /// The thread that watches the memory sleeps here.
     pub resting: Mutex<()>,
     pub rested: surgetank_types::sync::Condvar,
-    /// Bytes that the rules keep from the store, and when they were counted.
+    /// Bytes that the rules keep from the store, and the time of the count.
     kept_bytes: AtomicU64,
     kept_counted: Mutex<Option<Instant>>,
 }
 
-/// How fast files become durable, idle time left out. Small ones cost time each, large ones by their bytes: from what small
-/// ones were seen to take nothing follows for large ones.
+/// The speed at which files become durable, without idle time. Small files cost time each; large ones cost time by
+/// their bytes. So the speed of small files says nothing about large ones.
 #[derive(Default)]
 struct Pace {
     at_work: u32,
@@ -64,7 +66,7 @@ struct Pace {
     file_takes: Option<Duration>,
 }
 
-/// Somebody works for the drain as long as this lives.
+/// A thread works for the drain while this value exists.
 pub(crate) struct Work<'a> {
     end: &'a End,
     bytes: u64,
@@ -92,7 +94,7 @@ impl End {
         self.pace().enter(clock::tick());
         Work { end: self, bytes: 0, files: 0 }
     }
-    /// How long the drain has worked since the agent started; idle time is left out.
+    /// The drain's working time since the agent started, without idle time.
     pub fn busy(&self) -> Duration {
         let pace = self.pace();
         pace.busy + pace.since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -143,27 +145,27 @@ impl Pace {
     }
 }
 
-/// How the end of the job looks from here.
+/// The present outlook for the end of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outlook {
     pub deadline: Deadline,
-    /// Measured, or assumed where nothing was drained yet.
+    /// Measured, or assumed before the first measurement.
     pub bytes_per_second: u64,
     pub measured: bool,
-    /// What can be drained from now until the end, with a margin.
+    /// The bytes that can be drained until the end, with a margin.
     pub drainable_bytes: u64,
-    /// What has to be.
+    /// The bytes that have to be drained until then.
     pub undrained_bytes: u64,
 }
 
 impl Namespace {
-    /// The job ends: all is due, and nothing new is begun where it may be wiped.
+    /// The job ends: all operations are due, and no file is begun where it may be wiped.
     pub fn job_ends(&self) {
         self.end.come.store(true, Ordering::Relaxed);
         self.press(true);
     }
 
-    /// Undrained bytes on tiers that go with the node, and at most; `None` where no end is known.
+    /// Undrained bytes on tiers that are wiped with the node, and their limit; `None` if no end is known.
     pub(crate) fn room_until_the_end(&self) -> Option<DirtyRoom> {
         if self.end.come.load(Ordering::Relaxed) {
             return Some(DirtyRoom { bytes: self.wiped_bytes(), bytes_max: 0 });
@@ -190,13 +192,13 @@ impl Namespace {
 
     fn drainable_bytes(&self, deadline: &Deadline) -> u64 {
         let file_takes = self.end.pace().file_takes.unwrap_or_default();
-        // (With names and attributes, of which each takes less.)
+        // This counts names and attributes too, each of which takes less.
         let files = u32::try_from(self.read_tree().ops.len()).unwrap_or(u32::MAX);
         let time = deadline.left().saturating_sub(deadline.lead).saturating_sub(file_takes.saturating_mul(files));
         (time.as_secs_f64() * self.bytes_per_second().0 as f64 * COUNTED_ON) as u64
     }
 
-    /// What the end of the job would take, were it now. What the rules keep from the store does not hold up the rest.
+    /// The undrained bytes that an end of the job would wipe now. Files that the rules keep from the store do not count.
     fn wiped_bytes(&self) -> u64 {
         let dirty: u64 = {
             let tree = self.read_tree();
@@ -206,7 +208,7 @@ impl Namespace {
         dirty.saturating_sub(self.end.kept_bytes.load(Ordering::Relaxed))
     }
 
-    /// Looked at in every poll.
+    /// Called in every poll.
     pub(crate) fn watch_the_end(&self) {
         if self.end.come.load(Ordering::Relaxed) {
             return;
@@ -217,21 +219,21 @@ impl Namespace {
         self.press(late || deadline.left() <= deadline.lead * NEAR_LEADS);
     }
 
-    /// Nothing waits for a better moment, or everything may again.
+    /// Operations do not wait for a better moment any more (`on`), or may again.
     fn press(&self, on: bool) {
         if self.end.late.swap(on, Ordering::Relaxed) != on && on {
             self.hasten();
         }
     }
 
-    /// What waits for a better moment is due. (What is queued from now on sees for itself.)
+    /// Makes waiting operations due. (Later ones are checked when they are queued.)
     fn hasten(&self) {
         {
             let mut tree = self.write_tree();
             let now = clock::tick();
             for op in tree.ops.values_mut() {
                 op.last = false;
-                // What was refused is tried again in its time.
+                // A refused operation keeps its time for the next try.
                 if op.failures == 0 {
                     op.due = op.due.min(now);
                 }
@@ -267,7 +269,7 @@ mod tests {
         let mut pace = Pace::default();
         let start = clock::tick();
         let at = |millis| start + Duration::from_millis(millis);
-        // Two at once, for a second, then an hour of nothing.
+        // Two at once, for a second, then an hour of idle time.
         pace.enter(at(0));
         pace.enter(at(100));
         pace.leave(40 << 20, 1, at(900));
@@ -278,7 +280,7 @@ mod tests {
         pace.leave(10 << 20, 1, at(3_600_100));
         let after = pace.bytes_per_second.unwrap();
         assert!(after.abs_diff(before) <= before / 2 + (50 << 20), "{before} {after}");
-        // Small and quick: not enough to tell.
+        // Small and quick: not enough for a measurement.
         pace.enter(at(3_600_200));
         pace.leave(1, 1, at(3_600_201));
         assert_eq!(pace.bytes_per_second, Some(after));

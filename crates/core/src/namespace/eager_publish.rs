@@ -1,8 +1,10 @@
-//! What has to be in the store ahead of its turn, for a door without a mount: a program's working directory and its
-//! directory descriptors are the bare directories themselves, and the kernel executes only what lies there.
+//! Eager publish: directories that the store needs ahead of their turn, for a door without a mount. There, a program's
+//! working directory and its directory descriptors are the bare directories themselves, and the kernel executes only
+//! files in them.
 //!
-//! A directory is made at once; the operation that publishes it stays in the queue and finds it, syncs it and retires.
-//! Everything else waits for the drain.
+//! A directory is made at once. The operation that publishes it stays in the queue; it finds the directory, syncs it
+//! and ends. All else waits for the drain. The danger that this avoids: a directory that appears under a name that a
+//! queued operation still changes.
 
 use surgetank_types::sync::PoisonError;
 
@@ -13,28 +15,28 @@ use surgetank_types::model::{FileId, Kind, OpKind};
 use super::Namespace;
 use surgetank_state::{Name, Progress};
 
-/// Where the store has something.
+/// A path in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Real {
     pub path: StorePath,
-    /// That is also where programs see it.
+    /// Programs see it at the same path.
     pub in_place: bool,
 }
 
 impl Namespace {
-    /// Path below the directory as programs see it.
+    /// The path below the directory, as programs see it.
     pub fn path_of(&self, id: FileId) -> Option<Vec<u8>> {
         self.read_tree().logical_path(id)
     }
 
-    /// The same of a file, and its size as it is known.
+    /// The same with the file's known size.
     pub fn path_and_size(&self, id: FileId) -> Option<(Vec<u8>, u64)> {
         let tree = self.read_tree();
         let path = tree.logical_path(id)?;
         tree.get(id).map(|inode| (path, inode.attr.size_bytes))
     }
 
-    /// Where the store has a directory; it is made now if it has to be. `EAGAIN`: not before the drain comes to it.
+    /// The store's path of a directory, which is made now if necessary. `EAGAIN`: only the drain can make it.
     pub fn real_dir(&self, id: FileId) -> FsResult<Real> {
         if let Some(real) = self.real(id)? {
             return Ok(real);
@@ -47,7 +49,7 @@ impl Namespace {
                 _ => return Err(Errno::AGAIN.into()),
             }
         };
-        // A directory that a program removed meanwhile: what is still to be made in it leaves it in its turn.
+        // A program removed the directory meanwhile: the queued operations take its content away.
         self.real_dir(parent).map_err(|fault| match fault.errno {
             Errno::NOENT => Errno::AGAIN.into(),
             _ => fault,
@@ -65,7 +67,7 @@ impl Namespace {
         if inode.logical.is_none() && id != FileId::ROOT {
             return Err(Errno::NOENT.into());
         }
-        // While it is being made nobody may use it yet.
+        // No process may use it while it is being made.
         let making =
             inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.progress != Progress::Waiting);
         if making && inode.applied.is_none() {
@@ -75,7 +77,7 @@ impl Namespace {
         Ok(tree.applied_path(id).map(|path| Real { in_place: logical.as_ref() == Some(&path.0), path }))
     }
 
-    /// Makes a directory in the store before its turn, where nothing that is still queued has anything to do with its name.
+    /// Makes a directory in the store before its turn, if no other queued operation concerns its name.
     fn make_early(&self, id: FileId) -> FsResult<()> {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let (seq, at, path, owner, meta) = {
@@ -132,7 +134,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Everything that is queued is due now.
+    /// Makes every queued operation due now.
     pub fn hurry_everything(&self) {
         {
             let mut tree = self.write_tree();
@@ -143,7 +145,7 @@ impl Namespace {
         self.wake();
     }
 
-    /// Where the store has a file exactly as programs see it. `EAGAIN`: it will; `EACCES`: it never will.
+    /// The store's path of a file that is exactly as programs see it. `EAGAIN`: it will be; `EACCES`: it never will be.
     pub fn real_file(&self, id: FileId) -> FsResult<StorePath> {
         let mut tree = self.write_tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;

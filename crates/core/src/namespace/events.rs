@@ -1,8 +1,8 @@
-//! What happened, for the record of a run: decisions and mishaps by kind, place and reason, and the files that a run wrote.
+//! Events for the record of a run: decisions and failures by kind, place and reason, and the files that a run wrote.
 //!
-//! Counted where it happens, under a lock of its own that is taken last. Bounded: reasons have no figures of the single case
-//! in them, and of files the largest are kept and those that waited longest. The danger it avoids: a record that grows with
-//! the number of files.
+//! They are counted where they occur, under a lock of their own that is taken last. Invariant: the record is bounded.
+//! Reasons contain no figures of a single case. Of the files, only the largest and the slowest are kept. The danger
+//! that this avoids: a record that grows with the number of files.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use surgetank_types::clock;
 use surgetank_types::model::{FileId, Mode, RunId};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Kinds of events; what comes after that is counted under its kind alone.
+/// The limit of distinct events; later ones are counted under their kind alone.
 const REASONS_MAX: usize = 1000;
 const KEPT_MAX: usize = 8 * FILES_MAX;
 
@@ -34,14 +34,14 @@ struct Count {
     bytes: u64,
 }
 
-/// Of one run.
+/// The files of one run.
 #[derive(Default)]
 struct Files {
     total: u64,
     kept: HashMap<FileId, Seen>,
-    /// Smaller ones are not kept.
+    /// Smaller files are not kept.
     least_bytes: u64,
-    /// What waited longest for the store, of those that are not in `kept`.
+    /// The files that waited longest for the store, without those in `kept`.
     slow: Vec<(Duration, Seen)>,
 }
 
@@ -82,7 +82,7 @@ impl Events {
         count.bytes += bytes;
     }
 
-    /// Since the agent started.
+    /// All events since the agent started.
     pub fn events(&self) -> Vec<Event> {
         let mut events: Vec<Event> = self
             .inner()
@@ -100,7 +100,7 @@ impl Events {
         events
     }
 
-    /// Files of this run are kept from now on.
+    /// From now on, files of this run are kept.
     pub fn begin(&self, run: RunId) {
         self.inner().runs.entry(run).or_default();
     }
@@ -131,14 +131,14 @@ impl Events {
         }
     }
 
-    /// Its version is in the store.
+    /// The store has the file's version.
     pub(crate) fn durable(&self, run: RunId, id: FileId, size_bytes: u64, waited: Duration, path: Option<Vec<u8>>) {
         let mut inner = self.inner();
         let Some(files) = inner.runs.get_mut(&run) else { return };
         let now = clock::tick();
         if let Some(known) = files.kept.get_mut(&id) {
             known.durable = Some(now);
-            // Its name may be another one by now.
+            // Its name may have changed by now.
             known.path = path.unwrap_or_else(|| std::mem::take(&mut known.path));
             return;
         }
@@ -160,7 +160,7 @@ impl Events {
         files.slow.truncate(FILES_MAX);
     }
 
-    /// How many files the run closed, and the largest and slowest of them.
+    /// The number of files that the run closed, and the largest and slowest of them.
     pub fn files(&self, run: RunId, begun: Instant) -> (u64, Vec<File>) {
         let inner = self.inner();
         let Some(files) = inner.runs.get(&run) else { return (0, Vec::new()) };

@@ -1,10 +1,11 @@
 //! Making room on the tiers, and emptying them at the end.
 //!
-//! Invariant: an eviction only drops a copy whose version the store has. The exception are temporaries that no process
+//! Invariant: an eviction only drops a copy whose version the store has. The exceptions are temporaries that no process
 //! has open: their rule lets them go when the last command has ended.
 //!
-//! The dangers that this avoids: a tier drops the only copy of a file; an eviction frees no space because a process
-//! still reads the plain file.
+//! The dangers that this avoids:
+//! - a tier drops the only copy of a file;
+//! - an eviction frees no space because a process still reads the plain file.
 
 use super::events::without_figures;
 use crate::report::run::EventKind;

@@ -7,8 +7,8 @@
 //! - Chunks that readers wait for are fetched first. After that come the chunks ahead of readers that continue where
 //!   they were: 1, 2, 4, then 8 chunks. A reader that jumps about in a large file fetches only the chunks that it
 //!   reads.
-//! - Room is charged for each chunk. Without room, chunks that were read are dropped for wanted ones; another read of
-//!   them fetches them again.
+//! - Room is charged for each chunk. Without room, chunks that were read make room for wanted ones. Another read of a
+//!   dropped chunk fetches it again.
 //! - An incomplete file is dropped when no process has the file open any more. A part of a file is of no use to a direct
 //!   open, and the next reader may never need that part.
 //!

@@ -1,4 +1,7 @@
-//! Opening, reading, writing, sealing: the life of content between the first open and the last release.
+//! The life of content between the first open and the last release: opening, reading, writing, sealing.
+//!
+//! States: open, sealed, or with a deferred seal. The danger that this avoids: content that a process still writes
+//! counts as a version.
 
 mod attach;
 mod deferred_seal;
@@ -28,26 +31,27 @@ pub(crate) use sync::Unsynced;
 
 use surgetank_types::model::FsyncTarget;
 
-/// Through which door a program comes.
+/// The door through which a program comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Via {
     Mount,
-    /// The same, by one to whom it matters when the store or the tier has what was written: every write is to be seen by us.
+    /// The mount, for a program that asks for synchronous writes: the agent must see every write.
     Synced,
-    /// It wants a descriptor of the plain file itself, opened with these flags, or be sent to the mount.
+    /// The shim asks for a descriptor of the plain file itself, opened with these flags. Otherwise the program goes to
+    /// the mount.
     Shim(i32),
-    /// The same where there is no mount: whatever can be opened at all is opened directly.
+    /// The same without a mount: every file that can be opened is opened directly.
     Only(i32),
 }
 
-/// Of open's flags, what an open file keeps.
+/// The flags of open that an open file keeps.
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
 
 impl Via {
-    /// As who opens through the mount asked for it.
+    /// The door that fits the flags of an open through the mount.
     pub fn of_flags(flags: i32, fsync: impl FnOnce() -> Option<FsyncTarget>) -> Self {
-        // (O_SYNC has the bit of O_DSYNC.) The kernel's own way to the plain file syncs that file and tells nobody; of msync
-        // it never tells.
+        // O_SYNC has the bit of O_DSYNC. With passthrough, the kernel syncs the plain file without a request to the
+        // agent. It never sends a request for msync.
         let mapped = || flags & libc::O_ACCMODE == libc::O_RDWR && fsync() == Some(FsyncTarget::Store);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if writes && flags & libc::O_DSYNC != 0 || mapped() { Self::Synced } else { Self::Mount }
@@ -61,7 +65,7 @@ impl Via {
         matches!(self, Self::Only(_))
     }
 
-    /// How a plain file is opened when it is made.
+    /// How a new plain file is opened.
     fn access(self) -> rustix::fs::OFlags {
         match self {
             Self::Mount | Self::Synced => rustix::fs::OFlags::RDWR,
@@ -70,10 +74,10 @@ impl Via {
     }
 }
 
-/// What the shim's door answers when only the mount can serve. No file system fails with this.
+/// The answer of the shim's door when only the mount can serve. No file system fails with this error.
 pub const LEFT_TO_THE_MOUNT: surgetank_types::error::Errno = surgetank_types::error::Errno::RESTART;
 
-/// What it answers when that may take a while: once more, where nobody else waits behind it.
+/// Its answer when the request may take a while: the caller asks again where no other request waits behind it.
 pub const STORE_TO_BE_ASKED: surgetank_types::error::Errno = surgetank_types::error::Errno::INPROGRESS;
 
 /// How a program reaches the content.
@@ -81,7 +85,7 @@ pub const STORE_TO_BE_ASKED: surgetank_types::error::Errno = surgetank_types::er
 pub enum Grant {
     /// The kernel reads and writes the plain file itself; the number is the kernel's registration of it.
     Direct(u32),
-    /// Every read and write comes to us.
+    /// Every read and write comes to the agent.
     Mediated,
 }
 
@@ -89,8 +93,9 @@ pub enum Grant {
 pub struct Opened {
     pub handle: u64,
     pub grant: Grant,
-    /// Pages that the kernel still has from an earlier open are good.
+    /// Pages that the kernel still has from an earlier open are valid.
     pub keep_cache: bool,
-    /// Others write the plain file directly while the kernel cannot pass it through: nothing of it may be cached.
+    /// Other processes write the plain file directly, and the kernel cannot pass it through: it must not cache anything
+    /// of it.
     pub shared: bool,
 }

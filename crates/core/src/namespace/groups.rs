@@ -1,5 +1,8 @@
-//! The groups of a process. They are the process's own, and not those of the agent or of the system's list for the user:
-//! `setgroups` and batch systems give others. Read only where a group decides, while the process waits for its answer.
+//! The groups of a process, from the process itself. The agent's groups, and the system's list for the user, may
+//! differ: `setgroups` and batch systems set others. The agent reads them only where a group decides, while the process
+//! waits for its answer.
+//!
+//! The danger that this avoids: a process gets access, or a refusal, through groups that are not its own.
 
 use std::io;
 
@@ -14,7 +17,7 @@ impl Namespace {
         caller.gid == gid || groups_of(caller).as_deref().unwrap_or(&self.groups).contains(&gid)
     }
 
-    /// As `let_in`, for what the store is asked with the ids of a process. Where it denies, it learns the process's groups.
+    /// As `let_in`, for requests to the store with the ids of a process. If the store denies, it gets the process's groups.
     pub(super) fn let_caller_in<T>(
         &self,
         caller: &Caller,
@@ -30,7 +33,7 @@ impl Namespace {
     }
 }
 
-/// `None`: the caller is the agent itself, or a process that cannot be seen from here (another name space, or it ended).
+/// `None`: the caller is the agent itself, or a process that is not visible here (another name space, or it ended).
 fn groups_of(caller: &Caller) -> Option<Vec<u32>> {
     if caller.pid == 0 {
         return None;
@@ -38,7 +41,7 @@ fn groups_of(caller: &Caller) -> Option<Vec<u32>> {
     let text = std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).ok()?;
     let numbers = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
     let mut groups: Vec<u32> = numbers("Groups:")?.filter_map(|gid| gid.parse().ok()).collect();
-    // The fourth is the group that files are accessed with.
+    // The fourth is the group for file access.
     groups.extend(numbers("Gid:")?.nth(3).and_then(|gid| gid.parse::<u32>().ok()));
     Some(groups)
 }

@@ -1,11 +1,13 @@
-//! Hints ([`surgetank_policy::hint`]) of files, of directories for what is made in them, and of names that nothing has yet.
+//! Hints ([`surgetank_policy::hint`]) of files, of directories for files that are made in them, and of names without a file.
 //!
-//! A file's own hints go where it goes. A directory's hold for what is made below it from then on, wherever below it that
-//! is now: so each is kept with the number that the next file had, and what leaves the directory leaves its hints. Those
-//! given for a name (`surgetank hint`) are taken by every file that gets the name, and stay for the next one: a task that is
-//! repeated removes what it made.
+//! - A file's own hints follow the file.
+//! - A directory's hints hold for files that are made below it from then on, wherever the directory moves. So each hint
+//!   is kept with the number that the next file had. A file that leaves the directory leaves its hints.
+//! - Every file that gets a hinted name (`surgetank hint`) takes its hints. They stay for the next file, because a
+//!   repeated task removes its files.
 //!
-//! They are in the catalog, beside the files. The store never hears of them.
+//! The catalog keeps hints beside the files. The store never gets them. The danger that this avoids: a hint that
+//! applies to files that it was not given for.
 
 use std::collections::BTreeMap;
 use surgetank_types::sync::Arc;
@@ -19,21 +21,21 @@ use super::Namespace;
 use super::xattrs::{CREATE, REPLACE};
 use surgetank_state::{HintHistory, Tree, parent};
 
-/// Names of one request are taken in such steps, so that programs have their turn between them.
+/// Names of one request are taken in steps of this size, so that other requests can run between them.
 const NAMES_AT_ONCE: usize = 256;
 
-/// What is still to be done for a file whose hints changed, with nothing locked.
+/// The remaining work for a file whose hints changed, to be done without a lock.
 #[derive(Default)]
 struct Then {
     leaves: Vec<FileId>,
     wanted: Vec<Vec<u8>>,
 }
 
-/// One path and what is said of it, as it came.
+/// One path and its hints, as given.
 pub type Given<'a> = (&'a [u8], &'a BTreeMap<String, String>);
 
 impl Namespace {
-    /// Called with each path that a hint wants brought in.
+    /// Sets the function that is called with each path that a hint wants prefetched.
     pub fn set_prefetcher(&self, wanted: Box<dyn Fn(Vec<u8>) + Send + Sync>) {
         drop(self.prefetcher.set(wanted));
         let tree = self.read_tree();
@@ -49,14 +51,14 @@ impl Namespace {
         }
     }
 
-    /// What rules and hints say of a file.
+    /// The decision of rules and hints for a file.
     pub(crate) fn decided(&self, tree: &Tree, id: FileId, path: &[u8]) -> Decision {
         let mut advice = Advice::default();
         tree.each_hint(id, |_, hints| advice.or(hints.advice()));
         self.rules.decide_hinted(path, &advice)
     }
 
-    /// The same of what is about to be made in a directory, under that path.
+    /// The same for a file that is about to be made in a directory, under that path.
     pub(super) fn decided_new(&self, tree: &Tree, dir: FileId, path: &[u8]) -> Decision {
         let mut advice = Advice::default();
         if tree.hints.any {
@@ -68,7 +70,7 @@ impl Namespace {
         self.rules.decide_hinted(path, &advice)
     }
 
-    /// Every hint of a file in words, the nearest first, with what became of it.
+    /// Every hint of a file in words, the nearest first, and whether it has effect.
     pub(super) fn hints_in_words(&self, tree: &Tree, id: FileId, decision: &Decision) -> Vec<String> {
         let mut lines = Vec::new();
         let mut nearer = Advice::default();
@@ -116,7 +118,7 @@ impl Namespace {
 
     // ---- as attributes
 
-    /// The hint that the attribute `name` stands for; the outer `None`: it is no hint's.
+    /// The hint for the attribute `name`; the outer `None`: the attribute is not a hint.
     pub(super) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
         let tree = self.read_tree();
@@ -125,7 +127,7 @@ impl Namespace {
         Some(value.map(|value| value.as_bytes().to_vec()).ok_or_else(|| Errno::NODATA.into()))
     }
 
-    /// The caller may.
+    /// The caller has checked the permission.
     pub(super) fn set_hint(&self, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
         let known = self.understood(name, value).map_err(|why| self.refuse_hint(id, &why))?;
         self.change_hint(id, |hints| {
@@ -150,7 +152,8 @@ impl Namespace {
         })
     }
 
-    /// Of a file, and of its name where that has hints: the next file of that name shall not have what this one had not.
+    /// Changes the hints of a file, and of its name if that has hints. The next file of that name must not get a hint
+    /// that this one lost.
     fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
         let mut tree = self.write_tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
@@ -202,8 +205,8 @@ impl Namespace {
 
     // ---- by name
 
-    /// Takes hints for paths, whether there is such a file or not; the store is not asked. Returns what was refused: which
-    /// of them, and why.
+    /// Takes hints for paths, whether a file exists or not, without a request to the store. Returns the refused ones:
+    /// index and reason.
     pub fn hint(&self, given: &[Given<'_>]) -> Vec<(usize, String)> {
         let mut refused = Vec::new();
         for (step, some) in given.chunks(NAMES_AT_ONCE).enumerate() {
@@ -227,7 +230,7 @@ impl Namespace {
     }
 
     fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) {
-        // What is made under it from here on has it.
+        // Files that are made under it from here on get the hint.
         if let Some(dir) = tree.file_at(parent(&path)) {
             self.recall_delegation(tree, Some(dir));
         }
@@ -249,7 +252,7 @@ impl Namespace {
 
     // ---- what follows
 
-    /// What can be done about it at once is.
+    /// Does at once what a changed hint allows.
     fn hints_changed(&self, tree: &mut Tree, id: FileId, then: &mut Then) {
         let Some((inode, path)) = tree.get(id).zip(tree.logical_path(id)) else { return };
         let wants =
@@ -268,13 +271,13 @@ impl Namespace {
         }
     }
 
-    /// What waits for the store is due sooner or later than it was.
+    /// Makes the queued operations of a file due earlier or later.
     fn retime(&self, tree: &mut Tree, id: FileId, path: &[u8]) {
         let Some(inode) = tree.get(id) else { return };
         let (publish, set_meta) = (inode.publish, inode.set_meta);
         let last = self.is_last(&self.decided(tree, id, path));
         if !last {
-            // Its further names come behind it.
+            // Its further names are queued behind it.
             let linked = publish.filter(|_| !inode.is_dir() && inode.attr.links > 1);
             let links = linked.into_iter().flat_map(|seq| tree.ops.range(seq..)).filter(|(_, op)| op.file() == id);
             let own: Vec<Seq> = links.map(|(seq, _)| *seq).chain(publish).chain(set_meta).collect();
@@ -290,7 +293,7 @@ impl Namespace {
             && !tree.in_store(id)
             && tree.take_back(id, seq)
         {
-            // At the end of the queue, where nothing builds on it.
+            // At the end of the queue, where no operation builds on it.
             self.queue_publish(tree, id);
         }
     }
@@ -319,7 +322,7 @@ impl Namespace {
                     }
                 }
                 Hinted::File(id) => {
-                    // A number that was given out and never written down is not given to a file that comes later.
+                    // A number that was given out without a record must not go to a later file.
                     let since = said.since().map_or(0, |since| since.0);
                     tree.next_id = tree.next_id.max(since);
                     if let Some(inode) = tree.get_mut(id) {
@@ -330,7 +333,7 @@ impl Namespace {
         }
     }
 
-    /// The last agent goes and leaves something: what it is keeps its hints, and nothing that comes later has them.
+    /// The last agent ends and leaves files: those keep their hints, and later files do not get them.
     pub(super) fn end_hints(&self) {
         let mut tree = self.write_tree();
         if !tree.hints.any {
@@ -356,7 +359,7 @@ fn has(hints: &Hints, name: &str) -> bool {
     Name::parse(name).is_ok_and(|name| hints.value(name).is_some())
 }
 
-/// Without what means nothing in a path.
+/// The path without parts that have no meaning.
 fn plain(path: &[u8]) -> Result<Vec<u8>, String> {
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
     if names.contains(&&b".."[..]) {

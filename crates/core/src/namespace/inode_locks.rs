@@ -1,4 +1,6 @@
-//! The locks of inodes: one for each file that somebody holds, so that one whose store hangs keeps nobody from others.
+//! The locks of inodes: one for each file that is in use, so that a file whose store hangs does not delay others.
+//!
+//! The danger that this avoids: the drain waits for a writer that waits for the drain.
 
 use std::time::Duration;
 
@@ -6,8 +8,8 @@ use surgetank_types::clock;
 use surgetank_types::model::FileId;
 use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// For so long the drain, and who brings attributes before their turn, wait for who has a file in hand. He may himself wait for
-/// room, which comes of what is drained.
+/// How long the drain, and a request that sets attributes ahead of the drain, wait for a file in use. Its holder may
+/// itself wait for room, and room comes from drained files.
 pub(crate) const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
 const STRIPES: usize = 128;
@@ -55,7 +57,7 @@ impl InodeLocks {
         InodeGuard { stripe, id }
     }
 
-    /// For one whom the holder may be waiting for.
+    /// For callers for which the holder may be waiting.
     pub fn lock_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
         let stripe = self.stripe(id);
         let begun = clock::tick();

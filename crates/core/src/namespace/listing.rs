@@ -1,5 +1,7 @@
-//! Directory listings: what the store has, with what we know laid over it. A listing is a snapshot taken
-//! at its start, so that readdir under change neither repeats nor loses a name that stays.
+//! Directory listings: the store's names, merged with the agent's own.
+//!
+//! Invariant: a listing is a snapshot from its start. So readdir during changes neither repeats nor loses a name that
+//! stays. The danger that this avoids: a removed file appears again, because the store still lists it.
 
 use std::collections::{BTreeMap, HashSet};
 use surgetank_types::sync::atomic::Ordering;
@@ -23,9 +25,9 @@ pub struct Listed {
 pub struct Snapshot {
     dir: FileId,
     caller: Caller,
-    /// Taken when it is first read from the start, and again at every rewinddir: a kernel that kept the listing never asks.
+    /// Taken at the first read from the start, and again at every rewinddir. A kernel that kept the listing never reads.
     entries: Option<Arc<Vec<Listed>>>,
-    /// An earlier agent began it: the kernel goes on at this position, behind this name.
+    /// An earlier agent began it: the kernel continues at this position, after this name.
     resumed: Option<(u64, Name)>,
 }
 
@@ -33,23 +35,23 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Copy)]
 pub struct Listing {
     pub fh: u64,
-    /// The kernel may keep the listing: only we change it.
+    /// The kernel may keep the listing: only the agent changes the directory.
     pub cache: bool,
-    /// One that it has is still good.
+    /// A listing that the kernel already has is still valid.
     pub keep_cache: bool,
-    /// But without its files' attributes.
+    /// The listing omits the files' attributes.
     pub bare: bool,
 }
 
 impl Namespace {
-    /// Returns a handle, and whether only we change the directory (the kernel may then keep its listing).
+    /// Returns a handle, and whether only the agent changes the directory (the kernel may then keep its listing).
     pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<Listing> {
         let (cache, keep_cache, bare) = {
             let mut tree = self.write_tree();
             let inode = tree.get_mut(dir).ok_or(Errno::STALE)?;
             self.permit(caller, &inode.attr, 4)?;
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
-            // Since the kernel was last told, a file was made behind its back.
+            // False if a process made a file without the kernel's knowledge since the last notification.
             let keep = std::mem::replace(&mut d.is_in_kernel, true);
             (d.complete && !d.is_delegated, d.complete && !d.is_delegated && keep, d.listed_bare)
         };
@@ -60,7 +62,7 @@ impl Namespace {
         Ok(Listing { fh, cache, keep_cache, bare })
     }
 
-    /// The whole listing (without `.` and `..`); position `offset` of it comes first in what the caller wants.
+    /// The whole listing, without `.` and `..`. The caller reads from position `offset`.
     pub fn listing(&self, fh: u64, offset: u64) -> FsResult<Arc<Vec<Listed>>> {
         let snapshot =
             self.listings.lock().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned().ok_or(Errno::BADF)?;
@@ -83,7 +85,7 @@ impl Namespace {
         self.succession.hand_off(&Record::Closed { fh });
     }
 
-    /// So far the kernel is told.
+    /// Records the position up to which the kernel has the listing.
     pub fn listed(&self, fh: u64, position: u64, last: &[u8]) {
         self.succession.hand_off(&Record::Listed { fh, offset: position, before: last });
     }
@@ -107,15 +109,16 @@ impl Namespace {
         }
         let mut names: BTreeMap<Name, (Kind, u64)> = BTreeMap::new();
         let mut hidden: Vec<Name> = Vec::new();
-        // Of these the store tells whether they are there. (What becomes one meanwhile may be elsewhere in its answer.)
+        // The store decides whether these still exist. (A file that becomes a copy meanwhile may be elsewhere in the
+        // store's answer.)
         let mut copies: HashSet<FileId> = HashSet::new();
         {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let path = {
                 let tree = self.read_tree();
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
-                // What is removed already here may be carried out in the store while it is listed, and then no entry
-                // hides it any more: it must not come back.
+                // The drain may carry out the removal of these names during the listing. Then no entry hides them any
+                // more, and they must not come back.
                 hidden.extend(
                     d.children.iter().filter(|(_, entry)| entry.logical().is_none()).map(|(name, _)| name.clone()),
                 );
@@ -136,7 +139,7 @@ impl Namespace {
             names.remove(&name);
         }
         let mut tree = self.write_tree();
-        // What is shown is there for those who look it up now.
+        // A name that is shown now must also be found by a look-up.
         if let Some(d) = tree.dir_mut(dir).filter(|d| !d.complete) {
             for name in names.keys() {
                 d.absent.remove(name);
@@ -146,7 +149,7 @@ impl Namespace {
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
         for (name, entry) in &d.children {
             match entry.logical().and_then(|id| Some((id, tree.get(id)?))) {
-                // A mirror of the store's own entry: the store just told whether it is still there.
+                // A mirror of the store's own entry: the listing has just shown whether it still exists.
                 Some((id, inode)) if (!inode.owned || inode.is_copy() && copies.contains(&id)) && !d.complete => {}
                 Some((_, inode)) => {
                     names.insert(name.clone(), (inode.attr.kind, inode.attr.ino));
@@ -159,7 +162,7 @@ impl Namespace {
         Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect())
     }
 
-    /// The listing of a directory that only we know: nothing to ask, nothing to merge.
+    /// The listing of a directory that only the agent has: it needs no request and no merge.
     fn listed_complete(&self, dir: FileId) -> FsResult<Option<Vec<Listed>>> {
         let tree = self.read_tree();
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
@@ -174,9 +177,9 @@ impl Namespace {
     }
 }
 
-/// Puts what comes behind the name at the position: names that came or went before it do not matter any more.
+/// Puts the entries after the name at the position. Names that came or went before it do not matter any more.
 fn go_on(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
-    // Two positions stand for `.` and `..`.
+    // Two positions are for `.` and `..`.
     let told = usize::try_from(position.saturating_sub(2)).unwrap_or(usize::MAX);
     let behind = entries.partition_point(|listed| &*listed.name <= before);
     if behind >= told {
@@ -187,7 +190,7 @@ fn go_on(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
     }
 }
 
-/// No directory of a file system that we know holds more.
+/// No directory of a known file system has more names.
 const TOLD_MAX: usize = 1 << 28;
 
 #[cfg(test)]
@@ -203,7 +206,7 @@ mod tests {
             let at = usize::try_from(position - 2).unwrap();
             entries[at..].iter().map(|listed| listed.name.to_vec()).collect::<Vec<_>>()
         };
-        // Told: a, b, c.
+        // Already given to the kernel: a, b, c.
         assert_eq!(behind(&[b"a", b"b", b"c", b"d", b"e"], 5), [b"d", b"e"]);
         assert_eq!(behind(&[b"c", b"d", b"e"], 5), [b"d", b"e"], "two of them are gone");
         assert_eq!(behind(&[b"a", b"aa", b"ab", b"b", b"d"], 5), [b"d"], "two came, one went");

@@ -2,7 +2,7 @@
 //!
 //! Only the kernel's own locks are visible at both doors. So the agent takes a lock of the mount on the file's *proxy*,
 //! with a description (an open file) of its own. The proxy is the file's plain file on a tier. Without one, it is a
-//! file in memory that only the agent has. flock becomes flock(2) on a description for each open file of the mount.
+//! file in memory that only the agent has. A flock becomes flock(2) on a description for each open file of the mount.
 //! Ranges become OFD locks on a description for each lock owner.
 //!
 //! Invariants:

@@ -1,7 +1,7 @@
-//! Versions whose bytes are gone: recorded in the catalog with the change that gives them up, and reported until the user
-//! acknowledges them.
+//! Losses: versions whose bytes are gone. The catalog records each loss with the change that gives the version up, and
+//! commands report it until the user acknowledges it.
 //!
-//! The danger this file avoids: a loss that one command reports and the next one does not know.
+//! The danger that this avoids: one command reports a loss and the next one does not know it.
 
 use crate::report::{Listing, Lost, Scope};
 use surgetank_policy::config::Survives;
@@ -12,7 +12,7 @@ use surgetank_types::sync::PoisonError;
 use super::Namespace;
 use surgetank_state::Tree;
 
-/// Why a version that was on this device is lost.
+/// The reason why a version on this device is lost.
 pub(crate) fn gone_from(device: &Device, store_has_one: bool) -> String {
     let tier = format!("the tier {} ({})", device.tier_name(), device.path().display());
     let how = match (device.standing(), device.survives()) {
@@ -33,7 +33,7 @@ pub(crate) fn lost_from(place: &str, store_has_one: bool) -> String {
 }
 
 impl Namespace {
-    /// To be committed with what gives the version up.
+    /// The caller commits this with the change that gives the version up.
     pub(super) fn record_loss(&self, tree: &mut Tree, path: &[u8], at: Vec<u8>, why: String) {
         tracing::warn!(path = %String::from_utf8_lossy(path), why, "lost");
         let record = LostRecord { at: at.into(), why };
@@ -47,7 +47,7 @@ impl Namespace {
         losses.iter().filter(|(path, _)| scope.covers(path)).map(|(path, record)| in_report(path, record)).collect()
     }
 
-    /// The user knows of them.
+    /// The user acknowledges the losses.
     pub fn forget_losses(&self) -> Listing<Lost> {
         let mut tree = self.write_tree();
         let forgotten = std::mem::take(&mut *self.losses.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,9 +1,12 @@
-//! The job's memory runs short: tiers in memory give back what is over their limit. First what the store has too; then
-//! everything is due; and what is not drained yet is moved to a tier on a disk or, where there is none with room, into a
-//! temporary in the store.
+//! Memory pressure: when the job's memory is short, tiers in memory give back what exceeds their limit.
 //!
-//! The danger it avoids: the out-of-memory killer, because the drain is slower than the programs take memory. What it cannot
-//! move is what programs write directly; that is freed when it is drained.
+//! Steps:
+//! - evict files that the store has too;
+//! - make all queued operations due;
+//! - move undrained files to a tier on a disk or, without room there, to a temporary in the store.
+//!
+//! The danger that this avoids: the out-of-memory killer, because the drain is slower than the growth of the programs.
+//! Directly written files cannot move; their memory is freed when they are drained.
 
 use crate::report::run::EventKind;
 use std::fs::File;
@@ -21,7 +24,7 @@ use super::content::Location;
 use super::files::{Given, SpilledBy, Wish, copy_with_attributes};
 use surgetank_state::{Inode, PlainId, Progress, Tree};
 
-/// A file to be moved as it was found.
+/// A file to be moved, as it was found.
 struct Found {
     path: Vec<u8>,
     plain: PlainId,
@@ -32,7 +35,7 @@ struct Found {
     promised: bool,
 }
 
-/// Is it not being copied yet? (The drain takes up all that is due, and copies some at a time.)
+/// Has the copy of this file not begun yet? (The drain takes all due operations, and copies a few at a time.)
 fn waits(tree: &Tree, seq: Seq) -> bool {
     tree.ops.get(&seq).is_some_and(|op| {
         let begun = match op.progress {
@@ -44,14 +47,14 @@ fn waits(tree: &Tree, seq: Seq) -> bool {
     })
 }
 
-/// What is copied is memory as well until the disk has it.
+/// Copied bytes also use memory until the disk has them.
 fn begin_writing(target: &File) {
-    // SAFETY: a call on a descriptor that `target` keeps open. That it is refused changes nothing.
+    // SAFETY: a call on a descriptor that `target` keeps open. A refusal changes nothing.
     unsafe { libc::sync_file_range(target.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
 impl Namespace {
-    /// Looks at the memory, and gives back what is too much. Returns when to look again.
+    /// Checks the memory and gives back what exceeds the limit. Returns the time until the next check.
     pub(crate) fn relieve_memory(&self) -> Duration {
         let mut next = self.tiers.poll_memory();
         let mut short = false;
@@ -72,7 +75,7 @@ impl Namespace {
                 self.move_away(device);
                 self.end.press_for_memory(self, true);
             }
-            // Finding nothing is a walk over all files.
+            // A search without a result walks over all files.
             if device.used_bytes() >= before {
                 next = POLL_PERIOD;
             }
@@ -84,7 +87,7 @@ impl Namespace {
         next
     }
 
-    /// One after the other, what would be drained last first, until enough is gone.
+    /// Moves files one after another, the last in the queue first, until enough memory is free.
     fn move_away(&self, device: &Device) {
         for id in self.undrained_on(device.id()) {
             if device.deficit_bytes() == 0 {
@@ -93,7 +96,7 @@ impl Namespace {
             let open = self.open_of(id);
             let moved = match open {
                 Some(open) if open.direct => continue,
-                // Where it goes on growing is not asked: its writer asks himself.
+                // Room for further growth is not requested: the writer requests it.
                 Some(open) if open.content().writable => {
                     self.spill(&open, Location::Tier(device.id()), 0, SpilledBy::Others)
                 }
@@ -115,7 +118,7 @@ impl Namespace {
             .filter(|(_, inode)| !inode.sealed || inode.dirty())
             .map(|(id, inode)| (inode.publish, id))
             .collect();
-        // (What has no place in the queue is never drained.)
+        // A file without a place in the queue is never drained.
         found.sort_unstable_by_key(|(publish, id)| std::cmp::Reverse((publish.is_none(), *publish, *id)));
         found.into_iter().map(|(_, id)| id).collect()
     }
@@ -125,7 +128,7 @@ impl Namespace {
         let inode = tree.get(id)?;
         let plain = inode.replica.filter(|plain| plain.device == device.id())?;
         let path = tree.logical_path(id)?;
-        // A copy that is being made would keep the memory.
+        // A running copy would keep the memory.
         let waits = inode.publish.is_none_or(|seq| waits(&tree, seq));
         let free = inode.sealed && inode.dirty() && waits && !self.opens().contains_key(&id);
         let pinned = self.pinned(&tree, id);
@@ -153,8 +156,8 @@ impl Namespace {
         outcome
     }
 
-    /// A copy that is being made holds the memory until it is done, which a slow store decides. It is given up, once, so that
-    /// the file can be moved when we look again; if nobody can take it, the next copy is left alone.
+    /// A running copy holds the memory until it ends, and a slow store decides when. It is given up once, so that the
+    /// next check can move the file. If no place takes the file, the next copy is left alone.
     fn interrupt_copy(&self, id: FileId, from: DeviceId) {
         let mut tree = self.write_tree();
         let staging = |op: &surgetank_state::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
@@ -170,7 +173,8 @@ impl Namespace {
         }
     }
 
-    /// What waits to be sent to a server of objects holds the plain file itself. It is staged again from where it is then.
+    /// An operation that waits to be sent to an object store holds the plain file itself. It is staged again from the
+    /// new place.
     fn let_go_of(&self, id: FileId, from: DeviceId) {
         if self.store.features().plain_files {
             return;
@@ -181,7 +185,7 @@ impl Namespace {
         let staged = tree.ops.get(&seq).is_some_and(|op| {
             matches!(op.progress, Progress::Staged { .. }) && !op.eager && !op.doubtful && !op.certain
         });
-        // Once: if nobody can take it, what has been sent of it shall not be sent again and again.
+        // Once: if no place takes the file, the server must not get the same bytes again and again.
         if !staged || !self.end.interrupted().insert(id) {
             return;
         }
@@ -190,7 +194,7 @@ impl Namespace {
             _ => None,
         };
         tree.unstage(seq);
-        // (What the server has of it is thrown away by the drain, who may be sending something for long.)
+        // The drain discards the part that the server has; it may be busy with a long request.
         if let Some(temporary) = staged {
             self.store.let_go(&temporary);
         }
@@ -205,7 +209,7 @@ impl Namespace {
         let placed = self.place(&found.path, id, kind, &found.wish, found.perm, super::files::Via::Mount)?;
         let unwanted = match placed.content.location {
             Location::Tier(to) => self.tiers.device(to).in_memory(),
-            // What shall not be in the store does not come there either because memory is short.
+            // Short memory does not bring a file to the store that must not be there.
             _ => !Self::drained(found.wish.mode),
         };
         let copied = match unwanted {
@@ -231,13 +235,13 @@ impl Namespace {
         };
         crash_point!("relief.copied");
         let mut tree = self.write_tree();
-        // Since it was found: the drain may have begun with it, a program opened it, another name been given to it.
+        // Since then, the drain may have begun its copy, a process may have opened it, or it may have another name.
         let same = |tree: &Tree| {
             tree.get(id).is_some_and(|inode| {
                 let waits = inode.publish.is_none_or(|seq| waits(tree, seq));
                 let unchanged =
                     (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
-                // (What the drain has brought to the store by now need not go anywhere.)
+                // A file that the drain has brought to the store by now need not move.
                 waits
                     && unchanged
                     && inode.sealed
@@ -249,7 +253,7 @@ impl Namespace {
             self.undo_placed(&mut tree, &placed);
             return Ok(());
         }
-        // What was set by name since.
+        // Attributes that a process set by name since.
         let late = Given::of(&source).and_then(|now| if now == given { Ok(()) } else { now.give(&target) });
         if let Err(why) = late {
             self.undo_placed(&mut tree, &placed);
@@ -258,7 +262,7 @@ impl Namespace {
         let charged = tree.get(id).map_or(0, |inode| inode.charged_bytes);
         let now_charged = self.change_place(&mut tree, id, &placed, have_bytes)?;
         if placed.spill.is_some() {
-            // What shall be drained from there is found by its place in the queue.
+            // The drain finds a spilled file by its place in the queue.
             self.queue_publish(&mut tree, id);
         }
         if let Some(inode) = tree.get_mut(id) {
@@ -269,7 +273,7 @@ impl Namespace {
         self.commit(&mut tree);
         crash_point!("relief.written_down");
         if let Err(why) = from.unlink(&found.path) {
-            // Written down as gone: recovery sweeps it.
+            // The catalog names it as pending unlink: recovery sweeps it.
             self.device_failed(from.id(), &why);
         }
         self.to_be_synced(&tree, id);
@@ -281,7 +285,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Until there is something to look at, or `stop`.
+    /// Waits for `pause`, or until `stop`.
     pub(crate) fn wait_memory_pressure(&self, pause: Duration, stop: &dyn Fn() -> bool) {
         let guard = self.end.resting.lock().unwrap_or_else(PoisonError::into_inner);
         if !stop() {

@@ -1,5 +1,6 @@
-//! Fills a directory's [`NegativeCache`](surgetank_state::NegativeCache): lists the directory where its names are often looked up in
-//! vain.
+//! Fills a directory's [`NegativeCache`](surgetank_state::NegativeCache): lists the directory when look-ups in it often fail.
+//!
+//! The danger that this avoids: one request to the store for each of many missing names.
 
 use surgetank_state::NAMES_LISTED_MAX;
 use surgetank_types::model::{Caller, FileId};
@@ -9,7 +10,7 @@ use surgetank_types::sync::atomic::Ordering;
 use super::Namespace;
 
 impl Namespace {
-    /// The store does not have the name. Where it is often asked for such, the directory is listed.
+    /// A look-up failed in the store. If this happens often in the directory, the agent lists it.
     pub(super) fn missed(&self, caller: &Caller, dir: FileId, name: &[u8]) {
         let ttl = self.config.store_ttl;
         let began = self.write_tree().dir_mut(dir).and_then(|dir| dir.negative_cache.missed(name, ttl));

@@ -1,9 +1,9 @@
-//! Plain files that go. The catalog stops naming a plain file before it is removed from its tier; an agent that is killed in
-//! between would leave bytes that nobody knows, and unknown bytes are never deleted. So the catalog also says which they are,
-//! with the same record. Only the last few can be on their way; older sayings are written over.
+//! Pending unlinks: plain files that are about to be removed. The catalog stops naming a plain file before its removal
+//! from the tier. An agent that is killed in between would leave unknown bytes, and unknown bytes are never deleted. So
+//! the same record also says which file it is. Only the last few can be pending; new records overwrite older ones.
 //!
-//! The danger it avoids: a saying outlives its file, and file systems give inode numbers out again. What is said is
-//! therefore the file's number, device and time of birth together: another file with its number is not meant.
+//! The danger that this avoids: a record outlives its file, and the file system gives the inode number to another file.
+//! So a record has the file's number, device and time of birth together.
 
 use surgetank_types::sync::atomic::Ordering;
 
@@ -14,13 +14,13 @@ use surgetank_types::model::{Change, DeviceId, Image};
 use super::Namespace;
 use surgetank_state::{PlainId, Tree};
 
-/// More than so many are never between the two steps: each has a thread of its own.
+/// The limit of files between the two steps: each one has a thread of its own.
 const REMEMBERED: u32 = 256;
 const COUNTER: &str = "gone-";
 
 impl Namespace {
-    /// What the catalog is told of a plain file that is about to be removed. Nothing, where it could not be told from a
-    /// later file: then what is left is kept.
+    /// The catalog's record of a plain file that is about to be removed. `None` if it could not be distinguished from a
+    /// later file: then a leftover is kept.
     pub(super) fn gone(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
         let slot = self.gone_next.fetch_add(1, Ordering::Relaxed) % REMEMBERED;
         Some(Change::PutCounter(format!("{COUNTER}{slot}"), saying(tree, plain)?))
@@ -42,7 +42,7 @@ fn said(device: DeviceId, plain: PlainId) -> Option<u64> {
     Some(digest.finalize())
 }
 
-/// Those that an earlier agent may not have come to remove.
+/// The files that an earlier agent may not have removed.
 pub(super) fn remembered(image: &Image) -> HashSet<u64> {
     let ours = |name: &str| name.strip_prefix(COUNTER).is_some_and(|slot| slot.parse::<u32>().is_ok());
     image.counters.iter().filter(|(name, _)| ours(name)).map(|(_, file)| *file).collect()
@@ -52,7 +52,7 @@ pub(super) fn remembered(image: &Image) -> HashSet<u64> {
 mod tests {
     use super::*;
 
-    /// A saying about a removed file named the next file that got its inode number, and that one was removed.
+    /// The fault: a record of a removed file matched the next file with its inode number, and that file was removed.
     #[test]
     fn an_inode_number_that_came_again_was_taken_for_the_file_that_went() {
         let device = DeviceId { tier: 0, device: 0 };

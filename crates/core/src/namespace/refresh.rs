@@ -1,10 +1,12 @@
-//! `surgetank refresh`: what others changed in the store is seen from now on, however long `store_ttl` is.
+//! `surgetank refresh`: shows changes by other clients of the store at once, however long `store_ttl` is.
+//!
+//! The danger that this avoids: a refresh that drops the agent's own changes.
 
 use super::Namespace;
 
 impl Namespace {
-    /// Nothing that the store told is believed any more, neither by us nor by the kernel. What was made or changed here stays
-    /// as it is: of that the store is told, not asked. Returns of how many files.
+    /// Drops the store's answers from the caches of the agent and the kernel. Files that were made or changed here
+    /// stay: the drain brings them to the store. Returns the number of files.
     pub fn refresh_all(&self) -> u64 {
         self.store.refresh();
         let mut known = Vec::new();
@@ -18,12 +20,12 @@ impl Namespace {
                     dir.absent.clear();
                     dir.negative_cache = surgetank_state::NegativeCache::default();
                 }
-                // (Of a directory of ours others may have changed the mode.)
+                // Other clients may have changed the mode of the agent's own directory.
                 if inode.owned && !inode.is_copy() && !inode.is_dir() {
                     continue;
                 }
                 inode.checked = None;
-                // To the kernel.
+                // Known to the kernel.
                 if inode.lookups > 0 {
                     known.push(id);
                     names.extend(inode.logical.clone());

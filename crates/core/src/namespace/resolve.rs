@@ -17,7 +17,7 @@ use surgetank_types::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX}
 use super::{Found, Namespace};
 use surgetank_state::{Entry, Inode, Name, Tree};
 
-/// The limit of look-ups in the store that overlap changes.
+/// The limit of tries for a look-up in the store that keeps overlapping changes.
 const TRIES_MAX: usize = 100;
 
 enum Ask {

@@ -1,5 +1,10 @@
-//! Bit rot: every copy on a tier that the store has too is read and compared with the checksum of its publication. A bad one
-//! is given up where the store's is right; a bad one in the store is written anew where the tier's is right.
+//! Scrub, against bit rot: reads every copy on a tier that the store has too, and compares it with the checksum of its
+//! publication.
+//!
+//! - A bad copy on a tier is given up if the store's copy is right.
+//! - A bad copy in the store is written again if the tier's copy is right.
+//!
+//! The danger that this avoids: a bad copy replaces the good one.
 
 use crate::report::{Audit, Finding, Scope, What};
 use surgetank_store::{Source, StorePath};
@@ -8,7 +13,7 @@ use surgetank_types::model::{DeviceId, FileId};
 use super::Namespace;
 use surgetank_state::PlainId;
 
-/// A file of which there are two copies.
+/// A file with two copies.
 struct Pair {
     id: FileId,
     version: u32,
@@ -42,7 +47,7 @@ impl Namespace {
         audit
     }
 
-    /// The tier should have its newest version, and does not.
+    /// Finds a newest version that the tier should have, and does not.
     fn missing(&self, id: FileId) -> Option<Finding> {
         let tree = self.read_tree();
         let inode = tree.get(id).filter(|inode| inode.dirty() || !inode.sealed)?;
@@ -79,14 +84,14 @@ impl Namespace {
         };
         let on_tier = device.open(&pair.path, false).and_then(|file| sum(Source::Plain(file)));
         let who = self.own_cred(self.read_tree().get(pair.id)?.cred());
-        // The store's copy is far away: it is read only when the tier's does not vouch for both.
+        // Another client may have changed the store's copy, so its identity is checked before its bytes are read.
         let known = self.read_tree().get(pair.id)?.identity.as_deref().copied();
         let unchanged = self
             .store
             .stat(who, &pair.in_store)
             .is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
         if !unchanged {
-            // Somebody else changed it: there is nothing to compare with.
+            // Another client changed it: there is nothing to compare with.
             return None;
         }
         let in_store = self.store.source(who, &pair.in_store).and_then(sum);
@@ -100,7 +105,7 @@ impl Namespace {
                 (What::RottenEverywhere, true, "its bytes are not those that were written, and no other copy has them")
             }
         };
-        // Written, moved or evicted while we read.
+        // Written, moved or evicted during the reads.
         let _inode = self.lock_inode(pair.id);
         let still = self.pair(pair.id).is_some_and(|now| now.version == pair.version && now.plain == pair.plain);
         if !still || self.opens().get(&pair.id).is_some_and(|open| open.writers() > 0) {
@@ -121,7 +126,7 @@ impl Namespace {
         Some(Finding { what, path, at, text: text.to_owned(), mended, copy: None })
     }
 
-    /// The store's copy is not what it was: the tier's is a new version.
+    /// The store's copy is bad: the tier's copy becomes a new version.
     fn publish_again(&self, id: FileId) -> bool {
         let mut tree = self.write_tree();
         let Some(inode) = tree.get_mut(id) else { return false };

@@ -1,8 +1,10 @@
-//! Where in the store temporaries of ours may lie. The catalog knows it before the first is made in a directory, so that
-//! what a killed agent left is found and removed by the next one.
+//! Temporaries of the agent in the store.
 //!
-//! The danger: a server that carries out what the killed agent asked it for after that was removed. So it is looked for once
-//! more when nothing is under way.
+//! Invariant: the catalog knows a directory before the first temporary is made in it. So the next agent finds and
+//! removes the temporaries of a killed one.
+//!
+//! The danger that this avoids: a server carries out a request of the killed agent after that clean-up. So the agent
+//! looks again when nothing is under way.
 
 use std::io;
 use std::time::Duration;
@@ -18,10 +20,10 @@ use surgetank_state::{Inode, Name, Temporaries, Tree};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::clock;
 
-/// A server is done by then with what a killed agent asked it for; the second is for who ends now.
+/// By then a server has completed the requests of a killed agent. `LATE_AT_THE_END` is for an agent that ends now.
 const LATE: Duration = Duration::from_secs(5);
 const LATE_AT_THE_END: Duration = Duration::from_millis(700);
-/// Until a store that could not be asked is asked again.
+/// The pause before an unreachable store is asked again.
 const AGAIN: Duration = Duration::from_secs(60);
 
 impl Namespace {
@@ -38,7 +40,7 @@ impl Namespace {
         tree.temporaries.paths(&tree)
     }
 
-    /// A temporary is about to be made in this directory.
+    /// Called before a temporary is made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
         let mut tree = self.write_tree();
         if tree.temporaries.dirs.contains(&dir) {
@@ -47,14 +49,14 @@ impl Namespace {
         tree.own(dir);
         Temporaries::expect_in(dir, &mut tree.txn);
         drop(tree);
-        // The store goes on when the machine does not.
+        // The store survives a crash of the machine, so the catalog must too.
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
         }
         self.write_tree().temporaries.dirs.insert(dir);
     }
 
-    /// When nothing is under way, there are none.
+    /// Forgets the directories: while nothing is under way, there are no temporaries.
     pub(crate) fn forget_temporaries(&self) {
         let inherited = {
             let tree = self.read_tree();
@@ -93,21 +95,23 @@ impl Namespace {
         }
     }
 
-    /// Nothing is under way: what is there is what a server made for an agent that had been killed by then. `false`: it is
-    /// tried again, by us after a while or by the next one.
+    /// Called when nothing is under way: temporaries were made by a server for an agent that was already killed.
+    /// `false`: this agent tries again after a while, or the next one does.
     fn discard_late(&self) -> bool {
         let gone = self.discard_in_all(true);
         self.write_tree().temporaries.inherited = if gone { None } else { Some(clock::tick() + AGAIN) };
         gone
     }
 
-    /// What files are spilled to now.
+    /// The temporaries to which files are spilled now.
     pub(super) fn spill_names(&self) -> HashSet<Name> {
         self.read_tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect()
     }
 
-    /// Nothing is put into the directory any more: copies in it are those of an agent that was killed, and had not yet been
-    /// told that the directory is there. Returns whether there were any; an error: that is not known, or they are there yet.
+    /// Removes copies from a directory that gets no new files. They belong to a killed agent that had not yet learned
+    /// that the directory exists. Returns whether there were any.
+    ///
+    /// Errors: copies may still be there.
     pub(crate) fn discard_left_in(&self, who: Cred, dir: &StorePath) -> io::Result<bool> {
         let spills = self.spill_names();
         let left = match self.store.list(who, dir, true) {
@@ -120,16 +124,17 @@ impl Namespace {
         Ok(any)
     }
 
-    /// Removes what an earlier agent left half made. What a file was spilled to stays.
+    /// Removes incomplete copies of an earlier agent. Spill temporaries stay.
     pub(super) fn discard_leftovers(&self) {
         self.discard_in_all(false);
-        // (In a directory files are spilled to, too, and nothing is late.)
+        // A plain directory also gets spilled files, but no late requests.
         if !self.store.features().plain_files {
             self.write_tree().temporaries.inherited = Some(clock::tick());
         }
     }
 
-    /// `late`: operations may have begun, whose temporaries stay. `false`: some may be there yet, or the store does not tell.
+    /// `late`: temporaries of operations that have begun stay. `false`: some may still be there, or the store does not
+    /// answer.
     fn discard_in_all(&self, late: bool) -> bool {
         let (dirs, who) = {
             let tree = self.read_tree();
@@ -144,7 +149,7 @@ impl Namespace {
                 Err(why) => {
                     tracing::warn!(%why, %dir, "what may be left of an earlier agent's copies is not known");
                     gone = false;
-                    // A store that does not answer would be waited for in each of them.
+                    // Each further directory would cost another wait for a store that does not answer.
                     if begun.elapsed() > LATE {
                         break;
                     }
@@ -152,7 +157,7 @@ impl Namespace {
                 }
                 Ok(left) => left,
             };
-            // What was begun meanwhile: an operation is there before its temporary is.
+            // Temporaries of running operations: an operation exists before its temporary does.
             let wanted: HashSet<Name> = self.read_tree().ops.keys().map(|seq| self.staged_name(*seq)).collect();
             for entry in left {
                 if self.is_left_over(&entry.name, &spills)
@@ -173,7 +178,7 @@ impl Namespace {
         ours && !spills.contains(name)
     }
 
-    /// Of a damaged catalog it may be all there is of a file.
+    /// With a damaged catalog, it may be all that is left of a file.
     fn discard_left(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
         if Recovery::new(self).is_doubtful_spill(name) {
             Recovery::new(self).keep_spill(who, dir, name)

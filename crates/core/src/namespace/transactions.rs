@@ -1,8 +1,11 @@
 //! The lock around the tree: [`Namespace::read_tree`] to look, [`Namespace::write_tree`] to change.
 //!
-//! Both first take in the files that processes made in delegated directories, so that every holder of the tree sees them. A
-//! [`WriteTree`] commits to the catalog, before it unlocks, every change that the tree has noted ([`Txn`](surgetank_state::Txn)):
-//! the catalog's order is the tree's order, and no path out of a function can leave a change uncommitted.
+//! Both first take in the files that processes made in delegated directories, so that every holder of the tree sees
+//! them. A [`WriteTree`] commits every change that the tree has noted ([`Txn`](surgetank_state::Txn)) before it
+//! unlocks.
+//!
+//! Invariant: the catalog's order is the tree's order. The danger that this avoids: a path out of a function that
+//! leaves a change uncommitted.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -45,7 +48,7 @@ impl DerefMut for WriteTree<'_> {
 
 impl Drop for WriteTree<'_> {
     fn drop(&mut self) {
-        // (A thread that panics leaves the tree as the catalog does not know it: recovery starts from the last commit.)
+        // After a panic the catalog does not have the tree's present state: recovery starts from the last commit.
         if !std::thread::panicking() {
             self.namespace.commit(&mut self.tree);
         }
@@ -69,13 +72,13 @@ impl Namespace {
         tree
     }
 
-    /// Lets the tree go until the queue or the state of a file changed, at most for so long.
+    /// Releases the tree until the queue or the state of a file changes, for `at_most`.
     pub(crate) fn wait_changed<'a>(&self, tree: ReadTree<'a>, at_most: Duration) -> ReadTree<'a> {
         ReadTree(self.changed.wait_timeout(tree.0, at_most).unwrap_or_else(PoisonError::into_inner).0)
     }
 
     pub(crate) fn queue(&self, tree: &mut Tree, kind: OpKind, run: RunId, last: bool, delay_factor: u32) -> Seq {
-        // Sealed late, when the command had ended and its final drain had begun: nobody would take it up any more.
+        // A file that is sealed after the final drain began needs its operation at once: no later drain would take it.
         let ending = self.is_ending(run) || self.end.is_hurried();
         let last = last && !ending;
         if !last {
@@ -104,7 +107,7 @@ impl Namespace {
         }
     }
 
-    /// An operation has been carried out for good: it leaves the queue. `copied` is what a file's publication brought.
+    /// A completed operation leaves the queue. `copied`: what a file's publication brought to the store.
     pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
         let Some((id, again)) = tree.drain_queue().complete(seq, copied) else {
             return;
@@ -120,7 +123,7 @@ impl Namespace {
         }
     }
 
-    /// Commits what `act` changes as a batch of its own: what the holder of the tree changed before stays for its own commit.
+    /// Commits the changes of `act` as a batch of its own. Earlier changes by the holder of the tree stay for its own commit.
     pub(crate) fn commit_apart<T>(&self, tree: &mut Tree, act: impl FnOnce(&mut Tree) -> T) -> T {
         let outer = std::mem::take(&mut tree.txn);
         let done = act(tree);
@@ -129,8 +132,8 @@ impl Namespace {
         done
     }
 
-    /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
-    /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
+    /// Commits the present values of everything that changed. A catalog that cannot be written does not stop programs.
+    /// The changes are kept, the next commit tries them again, and a note reports the error.
     pub(crate) fn commit(&self, tree: &mut Tree) {
         if tree.txn.is_empty() {
             return;
@@ -171,8 +174,8 @@ impl Namespace {
         }
     }
 
-    /// Everything committed so far survives the machine. An error, too, when something could not be committed: it would be
-    /// promised, and forgotten.
+    /// After this, everything that was committed so far survives the machine. Errors: also when a change could not be
+    /// committed, because it would be promised and lost.
     pub(crate) fn sync_catalog(&self) -> std::io::Result<()> {
         {
             let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,7 @@
-//! Extended attributes: those of the user, which reach the store; those that tell where a file is; and hints ([`super::hints`]),
-//! of which the store never hears.
+//! Extended attributes: the user's, which reach the store; those that show where a file is; and hints
+//! ([`super::hints`]), which the store never gets.
+//!
+//! The danger that this avoids: a change by one door overwrites a change by another one.
 
 use std::collections::BTreeMap;
 use surgetank_types::sync::PoisonError;
@@ -11,7 +13,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, Xattrs};
 
-/// They tell where a file is.
+/// The attributes that show where a file is.
 const VIRTUAL: [&[u8]; 4] =
     [b"user.surgetank.location", b"user.surgetank.state", b"user.surgetank.tier", b"user.surgetank.node"];
 const XATTR_NAME_BYTES_MAX: usize = 255;
@@ -21,7 +23,7 @@ pub(super) const CREATE: i32 = 1;
 pub(super) const REPLACE: i32 = 2;
 
 impl Namespace {
-    /// The attributes as they are, from the store where we have none of our own.
+    /// The present attributes, from the store if the agent has none of its own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
         if let Some(known) = self.read_tree().get(id).and_then(Self::known_xattrs) {
             return Ok(known);
@@ -47,7 +49,7 @@ impl Namespace {
         }
     }
 
-    /// Virtual attributes: location and state, not listed (so `cp -a` does not copy them).
+    /// Virtual attributes: location and state. They are not listed, so `cp -a` does not copy them.
     fn virtual_xattr(&self, id: FileId, name: &[u8]) -> Option<Vec<u8>> {
         let what = name.strip_prefix(b"user.surgetank.").filter(|_| VIRTUAL.contains(&name))?;
         let answer = self.where_is(id)?;
@@ -55,25 +57,25 @@ impl Namespace {
             b"location" => Some(answer.location.into_bytes()),
             b"state" => Some(answer.state.to_string().into_bytes()),
             b"tier" => Some(answer.tier.into_bytes()),
-            // Where only the store has it, no node does.
+            // If only the store has it, no node does.
             b"node" if answer.replica.is_none() => Some(Vec::new()),
             b"node" => Some(rustix::system::uname().nodename().to_bytes().to_vec()),
             _ => None,
         }
     }
 
-    /// `None`: the store may have others.
+    /// `None`: the store may have attributes.
     fn known_xattrs(inode: &Inode) -> Option<Xattrs> {
         let ours = inode.extra.as_ref().and_then(|extra| extra.xattrs.clone());
         ours.or_else(|| inode.applied.is_none().then(Xattrs::new))
     }
 
-    /// Those that are ours. `None`: it is none of them, or there is no such file.
+    /// The agent's own attributes. `None`: not one of them, or the file does not exist.
     fn own_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.virtual_xattr(id, name).map(Ok).or_else(|| self.hint_attribute(id, name))
     }
 
-    /// Without the store. `None`: it has to be asked, or there is no such file.
+    /// Answers without the store. `None`: the store has to be asked, or the file does not exist.
     pub fn attribute_known(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.own_attribute(id, name).or_else(|| {
             let known = self.read_tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
@@ -83,7 +85,7 @@ impl Namespace {
 
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
-            // (Who lists a directory asks once where there are no labels, and for every file where one of them has none.)
+            // A listing of a directory asks once where there are no labels, and for every file where one has none.
             let absent = name.starts_with(b"security.") && name != b"security.selinux";
             return Err(if absent { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
         }
@@ -125,7 +127,7 @@ impl Namespace {
         })
     }
 
-    /// As `setxattr`, without the store, and without giving back a file that a hint sends away. `None`: that cannot be.
+    /// As `setxattr`, without the store, and without an eviction because of a hint. `None`: that is not possible.
     pub fn set_attribute_known(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8]) -> Option<FsResult<()>> {
         if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
             let stays = |inode: &Inode| !inode.sealed || inode.dirty() || inode.replica.is_none();
@@ -161,7 +163,7 @@ impl Namespace {
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
-        // No store takes it, and the drain would stop there.
+        // No store takes this name, and the drain would stop there.
         if name == b"user." {
             return Err(Errno::INVAL.into());
         }
@@ -171,14 +173,14 @@ impl Namespace {
         if !matches!(attr.kind, Kind::File | Kind::Directory) {
             return Err(Errno::PERM.into());
         }
-        // Everybody's directory, of which nobody may say what it is.
+        // A sticky directory belongs to all users, so only its owner may set its attributes.
         if self.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
             self.permit_owner(caller, &attr)?;
         }
         self.permit(caller, &attr, 2)
     }
 
-    /// In one step: another door may be at it as well. `asked`: what the store has, where we have none of our own.
+    /// In one step, because another door may do the same. `asked`: the store's attributes, if the agent has none of its own.
     fn change_xattrs(
         &self,
         caller: &Caller,

@@ -1,4 +1,6 @@
-//! An open file gets its content: direct or mediated, the one that is there or a new one that was just placed.
+//! Attaches content to an open file: direct or mediated, an existing plain file or one that was just placed.
+//!
+//! The danger that this avoids: an incomplete copy becomes the content, or a failed copy stays charged.
 
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
@@ -11,7 +13,7 @@ use super::super::Namespace;
 use super::super::content::{Content, Location, Open};
 use super::{Given, Placed, Via, Wish};
 
-/// How it is to be opened.
+/// How the file is to be opened.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub via: Via,
@@ -20,7 +22,7 @@ pub(super) struct Wanted {
 }
 
 impl Namespace {
-    /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
+    /// Registers the plain file with the kernel if it is to be direct; mediates where the kernel cannot do that.
     pub(super) fn attach(
         &self,
         id: FileId,
@@ -46,7 +48,7 @@ impl Namespace {
         size_bytes: u64,
         via: Via,
     ) -> FsResult<Open> {
-        // All of what is copied, whatever was known of it.
+        // The size of the source counts, not the known one.
         let size_bytes = source.map_or(Ok(size_bytes), |source| source.metadata().map(|now| now.len()))?;
         self.with_room((Some(id), b"", RunId(0)), || self.open_where_room_is(id, source, size_bytes, via))
     }
@@ -69,14 +71,14 @@ impl Namespace {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
             None => AskKind::Create { expected: self.expected(&path, &wish) },
         };
-        // Filled by us, whatever the program wants of it.
+        // The agent fills it, whatever the program's flags are.
         let access = match via {
             Via::Only(_) => Via::Only(libc::O_RDWR),
             Via::Synced => Via::Synced,
             Via::Mount | Via::Shim(_) => Via::Mount,
         };
         let mut placed = self.place(&path, id, kind, &wish, attr.perm, access)?;
-        // A writer of ours would stand in the way of our own leases.
+        // A writable descriptor in the agent would prevent its own leases.
         placed.made = None;
         let given = Given::known(&attr);
         let target = match source {
@@ -84,7 +86,7 @@ impl Namespace {
             None => None,
         };
         if let (Some(source), Some(target)) = (source, &target) {
-            // Opening is no change: the copy has the file's times.
+            // An open is not a change: the copy has the file's times.
             if let Err(why) = surgetank_types::ladder::copy_file(source, target, size_bytes, &|_| Ok(()))
                 .and_then(|_| given.give(target))
             {
@@ -99,13 +101,13 @@ impl Namespace {
             self.undo_placed(&mut tree, &placed);
             return Err(fault);
         }
-        // What was set by name since.
+        // Attributes that a process set by name since.
         if let (Some(target), Some(inode)) = (target, tree.get(id))
             && Given::known(&inode.attr) != given
         {
             Given::known(&inode.attr).give(&target)?;
         }
-        // Charged with its adoption: whoever takes its last name away from here on discharges it.
+        // Charged with its adoption: from here on, the removal of its last name discharges it.
         if let (Location::Tier(device), Some(inode)) = (placed.content.location, tree.get_mut(id)) {
             inode.charged_bytes = size_bytes;
             self.tiers.device(device).add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
@@ -117,7 +119,7 @@ impl Namespace {
         Ok(open)
     }
 
-    /// The `Open` of a file that was just placed, and charged so much.
+    /// The `Open` of a file that was just placed, and its charge.
     pub(crate) fn bound(&self, id: FileId, placed: &Placed, charged_bytes: u64, via: Via) -> FsResult<Open> {
         let wanted = Wanted { via, writes: true, direct: placed.direct };
         let open = self.attach(id, placed.content.clone(), wanted, 0)?;
@@ -134,7 +136,7 @@ impl Namespace {
         Ok(open)
     }
 
-    /// Could programs that come through this door have the plain file itself?
+    /// Can programs at this door have the plain file itself?
     pub(super) fn may_be_direct(&self, via: Via) -> bool {
         via.is_only()
             || self.config.direct
@@ -145,7 +147,7 @@ impl Namespace {
                 }
     }
 
-    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
+    /// Room for a direct writer of an existing file on a tier; `None`: mediate it.
     pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8], wish: &Wish) -> Option<u64> {
         let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
         let ask = Ask {

@@ -1,9 +1,13 @@
-//! Handing out descriptors where there is no mount to mediate (the seccomp door): everything that can be opened is opened
-//! directly, or fails.
+//! Descriptor grants without a mount that could mediate (the seccomp door): every file that can be opened is opened
+//! directly, or the open fails.
 //!
-//! As the shim's hand-outs (`hand`), except that nothing can be sent elsewhere: small files of the store are copied up
-//! first, large ones and those that somebody has open there are written in place in the store, and what finds no room in
-//! a tier is written to a temporary in the store. When a device is full the program gets ENOSPC from it.
+//! This works like the shim's grants (`descriptor_grant`), but a request cannot go elsewhere:
+//! - Small files of the store are copied up first.
+//! - Large files, and files that a process has open there, are written in place in the store.
+//! - A file without room in any tier is written to a temporary in the store.
+//! - When a device is full, the program gets ENOSPC from it.
+//!
+//! The danger that this avoids: a program writes to a plain file that a thread of the agent is moving.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -18,12 +22,12 @@ use surgetank_types::model::{Caller, FileId, Kind, RunId};
 use super::super::Namespace;
 use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
 
-/// While one of us moves a file's bytes (a prefetch, an eviction) nobody gets it directly.
+/// While a thread of the agent moves a file's bytes (a prefetch, an eviction), no process gets the file directly.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 impl Namespace {
-    /// A descriptor of the plain file of a regular file, as open(2) with these flags would give it.
+    /// A descriptor of a regular file's plain file, as open(2) with these flags would return it.
     pub fn open_plain(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
         let access = flags & libc::O_ACCMODE;
         let truncates = flags & libc::O_TRUNC != 0;
@@ -70,7 +74,7 @@ impl Namespace {
     }
 
     fn open_to_write(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
-        // What only truncates is a writer all the same, of whom nothing is left.
+        // An open that only truncates is a writer too, although nothing of it remains.
         let given = flags & !libc::O_TRUNC;
         let given = if given & libc::O_ACCMODE == libc::O_RDONLY { given | libc::O_RDWR } else { given };
         let _inode = self.lock_inode(id);

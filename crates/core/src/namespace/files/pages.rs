@@ -1,11 +1,15 @@
 //! Which pages the kernel may keep when a file is opened again.
 //!
-//! Where the kernel reads the plain file itself (`Grant::Direct`) it has none of ours. Where it cannot (an ordinary user's mount, an
-//! older kernel, a store that passes through itself) it has pages of what it asked us for, and drops them at every open that does
-//! not say that they are good: whoever reads a file again would ask us for all of it again.
+//! Where the kernel reads the plain file itself (`Grant::Direct`), it has no pages from the agent. Elsewhere (an
+//! ordinary user's mount, an older kernel, a store that passes through itself) it caches the answers of the agent. It
+//! drops them at every open that does not call them valid. Then each further read of the file would request everything
+//! again.
 //!
-//! They are good if nobody could write since the open at which they began to be kept. With a writer about nothing is kept:
-//! what a write through another open makes of pages that are just being read is the kernel's affair until both are closed.
+//! Invariant: pages are valid if no process could write since the open at which the kernel began to keep them. While
+//! there is a writer, nothing is kept. Until both opens are closed, the kernel decides what a write does to pages that
+//! are being read.
+//!
+//! The danger that this avoids: a program reads old pages after the file changed.
 
 use surgetank_types::clock;
 use surgetank_types::error::FsResult;
@@ -15,12 +19,12 @@ use super::super::Namespace;
 use super::super::content::{Location, Open};
 use surgetank_state::{Inode, Pages};
 
-/// A version that is younger than this may be written again without another time: file systems' clocks are that coarse.
+/// A younger version may be written again without another time, because the clocks of file systems are that coarse.
 const YOUNG_NANOS: i64 = 2_000_000_000;
 
 impl Namespace {
-    /// Somebody opens it for reading who is not the first: was the store's file changed since it was opened? Where that
-    /// cannot be told no pages are kept; it fails no open, for what was opened can be read.
+    /// A further reader opens the file: has the store's file changed since the first open? If the answer is unknown,
+    /// the kernel keeps no pages. The open itself succeeds, because the open file can be read.
     pub(super) fn look_whether_still(&self, open: &Open) {
         let may_change = open.found.is_some() && open.content().location == Location::Store;
         let look = || Ok(self.is_to_be_looked_at(open.id)? && self.look_quietly(open.id)?);
@@ -33,7 +37,7 @@ impl Namespace {
         }
     }
 
-    /// Are the pages that the kernel may have of it those of what is open now? Remembers of what it gets some from now on.
+    /// Do the kernel's pages match what is open now? Records which version the kernel gets pages of from now on.
     pub(super) fn may_keep_pages(&self, open: &Open) -> bool {
         let location = open.content().location;
         let mut tree = self.write_tree();
@@ -47,7 +51,7 @@ impl Namespace {
     }
 }
 
-/// `None`: of what may change without our hearing of it.
+/// `None`: the file may change without a report to the agent.
 fn of_what(inode: &Inode, open: &Open, location: Location) -> Option<Pages> {
     if !inode.sealed {
         return None;

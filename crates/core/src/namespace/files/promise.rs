@@ -1,5 +1,8 @@
-//! The kernel opens by name in two steps, a look-up and an open of what was found. When the last name goes in between it
-//! begins again, but only once. So whoever was sent back finds a file the second time that stays until he has opened it.
+//! Promises: the kernel opens a name in two steps, a look-up and an open of the file that was found. If the last name
+//! goes in between, the kernel starts again, but only once.
+//!
+//! So a thread that was sent back gets a promise: the file that its second look-up finds stays until the thread has
+//! opened it. The danger that this avoids: an open fails with ESTALE although the name always had a file.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,7 +17,7 @@ use super::super::Namespace;
 use super::super::content::Open;
 use super::Via;
 
-/// The kernel comes back at once; after this it was killed on the way.
+/// The kernel comes back at once. After this time, the thread was killed meanwhile.
 pub(crate) const KEPT_FOR: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
@@ -26,12 +29,12 @@ pub(crate) struct Promises {
 
 struct Promise {
     since: Instant,
-    /// What it found the second time, held open for it.
+    /// The file of the second look-up, held open for the thread.
     open: Option<Arc<Open>>,
 }
 
 impl Namespace {
-    /// The thread comes again.
+    /// The thread was sent back and will come again.
     pub(super) fn sent_back(&self, thread: u32) {
         if thread != 0 {
             let now = Promise { since: clock::tick(), open: None };
@@ -39,7 +42,7 @@ impl Namespace {
         }
     }
 
-    /// It has found this. `false`: which is gone already.
+    /// The thread's second look-up found this file. `false`: the file is already gone.
     pub(crate) fn found_again(&self, thread: u32, id: FileId) -> bool {
         let comes_again = || self.promised(|list| list.contains_key(&thread));
         if self.promises.count.load(Ordering::Relaxed) == 0 || !comes_again() {
@@ -58,14 +61,14 @@ impl Namespace {
         true
     }
 
-    /// It has opened something, or failed for another reason.
+    /// The thread has opened a file, or failed for another reason.
     pub(super) fn served(&self, thread: u32) {
         if self.promises.count.load(Ordering::Relaxed) > 0 {
             self.release_promise(self.promised(|list| list.remove(&thread)));
         }
     }
 
-    /// Those that nobody came for in so long.
+    /// Ends the promises whose thread did not come in time.
     pub(crate) fn end_promises(&self, kept_for: Duration) {
         if self.promises.count.load(Ordering::Relaxed) > 0 {
             let old: Vec<Promise> = self.promised(|list| {

@@ -1,5 +1,7 @@
-//! Room for mediated writes: charged as the file grows, and when a device is full the file moves to the
-//! next tier under the writer, who never notices. The last place is a temporary in the store itself.
+//! Room for mediated writes. It is charged as the file grows. When a device is full, the file moves to the next tier,
+//! and its writer does not notice. The last place is a temporary in the store itself.
+//!
+//! The danger that this avoids: a program gets ENOSPC although another place has room.
 
 use crate::report::run::EventKind;
 use std::fs::File;
@@ -16,19 +18,19 @@ use super::super::content::{Content, Location, Open};
 use super::{Shortage, Wish};
 use surgetank_state::Inode;
 
-/// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
+/// The largest step in which room is charged, so that a long file is not charged for each write.
 const STEP_BYTES_MAX: u64 = 4 << 20;
 
-/// Who moves an open file to another place.
+/// The party that moves an open file to another place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpilledBy {
     Writer,
-    /// Its writer may close it meanwhile.
+    /// The writer may close the file meanwhile.
     Others,
 }
 
 impl Namespace {
-    /// Makes sure that the device has room for the file to grow to `end`; `false`: it has none, spill.
+    /// Makes sure that the device has room for the file to grow to its new end. `false`: it has none, and the caller spills.
     pub(super) fn ensure_room(&self, open: &Open, device: DeviceId, size_bytes: u64, offset: u64, length: u64) -> bool {
         let end = offset.saturating_add(length);
         let charged = open.charged_bytes.load(Ordering::Relaxed);
@@ -39,7 +41,8 @@ impl Namespace {
         }
         let ahead = charged.min(STEP_BYTES_MAX);
         let device = self.tiers.device(device);
-        // No tier holds more that is undrained than it may: the file goes on where it is safer. What is never drained is not meant.
+        // A tier must not exceed its limit of undrained bytes: the file continues in a safer place. Files that are
+        // never drained are exempt.
         if !self.dirty_allows(device, grows) && self.is_to_be_drained(open.id) {
             return false;
         }
@@ -68,8 +71,8 @@ impl Namespace {
         path.is_none_or(|path| self.drained_sometime(self.mode_for(&tree, id, &path)))
     }
 
-    /// Moves the content of a mediated file to the next place that has room, while its writer waits.
-    /// `seen` is where the writer found it: somebody else may have moved it already.
+    /// Moves the content of a mediated file to the next place that has room, while its writer waits. `seen`: where the
+    /// writer found the content; another thread may have moved it already.
     pub(crate) fn spill(&self, open: &Arc<Open>, seen: Location, want_bytes: u64, by: SpilledBy) -> FsResult<()> {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = open.content();
@@ -111,7 +114,7 @@ impl Namespace {
         let mut old_place;
         {
             let mut tree = self.write_tree();
-            // Closed: the drain has what it shall publish, and may be at it.
+            // Closed: the drain may already be copying it.
             let closed = || {
                 tree.get(id).is_none_or(|inode| inode.sealed)
                     || !self.opens().get(&id).is_some_and(|known| Arc::ptr_eq(known, open))
@@ -122,7 +125,8 @@ impl Namespace {
             }
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
-            // What was set by name since. From the adoption on nothing may fail: the writer would go on with the old file.
+            // Attributes that a process set by name since. After the adoption nothing may fail: the writer would
+            // continue in the old file.
             let late = Given::of(&before.file).and_then(|now| if now == given { Ok(()) } else { now.give(&target) });
             if let Err(why) = late {
                 self.undo_placed(&mut tree, &placed);
@@ -137,11 +141,11 @@ impl Namespace {
             if !promised {
                 self.leave_place(from, old_place.take());
             }
-            // Under the lock: whoever seals it sees both or neither.
+            // Under the tree's lock: the thread that seals the file sees both changes or neither.
             open.charged_bytes.store(now_charged, Ordering::Relaxed);
             open.replace(Content { file: Arc::new(target), location: placed.content.location, writable: true });
         }
-        // What a program was promised stays there until the catalog's disk knows the new place.
+        // Promised bytes stay at the old place until the catalog's disk has the new one.
         if promised {
             match self.sync_catalog() {
                 Ok(()) => self.leave_place(from, old_place),
@@ -156,22 +160,22 @@ impl Namespace {
         Ok(())
     }
 
-    /// (By now there may be another one under its path.)
+    /// By now the path may have another file.
     fn leave_place(&self, from: DeviceId, left: Option<(Vec<u8>, u64)>) {
         if let Some((path, ino)) = left
             && let Err(why) = self.tiers.device(from).unlink_if(&path, ino)
         {
-            // Written down as gone: recovery sweeps it.
+            // The catalog names it as pending unlink: recovery sweeps it.
             self.device_failed(from, &why);
         }
     }
 
-    /// As far as its numbers say so: what finds no room in the end is not copied there in vain.
+    /// According to the store's own numbers: this avoids a useless copy.
     fn store_could_take(&self, bytes: u64) -> bool {
         self.queries.space_now().map_or(true, |space| space.total_bytes == 0 || space.free_bytes >= bytes)
     }
 
-    /// Writes through us. Rule 4: a full device is never the program's problem while any place has room.
+    /// Mediated writes. Rule 4: a program never sees a full device while any place has room.
     pub(super) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
         open.written.store(true, Ordering::Relaxed);
         let mut shortage = Shortage::default();
@@ -207,7 +211,7 @@ impl Namespace {
                             self.has_room(&shortage);
                             return Ok(data.len());
                         }
-                        // A file of the store is written as without us.
+                        // A write to the store's own file behaves as it would without Surgetank.
                         Err(why) if content.location == Location::Store => {
                             return Err(self.store_refused(open.id, &why));
                         }
@@ -227,7 +231,7 @@ impl Namespace {
         }
     }
 
-    /// The store itself refuses: the one case in which the program sees the error. Says what is full and what is safe.
+    /// The store itself refuses: only then does the program see the error. The message says what is full and what is safe.
     pub(super) fn store_refused(
         &self,
         id: surgetank_types::model::FileId,
@@ -263,7 +267,7 @@ impl Namespace {
     }
 }
 
-/// Copies content between places; permissions and times go with it, for they belong to the catalog.
+/// Copies content between places, with its permissions and times, because those are the catalog's.
 pub(crate) fn copy_with_attributes(
     from: &File,
     to: &File,
@@ -277,7 +281,7 @@ pub(crate) fn copy_with_attributes(
     Ok(given)
 }
 
-/// What a plain file is given beside its content.
+/// The attributes that a plain file gets beside its content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Given {
     perm: u32,
@@ -295,7 +299,7 @@ impl Given {
         })
     }
 
-    /// As the catalog knows it.
+    /// The values that the catalog has.
     pub fn known(attr: &Attr) -> Self {
         Self { perm: attr.perm & 0o777 | 0o600, atime: attr.atime, mtime: attr.mtime }
     }

@@ -1,5 +1,8 @@
-//! No room is left anywhere: the writer waits until the drain, or a person, has made some, and gets the error when that
-//! takes too long. Nothing is held meanwhile but what makes others of the same file wait too.
+//! Room waits: no place has room, so a writer waits until the drain or the user has made some. It gets the error when
+//! that takes too long.
+//!
+//! Invariant: a waiting writer holds only what makes other requests for the same file wait too. The danger that this
+//! avoids: a program fails although the drain would soon have made room.
 
 use crate::report::run::EventKind;
 use std::time::{Duration, Instant};
@@ -11,12 +14,12 @@ use surgetank_types::model::{FileId, RunId};
 
 use super::super::Namespace;
 
-/// Who waits looks this often whether there is room, and whether his program still waits.
+/// How often a waiting writer checks for room, and whether its program still waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// So many are remembered for the summary.
+/// The number of refused writers that the summary keeps.
 const REMEMBERED_MAX: usize = 1000;
 
-/// One writer for whom there is no room.
+/// One writer without room.
 #[derive(Debug, Clone)]
 pub struct Short {
     pub path: Vec<u8>,
@@ -24,12 +27,12 @@ pub struct Short {
     pub why: String,
     pub since: Instant,
     pub at_unix_seconds: i64,
-    /// It got the error.
+    /// The writer got the error.
     pub refused: bool,
     number: u64,
 }
 
-/// Of one operation that waits.
+/// The state of one waiting operation.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
     began: Option<Instant>,
@@ -37,15 +40,15 @@ pub(crate) struct Shortage {
 }
 
 impl Namespace {
-    /// After an operation found no room in any tier, nor in the store: waits a while, then it is to be tried again. The
-    /// error, when there is nothing to wait for.
+    /// Waits a while after an operation found no room in any tier, nor in the store; then the caller tries again.
+    /// Errors: `fault`, if a wait does not help.
     pub(crate) fn await_room(
         &self,
         shortage: &mut Shortage,
         (id, path, run): (Option<FileId>, &[u8], RunId),
         fault: Fault,
     ) -> FsResult<()> {
-        // (Where no kernel asks us, one of ours would wait for himself.)
+        // Without a kernel's request, a thread of the agent would wait for itself.
         if !matches!(fault.errno, Errno::NOSPC | Errno::DQUOT) || self.door.get().is_none() {
             return Err(fault);
         }

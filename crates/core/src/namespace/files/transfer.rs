@@ -1,5 +1,7 @@
-//! Bytes through us: reads and writes of mediated files, and the operations that the kernel never hands
-//! to the plain file directly (allocation, holes, copies between files, sync).
+//! Bytes through the agent: reads and writes of mediated files. Also the operations that the kernel never applies to
+//! the plain file directly: allocation, holes, copies between files, sync.
+//!
+//! The danger that this avoids: fsync returns before the bytes are where it promises them.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -16,11 +18,11 @@ use super::super::attributes::as_written;
 use super::super::content::{Location, Open, reopen_writable};
 use super::Shortage;
 
-/// At most this is copied for one copy_file_range call; programs call again.
+/// The limit of bytes for one copy_file_range call; programs call again.
 const COPY_BYTES_MAX: u64 = 64 << 20;
-/// A closed file that moves more often while it is synced is somebody's joke.
+/// The limit of tries for the sync of a closed file that keeps moving.
 const LOOKS_MAX: usize = 1000;
-/// Who waits for the store looks this often whether his program still does.
+/// How often a caller that waits for the store checks whether its program was killed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl Namespace {
@@ -29,7 +31,7 @@ impl Namespace {
         let mut done = 0;
         while let Some(arrival) = handle.open.arrival().filter(|_| done < buffer.len()) {
             match self.read_arriving(&handle.open, &arrival, offset + done as u64, &mut buffer[done..])? {
-                // Its end.
+                // The end of the file.
                 Some(0) => break,
                 Some(count) => done += count,
                 None => {}
@@ -58,7 +60,7 @@ impl Namespace {
         Ok(done)
     }
 
-    /// `appends`: as the descriptor is now, however it was opened (F_SETFL).
+    /// `appends`: the descriptor's present state, however it was opened (F_SETFL).
     pub fn write(&self, fh: u64, offset: u64, data: &[u8], appends: bool) -> FsResult<usize> {
         let handle = self.handle(fh)?;
         if !handle.writes {
@@ -66,7 +68,7 @@ impl Namespace {
         }
         self.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         if handle.open.direct {
-            // Where the kernel cannot pass them through, and what it hands us all the same, goes to the plain file too.
+            // Writes that the kernel cannot pass through, or sends here anyway, also go to the plain file.
             let file = reopen_writable(&handle.open.content().file)?;
             let offset = if appends { self.succession.append_at(fh, file.metadata()?.len()) } else { offset };
             super::room::write_all_at(&file, data, offset)?;
@@ -125,7 +127,7 @@ impl Namespace {
             libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
             _ => return Err(Errno::INVAL.into()),
         };
-        // What has not come yet is no hole.
+        // A range that has not arrived yet is not a hole.
         if let Some(arrival) = handle.open.arrival() {
             let there = offset < arrival.size_bytes;
             return match whence {
@@ -144,7 +146,7 @@ impl Namespace {
         target.open.written.store(true, Ordering::Relaxed);
         let whole = source.open.arrival().is_none();
         if !whole || !target.open.direct || source.open.id == target.open.id {
-            // The kernel falls back to reading and writing, which may move the target to another tier on the way.
+            // The kernel falls back to reads and writes, which may move the target to another tier meanwhile.
             return Err(Errno::OPNOTSUPP.into());
         }
         let out = reopen_writable(&target.open.content().file)?;
@@ -164,7 +166,7 @@ impl Namespace {
         }
     }
 
-    /// What fsync promises for the file: its tier or the store.
+    /// The promise of fsync for the file: its tier or the store.
     pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], location: Location) -> FsyncTarget {
         let decision = self.decide(path);
         if !Self::drained(self.mode_for(&self.read_tree(), id, path)) {
@@ -173,7 +175,7 @@ impl Namespace {
         let wanted = decision.fsync.or(self.config.fsync);
         match location {
             Location::Store | Location::Arriving => FsyncTarget::Tier,
-            // The bytes survive the node there, but only the published name is found again without it.
+            // The bytes survive the node there, but only the published name is found again without the agent.
             Location::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
             Location::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
                 Survives::Agent => FsyncTarget::Store,
@@ -194,7 +196,7 @@ impl Namespace {
             path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.location));
         match target {
             FsyncTarget::Tier => {
-                // It does not move to another tier meanwhile.
+                // The gate keeps the file on its tier meanwhile.
                 let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
                 let content = open.content();
                 if data_only {
@@ -240,9 +242,9 @@ impl Namespace {
         }
     }
 
-    /// The store has names of the file that nobody asked us for: they must show what was written before the one that we
-    /// know goes, and with it the content. (Such a file is written in place, unless a reader had its copy on a tier open
-    /// when the writer came.)
+    /// The store has names of the file that no process has looked up. Before the known name goes, and the content with
+    /// it, those names must show the written bytes. (Such a file is written in place, unless a reader had its copy on a
+    /// tier open when the writer came.)
     pub(crate) fn spare_unknown_names(&self, id: FileId) -> FsResult<()> {
         let (open, publish, version) = {
             let mut tree = self.write_tree();
@@ -269,10 +271,11 @@ impl Namespace {
         self.read_tree().get(id).is_some_and(surgetank_state::Inode::has_unknown_names)
     }
 
-    /// Its content must be written in the store itself: it has further names there that nobody has looked up, or the
-    /// directory does not let us put a new version in the old one's place, as the file lets us write it.
+    /// Must the content be written in the store itself? This is so if the store has further names that no process has
+    /// looked up. It is also so if the file may be written, but the directory does not allow a new version in place of
+    /// the old one.
     pub(super) fn only_in_place(&self, id: FileId) -> bool {
-        // (Who serves all users may write everywhere.)
+        // An agent that serves all users may write everywhere.
         if !self.store.features().plain_files {
             return false;
         }
@@ -354,8 +357,7 @@ impl Namespace {
         }
     }
 
-    /// The publication that the drain has just carried out was of an older version: queues the newest one. `false`: the file is not
-    /// published.
+    /// The drain has just published an older version: queues the newest one. `false`: the file is not published.
     fn publish_newest(&self, id: FileId) -> bool {
         let mut tree = self.write_tree();
         if tree.get(id).is_some_and(|inode| inode.publish.is_none()) {
@@ -366,8 +368,8 @@ impl Namespace {
         newest.is_some()
     }
 
-    /// Names in a directory: durable on the tier's terms when the catalog is synced, in the store when
-    /// the operations on them are carried out.
+    /// Makes names in a directory durable. On the tier, a sync of the catalog does that; in the store, the operations
+    /// on the names do.
     pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
         self.sync_catalog()?;
         let path = self.read_tree().logical_path(dir).unwrap_or_default();

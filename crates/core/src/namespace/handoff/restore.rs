@@ -1,7 +1,8 @@
-//! What programs have open goes on where an earlier agent was killed: handles, listings, directories' times.
+//! Restores what programs have open from an agent that was killed: handles, listings, times of directories.
 //!
-//! Done once, after the catalog was taken up and before anybody is served. Files that programs can still write were not
-//! sealed by that (`left_written`, `still_handed`).
+//! This runs once, after recovery and before the first request. Recovery did not seal files that programs can still
+//! write (`left_written`, `still_handed`). The danger that this avoids: an open file of a running program fails, or
+//! reads another file.
 
 use std::time::Instant;
 
@@ -78,9 +79,10 @@ impl Namespace {
     fn restore_tree(&self, left: &Left) {
         let mut tree = self.write_tree();
         let highest = left.mirrors.keys().map(|id| id.0).max().unwrap_or(0);
-        // Numbers that were given and taken back since are not in the catalog; the kernel must not meet one of them again.
+        // The catalog does not have numbers that were given out and returned since. The kernel must not see one of them
+        // again.
         tree.next_id = tree.next_id.max(highest + 1) + NUMBERS_LEFT_OUT;
-        // What renames a directory keeps its making from being taken back.
+        // A queued rename of a directory prevents that its creation is taken back.
         let moved = tree.ops.values().filter(|op| matches!(op.kind, OpKind::Rename { .. } | OpKind::Exchange { .. }));
         let moved: Vec<FileId> = moved.flat_map(|op| files_of(&op.kind)).collect();
         for id in moved {
@@ -132,7 +134,7 @@ impl Namespace {
                     reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
-            // What the earlier agent saw of it is not known: it counts as changed.
+            // The earlier agent's view of it is lost: so it counts as changed.
             open.written.store(true, Ordering::Relaxed);
             if open.direct {
                 self.directly_written(&open);
@@ -142,7 +144,7 @@ impl Namespace {
         Some(open)
     }
 
-    /// The content of a file that is open, also of one without a name.
+    /// The content of an open file, also of one without a name.
     fn content_left(&self, id: FileId, until: Instant) -> Option<Content> {
         let kept = self.succession.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
         if let Some(file) = kept {
@@ -166,7 +168,7 @@ impl Namespace {
                 .flatten(),
         }?;
         if content.location == Location::Store {
-            // Somebody else may have put another file there.
+            // Another client may have put another file there.
             let ino = rustix::fs::fstat(&*content.file).ok()?.st_ino;
             let same =
                 self.read_tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);

@@ -1,4 +1,7 @@
 //! New names: files, directories, links, special files, and files without a name.
+//!
+//! Invariant: a name is bound once. Two doors that make the same name at the same time agree on one of the files
+//! (`making`). The danger that this avoids: two files under one name, or a file that exists only for one door.
 
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
@@ -13,7 +16,7 @@ use super::super::files::{Opened, Placed, Via, Wish};
 use super::super::{Found, Namespace};
 use surgetank_state::{Inode, Name, OWN_INODE_BASE, PlainId};
 
-/// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
+/// The size of a directory that the agent made. File systems differ; programs only need a value other than 0.
 const DIR_BYTES: u64 = 4096;
 
 /// A file that was just made.
@@ -21,7 +24,7 @@ pub(crate) struct Made {
     pub id: FileId,
     pub attr: Attr,
     pub open: Arc<Open>,
-    /// The descriptor with which the plain file was made, where it is direct.
+    /// The descriptor with which the plain file was made, if it is direct.
     pub plain: Option<std::fs::File>,
 }
 
@@ -44,13 +47,13 @@ impl Namespace {
         }
     }
 
-    /// `EEXIST` when the name is taken; leaves the knowledge that it is free behind.
+    /// `EEXIST` if the name is taken. After success the agent knows that the name is free.
     pub(crate) fn must_be_absent(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
         if name.is_empty() {
             return Err(Errno::NOENT.into());
         }
         if name.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
-            // These names are ours; a program's file would be hidden.
+            // The agent uses these names; a program's file would be hidden.
             return Err(Errno::INVAL.into());
         }
         match self.resolve(caller, dir, name) {
@@ -78,7 +81,7 @@ impl Namespace {
                         self.found(id).map(|found| (found, opened))
                     });
                     match opened {
-                        // It lost its name meanwhile: then there is one to be made after all.
+                        // The file lost its name meanwhile: so create one after all.
                         Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::STALE) => {}
                         opened => return opened,
                     }
@@ -87,7 +90,7 @@ impl Namespace {
             }
             self.permit_change(caller, dir)?;
             match self.create_absent(caller, dir, name, perm, flags) {
-                // Another door was quicker.
+                // Another door was faster.
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
                 other => return other,
             }
@@ -117,7 +120,7 @@ impl Namespace {
         Ok((Found { id, attr, ttl }, opened))
     }
 
-    /// Makes a file under a name that is free, open for one writer.
+    /// Makes a file under a free name, open for one writer.
     pub(crate) fn make_file(
         &self,
         caller: &Caller,
@@ -133,7 +136,7 @@ impl Namespace {
             self.may_be_called(&tree, dir, &name)?;
             let decision = self.decided_new(&tree, dir, &path);
             let id = tree.new_id();
-            // Whoever else is making one starts again.
+            // Another maker of the same name starts again.
             tree.making.insert((dir, name.clone()), id);
             (id, path, decision)
         };
@@ -142,10 +145,11 @@ impl Namespace {
             self.place(&path, id, AskKind::Create { expected: self.expected(&path, &wish) }, &wish, perm, via)
         });
         let plain_stat = placed.as_ref().ok().and_then(Placed::stat_on_tier);
-        // Another door that finds it waits until it is open.
+        // Another door that finds the file waits until it is open.
         let _inode = self.lock_inode(id);
         let mut tree = self.write_tree();
-        // Under its name on the same device it keeps programs from making another one; anywhere else it does not.
+        // Under its name on the same device, the plain file keeps processes from making another one. Anywhere else it
+        // does not.
         if let (Some(device), Ok(placed)) = (tree.delegations.device(dir), &placed)
             && !(placed.content.location == Location::Tier(device)
                 && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
@@ -167,7 +171,8 @@ impl Namespace {
         }
         let (cred, _) = tree.owner_for_new(caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
-        // Its times are the plain file's, from the first answer on: the kernel's clock is behind ours, and they may not go back.
+        // Its times are the plain file's, from the first answer on. The kernel's clock is behind the agent's, and times
+        // must not go back.
         if let Some(stat) = plain_stat {
             attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
             attr.atime = Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32);
@@ -190,7 +195,7 @@ impl Namespace {
         tree.named(id, &path);
         tree.txn.entry(dir, &name);
         tree.touch_dir(dir, 0);
-        // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
+        // The kernel sends no request for a file that the shim will write, so the file is open before it is visible.
         let early = match via {
             Via::Shim(_) | Via::Only(_) => Some(self.attach_new(id, &placed, via)?),
             Via::Mount | Via::Synced => None,
@@ -207,7 +212,7 @@ impl Namespace {
         Ok(Made { id, attr, open, plain })
     }
 
-    /// Open for one writer. (A file created for reading only still has to be sealed once.)
+    /// Opens it for one writer. (A file created for reading only still has to be sealed once.)
     fn attach_new(&self, id: FileId, placed: &Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
@@ -239,10 +244,10 @@ impl Namespace {
         inode.owned = true;
         tree.insert(id, inode);
         self.adopt(&mut tree, id, &placed)?;
-        // Programs that have it open go on when the agent is killed.
+        // Processes that have it open continue if the agent is killed.
         tree.txn.file(id);
         drop(tree);
-        // Mediated, so that it can be linked under a name on whichever device it is by then.
+        // Mediated, so that link can name it on whichever device it is by then.
         let content = Content { file: Arc::new(placed.writable()?), location: placed.content.location, writable: true };
         if let Location::Tier(device) = content.location {
             self.tiers.device(device).unreserve(placed.reserved_bytes);
@@ -285,7 +290,8 @@ impl Namespace {
         device: u64,
         target: Option<&[u8]>,
     ) -> FsResult<Found> {
-        // What is in a directory that we make is ours alone: that nobody else has made it is not believed of a listing.
+        // A new directory's content is the agent's alone. So the negative cache is not enough here: the store is asked
+        // whether another client has made the directory.
         if kind == Kind::Directory
             && let Some(d) = self.write_tree().dir_mut(dir)
         {
@@ -332,7 +338,7 @@ impl Namespace {
             tree.named(id, &path);
         }
         tree.txn.entry(dir, &name);
-        // A socket means nothing in another place: it lives as long as its mount.
+        // A socket has no meaning in another place: it lives as long as its mount.
         if kind == Kind::Directory {
             tree.hasten_dirs(dir, last);
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: tree.planned(dir, &name) };
@@ -372,11 +378,11 @@ impl Namespace {
         if unnamed && inode.handles == 0 {
             return Err(Errno::NOENT.into());
         }
-        // Its first name is no link yet.
+        // Its first name is not a link yet.
         if !(self.store.features().hard_links || unnamed && inode.applied.is_none()) {
             return Err(Errno::PERM.into());
         }
-        // What lost its last name has no plain file to be given another one: before anything is changed.
+        // A file that lost its last name has a hidden plain file. It gets its name first, because that can fail.
         if let Some(PlainId { device, .. }) = inode.replica.filter(|_| unnamed) {
             self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
         }
@@ -393,7 +399,7 @@ impl Namespace {
         tree.named(id, &path);
         tree.txn.entry(dir, &name);
         if unnamed {
-            // Its writer still has it: it is published when that one closes. Without a writer, now.
+            // A file with a writer is published when that writer closes; without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {
                 self.queue_publish(&mut tree, id);
@@ -415,7 +421,7 @@ impl Namespace {
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
         let attr = self.attr_of(id, inode);
-        // Somebody may be writing it behind the kernel's back.
+        // A process may be writing it without the kernel's knowledge.
         let ttl = self.ttl(id, inode);
         drop(tree);
         self.nudge();

@@ -1,5 +1,8 @@
-//! Rename, with its flags. A file that the store never had is renamed here only; what the store has is
-//! renamed there too, in its turn.
+//! Rename, with its flags. A file that the store never had is renamed only here. For a file that the store has, an
+//! operation of the queue renames it there too.
+//!
+//! The danger that this avoids: a crash or another door between the steps leaves a file without a name, or two files
+//! with one.
 
 use surgetank_tier::Remains;
 use surgetank_types::clock;
@@ -32,7 +35,7 @@ impl Namespace {
         if to.starts_with(surgetank_types::model::STORE_TEMPORARY_PREFIX) {
             return Err(Errno::INVAL.into());
         }
-        // Another door may have changed what the names mean between our look and our step.
+        // Another door may have changed what the names mean between the look and the rename.
         for _ in 0..super::LOOKS_MAX {
             match self.rename_seen(caller, (from_dir, from), (to_dir, to), flags) {
                 Err(fault) if fault.errno == Errno::STALE => {}
@@ -42,7 +45,7 @@ impl Namespace {
         Err(Errno::NOENT.into())
     }
 
-    /// A directory that comes elsewhere gets another `..`, which is a change of the directory itself.
+    /// A directory that moves gets another `..`, which is a change of the directory itself.
     fn permit_other_parent(&self, caller: &Caller, id: FileId) -> FsResult<()> {
         let moved = self.read_tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
         moved.map_or(Ok(()), |attr| self.permit(caller, &attr, 2))
@@ -57,7 +60,7 @@ impl Namespace {
         }
     }
 
-    /// `ESTALE` when a name has come to mean another file meanwhile.
+    /// `ESTALE` if a name means another file now.
     fn rename_seen(
         &self,
         caller: &Caller,
@@ -66,7 +69,7 @@ impl Namespace {
         flags: u32,
     ) -> FsResult<()> {
         let id = self.resolve(caller, from_dir, from)?;
-        // As where one is made: what is in it would hide what another node has put there.
+        // As for a new directory: its content would hide what another node has put there.
         self.ask_for_directory(id, to_dir, to);
         let target = match self.resolve(caller, to_dir, to) {
             Ok(target) => Some(target),
@@ -117,7 +120,7 @@ impl Namespace {
         if !unchanged {
             return Err(Errno::STALE.into());
         }
-        // (Looked at before, too, where the store may have to be asked.)
+        // Checked before, too, where the store may have to be asked.
         if let Some(target) = target {
             tree.require_empty(target)?;
         }
@@ -157,7 +160,7 @@ impl Namespace {
         let old_path = tree.child_path(from_dir, &from).ok_or(Errno::NOENT)?;
         let was_primary =
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == from_dir && *n == from));
-        // First the name's present holder leaves (the store's side is taken over by whoever comes).
+        // First the name's present holder leaves. The file that comes takes over the store's side.
         let detached = match target {
             Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
                 let path = tree.logical_path(target);
@@ -202,7 +205,7 @@ impl Namespace {
             if let Some(d) = tree.dir_mut(id) {
                 d.moved = true;
             }
-            // One that is still being written is published when it closes; until then it would hold up all others.
+            // A file that is still being written is published when it closes; until then it would delay all others.
             if !is_dir && tree.get(id).is_some_and(|inode| inode.sealed) {
                 self.queue_publish(tree, id);
             }
@@ -229,7 +232,7 @@ impl Namespace {
         let remains = detached.as_ref().and_then(|detached| self.detach_on_tier(detached));
         let new_path = tree.child_path(to_dir, &to).ok_or(Errno::NOENT)?;
         self.move_on_tiers(tree, id, was_primary, &old_path, &new_path);
-        // (Under its old name it may have been nobody's business.)
+        // Under its old name, it may have needed no sync.
         self.to_be_synced(tree, id);
         if is_dir {
             self.rules_changed_below(tree, id);
@@ -262,7 +265,7 @@ impl Namespace {
         }
     }
 
-    /// Files that moved along with their directory may have other rules now, and names that something was said of.
+    /// Files that moved with their directory may have other rules and other hinted names now.
     fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
         let hinted = tree.hints.any();
         let mut below: Vec<FileId> = Vec::new();
@@ -288,7 +291,8 @@ impl Namespace {
         self.commit(tree);
     }
 
-    /// A file of which the store does not have all may have to be drained now, or not any more. What was begun goes on.
+    /// A file that the store does not have completely may have to be drained now, or not any more. A running
+    /// publication continues.
     pub(crate) fn rules_changed(&self, tree: &mut Tree, id: FileId) {
         if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
             return;
@@ -316,7 +320,7 @@ impl Namespace {
         if a == b {
             return Ok(());
         }
-        // Both sides must be in the store's future for certain, or one exchange there could not do it.
+        // Both files must certainly come to the store; otherwise a single exchange there could not do it.
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
         let mut tree = self.write_tree();
@@ -334,7 +338,7 @@ impl Namespace {
         tree.own(b);
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
-        // The plain file lies under the primary name, whichever name is exchanged.
+        // The plain file is under the primary name, whichever name is exchanged.
         let lies_at = |id: FileId, dir: FileId, name: &Name| {
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name))
         };
@@ -369,11 +373,12 @@ impl Namespace {
             tree.bind(a_dir, a_name, |entry| entry.set_planned(Some(b)));
             tree.bind(b_dir, b_name, |entry| entry.set_planned(Some(a)));
         } else {
-            // At most one of them is in the store: there it is a rename, and the other comes when it is published.
+            // The store has at most one of them. There it is a rename, and the other file comes with its publication.
             for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
                 if tree.planned(from.0, from.1) == Some(id) {
                     let is_dir = |id: FileId| tree.get(id).is_some_and(Inode::is_dir);
-                    // A directory is not renamed over a file that is still there under a name of a file that is not yet.
+                    // A directory cannot be renamed over a file, or a file over a directory: the store's holder of the
+                    // name goes first.
                     if tree.planned(to.0, to.1).is_some_and(|over| is_dir(over) != is_dir(id)) {
                         self.vacate(&mut tree, to.0, to.1, run);
                     }
@@ -432,8 +437,8 @@ impl Namespace {
         self.wait_durable(id, version)
     }
 
-    /// The store has the directory under its new name. Where that was a copy of everything below, each file is another object
-    /// now, and ours as before.
+    /// The store has the directory under its new name. On some stores that is a copy of everything below. Each file
+    /// there is then another object, and still the agent's own.
     pub(crate) fn copied_with(&self, tree: &mut Tree, dir: FileId) {
         let features = self.store.features();
         if features.atomic_renames || features.plain_files || !tree.get(dir).is_some_and(Inode::is_dir) {

@@ -1,8 +1,10 @@
-//! What is different when the catalog's log is damaged ([`Damage`]).
+//! Recovery with a damaged log of the catalog ([`Damage`]).
 //!
-//! It then says what was true once, and programs, the drain and evictions went on from there. What a record of that time calls
-//! superfluous may be the only copy of what came later. So nothing is deleted here for want of a record: it is put aside and
-//! named; and whoever looks hears that something is missing (exit code 3).
+//! Such a catalog shows an earlier state, and programs, the drain and evictions continued from there. A plain file that
+//! it does not need may be the only copy of a later version.
+//!
+//! Invariant: nothing is deleted here for lack of a record. Such a file is set aside, and a note names it, with which
+//! `run` and `wait` return 3.
 
 use std::io;
 
@@ -20,20 +22,20 @@ use super::spilled::patiently;
 use super::{ORPHANS, OnTier, STORE_PATIENCE, went_down};
 use surgetank_state::Inode;
 
-/// Numbers that were given out since what the catalog says: kernel and store may still know them.
+/// Numbers that were given out after the catalog's state: kernel and store may still know them.
 const NUMBERS_LEFT_OUT: u64 = 1 << 32;
 const KEPT_IN_STORE: &[u8] = b"surgetank-orphan-";
-/// A counter: files and what they were spilled to have lower numbers where no record may be left of them.
+/// A counter: files and spill temporaries with lower numbers may have no record.
 const DOUBTFUL_BELOW: &str = "doubtful-below";
-/// More than were ever given out, however often it was damaged.
+/// Higher than all numbers ever given out, after any number of damages.
 const ALL_SO_FAR: u64 = 1 << 48;
 
-/// A machine that goes down leaves what it never synced in whatever shape.
+/// After a crash of the machine, unsynced parts of the log may have any content.
 pub(crate) fn is_damage(damage: &Damage, image: &Image) -> bool {
     damage.records_behind > 0 || !went_down(image)
 }
 
-/// Spilled files that no record names may be in the store.
+/// May the store have spilled files without a record?
 pub(super) fn is_doubtful(image: &Image) -> bool {
     image.counters.get(DOUBTFUL_BELOW).is_some_and(|below| *below > 0)
 }
@@ -49,7 +51,7 @@ impl Recovery<'_> {
         Some(damage)
     }
 
-    /// What a damaged catalog knows nothing of is also come across by later agents, in directories that it did not name.
+    /// Later agents can also find files that a damaged catalog did not name, in directories that it did not name.
     pub(super) fn take_up_doubt(&self, image: &Image) {
         let told = image.counters.get(DOUBTFUL_BELOW).copied();
         // One that starts over is empty until it is told again.
@@ -65,7 +67,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Also after the catalog started over.
+    /// Also called after the catalog started over.
     pub(in super::super) fn write_down_doubt(&self) {
         let mut tree = self.namespace.write_tree();
         let below = tree.doubtful_below;
@@ -101,7 +103,7 @@ impl Recovery<'_> {
         );
     }
 
-    /// Once all of it is written down for good: an agent that is killed before leaves it to the next one.
+    /// Called once everything is recorded durably: an agent that is killed before that leaves the report to the next one.
     pub(super) fn damage_is_told(&self) {
         let told = self.namespace.sync_catalog().and_then(|()| self.namespace.catalog.damage_told());
         if let Err(why) = told {
@@ -109,7 +111,8 @@ impl Recovery<'_> {
         }
     }
 
-    /// Operations that do not know what the store should have under the name they take away: it may be another file's by now.
+    /// Cancels operations that do not know which file the store should have under the name that they take away. The
+    /// name may have another file by now.
     pub(super) fn leave_out_blind_operations(&self) {
         let mut tree = self.namespace.write_tree();
         tree.next_id += NUMBERS_LEFT_OUT;
@@ -141,7 +144,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Is a copy on a tier still what the store has of a clean file? It may have been written since.
+    /// Does the copy on a tier still match the store's version of a clean file? A process may have written it since.
     pub(super) fn is_still_clean(device: &Device, inode: &Inode, on_tier: &OnTier) -> bool {
         on_tier.plain.size_bytes == inode.attr.size_bytes
             && match inode.checksum {
@@ -153,8 +156,9 @@ impl Recovery<'_> {
             }
     }
 
-    /// What files were spilled to in the store, and no record names: out of the way of those who remove half-made copies. An
-    /// error: some of it is not.
+    /// Renames spill temporaries without a record, so that a later clean-up of incomplete copies does not remove them.
+    ///
+    /// Errors: some of them could not be moved.
     pub(super) fn keep_spills(&self) -> Result<()> {
         let (dirs, who) = {
             let tree = self.namespace.read_tree();
@@ -175,7 +179,7 @@ impl Recovery<'_> {
             };
             let kept = patiently(until, || match keep() {
                 Err(why) if is_absent(&why) => Ok(()),
-                // It stays under its name, for nobody removes it.
+                // It keeps its name, because no agent removes it.
                 Err(why) if !passes(&why) => {
                     self.namespace.note(
                         RunId(0),
@@ -192,7 +196,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Was this written before the catalog was damaged, as the content of a file? No record would name it now.
+    /// Was this temporary written before the damage, as the content of a file? No record would name it now.
     pub(in super::super) fn is_doubtful_spill(&self, name: &[u8]) -> bool {
         let prefix = [STORE_TEMPORARY_PREFIX, self.namespace.key().as_bytes(), SPILL].concat();
         name.strip_prefix(&*prefix).is_some_and(|number| {
@@ -201,7 +205,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// Gives it a name under which nobody removes it, and tells.
+    /// Gives it a name that no agent removes, and reports it.
     pub(in super::super) fn keep_spill(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
         let number = name.rsplit(|byte| *byte == b'-').next().unwrap_or(name);
         let mut to = dir.join(&[KEPT_IN_STORE, self.namespace.key().as_bytes(), b"-", number].concat());
