@@ -1,4 +1,4 @@
-//! Directories that are lent to programs (docs/internals/doors.md, "Lent directories"): files that a program made without asking
+//! Directories that are lent to programs (docs/internals/doors.md, "Delegated directories"): files that a program made without asking
 //! are there for everybody at once, exactly once, and in the order of their closes, whoever is killed or renamed meanwhile.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 

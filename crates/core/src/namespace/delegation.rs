@@ -1,5 +1,5 @@
 //! Delegated directories: processes create new plain files there without asking, and record them in the intake, a ring
-//! in shared memory (docs/internals/doors.md, "Lent directories").
+//! in shared memory (docs/internals/doors.md, "Delegated directories").
 //!
 //! States of a directory:
 //! - delegated;
