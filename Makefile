@@ -5,6 +5,7 @@ SHELL := bash
 
 # Runs the words with the tools of scripts/setup on the path.
 ENV := . scripts/env &&
+DOC := RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --quiet --locked --workspace --no-deps
 
 demo: ## a real workflow on slow stores: straight, then under surgetank
 	demo/run
@@ -47,13 +48,14 @@ docs: ## the documentation as a site (target/docs/site), man pages, and the code
 	scripts/setup docs
 	$(ENV) mdbook build
 	cargo run --quiet --locked -p surgetank --bin surgetank -- help --man target/docs/man
-	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --quiet --locked --workspace --no-deps
+	$(DOC)
 	@echo 'target/docs/site/index.html'
 
-lint: ## format, clippy, and the house's own rules
+lint: ## format, clippy, rustdoc, and the house's own rules
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --features surgetank-core/schedules --test schedules --locked -- -D warnings
+	$(DOC)
 	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	scripts/tidy
 	scripts/python -m ruff format --check --quiet python

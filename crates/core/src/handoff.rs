@@ -6,7 +6,7 @@
 //! over to it by one store. A record counts once the half's length says so; one that was being written is not there.
 //!
 //! A record has a checksum: a byte that a bug or the memory changed would be a handle that means another file, and a log with a
-//! hole would be one that forgot some. What is wrong with it is told by [`Bequest::is_whole`], and nobody takes over. It has no
+//! hole would be one that forgot some. [`Handoff::is_whole`] reports damage, and no agent takes over then. It has no
 //! version: agents are forked by one supervisor and never execute anything, so who reads it is the binary that wrote it.
 //!
 //! The danger it avoids: an answer that the kernel has and the log does not. So a record is written *before* its answer is

@@ -13,11 +13,14 @@ use crate::{Inode, Name, Place, Tree, files_of};
 /// What the catalog knows of a file that the present batch is about.
 #[derive(Debug)]
 pub struct Before {
+    /// The names that the store had for the file.
     pub names: Vec<Place>,
+    /// The version that the store had.
     pub identity: Option<Box<StoreIdentity>>,
 }
 
 impl Inode {
+    /// All names that the store has for the file, as far as the agent knows.
     pub fn names_in_store(&self) -> Vec<Place> {
         self.applied.iter().chain(self.extra.iter().flat_map(|extra| &extra.more_applied)).cloned().collect()
     }
@@ -28,6 +31,7 @@ impl Inode {
         self.attr.kind == Kind::File && self.attr.links as usize > known
     }
 
+    /// Replaces the names that the store has for the file.
     pub fn set_names_in_store(&mut self, mut names: Vec<Place>) {
         let first = (!names.is_empty()).then(|| names.remove(0));
         self.applied = first;

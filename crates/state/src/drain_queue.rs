@@ -29,6 +29,7 @@ const DISTURBED_WAIT: Duration = Duration::from_millis(2);
 /// What the drain may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// Operations that are due by now may be taken.
     pub now: Instant,
     /// In the order of the queue.
     pub ordered: bool,
@@ -54,11 +55,13 @@ pub struct Next {
 }
 
 /// A copy in a temporary.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Copied {
     /// The temporary's directory and name.
     pub dir: FileId,
+    /// The temporary's name.
     pub temporary: Name,
+    /// What the store has of the copy.
     pub staged: Staged,
     /// Which version of the file it holds.
     pub version: u32,
@@ -78,6 +81,7 @@ pub struct DrainQueue<'a> {
 }
 
 impl Tree {
+    /// The queue for the drain.
     pub fn drain_queue(&mut self) -> DrainQueue<'_> {
         DrainQueue { tree: self }
     }
@@ -168,7 +172,7 @@ impl DrainQueue<'_> {
             op.progress = Progress::Waiting;
             return false;
         }
-        op.progress = staged(copied.clone(), is_checked);
+        op.progress = Progress::Staged { copied: copied.clone(), checked: is_checked };
         true
     }
 
@@ -197,8 +201,7 @@ impl DrainQueue<'_> {
                 continue;
             };
             let copied = match op.progress.clone() {
-                Progress::Staged { staged, dir, temporary, version, .. } => {
-                    let copied = Copied { dir, temporary, staged, version };
+                Progress::Staged { copied, .. } => {
                     // An earlier agent's copy may be in place already: it has to be recognised first.
                     if !(op.doubtful && op.prepared.is_some()) {
                         op.prepared = Some(copied.prepared());
@@ -229,7 +232,7 @@ impl DrainQueue<'_> {
             let Some(op) = tree.ops.get_mut(&seq) else {
                 continue;
             };
-            op.progress = copied.map_or(Progress::Waiting, |copied| staged(copied, true));
+            op.progress = copied.map_or(Progress::Waiting, |copied| Progress::Staged { copied, checked: true });
             let (kind, may_be_done) = (op.kind.clone(), op.doubtful);
             if !may_be_done {
                 tree.release_books(&kind);
@@ -380,11 +383,6 @@ fn unless_staged(op: &mut Op) {
     }
 }
 
-fn staged(copied: Copied, checked: bool) -> Progress {
-    let Copied { dir, temporary, staged, version } = copied;
-    Progress::Staged { dir, temporary, staged, version, checked }
-}
-
 fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
     matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == Kind::File))
 }
@@ -430,8 +428,8 @@ fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashMap<FileId, Seq> {
                 first.entry(dir).or_insert(seq);
             }
             // Its copy leaves this one.
-            if let Progress::Staged { dir, .. } = op.progress {
-                first.entry(dir).or_insert(seq);
+            if let Progress::Staged { copied, .. } = &op.progress {
+                first.entry(copied.dir).or_insert(seq);
             }
         }
     }

@@ -28,6 +28,7 @@ impl HintHistory {
         self.0.iter().rev().find(|(since, _)| *since <= id).map(|(_, hints)| hints)
     }
 
+    /// Hints that hold from the file `since` on.
     pub fn put(&mut self, since: FileId, hints: Arc<Hints>) {
         if let Some(last) = self.0.last_mut().filter(|last| last.0 == since) {
             last.1 = hints;
@@ -44,11 +45,13 @@ impl HintHistory {
         self.0.last().map(|(since, _)| *since)
     }
 
+    /// For the catalog.
     pub fn record(&self) -> HintRecord {
         let texts = |hints: &Hints| hints.texts().map(|(name, value)| (name.into(), value.into())).collect();
         self.0.iter().map(|(since, hints)| (*since, texts(hints))).collect()
     }
 
+    /// From the catalog.
     pub fn of_record(record: &HintRecord) -> Self {
         let hints = |texts: &BTreeMap<Box<str>, Box<str>>| {
             Arc::new(Hints::of_texts(texts.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))))
@@ -62,16 +65,19 @@ impl HintHistory {
 pub struct KnownHints {
     /// Any hint was ever given; without one no look-up is made.
     pub any: bool,
+    /// Hints of names, by path.
     pub names: HashMap<Box<[u8]>, Arc<Hints>>,
     /// In which one of them is.
     pub dirs: HashSet<Box<[u8]>>,
 }
 
 impl KnownHints {
+    /// Whether any hint was ever given.
     pub fn any(&self) -> bool {
         self.any
     }
 
+    /// The hints of a name, for a change.
     pub fn of_name(&mut self, path: &[u8]) -> &mut Arc<Hints> {
         self.any = true;
         self.dirs.insert(parent(path).into());
@@ -129,6 +135,7 @@ impl Tree {
         any
     }
 
+    /// The file's or directory's own hints now.
     pub fn hints_of(&self, id: FileId) -> Option<&Arc<Hints>> {
         self.get(id).and_then(Inode::hint_history).and_then(HintHistory::now)
     }

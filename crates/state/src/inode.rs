@@ -34,25 +34,32 @@ fn raw(id: Option<FileId>) -> u64 {
 }
 
 impl Entry {
+    /// A name with these bindings and no queued operation.
     pub fn new(logical: Option<FileId>, planned: Option<FileId>) -> Self {
         Self { logical: raw(logical), planned: raw(planned), pins: 0 }
     }
+    /// The file that processes see under the name.
     pub fn logical(self) -> Option<FileId> {
         some(self.logical)
     }
+    /// The file that the store has under the name once the queue is empty.
     pub fn planned(self) -> Option<FileId> {
         some(self.planned)
     }
+    /// Binds the name for processes.
     pub fn set_logical(&mut self, id: Option<FileId>) {
         self.logical = raw(id);
     }
+    /// Binds the name for the store.
     pub fn set_planned(&mut self, id: Option<FileId>) {
         self.planned = raw(id);
     }
 }
 
+/// What only a directory has.
 #[derive(Debug, Default)]
 pub struct Dir {
+    /// Its names that are not simply as in the store.
     pub children: BTreeMap<Name, Entry>,
     /// We made it: a name without an entry does not exist, the store need not be asked.
     pub complete: bool,
@@ -60,6 +67,7 @@ pub struct Dir {
     pub generation: u32,
     /// Names that the store did not have when we looked.
     pub absent: HashMap<Name, Instant>,
+    /// Names that a listing of the store showed to be absent.
     pub negative_cache: NegativeCache,
     /// Queued operations that put something into this directory or take it away.
     pub queued: u32,
@@ -75,6 +83,7 @@ pub struct Dir {
     pub times_given: bool,
     /// Processes create files in it without asking: the kernel must not cache it for long.
     pub is_delegated: bool,
+    /// Whether delegation pays.
     pub demand: DelegationDemand,
 }
 
@@ -85,10 +94,13 @@ pub struct Extra {
     pub more_names: Vec<Place>,
     /// Names that the store has for it now, beyond `applied`.
     pub more_applied: Vec<Place>,
+    /// Of a symbolic link.
     pub target: Option<Box<[u8]>>,
+    /// Extended attributes; `None`: as the store has them.
     pub xattrs: Option<Xattrs>,
     /// The content is in a temporary in the store: this name in this directory.
     pub spill: Option<Place>,
+    /// Its own hints.
     pub hints: Option<Box<HintHistory>>,
 }
 
@@ -125,22 +137,31 @@ impl std::fmt::Display for State {
 /// A plain file on a tier; see [`surgetank_tier::Plain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainId {
+    /// The device with the plain file.
     pub device: DeviceId,
+    /// Birth time of the plain file, shortened; 0: unknown. It tells apart two files with the same inode number.
     pub born: u32,
+    /// Inode number on the device.
     pub ino: u64,
 }
 
 impl PlainId {
+    /// Identifies a plain file of the device.
     pub fn new(device: DeviceId, plain: &surgetank_tier::Plain) -> Self {
         Self { device, born: plain.born, ino: plain.ino }
     }
 }
 
+/// A file, directory, link or special file.
 #[derive(Debug)]
 pub struct Inode {
+    /// Attributes as processes see them.
     pub attr: Attr,
+    /// The newest sealed version; 0: as the store had the file.
     pub version: u32,
+    /// The newest version that the store has.
     pub durable: u32,
+    /// The plain file on a tier.
     pub replica: Option<PlainId>,
     /// The highest version of which the tier was made to keep every byte.
     pub synced: u32,
@@ -148,41 +169,56 @@ pub struct Inode {
     pub promised: u32,
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
+    /// The version that the store has, as far as the agent knows.
     pub identity: Option<Box<StoreIdentity>>,
     /// Of what the kernel may have pages, that are good as long as it is that.
     pub pages: Option<Box<Pages>>,
+    /// The name that processes see; `None`: removed.
     pub logical: Option<Place>,
+    /// The name that the store has now; `None`: none.
     pub applied: Option<Place>,
     /// Queued publication of the content.
     pub publish: Option<Seq>,
     /// Queued change of attributes.
     pub set_meta: Option<Seq>,
+    /// References that the kernel holds.
     pub lookups: u32,
+    /// Open handles of processes.
     pub handles: u32,
+    /// The run that wrote the file last.
     pub run: RunId,
     /// Times it was opened for writing again before it was drained: doubles the quiet period.
     pub reopened: u8,
+    /// No process can write it.
     pub sealed: bool,
+    /// The catalog has a record of it.
     pub owned: bool,
+    /// The user pinned it to its tier.
     pub pinned: bool,
     /// Grows whenever content may change; a copy that overlapped a change is void.
     pub epoch: u32,
     /// When the store was last asked about it.
     pub checked: Option<Moment>,
+    /// CRC-64/NVME of the durable version.
     pub checksum: Option<u64>,
     /// What it counts for among the evictable bytes of its device.
     pub(crate) clean_bytes: u64,
     /// Opens for reading since it is on its tier, and the last of them.
     pub reads: u32,
+    /// The last open for reading.
     pub used: Option<Moment>,
+    /// A prefetch brought the replica.
     pub prefetched: bool,
     /// Why the content is where it is (`surgetank why`): see [`Tree::reason`](crate::Tree::reason).
     pub placed: Option<Arc<str>>,
+    /// Of a directory.
     pub dir: Option<Box<Dir>>,
+    /// Parts that few files have.
     pub extra: Option<Box<Extra>>,
 }
 
 impl Inode {
+    /// A sealed file without names and content.
     pub fn new(attr: Attr) -> Self {
         let dir = (attr.kind == Kind::Directory).then(Box::default);
         Self {
@@ -219,18 +255,23 @@ impl Inode {
         }
     }
 
+    /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }
+    /// The rarely needed parts, for a change.
     pub fn extra_mut(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
     }
+    /// The temporary in the store that has the content of a spilled file.
     pub fn spill(&self) -> Option<&Place> {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
     }
+    /// Its own hints, old ones included.
     pub fn hint_history(&self) -> Option<&HintHistory> {
         self.extra.as_ref().and_then(|extra| extra.hints.as_deref())
     }
+    /// The owner.
     pub fn cred(&self) -> Cred {
         Cred { uid: self.attr.uid, gid: self.attr.gid }
     }
@@ -277,6 +318,7 @@ impl Inode {
         self.version + u32::from(!self.sealed)
     }
 
+    /// Whether the store lacks the newest version.
     pub fn dirty(&self) -> bool {
         self.version != self.durable
     }

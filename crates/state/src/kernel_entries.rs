@@ -15,10 +15,12 @@ pub struct KernelNegativeEntries {
 impl KernelNegativeEntries {
     const NAMES_MAX: usize = 256;
 
+    /// All names count as cached.
     pub fn all(&mut self) {
         *self = Self { names: HashSet::default(), all: true };
     }
 
+    /// The kernel caches this name as absent.
     pub fn add(&mut self, name: &[u8]) {
         if self.all {
             return;

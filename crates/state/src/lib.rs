@@ -9,6 +9,8 @@
 //! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
 //! while an operation that names it is queued (`pins`), or else the store would show through too early.
 
+#![warn(missing_docs)]
+
 mod bindings;
 mod charges;
 mod delegation;
@@ -38,6 +40,7 @@ pub use temporaries::{Temporaries, are_expected as temporaries_are_expected};
 pub use tree::{OWN_INODE_BASE, Tree};
 pub use txn::Txn;
 
+/// One component of a path, as any bytes but `/` and NUL.
 pub type Name = Arc<[u8]>;
 /// A name in a directory.
 pub type Place = (FileId, Name);

@@ -28,6 +28,7 @@ const BOUND_MAX: usize = 16 * NAMES_LISTED_MAX;
 /// After a directory was found to have more, or could not be listed, or that did not pay.
 const REST: Duration = Duration::from_secs(60);
 
+/// The absent names of one directory of the store.
 #[derive(Debug, Default)]
 pub struct NegativeCache(Option<Box<Inner>>);
 

@@ -4,31 +4,36 @@ use std::time::Instant;
 
 use surgetank_types::model::{FileId, OpKind, OpRecord, Prepared, RunId};
 
-use crate::{Inode, Name, Place, Tree};
+use crate::{Copied, Inode, Name, Place, Tree};
 
 /// How far an operation is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
+    /// In the queue.
     Waiting,
+    /// A copy of its file is being made.
     Staging,
-    /// A complete copy is in the temporary in `dir`, synced and compared if `checked`.
+    /// A complete copy is in a temporary of the store, synced if it is `checked`.
     Staged {
-        dir: FileId,
-        temporary: Name,
-        staged: surgetank_store::Staged,
-        version: u32,
+        /// The copy.
+        copied: Copied,
+        /// It was compared with what it should be.
         checked: bool,
     },
     /// The drain is carrying it out.
     Committing,
 }
 
+/// An operation on the store.
 #[derive(Debug)]
 pub struct Op {
+    /// What is to be done.
     pub kind: OpKind,
+    /// The run that caused it.
     pub run: RunId,
     /// The staged copy, recorded before it is renamed into place: a repetition after a crash recognises it.
     pub prepared: Option<Prepared>,
+    /// How far it is.
     pub progress: Progress,
     /// Not before this moment (quiet period, retry).
     pub due: Instant,
@@ -38,22 +43,28 @@ pub struct Op {
     pub last: bool,
     /// A process waits in fsync: taken although the file is open.
     pub eager: bool,
+    /// How often it has failed.
     pub failures: u32,
+    /// When it failed for the first time.
     pub first_failure: Option<Instant>,
+    /// The last failure.
     pub error: Option<Trouble>,
     /// May have been carried out in the store already (an agent died, a sync failed).
     pub doubtful: bool,
     /// It was begun once: programs' later operations build on it, so it can no longer be taken back.
     pub certain: bool,
+    /// When it was queued.
     pub queued: Instant,
 }
 
 /// Why an operation did not succeed, for `status` and the verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trouble {
+    /// The error number of the last try.
     pub errno: i32,
     /// The layer that failed: the store, or a tier.
     pub place: String,
+    /// The failure in words, with advice.
     pub text: String,
     /// Trying again will not help.
     pub lasting: bool,
@@ -67,6 +78,7 @@ impl Trouble {
 }
 
 impl Op {
+    /// A waiting operation.
     pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
         Self {
             kind,
@@ -86,6 +98,7 @@ impl Op {
         }
     }
 
+    /// For the catalog.
     pub fn record(&self) -> OpRecord {
         OpRecord {
             kind: self.kind.clone(),

@@ -6,7 +6,7 @@
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, Hinted, OpKind, Seq};
 
-use crate::{Inode, Name, Progress, Tree, file_of, files_of, places};
+use crate::{Copied, Inode, Name, Progress, Tree, file_of, files_of, places};
 
 impl Tree {
     /// Makes a file ours: it and its ancestors are in the catalog from now on.
@@ -187,7 +187,7 @@ impl Tree {
     }
 
     fn discard_staged(&mut self, file: FileId, progress: Progress) {
-        if let Progress::Staged { dir, temporary, .. } = progress {
+        if let Progress::Staged { copied: Copied { dir, temporary, .. }, .. } = progress {
             let inode = self.get(file);
             // A spilled file's temporary is not a copy: the content is nowhere else.
             if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {
@@ -264,6 +264,7 @@ impl Tree {
         }
     }
 
+    /// Whether the drain is renaming the temporary that has the content of a spilled file.
     pub fn is_published_as_it_is(&self, id: FileId) -> bool {
         let op = self.get(id).filter(|inode| inode.spill().is_some()).and_then(|inode| inode.publish);
         op.and_then(|seq| self.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)

@@ -20,12 +20,14 @@ pub fn are_expected(image: &Image) -> bool {
 /// Directories of the store in which there may be temporaries of ours.
 #[derive(Debug, Default)]
 pub struct Temporaries {
+    /// The directories.
     pub dirs: HashSet<FileId>,
     /// Since when we have gone on where another agent was killed: in `dirs` a server may make some for it yet.
     pub inherited: Option<Instant>,
 }
 
 impl Temporaries {
+    /// From the catalog.
     pub fn remembered(image: &Image) -> Self {
         let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
         let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));

@@ -25,13 +25,17 @@ const REASONS_MAX: usize = 1024;
 /// Inode numbers that the agent gives out are above this; those of store files are the store's own.
 pub const OWN_INODE_BASE: u64 = 1 << 56;
 
+/// Everything that one lock guards.
 #[derive(Debug)]
 pub struct Tree {
     pub(crate) inodes: HashMap<FileId, Box<Inode>>,
+    /// The queue, in order.
     pub ops: BTreeMap<Seq, Op>,
+    /// The number of the next file.
     pub next_id: u64,
     /// Spilled content with a lower number may be a file's of which a damaged catalog has no record.
     pub doubtful_below: u64,
+    /// The number of the next operation.
     pub next_seq: u64,
     /// Staged temporaries whose operation was cancelled, to be removed by the drain.
     pub discards: Vec<(FileId, Name, Cred)>,
@@ -42,6 +46,7 @@ pub struct Tree {
     reasons_max: usize,
     /// Copies that are being made, and where.
     pub staging: Vec<(Seq, FileId)>,
+    /// Where the drain's temporaries may be.
     pub temporaries: Temporaries,
     /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
@@ -54,6 +59,7 @@ pub struct Tree {
     /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
     /// its path then belongs to another plain file.
     pub making: HashMap<Place, FileId>,
+    /// Delegated directories.
     pub delegations: Delegations,
     /// Of files in the batch that is being carried out: what the catalog keeps until the batch ends.
     pub before: HashMap<FileId, Before>,
@@ -61,12 +67,14 @@ pub struct Tree {
     pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
     pub doubts: HashMap<FileId, Prepared>,
+    /// Hints of names, and whether there are any hints.
     pub hints: KnownHints,
     /// What was changed since the last commit.
     pub txn: Txn,
 }
 
 impl Tree {
+    /// Only the root is known.
     pub fn new(root: Inode) -> Self {
         let mut inodes = HashMap::default();
         inodes.insert(FileId::ROOT, Box::new(root));
@@ -96,12 +104,15 @@ impl Tree {
         }
     }
 
+    /// `None`: no such file is known.
     pub fn get(&self, id: FileId) -> Option<&Inode> {
         self.inodes.get(&id).map(AsRef::as_ref)
     }
+    /// For a change, which the caller notes in `txn` if the catalog has to know it.
     pub fn get_mut(&mut self, id: FileId) -> Option<&mut Inode> {
         self.inodes.get_mut(&id).map(AsMut::as_mut)
     }
+    /// All known files, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (FileId, &Inode)> {
         self.inodes.iter().map(|(id, inode)| (*id, inode.as_ref()))
     }
@@ -109,24 +120,30 @@ impl Tree {
     pub fn count(&self) -> usize {
         self.inodes.len()
     }
+    /// Adds a file under a number from [`Self::new_id`].
     pub fn insert(&mut self, id: FileId, inode: Inode) {
         self.inodes.insert(id, Box::new(inode));
     }
+    /// Makes room for so many more files.
     pub fn reserve(&mut self, files: usize) {
         self.inodes.reserve(files);
     }
+    /// A number that no file had before.
     pub fn new_id(&mut self) -> FileId {
         let id = FileId(self.next_id);
         self.next_id += 1;
         id
     }
 
+    /// `None`: not a known directory.
     pub fn dir(&self, id: FileId) -> Option<&Dir> {
         self.get(id).and_then(|inode| inode.dir.as_deref())
     }
+    /// For a change.
     pub fn dir_mut(&mut self, id: FileId) -> Option<&mut Dir> {
         self.get_mut(id).and_then(|inode| inode.dir.as_deref_mut())
     }
+    /// `None`: the name is as in the store.
     pub fn entry(&self, dir: FileId, name: &[u8]) -> Option<Entry> {
         self.dir(dir).and_then(|d| d.children.get(name)).copied()
     }
@@ -184,6 +201,7 @@ impl Tree {
         inode.logical.is_none()
     }
 
+    /// The state in the life of a file.
     pub fn state_of(&self, id: FileId) -> Option<State> {
         let inode = self.get(id)?;
         if !inode.sealed {
@@ -238,6 +256,7 @@ impl Tree {
         })
     }
 
+    /// The file that the store has under the name once the queue is empty.
     pub fn planned(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
         self.entry(dir, name).and_then(Entry::planned)
     }
@@ -315,6 +334,7 @@ impl Tree {
         }
     }
 
+    /// Puts an operation at the end of the queue.
     pub fn queue(&mut self, kind: OpKind, run: RunId, due: Instant, last: bool) -> Seq {
         let seq = Seq(self.next_seq);
         self.next_seq += 1;
@@ -322,6 +342,7 @@ impl Tree {
         seq
     }
 
+    /// The moment from which the drain may take the operation.
     pub fn due(&self, op: &Op) -> Instant {
         let empty = || self.get(op.file()).is_some_and(|inode| inode.attr.size_bytes == 0);
         op.not_before.filter(|_| empty()).map_or(op.due, |not_before| op.due.max(not_before))
@@ -382,6 +403,7 @@ impl Tree {
         reason
     }
 
+    /// Forgets the file; its names and operations are gone already.
     pub fn remove(&mut self, id: FileId) -> Option<Inode> {
         self.inodes.remove(&id).map(|boxed| *boxed)
     }

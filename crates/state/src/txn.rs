@@ -4,21 +4,31 @@ use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, Lo
 
 use crate::{Name, Place, PlainId, Tree};
 
+/// The files, names and operations that changed.
 #[derive(Debug, Default)]
 pub struct Txn {
+    /// Files with a changed record.
     pub files: Vec<FileId>,
+    /// Names with changed bindings.
     pub entries: Vec<Place>,
+    /// Operations that were queued, changed, or left the queue.
     pub ops: Vec<Seq>,
+    /// Files that are forgotten.
     pub dropped: Vec<FileId>,
+    /// Counters and their new values.
     pub counters: Vec<(String, u64)>,
+    /// Losses that were recorded or acknowledged.
     pub lost: Vec<Change>,
+    /// Plain files that are removed after the commit.
     pub gone: Vec<PlainId>,
+    /// Files and paths with changed hints.
     pub hints: Vec<Hinted>,
     /// The request that this thread serves is carried out with this; it is about that file.
     pub carried_out: Option<FileId>,
 }
 
 impl Txn {
+    /// Nothing is noted.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
             && self.entries.is_empty()
@@ -30,17 +40,21 @@ impl Txn {
             && self.hints.is_empty()
             && self.carried_out.is_none()
     }
+    /// The file's record changed.
     pub fn file(&mut self, id: FileId) {
         if !self.files.contains(&id) {
             self.files.push(id);
         }
     }
+    /// The name's bindings changed.
     pub fn entry(&mut self, dir: FileId, name: &Name) {
         self.entries.push((dir, name.clone()));
     }
+    /// The operation was queued, changed, or left the queue.
     pub fn op(&mut self, seq: Seq) {
         self.ops.push(seq);
     }
+    /// The file is forgotten.
     pub fn dropped(&mut self, id: FileId) {
         self.dropped.push(id);
     }
@@ -48,6 +62,7 @@ impl Txn {
     pub fn gone(&mut self, plain: Option<PlainId>) {
         self.gone.extend(plain);
     }
+    /// The hints changed.
     pub fn hints(&mut self, of: Hinted) {
         self.hints.push(of);
     }
@@ -55,6 +70,7 @@ impl Txn {
     pub fn carried_out(&mut self, id: FileId) {
         self.carried_out = Some(id);
     }
+    /// The counter has a new value.
     pub fn counter(&mut self, name: String, value: u64) {
         self.counters.push((name, value));
     }

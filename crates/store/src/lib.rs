@@ -19,7 +19,6 @@ pub mod distant;
 mod extents;
 pub mod faulty;
 #[cfg(feature = "gridfs")]
-#[allow(missing_docs, reason = "this driver is being rewritten, and documented with that")]
 pub mod gridfs;
 #[cfg(any(feature = "s3", feature = "webhdfs"))]
 mod http;

@@ -8,7 +8,7 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::namespace::THE_END;
 use crate::namespace::content::Location;
-use surgetank_state::Progress;
+use surgetank_state::{Copied, Progress};
 use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
 use surgetank_types::model::{FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
 
@@ -220,7 +220,9 @@ impl Drain {
                 .iter()
                 .filter_map(|seq| {
                     let op = tree.ops.get(seq)?;
-                    let Progress::Staged { dir, temporary, staged, checked: false, .. } = &op.progress else {
+                    let Progress::Staged { copied: Copied { dir, temporary, staged, .. }, checked: false } =
+                        &op.progress
+                    else {
                         return None;
                     };
                     let inode = tree.get(op.file())?;

@@ -103,7 +103,7 @@ impl Drain {
             stays
         });
         let mut tree = self.namespace.write_tree();
-        let lies_there = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
+        let lies_there = |op: &Op| matches!(&op.progress, Progress::Staged { copied, .. } if copied.dir == dir);
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| tree.unstage(seq));
         drop(tree);

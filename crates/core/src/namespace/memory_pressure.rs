@@ -190,7 +190,9 @@ impl Namespace {
             return;
         }
         let staged = match &tree.ops.get(&seq).map(|op| &op.progress) {
-            Some(Progress::Staged { dir, temporary, .. }) => tree.applied_path(*dir).map(|dir| dir.join(temporary)),
+            Some(Progress::Staged { copied, .. }) => {
+                tree.applied_path(copied.dir).map(|dir| dir.join(&copied.temporary))
+            }
             _ => None,
         };
         tree.unstage(seq);

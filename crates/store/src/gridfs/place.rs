@@ -15,34 +15,43 @@ const PORT: u16 = 27017;
 /// What may stand behind the `?`.
 const KEYS: [&str; 6] = ["authSource", "bucket", "password_file", "prefix", "tls", "tlsCAFile"];
 
+/// A GridFS bucket on a server, as a URL names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
+    /// Name or address of the server.
     pub host: String,
+    /// TCP port; 27017 unless the URL says otherwise.
     pub port: u16,
+    /// The data base with the bucket.
     pub db: String,
     /// Of GridFS: its collections are `BUCKET.files` and `BUCKET.chunks`.
     pub bucket: String,
     /// In front of each path, as it is.
     pub prefix: String,
+    /// The user to log in as; `None`: no login.
     pub user: Option<String>,
     /// The data base that the user belongs to.
     pub auth_source: String,
     /// Instead of `MONGODB_PASSWORD`; never a password itself.
     pub password_file: Option<PathBuf>,
+    /// The connection uses TLS.
     pub tls: bool,
     /// PEM, with the only authority of certificates that is trusted.
     pub authority_file: Option<PathBuf>,
+    /// How long requests may take.
     pub limits: Limits,
 }
 
 /// How long is waited, for a server and between tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// The limit for making a connection.
     pub connect: Duration,
     /// Nothing moves.
     pub progress: Duration,
     /// One try, from its first byte to the answer's last.
     pub request: Duration,
+    /// How often a request is sent at most.
     pub tries: u32,
     /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
     pub pause: Duration,
@@ -67,6 +76,7 @@ impl Default for Limits {
 }
 
 impl Place {
+    /// Reads `mongodb://[USER@]HOST[:PORT]/DB[?KEY=VALUE&…]`. Errors name the part of the URL that is wrong.
     pub fn parse(url: &str) -> Result<Self> {
         let wrong = |why: &str| {
             Error::new("the URL of the store is not understood")

@@ -40,7 +40,9 @@ const VERSION_MIN: i64 = 9;
 pub struct Counts {
     /// Round trips; every try counts.
     pub requests: u64,
+    /// Requests that were sent again after a failure.
     pub tries_again: u64,
+    /// Connections that were made.
     pub connections: u64,
 }
 
