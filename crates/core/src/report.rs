@@ -529,7 +529,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_survive_json_whatever_their_bytes() {
+    fn paths_of_any_bytes_survive_json() {
         for bytes in [&b"a/b"[..], b"", b"\xff\x00\x80", "ä".as_bytes(), b"\"\n"] {
             let path = PathText(bytes.to_vec());
             let json = serde_json::to_string(&path).unwrap();
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_repaint_the_terminal() {
+    fn name_with_control_bytes_is_escaped() {
         assert_eq!(PathText(b"a\x1b[2Jb\n".to_vec()).to_string(), "a\\u{1b}[2Jb\\n");
     }
 

@@ -55,8 +55,9 @@ fn nothing_is_left(world: &World) {
     assert_eq!(world.namespace.dirty_bytes(), 0);
 }
 
+/// Regression: the agent prefetched an open file only after every reader had closed it.
 #[test]
-fn what_was_open_was_not_brought_in_until_everybody_had_closed_it() {
+fn open_file_is_prefetched_while_readers_have_it() {
     let world = mediated();
     let bytes = pattern(SIZE, 1);
     world.put("f", &bytes);
@@ -90,7 +91,7 @@ fn what_was_open_was_not_brought_in_until_everybody_had_closed_it() {
 }
 
 #[test]
-fn who_reads_while_it_is_exchanged_reads_what_it_holds() {
+fn reader_sees_the_same_bytes_while_the_copy_replaces_them() {
     let world = mediated();
     let bytes = pattern(SIZE, 2);
     world.put("f", &bytes);
@@ -116,7 +117,7 @@ fn who_reads_while_it_is_exchanged_reads_what_it_holds() {
 }
 
 #[test]
-fn a_file_that_is_deleted_while_its_readers_have_the_copy_goes_with_them() {
+fn deleted_file_leaves_the_tier_with_its_last_reader() {
     let mut world = mediated();
     let bytes = pattern(SIZE, 3);
     world.put("f", &bytes);
@@ -131,7 +132,7 @@ fn a_file_that_is_deleted_while_its_readers_have_the_copy_goes_with_them() {
 }
 
 #[test]
-fn its_readers_go_on_with_the_copy_when_the_agent_was_killed() {
+fn readers_keep_the_prefetched_copy_after_an_agent_kill() {
     let world = mediated();
     let bytes = pattern(SIZE, 4);
     world.put("f", &bytes);
@@ -175,16 +176,17 @@ fn a_writer_wins(mut world: World, with_reader: bool) {
 }
 
 #[test]
-fn a_writer_who_comes_while_it_is_copied_wins() {
+fn writer_during_a_prefetch_wins() {
     for with_reader in [false, true] {
         a_writer_wins(mediated(), with_reader);
         a_writer_wins(passed_through(), with_reader);
     }
 }
 
-/// Who writes and closes while it is copied leaves another version, which is not covered by the copy of the one before.
+/// A program that writes and closes the file during the copy leaves another version. The copy of the version before
+/// does not cover it.
 #[test]
-fn what_was_written_and_closed_while_it_was_copied_is_not_covered() {
+fn write_during_a_prefetch_is_not_covered_by_the_copy() {
     for direct in [false, true] {
         let mut world = if direct { passed_through() } else { mediated() };
         let mut bytes = pattern(SIZE, 6);
@@ -210,9 +212,9 @@ fn what_was_written_and_closed_while_it_was_copied_is_not_covered() {
     }
 }
 
-/// Another one under its name, or other bytes in it.
+/// Another file under its name, or other bytes in it. Regression: the agent copied the file three times.
 #[test]
-fn what_somebody_else_changed_while_it_was_copied_was_copied_three_times() {
+fn change_in_the_store_during_a_prefetch_ends_the_prefetch() {
     let (bytes, newer) = (pattern(SIZE, 7), pattern(SIZE - MIB, 8));
     let once = asks_of_one_copy(&bytes);
     for direct in [false, true] {
@@ -241,9 +243,9 @@ fn what_somebody_else_changed_while_it_was_copied_was_copied_three_times() {
     }
 }
 
-/// What we knew of it was of a version that the store has no more: three copies for nothing.
+/// Regression: the agent expected a version that the store no longer had, and copied the file three times in vain.
 #[test]
-fn what_somebody_else_had_written_since_we_looked_was_copied_in_vain() {
+fn file_changed_before_a_prefetch_is_copied_once() {
     let world = mediated();
     let (bytes, newer) = (pattern(SIZE, 9), pattern(SIZE, 10));
     world.put("f", &bytes);
@@ -274,7 +276,7 @@ fn readers_of_another_version_keep_theirs() {
 }
 
 #[test]
-fn what_is_deleted_while_it_is_copied_is_gone() {
+fn file_deleted_during_a_prefetch_stays_deleted() {
     for direct in [false, true] {
         for with_reader in [false, true] {
             let mut world = if direct { passed_through() } else { mediated() };
@@ -297,9 +299,10 @@ fn what_is_deleted_while_it_is_copied_is_gone() {
     }
 }
 
-/// The kernel reads the store's file for them, and for whoever opens it as long as one of them has.
+/// The kernel reads the store's file for all readers as long as one of them has it open. Regression: the agent copied
+/// such a file and discarded the copy.
 #[test]
-fn what_the_kernel_read_from_the_store_was_copied_and_thrown_away() {
+fn copy_of_a_passed_through_file_waits_for_its_readers() {
     let world = passed_through();
     let bytes = pattern(SIZE, 14);
     world.put("f", &bytes);
@@ -327,9 +330,9 @@ fn what_the_kernel_read_from_the_store_was_copied_and_thrown_away() {
     nothing_is_left(&world);
 }
 
-/// A copy that waits is no copy of what became of the file meanwhile.
+/// A waiting copy is not a copy of the file's next version.
 #[test]
-fn a_copy_that_waits_goes_when_the_file_is_another_one() {
+fn waiting_copy_is_removed_when_the_file_changes() {
     type Change = fn(&World);
     let changes: [(&str, Change); 6] = [
         ("written", |world| {
@@ -373,7 +376,7 @@ fn a_copy_that_waits_goes_when_the_file_is_another_one() {
 
 /// Renamed by us: the copy lies under the new name.
 #[test]
-fn a_copy_that_waits_follows_its_file() {
+fn waiting_copy_follows_its_renamed_file() {
     let mut world = passed_through();
     let bytes = pattern(SIZE, 16);
     world.put("f", &bytes);
@@ -393,7 +396,7 @@ fn a_copy_that_waits_follows_its_file() {
 }
 
 #[test]
-fn a_copy_that_waits_makes_room() {
+fn waiting_copy_is_evicted_for_room() {
     let world = World::of(Kind { plain: true, direct: true }, 16 * MIB, |config| config.copy_up_bytes_max = ROOMY);
     world.put("f", &pattern(SIZE, 17));
     let reader = world.open("f", libc::O_RDONLY).unwrap();
@@ -414,7 +417,7 @@ fn a_copy_that_waits_makes_room() {
 }
 
 #[test]
-fn a_copy_that_waited_when_the_agent_was_killed_is_swept() {
+fn waiting_copy_is_swept_after_an_agent_kill() {
     let world = passed_through();
     let bytes = pattern(SIZE, 19);
     world.put("f", &bytes);
@@ -428,7 +431,7 @@ fn a_copy_that_waited_when_the_agent_was_killed_is_swept() {
 }
 
 #[test]
-fn a_copy_that_waits_at_the_end_is_not_left() {
+fn waiting_copy_is_removed_at_the_end() {
     let mut world = passed_through();
     world.put("f", &pattern(SIZE, 20));
     let reader = world.open("f", libc::O_RDONLY).unwrap();
@@ -440,9 +443,9 @@ fn a_copy_that_waits_at_the_end_is_not_left() {
     nothing_is_left(&world);
 }
 
-/// Its mode was set while it was copied: the copy on the tier had the one before.
+/// Regression: the copy on the tier had the mode from before the change.
 #[test]
-fn what_is_set_while_it_is_copied_holds_for_the_copy() {
+fn mode_set_during_a_prefetch_holds_for_the_copy() {
     for with_reader in [false, true] {
         let world = mediated();
         let bytes = pattern(SIZE, 21);

@@ -26,8 +26,9 @@ fn asked(world: &World) -> (u64, u64) {
     (counters.store_stats.load(Ordering::Relaxed), counters.store_lists.load(Ordering::Relaxed))
 }
 
+/// Regression: the agent looked up each new file in the store, although it had listed the directory.
 #[test]
-fn each_new_file_in_a_directory_of_the_store_was_looked_for_there() {
+fn new_files_in_a_listed_directory_cost_no_lookups() {
     let mut world = world(Duration::from_secs(600));
     for number in 0..50 {
         world.put(&format!("old-{number}"), b"theirs");
@@ -53,9 +54,10 @@ fn each_new_file_in_a_directory_of_the_store_was_looked_for_there() {
     assert_eq!(std::fs::read(world.in_store("new-499")).unwrap(), b"new-499");
 }
 
-/// Made here, drained, given back and forgotten, all while the listing from before is believed.
+/// The file is made here, drained, evicted and forgotten while the agent believes a listing from before. Regression:
+/// the file was absent.
 #[test]
-fn a_file_of_our_own_was_absent_once_it_was_only_in_the_store() {
+fn evicted_file_is_found_while_an_older_listing_is_valid() {
     let mut world = world(Duration::from_secs(600));
     for number in 0..20 {
         make(&world, &format!("early-{number}"));
@@ -79,7 +81,7 @@ fn a_file_of_our_own_was_absent_once_it_was_only_in_the_store() {
 }
 
 #[test]
-fn a_file_that_others_made_is_seen_when_the_time_is_over() {
+fn file_of_another_client_appears_after_store_ttl() {
     let ttl = Duration::from_millis(300);
     let world = world(ttl);
     for number in 0..20 {
@@ -104,7 +106,7 @@ fn a_file_that_others_made_is_seen_when_the_time_is_over() {
 }
 
 #[test]
-fn a_directory_with_more_names_than_it_pays_to_list_is_asked_by_name() {
+fn large_directory_is_looked_up_by_name() {
     let world = world(Duration::from_secs(600));
     for number in 0..5000 {
         std::fs::write(world.in_store(&format!("old-{number}")), pattern(8, number)).unwrap();
@@ -117,8 +119,9 @@ fn a_directory_with_more_names_than_it_pays_to_list_is_asked_by_name() {
     assert!(world.find("old-4999").is_ok());
 }
 
+/// Regression: a name that the listing showed was absent when a program opened it.
 #[test]
-fn a_name_that_a_listing_showed_was_absent_when_it_was_opened() {
+fn name_shown_by_a_listing_can_be_opened() {
     let mut world = world(Duration::from_secs(600));
     for number in 0..20 {
         make(&world, &format!("new-{number}"));
@@ -138,9 +141,9 @@ fn a_name_that_a_listing_showed_was_absent_when_it_was_opened() {
     assert!(world.find(&conflict.expect("both are kept")).is_ok());
 }
 
-/// What is in it would not have been seen as long as we live.
+/// Regression: the agent made the directory again, and never showed what the other node put into it.
 #[test]
-fn a_directory_that_another_node_made_a_moment_ago_was_made_once_more() {
+fn mkdir_fails_when_another_node_made_the_directory() {
     let world = world(Duration::from_secs(600));
     for number in 0..20 {
         make(&world, &format!("new-{number}"));

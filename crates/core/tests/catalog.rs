@@ -101,14 +101,14 @@ fn commit_forever(dir: &Path) {
 }
 
 #[test]
-fn a_kill_at_any_moment_loses_no_commit_that_returned() {
+fn kill_at_any_point_loses_no_acknowledged_commit() {
     if let Some((_, dir)) = role() {
         return commit_forever(&dir);
     }
     let home = tempfile::tempdir().unwrap();
     let mut number = 0;
     for round in 0..12_u64 {
-        let mut process = child("a_kill_at_any_moment_loses_no_commit_that_returned", "commit", home.path());
+        let mut process = child("kill_at_any_point_loses_no_acknowledged_commit", "commit", home.path());
         let mut out = process.stdout.take().unwrap();
         // Reading in a thread, so that the pipe never fills.
         let reader = std::thread::spawn(move || {
@@ -186,7 +186,7 @@ fn committers_share_writes_and_each_keeps_its_order() {
 }
 
 #[test]
-fn a_second_opener_is_told_who_has_it() {
+fn second_opener_gets_the_holders_pid() {
     if let Some((_, dir)) = role() {
         let _catalog = LogCatalog::open(&dir).unwrap();
         say("opened");
@@ -195,7 +195,7 @@ fn a_second_opener_is_told_who_has_it() {
         return;
     }
     let home = tempfile::tempdir().unwrap();
-    let mut holder = child("a_second_opener_is_told_who_has_it", "hold", home.path());
+    let mut holder = child("second_opener_gets_the_holders_pid", "hold", home.path());
     let mut out = holder.stdout.take().unwrap();
     let mut text = String::new();
     while !text.contains("opened") {
@@ -256,8 +256,8 @@ fn commit_against_a_limit(dir: &Path) {
 }
 
 #[test]
-fn refused_writes_leave_no_trace_and_the_log_goes_on() {
-    const NAME: &str = "refused_writes_leave_no_trace_and_the_log_goes_on";
+fn refused_writes_leave_no_trace_and_the_log_continues() {
+    const NAME: &str = "refused_writes_leave_no_trace_and_the_log_continues";
     if let Some((_, dir)) = role() {
         return commit_against_a_limit(&dir);
     }
@@ -333,7 +333,7 @@ fn a_full_disk_stops_folding_and_commits_but_corrupts_nothing() {
 }
 
 #[test]
-fn a_cleared_catalog_is_empty_for_good_and_goes_on() {
+fn cleared_catalog_stays_empty_and_accepts_commits() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("a/b/catalog");
     let before = {

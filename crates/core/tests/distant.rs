@@ -207,7 +207,7 @@ fn without_room_files_are_read_through_a_window() {
 }
 
 #[test]
-fn a_file_that_is_larger_than_the_tier_goes_through_it() {
+fn file_larger_than_the_tier_is_read_through_it() {
     let world = World::new(12 * CHUNK);
     let bytes = pattern(30 * CHUNK + 5, 9);
     world.put("f", &bytes);
@@ -230,7 +230,7 @@ fn a_file_that_is_larger_than_the_tier_goes_through_it() {
 }
 
 #[test]
-fn an_error_of_the_store_is_the_readers_and_passes() {
+fn store_error_reaches_the_reader_and_passes() {
     let world = World::new(ROOMY);
     let bytes = pattern(4 * CHUNK, 11);
     world.put("f", &bytes);
@@ -313,7 +313,7 @@ fn the_drains_own_changes_do_not_disturb_readers() {
 }
 
 #[test]
-fn what_such_a_store_cannot_do_is_refused_at_once() {
+fn operations_beyond_the_store_are_refused_at_once() {
     let mut world = World::new(ROOMY);
     world.put("f", b"f");
     world.put("g", b"g");
@@ -386,9 +386,9 @@ fn prefetched_and_scrubbed_like_any_other() {
     assert!(world.namespace.scrub(false).findings.is_empty());
 }
 
-/// The drain gave it other attributes, or somebody wrote it: that was an error.
+/// The drain changes the file's attributes, or another client writes it. Regression: the prefetch failed.
 #[test]
-fn a_file_that_changed_while_it_was_prefetched_was_an_error() {
+fn file_changed_during_a_prefetch_is_prefetched() {
     let mut world = World::new(ROOMY);
     let (bytes, newer) = (pattern(2 * CHUNK + 1, 18), pattern(2 * CHUNK, 19));
     for name in ["chmodded", "written"] {
@@ -417,7 +417,7 @@ fn a_file_that_changed_while_it_was_prefetched_was_an_error() {
 }
 
 #[test]
-fn a_program_reads_on_when_the_agent_was_killed() {
+fn program_continues_reading_after_an_agent_kill() {
     let world = World::new(ROOMY);
     let bytes = pattern(4 * CHUNK + 1, 19);
     world.put("large", &bytes);
@@ -439,9 +439,10 @@ fn a_program_reads_on_when_the_agent_was_killed() {
     world.is_charged();
 }
 
-/// What a killed agent had asked a server for, and the server did after the next one had cleared up, lay in the store for ever.
+/// Regression: a killed agent's request could reach the server after the next agent had removed temporaries. Its
+/// temporary stayed in the store.
 #[test]
-fn a_temporary_that_came_after_the_next_agent_had_cleared_up_stayed() {
+fn late_temporary_of_a_killed_agent_is_removed() {
     for ends in [true, false] {
         let mut world = World::new(ROOMY);
         world.put("read", b"read");
@@ -471,10 +472,10 @@ fn a_temporary_that_came_after_the_next_agent_had_cleared_up_stayed() {
     }
 }
 
-/// A program whose creation of a file was carried out, and whose agent died before it said so, asks the next one. Somebody
-/// else's fsync brought the empty file to the store before that.
+/// The agent dies after it made a file and before it answered; the program asks the next agent. Regression: another
+/// program's fsync published the file empty.
 #[test]
-fn a_file_that_was_made_for_a_program_that_was_not_told_was_drained_empty() {
+fn unanswered_create_is_drained_with_its_content() {
     let world = World::with(ROOMY, |config| config.fsync = Some(FsyncTarget::Store));
     let made = world.create("made").unwrap();
     world.close(made);
@@ -548,9 +549,9 @@ fn readers_writers_and_evictions_on_a_small_tier() {
     world.is_charged();
 }
 
-/// One request that failed was enough, and who read a file that was deleted lost the rest of it.
+/// Regression: one failed request was enough, and the reader of a deleted file lost the rest of it.
 #[test]
-fn a_deleted_file_was_given_up_at_the_first_error_of_the_store() {
+fn deleted_open_file_survives_one_store_error() {
     let mut world = World::new(ROOMY);
     let bytes = pattern(4 * CHUNK + 1, 21);
     world.put("f", &bytes);
@@ -565,9 +566,9 @@ fn a_deleted_file_was_given_up_at_the_first_error_of_the_store() {
     assert_eq!(world.namespace.troubles().len(), 0, "{:?}", world.namespace.troubles());
 }
 
-/// What it was renamed to before it was deleted is where the rest of it came from last.
+/// The rest of the content comes from the file's last name in the store. Regression: its reader lost it.
 #[test]
-fn a_file_that_was_renamed_and_then_deleted_was_lost_to_its_reader() {
+fn renamed_and_deleted_file_stays_readable_while_open() {
     let mut world = World::new(ROOMY);
     let bytes = pattern(4 * CHUNK + 1, 22);
     world.put("f", &bytes);
@@ -582,9 +583,9 @@ fn a_file_that_was_renamed_and_then_deleted_was_lost_to_its_reader() {
     world.close(opened);
 }
 
-/// A store that never gives the rest does not keep its file for ever.
+/// A store that never gives the rest does not keep its file indefinitely.
 #[test]
-fn a_deleted_file_that_cannot_be_read_goes_in_the_end() {
+fn unreadable_deleted_file_is_removed_in_the_end() {
     let mut world = World::new(ROOMY);
     world.put("f", &pattern(4 * CHUNK + 1, 23));
     let opened = world.open("f", libc::O_RDONLY).unwrap();

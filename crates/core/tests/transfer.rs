@@ -22,9 +22,9 @@ fn copied(who: Cred, from: &Path, to: &Path, spool: &Path) -> Outcome {
         .carry(&walked.entries)
 }
 
-/// (Root may write anywhere: where we are root we copy for somebody else.)
+/// Root may write anywhere, so under root the copy runs as another user.
 #[test]
-fn a_read_only_directory_of_an_earlier_copy_is_filled_once_more() {
+fn read_only_directory_of_an_earlier_copy_is_filled_again() {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let who = if uid == 0 { Cred { uid: 4242, gid: 4242 } } else { Cred { uid, gid } };
     let scratch = tempfile::tempdir().unwrap();

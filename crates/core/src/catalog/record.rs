@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_and_says_how_long_it_is() {
+    fn record_decodes_with_its_length() {
         let mut bytes = sample();
         let length = bytes.len();
         bytes.extend_from_slice(b"what follows");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_or_cut_is_seen() {
+    fn flipped_bit_or_cut_is_detected() {
         let bytes = sample();
         for at in 0..bytes.len() {
             assert_eq!(decode(&bytes[..at]), None, "cut at {at}");
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_never_panic_even_under_a_right_checksum(payload in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_never_panic_even_with_a_valid_checksum(payload in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(decode(&payload), None);
             let mut bytes = vec![0; FRAME_BYTES];
             bytes[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());

@@ -209,15 +209,16 @@ mod tests {
         assert!(pause.next_try(Seq(7), tries, last, last) > last);
     }
 
-    /// The part that is random was the same on every node: a hash of the operation's number.
+    /// Regression: the random part of a wait was a hash of the operation's number, so all nodes retried at the same
+    /// time.
     #[test]
-    fn many_nodes_came_back_in_step() {
+    fn retry_waits_differ_between_nodes() {
         let waits = |pause: &Pause| (1..9).map(|failures| pause.back_off(Seq(1), failures)).collect::<Vec<_>>();
         assert_ne!(waits(&Pause::default()), waits(&Pause::default()));
     }
 
     #[test]
-    fn a_store_that_is_away_is_asked_for_one_thing_at_a_time() {
+    fn unavailable_store_gets_one_request_at_a_time() {
         let pause = Pause::default();
         pause.failed(Seq(1), Errno::NOSPC);
         pause.failed(Seq(2), Errno::IO);

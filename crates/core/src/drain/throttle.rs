@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_below_the_rate() {
+    fn throttle_keeps_below_the_rate() {
         let throttle = Throttle::new(10_000_000);
         let start = clock::tick();
         for _ in 0..10 {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_never_waits() {
+    fn throttle_without_a_limit_never_waits() {
         let throttle = Throttle::new(0);
         let start = clock::tick();
         throttle.pass(u64::MAX, &|| true);

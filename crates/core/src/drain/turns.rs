@@ -95,7 +95,7 @@ mod tests {
     use surgetank_store::at_once;
 
     #[test]
-    fn one_after_the_other_until_one_fails() {
+    fn turns_come_in_order_until_one_fails() {
         let (turns, order) = (Turns::default(), Mutex::new(Vec::new()));
         at_once(100, 8, &|index| {
             let turn = turns.of(index);
@@ -111,9 +111,10 @@ mod tests {
         assert_eq!(*order.lock().unwrap(), (0..60).collect::<Vec<_>>());
     }
 
-    /// It was told that it waits in vain; then its turn came all the same, and that passed for the store's refusal.
+    /// Regression: a failure behind it cancelled the wait. The turn came nevertheless, and the drain took the
+    /// cancellation for the store's refusal.
     #[test]
-    fn who_waited_was_cancelled_by_one_behind_it() {
+    fn waiting_turn_is_not_cancelled_by_a_later_failure() {
         let turns = Turns::default();
         std::thread::scope(|scope| {
             let first = turns.of(0);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_before_its_turn_does_not_stop_those_before_it() {
+    fn failure_before_its_turn_leaves_earlier_turns() {
         let turns = Turns::default();
         drop(turns.of(2));
         for number in 0..2 {

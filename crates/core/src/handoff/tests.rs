@@ -9,7 +9,7 @@ fn opened(fh: u64) -> Record<'static> {
 }
 
 #[test]
-fn what_was_closed_or_forgotten_is_not_left() {
+fn closed_or_forgotten_records_are_not_handed_off() {
     let handoff = Handoff::new().unwrap();
     handoff.put(&mirror(5));
     handoff.put(&mirror(6));
@@ -28,7 +28,7 @@ fn what_was_closed_or_forgotten_is_not_left() {
 }
 
 #[test]
-fn a_log_that_is_looked_through_says_the_same_and_takes_less_room() {
+fn compacted_log_says_the_same_in_less_room() {
     let handoff = Handoff::of_size(64 << 10).unwrap();
     handoff.put(&Record::Joined { run: RunId(1), pid: 10, command: "make" });
     for round in 0..20_000 {
@@ -48,15 +48,15 @@ fn a_log_that_is_looked_through_says_the_same_and_takes_less_room() {
 }
 
 #[test]
-fn a_full_log_says_that_something_is_lacking() {
+fn full_log_reports_that_records_are_missing() {
     let handoff = Handoff::of_size(4 << 10).unwrap();
     (0..1000).for_each(|id| handoff.put(&mirror(id)));
     assert!(!handoff.is_whole());
 }
 
-/// It was left out, or taken for what it had become.
+/// Regression: the next agent left a damaged record out, or believed what the damage made of it.
 #[test]
-fn a_record_that_is_not_as_it_was_written_went_unnoticed() {
+fn damaged_record_is_noticed() {
     let log = |handoff: &Handoff| {
         (0..20).for_each(|number| handoff.put(&opened(number)));
         handoff.used()
@@ -72,9 +72,9 @@ fn a_record_that_is_not_as_it_was_written_went_unnoticed() {
     }
 }
 
-/// What a fork wrote before it was killed, its parent reads.
+/// The parent reads what a fork wrote before it was killed.
 #[test]
-fn it_survives_who_wrote_it() {
+fn handoff_survives_its_writer() {
     let handoff = Handoff::new().unwrap();
     // SAFETY: the child writes to shared memory and ends, without touching a lock that another thread may hold.
     let child = unsafe { libc::fork() };

@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_less_leaves_the_rest_to_the_others() {
+    fn small_flow_leaves_the_rest_to_other_flows() {
         let flow = |bound| Flow::new(1.0, bound).using(0, 1.0);
         assert_eq!(rates(&[10.0], vec![flow(2.0), flow(100.0), flow(100.0)]), [2.0, 4.0, 4.0]);
         assert_eq!(rates(&[10.0], vec![flow(2.0), flow(3.0)]), [2.0, 3.0]);
     }
 
     #[test]
-    fn a_flow_is_held_by_its_scarcest_resource_and_the_rest_is_used() {
+    fn flow_is_limited_by_its_scarcest_resource() {
         // The first needs both; the second resource gives it 1 only, so the third has 9 of the first.
         let flows = vec![
             Flow::new(1.0, 100.0).using(0, 1.0).using(1, 1.0),

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_goes_to_lustre() {
+    fn bytes_without_local_room_go_to_lustre() {
         let small = Node { tmpfs_room: 10_000.0, disks: 1.0, disk_room: 20_000.0, ..NODE };
         let traffic = Traffic { input: 100_000.0, intermediate: 100_000.0, output: 50_000.0, file: 500.0 };
         // 5 × (10,000 − 3,000) = 35,000 on tmpfs, 5 × (20,000 − 3,000) = 85,000 on disks: of 100,000 read and 150,000 written

@@ -232,7 +232,7 @@ fn latency_decides_for_small_files() {
 }
 
 #[test]
-fn what_a_full_tier_has_no_room_for_is_spilled() {
+fn full_tier_spills_what_exceeds_it() {
     let mut machine = real();
     machine.tiers.pop();
     let workload = incrementation(4, 4, 256, 0.0);
@@ -291,7 +291,7 @@ fn results_are_never_advised_to_stay_out_of_the_store() {
 
 /// A cache of a byte fills and takes again for every byte: the answer took longer than the workload.
 #[test]
-fn a_write_back_cache_of_a_byte_is_none() {
+fn write_back_cache_of_one_byte_equals_none() {
     let with = |dirty_bytes: u64| {
         let mut machine = real();
         machine.store.dirty_bytes = dirty_bytes;
@@ -367,7 +367,7 @@ fn compared(machine: &Calibration, cases: usize, caps: impl Fn(&Any, f64) -> (u6
 
 /// A byte took the opens of a whole set off the store, and it parted equal tasks that were in step otherwise: a tenth faster.
 #[test]
-fn a_tier_of_a_byte_is_no_better_than_none() {
+fn tier_of_one_byte_is_not_better_than_none() {
     // (A little worse it may be: a task goes to the node that has the byte. And a little better, as it is served that much sooner.)
     let parts = compared(&real(), 150, |_, _| (0, 1));
     assert!(parts.iter().all(|part| (0.97..1.05).contains(part)), "{:?}", (parts.first(), parts.last()));
@@ -392,7 +392,7 @@ fn a_tier_of_a_byte_is_no_better_than_none() {
 
 /// But for a drain that is slower than the store: what goes by a tier then takes longer to be there.
 #[test]
-fn a_larger_tier_is_seldom_and_never_much_slower() {
+fn larger_tier_is_seldom_and_never_much_slower() {
     let mut machine = real();
     machine.agent.drain_bps = 1e12;
     (machine.agent.drain_file_s, machine.agent.quiet_s) = (0.0, 0.0);
@@ -403,9 +403,9 @@ fn a_larger_tier_is_seldom_and_never_much_slower() {
     assert!(parts.last().is_some_and(|most| *most < 1.10), "{parts:?}");
 }
 
-/// Sixteen that read one database waited for each other's reading of it.
+/// Regression: of sixteen tasks that read one database, each waited until the task before it had read the database.
 #[test]
-fn tasks_that_read_the_same_read_it_one_after_the_other() {
+fn tasks_that_share_an_input_do_not_wait_for_its_readers() {
     let machine = real();
     let all = |tasks: usize| {
         let text = format!("[[stage]]\nname='a'\ntasks={tasks}\nbytes_in='512M'\nshared_in=true\ncpu_s=0.01");
@@ -414,9 +414,10 @@ fn tasks_that_read_the_same_read_it_one_after_the_other() {
     assert!(all(16) < 1.5 * all(1), "{} {}", all(16), all(1));
 }
 
-/// Two that begin together were both reading, then both computing, with the store at rest: half as fast again as they are.
+/// Regression: two tasks that begin together were both reading, then both computing, with the store idle. The estimate
+/// was half as long again as the real time.
 #[test]
-fn equal_tasks_stayed_in_step() {
+fn equal_tasks_overlap_reading_and_computing() {
     let machine = real();
     let read_s = (32 << 20) as f64 / machine.store.read.all_bps;
     let text = format!("[[stage]]\nname='a'\ntasks=16\nbytes_in='32M'\ncpu_s={read_s}");
@@ -425,9 +426,9 @@ fn equal_tasks_stayed_in_step() {
     assert!(took_s < 18.0 * read_s, "{took_s} {read_s}");
 }
 
-/// GDAL writes its tiles as it computes them; straight on a store it was said to take a fifth longer than it does.
+/// Regression: GDAL writes its tiles as it computes them; the estimate on a bare store was a fifth too long.
 #[test]
-fn programs_were_said_to_compute_all_before_they_write_anything() {
+fn streaming_writes_overlap_computing() {
     let mut machine = real();
     machine.store.dirty_bytes = 0;
     let text = "[[stage]]\nname='a'\ntasks=1\nbytes_out='64M'\ncpu_s=1";
@@ -446,7 +447,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_estimate_lies_between_the_bounds(any in any()) {
+    fn estimate_is_between_the_bounds(any in any()) {
         let machine = real();
         let (mut workload, setup) = (any.workload(), any.setup(&machine));
         for step in workload.tasks.iter_mut().flat_map(|task| &mut task.steps) {

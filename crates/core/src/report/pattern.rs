@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_a_file_twice_has_read_it_once_and_again() {
+    fn second_read_counts_as_repeated_bytes() {
         let twice = of((0..2).flat_map(|_| (0..10).map(|at| (at * 100, 100))));
         assert_eq!((twice.bytes, twice.distinct_bytes, twice.again_bytes()), (2000, 1000, 1000));
         assert_eq!((twice.sequential_calls, twice.order().as_str()), (19, "sequential"));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_meet_become_one() {
+    fn adjacent_extents_merge() {
         let mut tracker = Tracker::default();
         for (offset, bytes) in [(10, 10), (30, 10), (50, 10), (15, 20), (0, 0), (38, 13)] {
             tracker.request(offset, bytes);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_only_opened_has_a_pattern_without_requests() {
+    fn file_only_opened_has_a_pattern_without_requests() {
         assert_eq!(Tracker::default().pattern(), None);
         let mut tracker = Tracker::default();
         tracker.opened();

@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_are_too_large_stay_so_and_stop_nobody() {
+    fn overflowing_figures_saturate() {
         let mut io = Io { read_bytes: u64::MAX, write_bytes: 1, ..Io::default() };
         io.read_sizes.add_many(3, u64::MAX);
         io.join(&io.clone());

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_files_are_no_failure_and_conflicts_are() {
+    fn kept_files_are_durable_and_conflicts_are_not() {
         let mut verdict = Verdict::default();
         verdict.kept.push(PathText(b"k".to_vec()));
         assert!(verdict.is_durable());

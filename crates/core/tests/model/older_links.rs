@@ -24,14 +24,14 @@ fn stat(path: &str) -> Step {
 }
 
 #[test]
-fn a_link_renamed_to_a_name_that_a_new_file_had_taken_from_another_link() {
+fn link_renamed_over_an_unpublished_file_is_applied() {
     // The new file is never published: in the store the name is still that of the old link.
     let terms = Terms { quiet: Duration::from_secs(3600), ..terms() };
     holds_often(&terms, &[create("new", 0), close(0), stat("c"), rename("new", "c"), rename("a/a", "c")]);
 }
 
 #[test]
-fn the_other_links_live_on_when_an_open_one_is_unlinked() {
+fn unlinked_open_link_leaves_its_other_links() {
     for caps in [[8 << 10, 16 << 10], [4 << 30, 4 << 30]] {
         let terms = Terms { caps, direct: true, forgets: true, ..terms() };
         holds_often(&terms, &[open("c", 0, false), unlink("c"), Step::Happens(Event::Evict)]);
@@ -40,7 +40,7 @@ fn the_other_links_live_on_when_an_open_one_is_unlinked() {
 }
 
 #[test]
-fn what_is_written_to_an_unlinked_link_shows_in_the_others() {
+fn write_to_an_unlinked_link_shows_in_its_other_links() {
     let write = does(Operation::Write { slot: 3, offset: 279, length: 143, byte: 183 });
     let steps = [open("c", 3, false), unlink("a/a"), unlink("c"), Step::Happens(Event::Evict), write];
     holds_often(&Terms { caps: [8 << 10, 16 << 10], forgets: true, ..terms() }, &steps);
@@ -48,7 +48,7 @@ fn what_is_written_to_an_unlinked_link_shows_in_the_others() {
 }
 
 #[test]
-fn what_was_written_in_place_before_a_kill_is_seen_through_the_other_links() {
+fn write_in_place_before_a_kill_shows_in_other_links() {
     for steps in [0, 4, 8, 16, 32] {
         let terms = Terms { drain_at_start: false, ..terms() };
         let kill = Step::Happens(Event::KillDrain { steps });
@@ -57,14 +57,14 @@ fn what_was_written_in_place_before_a_kill_is_seen_through_the_other_links() {
 }
 
 #[test]
-fn attributes_that_were_set_by_a_link_are_not_lost_with_it() {
+fn attributes_set_by_a_link_outlive_the_link() {
     let terms = Terms { drain_at_start: false, ..terms() };
     let xattr = SetXattr { path: "c".into(), name: "user.one".into(), byte: 197, how: Setting::Any };
     holds_often(&terms, &[does(xattr), unlink("c")]);
 }
 
 #[test]
-fn links_that_come_and_go_are_no_conflict_and_are_counted() {
+fn links_made_and_removed_are_counted_without_conflict() {
     let terms = Terms { forgets: true, ..terms() };
     holds_often(&terms, &[unlink("c"), unlink("b"), unlink("a/b/a")]);
     holds_often(&terms, &[unlink("c"), stat("a/b/a"), stat("a/a"), unlink("a/a")]);
@@ -78,7 +78,7 @@ fn links_that_come_and_go_are_no_conflict_and_are_counted() {
 }
 
 #[test]
-fn the_last_times_set_count_when_a_file_is_written_in_place() {
+fn last_times_set_apply_to_a_file_written_in_place() {
     let utimens = |path: &str, seconds| does(Utimens { path: path.into(), seconds });
     let steps = [open("c", 3, false), utimens("a/a", 1_001_092_807), utimens("c", 1_397_184_454)];
     holds_often(&terms(), &steps);
@@ -86,7 +86,7 @@ fn the_last_times_set_count_when_a_file_is_written_in_place() {
 }
 
 #[test]
-fn fsync_of_a_spilled_file_publishes_it_and_it_is_written_on() {
+fn spilled_file_stays_writable_after_fsync_publishes_it() {
     let terms = Terms {
         caps: [8 << 10, 16 << 10],
         older_links: false,
@@ -109,7 +109,7 @@ fn fsync_of_a_spilled_file_publishes_it_and_it_is_written_on() {
 }
 
 #[test]
-fn a_spilled_copy_that_was_not_wanted_may_be_wanted_again() {
+fn unneeded_spilled_copy_can_be_used_again() {
     let terms = Terms { caps: [8 << 10, 16 << 10], older_links: false, copy_up_bytes_max: 1 << 20, ..terms() };
     let steps = [open("a/c", 1, false), close(1), open("a/c", 0, false), close(0), open("a/c", 0, false)];
     holds_often(&terms, &steps);
@@ -118,6 +118,6 @@ fn a_spilled_copy_that_was_not_wanted_may_be_wanted_again() {
 }
 
 #[test]
-fn an_exchange_with_a_link_leaves_the_others() {
+fn exchange_with_a_link_leaves_its_other_links() {
     holds_often(&terms(), &[exchange("c", "b"), rename("a/a", "c"), exchange("a/b/a", "a/c")]);
 }

@@ -34,8 +34,9 @@ fn whatever_is_not_answered(steps: &[Step]) {
     }
 }
 
+/// Regression: the drain did not remove a directory that the store failed to show once.
 #[test]
-fn a_directory_that_the_store_did_not_show_was_not_removed() {
+fn rmdir_is_applied_when_one_store_query_fails() {
     whatever_is_not_answered(&[
         does(Mkdir { path: "d".into(), perm: 0o755 }),
         SETTLE,
@@ -43,19 +44,22 @@ fn a_directory_that_the_store_did_not_show_was_not_removed() {
     ]);
 }
 
+/// Regression: the drain left out an exchange of names that the store failed to show once.
 #[test]
-fn an_exchange_of_names_that_the_store_did_not_show_was_left_out() {
+fn exchange_is_applied_when_one_store_query_fails() {
     whatever_is_not_answered(&[exchange("a/a", "b")]);
 }
 
+/// Regression: the drain left out a rename of a file that the store failed to show once.
 #[test]
-fn a_rename_of_a_file_that_the_store_did_not_show_was_left_out() {
+fn rename_is_applied_when_one_store_query_fails() {
     whatever_is_not_answered(&[rename("a/a", "c"), rename("b", "d"), SETTLE, truncate("d", 3), SETTLE, unlink("c")]);
     whatever_is_not_answered(&[rename("a", "c"), unlink("c/a")]);
 }
 
+/// Regression: the drain left out the deletion of a file that the store failed to show.
 #[test]
-fn a_deletion_of_a_file_that_the_store_did_not_show_was_left_out() {
+fn unlink_is_applied_when_store_queries_fail() {
     whatever_is_not_answered(&[unlink("b"), unlink("a/a")]);
     // Not even the second time.
     for number in 0..6 {
@@ -64,14 +68,16 @@ fn a_deletion_of_a_file_that_the_store_did_not_show_was_left_out() {
     }
 }
 
+/// Regression: the drain took a file of several names for another client's when the store failed to show one name.
 #[test]
-fn a_file_with_another_name_that_the_store_did_not_show_was_taken_for_anothers() {
+fn linked_file_stays_ours_when_one_store_query_fails() {
     whatever_is_not_answered(&[link("b", "c"), SETTLE, unlink("c"), SETTLE, truncate("b", 7)]);
     whatever_is_not_answered(&[link("b", "c"), SETTLE, truncate("c", 7), SETTLE, unlink("b"), SETTLE, unlink("c")]);
 }
 
+/// Regression: a new version was a conflict when the store failed to show its place once.
 #[test]
-fn a_new_version_whose_place_the_store_did_not_show_was_a_conflict() {
+fn new_version_is_no_conflict_when_one_store_query_fails() {
     whatever_is_not_answered(&[
         truncate("b", 7),
         does(Chmod { path: "b".into(), perm: 0o700 }),
@@ -97,8 +103,9 @@ fn broken_off(times: u64, after: &[Step]) {
     }
 }
 
+/// Regression: the drain took a half-written file of several names for another client's.
 #[test]
-fn a_file_of_several_names_that_was_half_written_was_taken_for_anothers() {
+fn half_written_linked_file_is_recognised() {
     broken_off(1, &[]);
     broken_off(2, &[]);
 }
@@ -107,23 +114,26 @@ fn when_half_written(steps: &[Step]) -> Vec<Step> {
     [&[Step::Happens(Event::BrokenOff)], steps].concat()
 }
 
+/// Regression: the drain took a half-written file for another client's when a program wrote it again.
 #[test]
-fn written_again_when_it_was_half_written_it_was_taken_for_anothers() {
+fn half_written_file_is_recognised_after_a_write() {
     let open = Open { path: "c".into(), slot: 0, access: Access::Write, append: true, truncate: false };
     let write = Write { slot: 0, offset: 0, length: 5000, byte: 3 };
     broken_off(1, &when_half_written(&[does(open), does(write), close(0)]));
 }
 
+/// Regression: the drain took a half-written file for another client's when a program deleted or replaced it.
 #[test]
-fn deleted_or_replaced_when_it_was_half_written_it_was_taken_for_anothers() {
+fn half_written_file_can_be_deleted_or_replaced() {
     broken_off(1, &when_half_written(&[unlink("b")]));
     broken_off(1, &when_half_written(&[unlink("b"), unlink("c")]));
     broken_off(1, &when_half_written(&[rename("a/a", "b")]));
     broken_off(1, &when_half_written(&[rename("b", "a/d"), link("a/d", "e")]));
 }
 
+/// Regression: the next agent took a half-written file for another client's.
 #[test]
-fn half_written_when_the_agent_was_killed_it_was_taken_for_anothers() {
+fn half_written_file_is_recognised_after_an_agent_kill() {
     broken_off(1, &when_half_written(&[Step::Happens(Event::Kill)]));
     broken_off(1, &when_half_written(&[Step::Happens(Event::Kill), unlink("c")]));
     broken_off(1, &when_half_written(&[truncate("b", 30), Step::Happens(Event::Kill)]));
@@ -132,8 +142,9 @@ fn half_written_when_the_agent_was_killed_it_was_taken_for_anothers() {
     }
 }
 
+/// Regression: nothing reported the exchange that the drain could not do.
 #[test]
-fn an_exchange_that_somebody_else_prevented_was_said_by_nobody() {
+fn exchange_prevented_by_another_client_is_reported() {
     let mut world = World::new(&Terms::plain());
     let exchange = Rename { from: "a/a".into(), to: "b".into(), how: Renaming::Exchange };
     assert_eq!(Mounted::new(world.namespace().clone(), false, false).apply(&exchange).0, Outcome::Fine);
@@ -159,17 +170,19 @@ fn write(offset: u64, length: usize) -> Step {
     does(Write { slot: 0, offset, length, byte: 3 })
 }
 
+/// Regression: the next agent forgot an open spilled file that the store failed to show at the start.
 #[test]
-fn what_was_spilled_and_open_was_forgotten_when_the_store_did_not_show_it_at_the_start() {
+fn open_spilled_file_is_kept_when_a_query_at_the_start_fails() {
     for number in 0..6 {
         let steps = [create("d", 0), write(0, 60_000), Step::Happens(Event::Kill)];
         run(&spilled(number), &steps).unwrap_or_else(|why| panic!("question {number}: {why}"));
     }
 }
 
-/// One version was published just before the kill, and the next one lay in a temporary.
+/// One version is published just before the kill; the next one is stored in a temporary. Regression: the next agent
+/// forgot the temporary that the store failed to show at the start.
 #[test]
-fn the_version_after_a_published_one_was_forgotten_when_the_store_did_not_show_it_at_the_start() {
+fn next_version_is_kept_when_a_query_at_the_start_fails() {
     for number in 0..6 {
         let open = Open { path: "d".into(), slot: 0, access: Access::Write, append: false, truncate: false };
         let held =
@@ -180,10 +193,10 @@ fn the_version_after_a_published_one_was_forgotten_when_the_store_did_not_show_i
     }
 }
 
-/// Names that changed places just before the kill, and one look at them that failed: all stayed in doubt, and what was read
-/// then was another's (ESTALE).
+/// Regression: two names exchanged just before the kill, and one failed query about them, left all of them in doubt.
+/// Reads of them failed with ESTALE.
 #[test]
-fn an_exchange_before_a_kill_stayed_in_doubt_when_the_store_did_not_show_it_at_the_start() {
+fn exchange_before_a_kill_is_decided_after_a_failed_query() {
     let terms = Terms { older_links: true, forgets: true, store_ttl: Duration::from_secs(60), ..spilled(0) };
     holds_often(&terms, &[exchange("c", "b"), Step::Happens(Event::KillDrain { steps: 3 })]);
 }

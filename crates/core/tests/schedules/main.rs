@@ -186,9 +186,9 @@ fn two_programs_and_the_drain() {
     });
 }
 
-/// Who asks for a name while the last who knew the file gives it back was told that there is none.
+/// Regression: a lookup failed with ENOENT while the last holder of the name gave it back.
 #[test]
-fn a_file_that_is_given_back_was_not_found() {
+fn file_is_found_while_its_last_holder_forgets_it() {
     explore(|| {
         let world = World::new(&Terms::plain());
         let path = world.stored().into_keys().find(|path| !path.contains('/')).unwrap();

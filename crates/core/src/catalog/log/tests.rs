@@ -175,7 +175,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_what_was_committed_is_loaded(steps in prop::collection::vec(step(), 1..80)) {
+    fn committed_changes_load_after_any_history(steps in prop::collection::vec(step(), 1..80)) {
         let mut home = tempfile::tempdir().unwrap();
         let mut model = Model::default();
         let mut catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
@@ -240,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tail_cut_or_damaged_anywhere_costs_only_what_comes_after(
+    fn damaged_log_tail_loses_only_later_records(
         batches in prop::collection::vec(batch(), 1..12), place in any::<prop::sample::Index>(), flip in 0_u8..=255, more in batch()
     ) {
         let home = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_as_a_log_open_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), header in any::<bool>()) {
+    fn arbitrary_log_bytes_open_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), header in any::<bool>()) {
         let home = tempfile::tempdir().unwrap();
         drop(LogCatalog::open(home.path()).unwrap());
         let path = segments(home.path()).remove(0);
@@ -367,9 +367,9 @@ fn folded() -> (TempDir, Image) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// A bit that was flipped in it was believed. (A directory in a static is never removed, so the files are kept instead.)
+    /// Regression: a flipped bit was accepted. (A directory in a static is never removed, so the test keeps the files.)
     #[test]
-    fn a_damaged_snapshot_was_believed(
+    fn damaged_snapshot_is_refused_or_read_whole(
         flips in prop::collection::vec((any::<prop::sample::Index>(), 1_u8..=255), 1..4), cut in prop::option::weighted(0.1, any::<prop::sample::Index>())
     ) {
         static FOLDED: std::sync::OnceLock<(BTreeMap<PathBuf, Vec<u8>>, Image)> = std::sync::OnceLock::new();
@@ -399,9 +399,9 @@ proptest! {
     }
 }
 
-/// They were cut off with what was bad, and nobody heard of it.
+/// Regression: the catalog cut off intact records together with the damaged one, and reported nothing.
 #[test]
-fn intact_records_behind_a_bad_one_were_dropped_in_silence() {
+fn intact_records_behind_damage_are_kept_and_reported() {
     let home = tempfile::tempdir().unwrap();
     let mut ends = Vec::new();
     {
@@ -431,7 +431,7 @@ fn intact_records_behind_a_bad_one_were_dropped_in_silence() {
 }
 
 #[test]
-fn a_log_that_ends_within_a_record_is_no_damage() {
+fn log_that_ends_within_a_record_is_not_damaged() {
     let home = tempfile::tempdir().unwrap();
     drop({
         let catalog = LogCatalog::open(home.path()).unwrap();
@@ -449,7 +449,7 @@ fn a_log_that_ends_within_a_record_is_no_damage() {
 }
 
 #[test]
-fn damage_goes_through_all_segments_behind_it() {
+fn damage_counts_records_in_all_later_segments() {
     let (home, _) = several_segments(false);
     let logs = segments(home.path());
     damage(&logs[1], HEADER_BYTES + 20);
@@ -462,9 +462,9 @@ fn damage_goes_through_all_segments_behind_it() {
     assert_eq!(again.records_behind, damage.records_behind);
 }
 
-/// `fsck` cut the log and folded it.
+/// Regression: `fsck` cut the log and folded it.
 #[test]
-fn looking_changed_what_it_looked_at() {
+fn look_leaves_the_catalog_unchanged() {
     let (home, states) = several_segments(false);
     std::fs::write(home.path().join("snapshot.new"), "half").unwrap();
     let last = segments(home.path()).pop().unwrap();
@@ -491,7 +491,7 @@ fn damage(path: &Path, at: u64) {
 }
 
 #[test]
-fn damage_to_a_segment_that_was_on_the_media_is_refused_with_file_and_offset() {
+fn damage_in_a_marked_segment_is_refused_with_file_and_offset() {
     let (home, _) = several_segments(true);
     let second = segments(home.path()).remove(1);
     damage(&second, HEADER_BYTES + 20);
@@ -504,7 +504,7 @@ fn damage_to_a_segment_that_was_on_the_media_is_refused_with_file_and_offset() {
 }
 
 #[test]
-fn a_marked_segment_cut_at_a_record_or_gone_is_refused() {
+fn marked_segment_cut_or_missing_is_refused() {
     let (home, _) = several_segments(true);
     let second = segments(home.path()).remove(1);
     let whole = std::fs::read(&second).unwrap();
@@ -537,7 +537,7 @@ fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
 }
 
 #[test]
-fn an_unmarked_segment_that_lost_its_end_at_a_record_keeps_a_prefix() {
+fn unmarked_segment_without_its_end_keeps_a_prefix() {
     let (home, states) = several_segments(false);
     std::fs::OpenOptions::new().write(true).open(&segments(home.path())[1]).unwrap().set_len(HEADER_BYTES).unwrap();
     let image = LogCatalog::open_with(home.path(), SMALL).unwrap().load().unwrap();
@@ -564,7 +564,7 @@ fn closed_segments_are_folded_and_deleted_in_the_background() {
 }
 
 #[test]
-fn a_failed_sync_is_never_taken_for_a_good_one_later() {
+fn failed_sync_stays_failed_until_the_next_fold() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open(home.path()).unwrap();
     let lsn = catalog.commit(&[Change::PutCounter("a".into(), 1)]).unwrap();
@@ -583,14 +583,14 @@ fn a_failed_sync_is_never_taken_for_a_good_one_later() {
 }
 
 #[test]
-fn a_sync_of_what_was_never_committed_is_refused() {
+fn sync_of_an_uncommitted_position_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open(home.path()).unwrap();
     assert_eq!(catalog.sync(Lsn(1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
 #[test]
-fn what_was_begun_and_not_finished_is_removed_at_the_start() {
+fn unfinished_catalog_files_are_removed_at_the_start() {
     let home = tempfile::tempdir().unwrap();
     drop(LogCatalog::open(home.path()).unwrap());
     let leftovers = ["snapshot.new", "log-00000000000000000009.new"].map(|name| home.path().join(name));

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_recently_used_set_goes_first() {
+    fn page_cache_evicts_the_least_recently_used_set() {
         let mut cache = PageCache::new(10.0);
         cache.put(1, 4.0);
         cache.put(2, 4.0);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_fills_and_takes_again() {
+    fn buffer_fills_and_accepts_again_after_a_flush() {
         let mut buffer = Buffer::new(100.0);
         assert_eq!(buffer.turns_after_s(20.0, 0.0), 0.25);
         assert!(!buffer.is_to_flush(true));

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_share_out_what_was_written() {
+    fn reading_tasks_share_the_written_files() {
         let two = |readers: usize, more: &str| {
             let text = format!(
                 "[[stage]]\nname='a'\ntasks=4\nbytes_out='1M'\n[[stage]]\nname='b'\ntasks={readers}\nreads=['a']\n{more}"
@@ -268,16 +268,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_stage_reads_is_intermediate_unless_said_otherwise() {
+    fn data_read_by_a_later_stage_is_intermediate_by_default() {
         let text = "[[stage]]\nname='a'\ntasks=1\nbytes_out=7\n[[stage]]\nname='b'\ntasks=1\nreads=['a']\nbytes_out=9";
         assert_eq!(of(text).totals().intermediate_bytes, 7);
         let kept = text.replacen("bytes_out=7", "bytes_out=7\nkeep_out=true", 1);
         assert_eq!(of(&kept).totals().final_bytes, 16);
     }
 
-    /// It took all of the memory, or did not end.
+    /// Regression: a huge description took all of the memory, or did not end.
     #[test]
-    fn a_huge_description_is_refused_before_it_is_made() {
+    fn huge_description_is_refused_before_it_is_built() {
         let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
         assert!(said("[[stage]]\nname='a'\ntasks=1000000000000").contains("1000000000000 steps"));
         assert!(said("[[stage]]\nname='a'\ntasks=2\niterations=1000000000").contains("2000000000 steps"));

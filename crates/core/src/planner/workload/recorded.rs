@@ -256,9 +256,9 @@ mod tests {
         assert!(read.iter().any(|&set| workload.sets[set].fate == Fate::Intermediate), "{workload:?}");
     }
 
-    /// 8,540 files of which 24 were kept were 17,000 to be published.
+    /// Regression: of 8,540 files, of which 24 were kept, the planner counted 17,000 as files to publish.
     #[test]
-    fn every_file_counted_as_an_intermediate_and_as_a_final_one() {
+    fn files_count_as_intermediate_or_as_final() {
         let workload = Workload::parse(RECORD).unwrap();
         let files =
             |fate: Fate| workload.sets.iter().filter(|set| set.fate == fate).map(|set| set.files).collect::<Vec<_>>();
@@ -268,10 +268,11 @@ mod tests {
         assert_eq!(files(Fate::Input), [1, 1]);
     }
 
-    /// GDAL's mosaics, a quarter of what was written and all that went to the store, were taken for a quarter of each task's output, and the
-    /// elevations that the first tasks read for a part of what all read: the drain had all the time that there was.
+    /// Regression: GDAL's mosaics, all that went to the store, counted as a quarter of each task's output. The drain
+    /// then had the whole run's time. The elevations that the first tasks read counted as a part of what all tasks
+    /// read.
     #[test]
-    fn what_the_last_process_made_was_drained_from_the_beginning() {
+    fn last_process_output_drains_at_the_end() {
         let record = r#"{"format": 1, "id": "x", "ended_us": 9000000,
             "store_traffic": {"in_files": 1, "in_bytes": 1000, "out_files": 2, "out_bytes": 1010},
             "files": [{"size_bytes": 1000, "sealed_us": 3990000, "durable_us": 5000000}, {"size_bytes": 1000, "sealed_us": 1990000}],

@@ -198,7 +198,7 @@ mod tests {
         "execution": {"tasks": [{"id": "a_ID1", "runtimeInSeconds": 4, "avgCPU": 150}, {"id": "b_ID2", "runtimeInSeconds": 2, "avgCPU": 25}]}}}"#;
 
     #[test]
-    fn parents_come_first_and_fates_follow_from_who_reads() {
+    fn parents_come_first_and_readers_decide_fates() {
         let workload = Workload::parse(TWO).unwrap();
         assert_eq!(workload.tasks[0].stage, "a");
         assert_eq!(workload.tasks[1].after, [0]);
@@ -211,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_an_error() {
+    fn cycle_is_an_error() {
         let circle = TWO.replace(r#""parents": []"#, r#""parents": ["b_ID2"]"#);
         assert!(Workload::parse(&circle).unwrap_err().to_string().contains("circle"));
     }
 
     #[test]
-    fn negative_times_are_refused_also_where_their_product_is_positive() {
+    fn negative_times_with_a_positive_product_are_refused() {
         let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
         let both =
             TWO.replace("\"runtimeInSeconds\": 4, \"avgCPU\": 150", "\"runtimeInSeconds\": -5, \"avgCPU\": -100");
