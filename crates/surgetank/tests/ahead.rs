@@ -101,14 +101,15 @@ assert used() == 0, used()
 is_whole(os.open('f', os.O_RDONLY))
 ";
 
+/// Regression: the agent never prefetched a file that was always open.
 #[test]
-fn what_was_always_open_was_never_brought_in() {
+fn open_file_is_prefetched() {
     each_way("read_on", "", "", READ_ON, |_| assert!(in_store() == noise(1, SIZE)));
 }
 
-/// While the copy is finished and not in use yet.
+/// The copy is complete, and no reader uses it yet.
 #[test]
-fn a_writer_who_comes_meanwhile_wins() {
+fn writer_before_the_copy_is_used_wins() {
     let script = r"
 time.sleep(0.5)
 should = should[:70000] + b'newer' + should[70005:]
@@ -133,7 +134,7 @@ assert used() in (0, 4096) or charged(), used()
 }
 
 #[test]
-fn what_is_deleted_meanwhile_is_gone() {
+fn file_deleted_during_a_prefetch_stays_deleted() {
     let script = r"
 time.sleep(0.5)
 os.unlink('f')
@@ -148,7 +149,7 @@ assert not os.path.exists('f')
 }
 
 #[test]
-fn what_somebody_else_changes_meanwhile_is_not_covered() {
+fn change_by_another_client_is_not_covered_by_the_copy() {
     let script = r"
 time.sleep(0.5)
 should = should[:70000] + b'newer' + should[70005:]
@@ -167,7 +168,7 @@ until(lambda: used() == 0)
 }
 
 #[test]
-fn its_readers_read_on_when_the_agent_is_killed_over_it() {
+fn readers_continue_after_an_agent_kill_during_a_prefetch() {
     let script = r"
 def asked(is_so):
     # (Nobody remembers what the killed one was just bringing in.)

@@ -83,7 +83,7 @@ print('anchored', anchored)
 ";
 
 #[test]
-fn what_is_read_is_what_the_path_leads_to() {
+fn anchored_open_reads_the_file_of_the_path() {
     let Some(scene) = scene("anchors") else { return };
     for seed in 1..=3 {
         let ended = scene.run(FAST, &format!("mkdir t{seed}; cd t{seed}; {} {seed}", python(MOVES))).exits(0);
@@ -93,7 +93,7 @@ fn what_is_read_is_what_the_path_leads_to() {
 
 /// The same while what is on the tier is evicted: most files come and go.
 #[test]
-fn on_a_tier_that_is_too_small_too() {
+fn anchored_open_on_a_small_tier_reads_the_file_of_the_path() {
     let Some(mut scene) = crate::scene::Scene::new("anchors_small") else { return };
     scene.tier("ram", 24);
     let program = r"

@@ -98,23 +98,23 @@ fn says_the_same(name: &str, options: &[&str]) {
 }
 
 #[test]
-fn attributes_by_the_mount() {
+fn mount_serves_attributes() {
     says_the_same("attributes-mount", &["--no-preload"]);
 }
 
 #[test]
-fn attributes_by_the_shim_are_those_by_the_mount() {
+fn shim_serves_the_attributes_of_the_mount() {
     says_the_same("attributes-shim", &[]);
 }
 
 #[test]
-fn attributes_without_a_mount_are_those_by_it() {
+fn seccomp_serves_the_attributes_of_the_mount() {
     says_the_same("attributes-seccomp", &["--door", "seccomp"]);
 }
 
-/// By the mount each is a look-up and a request of its own.
+/// Regression: through the mount each tag took a look-up and a request of its own.
 #[test]
-fn a_tag_on_a_new_file_took_two_requests_at_the_mount() {
+fn tag_on_a_new_file_needs_few_mount_requests() {
     let Some(scene) = prepare("attributes-requests") else { return };
     let script = "
         cat >/mnt/beside/tag.py <<'P'

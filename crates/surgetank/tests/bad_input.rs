@@ -162,7 +162,7 @@ fn words(place: &Place, verb: &str, own: &[&str], rest: &[&str]) -> Vec<OsString
 }
 
 #[test]
-fn every_verb_refuses_options_that_it_does_not_know() {
+fn every_verb_refuses_unknown_options() {
     let place = Place::new();
     for verb in verbs() {
         let name = verb.get_name();
@@ -311,7 +311,7 @@ fn variable(key: &str) -> String {
 }
 
 #[test]
-fn every_variable_is_named_when_its_value_is_refused() {
+fn every_refused_variable_is_named() {
     let place = Place::new();
     for (key, value, says) in KEYS {
         let name = variable(key);

@@ -42,7 +42,7 @@ fn numbers(last: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_and_the_next_see_plain_files() {
+fn compressed_files_read_plain_in_this_and_the_next_run() {
     let Some(scene) = prepare("compress_runs") else { return };
     fs::write(scene.path("stored"), numbers(50_000)).unwrap();
     let first = "seq 200000 >table; seq 300 >small.dat; head -c 100000 /dev/urandom >dense; cp dense /mnt/told/
@@ -87,7 +87,7 @@ fn a_run_and_the_next_see_plain_files() {
 
 /// Killed anywhere: each name has one version, whole, old or new.
 #[test]
-fn an_agent_that_is_killed_leaves_no_name_twice() {
+fn killed_agent_leaves_each_name_once() {
     for point in ["packed.published", "packed.renamed", "drain.stage", "drain.durable"] {
         for alone in [true, false] {
             std::thread::spawn(move || {
@@ -124,9 +124,9 @@ fn an_agent_that_is_killed_leaves_no_name_twice() {
     }
 }
 
-/// Somebody puts a plain file where ours is to come, or where ours lies compressed: both are kept.
+/// Another client puts a plain file where the drain is to publish a file, or where a compressed file is stored.
 #[test]
-fn somebody_else_writes_too() {
+fn conflict_with_another_client_keeps_both_files() {
     let Some(scene) = prepare("compress_conflict") else { return };
     scene.run(&OPTIONS[..2], "seq 20000 >changed").exits(0);
     let options = [&OPTIONS[..2], &["--quiet-period", "0s"]].concat();

@@ -49,7 +49,7 @@ fn noise(at: &str, bytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_and_the_next_see_plain_files() {
+fn shared_files_read_plain_in_this_and_the_next_run() {
     let Some(scene) = prepare("dedup_runs") else { return };
     let bytes = noise("/mnt/told/bytes", 300_000);
     let first =
@@ -109,9 +109,9 @@ fn a_run_and_the_next_see_plain_files() {
     scene.is_clean();
 }
 
-/// Killed anywhere: each name has one version, whole, old or new, and nothing refers to what is not there.
+/// Killed at any point: each name has one complete version, old or new, and every reference has its content.
 #[test]
-fn an_agent_that_is_killed_leaves_no_reference_to_nothing() {
+fn killed_agent_leaves_no_dangling_reference() {
     for point in
         ["packed.referred", "packed.behind", "packed.published", "packed.renamed", "drain.stage", "drain.durable"]
     {
@@ -150,7 +150,7 @@ fn an_agent_that_is_killed_leaves_no_reference_to_nothing() {
 }
 
 #[test]
-fn a_server_gets_the_same_content_once() {
+fn same_content_is_uploaded_once() {
     let Some(server) = S3Server::start() else { return };
     let store = server.url("shared");
     let run = |node: &Node, options: &[&str], script: &str| {

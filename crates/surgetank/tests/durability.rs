@@ -14,55 +14,65 @@ const CELLS: &[(&str, [&[&str]; 4])] = &[
     (
         "`surgetank run`",
         [
-            &["durability::the_run_dies"],
-            &["durability::the_run_dies"],
-            &["durability::the_run_dies", "recovery::the_agent_outlives_its_run"],
-            &["durability::the_run_dies"],
+            &["durability::run_killed_keeps_its_files"],
+            &["durability::run_killed_keeps_its_files"],
+            &["durability::run_killed_keeps_its_files", "recovery::agent_outlives_its_run"],
+            &["durability::run_killed_keeps_its_files"],
         ],
     ),
     (
         "the agent",
         [
-            &["survive::open_files_go_on_through_the_mount", "survive::open_files_go_on_with_the_shim"],
-            &["survive::twenty_kills_in_a_row_with_direct_files", "survive::twenty_kills_in_a_row_with_mediated_files"],
-            &["recovery::killed_while_a_program_writes", "survive::killed_where_it_matters"],
-            &["survive::what_is_only_in_the_store_is_known_again"],
+            &[
+                "survive::open_files_survive_the_agent_through_the_mount",
+                "survive::open_files_survive_the_agent_with_the_shim",
+            ],
+            &[
+                "survive::twenty_agent_kills_lose_nothing_with_direct_files",
+                "survive::twenty_agent_kills_lose_nothing_with_mediated_files",
+            ],
+            &[
+                "recovery::agent_killed_during_writes_loses_no_data",
+                "survive::agent_killed_at_each_critical_point_loses_nothing",
+            ],
+            &["survive::files_only_in_the_store_keep_their_inode_numbers"],
         ],
     ),
     ("the agent and its supervisor", [AGENT_TOO, AGENT_TOO, AGENT_TOO, AGENT_TOO]),
     (
         "node rebooted, volatile",
         [
-            &["durability::a_reboot_with_a_tier_in_memory"],
-            &["durability::a_reboot_with_a_tier_in_memory", "power::what_was_in_memory_only_is_told_after_a_reboot"],
-            &["power::what_was_in_memory_only_is_told_after_a_reboot"],
-            &["durability::a_reboot_with_a_tier_in_memory"],
+            &["durability::reboot_with_a_memory_tier_names_lost_files"],
+            &[
+                "durability::reboot_with_a_memory_tier_names_lost_files",
+                "power::files_only_in_memory_are_named_after_a_reboot",
+            ],
+            &["power::files_only_in_memory_are_named_after_a_reboot"],
+            &["durability::reboot_with_a_memory_tier_names_lost_files"],
         ],
     ),
     (
         "node rebooted, persistent",
         [
-            &["power::half_a_file_is_kept_beside_its_name"],
+            &["power::partial_file_is_kept_beside_its_name"],
             &[
-                "power::what_was_synced_is_there_and_what_was_not_replaces_nothing_through_the_mount",
-                "durability::a_reboot_with_files_that_are_not_drained",
+                "power::synced_data_survives_power_loss_through_the_mount",
+                "durability::reboot_with_undrained_files_drains_them",
             ],
-            &["power::what_was_closed_long_ago_is_complete", "power::half_a_file_is_kept_beside_its_name"],
-            &["power::what_the_store_has_is_not_taken_from_a_tier_that_was_not_synced"],
+            &["power::file_closed_long_ago_is_complete", "power::partial_file_is_kept_beside_its_name"],
+            &["power::stored_file_is_not_read_from_an_unsynced_tier"],
         ],
     ),
     ("node lost permanently", [NODE_LOST, NODE_LOST, NODE_LOST, NODE_LOST]),
     ("node lost, tier `node`", [NODE_TIER, NODE_TIER, NODE_TIER, NODE_TIER]),
     ("the store's power", [&[], STORE_POWER, STORE_POWER, STORE_POWER]),
 ];
-const DIES_ALONE: &[&str] = &["durability::a_program_dies"];
-const AGENT_TOO: &[&str] = &["durability::agent_and_supervisor_die"];
-const NODE_LOST: &[&str] = &[
-    "durability::the_node_is_lost_with_its_disk",
-    "power::of_a_node_that_is_lost_there_is_what_was_synced_to_the_store",
-];
-const NODE_TIER: &[&str] = &["durability::another_node_takes_up_a_shared_tier"];
-const STORE_POWER: &[&str] = &["durability::the_store_loses_its_power"];
+const DIES_ALONE: &[&str] = &["durability::program_killed_keeps_its_files"];
+const AGENT_TOO: &[&str] = &["durability::agent_and_supervisor_killed_keep_the_files"];
+const NODE_LOST: &[&str] =
+    &["durability::lost_disk_leaves_files_synced_to_the_store", "power::lost_node_leaves_data_synced_to_the_store"];
+const NODE_TIER: &[&str] = &["durability::another_node_continues_from_a_shared_tier"];
+const STORE_POWER: &[&str] = &["durability::store_power_loss_keeps_durable_files"];
 
 #[test]
 fn every_cell_of_the_table_has_a_test() {
@@ -185,7 +195,7 @@ const ALL: [(&str, u8, usize); 4] =
     [("durable", b'd', 3000), ("synced", b's', 9000), ("open", b'o', 5000), ("sealed", b'c', 7000)];
 
 #[test]
-fn a_program_dies() {
+fn program_killed_keeps_its_files() {
     by_every_door("program", |scene, door| {
         scene.tier("fast", 64);
         let script = format!(
@@ -198,7 +208,7 @@ fn a_program_dies() {
 }
 
 #[test]
-fn the_run_dies() {
+fn run_killed_keeps_its_files() {
     by_every_door("run", |scene, door| {
         // Where `run` itself has a part in every call, the program does not go on without it.
         if door.contains(&"seccomp") {
@@ -218,7 +228,7 @@ fn the_run_dies() {
 }
 
 #[test]
-fn agent_and_supervisor_die() {
+fn agent_and_supervisor_killed_keep_the_files() {
     by_every_door("agents", |scene, door| {
         scene.tier("fast", 64);
         let running = begin(scene, door, &[]);
@@ -234,7 +244,7 @@ fn agent_and_supervisor_die() {
 
 /// With rules that keep files from the store, and where `fsync` means the tier, nothing has brought them there.
 #[test]
-fn a_reboot_with_a_tier_in_memory() {
+fn reboot_with_a_memory_tier_names_lost_files() {
     for (case, fsync, stored) in [("auto", "auto", true), ("store", "store", true), ("tier", "tier", false)] {
         std::thread::spawn(move || {
             let Some(mut scene) = prepare(&format!("durability_memory_{case}")) else { return };
@@ -261,7 +271,7 @@ fn a_reboot_with_a_tier_in_memory() {
 const ON_DISK: [&str; 2] = ["--tier", "disk=/mnt/disk:200M"];
 
 #[test]
-fn a_reboot_with_files_that_are_not_drained() {
+fn reboot_with_undrained_files_drains_them() {
     for journal_too in [false, true] {
         std::thread::spawn(move || {
             let Some(mut scene) = prepare(&format!("durability_kept_{journal_too}")) else { return };
@@ -282,7 +292,7 @@ fn a_reboot_with_files_that_are_not_drained() {
 }
 
 #[test]
-fn the_node_is_lost_with_its_disk() {
+fn lost_disk_leaves_files_synced_to_the_store() {
     let Some(mut scene) = prepare("durability_disk_lost") else { return };
     scene.ext4("disk", 512);
     scene.state = "/mnt/disk/state".into();
@@ -294,7 +304,7 @@ fn the_node_is_lost_with_its_disk() {
 
 /// Tier and state lie on storage that other nodes see. The node that dies takes with it what it had not sent there.
 #[test]
-fn another_node_takes_up_a_shared_tier() {
+fn another_node_continues_from_a_shared_tier() {
     for journal_too in [false, true] {
         std::thread::spawn(move || {
             let Some(mut scene) = prepare(&format!("durability_shared_{journal_too}")) else { return };
@@ -318,7 +328,7 @@ fn another_node_takes_up_a_shared_tier() {
 
 /// What was called durable, and what `fsync` put into the store, was on its disk.
 #[test]
-fn the_store_loses_its_power() {
+fn store_power_loss_keeps_durable_files() {
     for journal_too in [false, true] {
         std::thread::spawn(move || {
             let Some(mut scene) = prepare(&format!("durability_store_power_{journal_too}")) else { return };
@@ -344,7 +354,7 @@ fn the_store_loses_its_power() {
 
 /// Content that found no room in a tier, and content that is written where it is: the store outlives the node.
 #[test]
-fn spilled_and_written_in_place() {
+fn spilled_and_in_place_files_survive_kills() {
     let Some(mut scene) = prepare("durability_spilled") else { return };
     scene.tier("fast", 8);
     let large = letters(b'l', 20 * MIB as usize);

@@ -17,7 +17,7 @@ fn prepare(name: &str) -> Option<(Scene, String)> {
 }
 
 #[test]
-fn what_was_written_past_the_mount_is_an_error_with_its_name() {
+fn write_past_the_mount_is_an_error_with_its_name() {
     let Some((scene, store)) = prepare("escaped") else { return };
     let ended = scene.run(
         &["--store", &store],
@@ -37,9 +37,9 @@ fn a_run_that_stays_inside_is_no_escape() {
     assert!(!ended.exits(0).stderr.contains("was not written through"), "directories are not data");
 }
 
-/// It is the store's own file then, and seen as one.
+/// The file is then the store's own, and programs see it.
 #[test]
-fn where_the_bare_directory_is_the_store_it_is_anothers_file() {
+fn write_past_the_mount_into_the_store_is_seen() {
     let Some((scene, _)) = prepare("anothers") else { return };
     scene.run(&[], &format!("{PAST}; echo here > $past/from-outside; cat from-outside")).exits(0).prints("here\n");
 }

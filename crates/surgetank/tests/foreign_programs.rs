@@ -225,7 +225,7 @@ fn other_preloaded_libraries_stay_with_foreign_programs() {
 
 /// The loader drops the library from a set-user-id program, which then finds the same files through the mount, with its owner's rights.
 #[test]
-fn set_user_id_program_goes_by_the_mount() {
+fn set_user_id_program_uses_the_mount() {
     let Some(scene) = scene("foreign_set_ids") else { return };
     let script = "install -o 1000 -m 4755 /bin/cp /mnt/copies; install -d -m 777 shared; chmod 755 .
         echo of root >shared/from

@@ -64,7 +64,7 @@ const WRITES: &str = "
 ";
 
 #[test]
-fn a_run_is_in_the_server_and_comes_back_the_same() {
+fn run_output_is_on_the_server_and_reads_back() {
     let Some(server) = MongoServer::start() else { return };
     run(&Node::new(), &server, WRITES);
     for (name, bytes) in
@@ -101,7 +101,7 @@ fn a_run_is_in_the_server_and_comes_back_the_same() {
 
 /// (Alone: this server looks at all chunks for each.)
 #[test]
-fn a_large_file_goes_in_parts_and_comes_back() {
+fn large_file_is_stored_in_parts_and_reads_back() {
     let Some(server) = MongoServer::start() else { return };
     run(&Node::new(), &server, "head -c 18000000 /dev/urandom >big; sha256sum big >sums");
     assert!(files(&server).contains(&("big".into(), 18_000_000)), "{:?}", files(&server));
@@ -115,7 +115,7 @@ fn a_large_file_goes_in_parts_and_comes_back() {
 }
 
 #[test]
-fn what_strangers_put_is_shown_and_not_overwritten_unseen() {
+fn files_of_other_clients_are_shown_and_never_overwritten() {
     let Some(server) = MongoServer::start() else { return };
     server.client_put("p/in/a", b"one");
     server.client_put("p/in/b", b"two");
@@ -144,7 +144,7 @@ fn what_strangers_put_is_shown_and_not_overwritten_unseen() {
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
+fn restarted_server_has_every_file_in_the_end() {
     let Some(mut server) = MongoServer::start() else { return };
     let node = Node::new();
     let script =
@@ -177,7 +177,7 @@ fn clean_up(node: &Node, server: &MongoServer) {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_half_done() {
+fn killed_agent_leaves_no_partial_file() {
     let Some(server) = MongoServer::start() else { return };
     let node = Node::new();
     let slow = node.path("slow.toml");
@@ -211,7 +211,7 @@ fn an_agent_that_is_killed_leaves_nothing_half_done() {
 }
 
 #[test]
-fn what_a_listing_cannot_name_hides_nothing_and_stops_gc() {
+fn unlistable_name_hides_no_file_and_stops_gc() {
     let Some(server) = MongoServer::start() else { return };
     server.client_put("p/d/aa", b"a");
     server.client_put("p/d/zz", b"z");
@@ -243,7 +243,7 @@ fn failed(output: &Output) -> String {
 }
 
 #[test]
-fn a_password_is_asked_for_where_it_belongs_and_never_shown() {
+fn password_is_read_from_the_environment_and_never_shown() {
     let Some(server) = MongoServer::start_guarded() else { return };
     let node = Node::new();
     let url = format!("mongodb://{USER}@127.0.0.1:{}/db?authSource=db&prefix=p/", server.port());
@@ -267,7 +267,7 @@ fn a_password_is_asked_for_where_it_belongs_and_never_shown() {
 }
 
 #[test]
-fn the_doctor_tells_what_the_server_can_do() {
+fn doctor_reports_what_the_server_can_do() {
     let Some(server) = MongoServer::start() else { return };
     let node = Node::new();
     let mut doctor = Command::new(env!("CARGO_BIN_EXE_surgetank"));
@@ -278,7 +278,7 @@ fn the_doctor_tells_what_the_server_can_do() {
 }
 
 #[test]
-fn a_tree_is_staged_in_and_out() {
+fn tree_is_staged_in_and_out() {
     let Some(server) = MongoServer::start() else { return };
     let node = Node::new();
     let (from, back) = (node.path("from"), node.path("back"));

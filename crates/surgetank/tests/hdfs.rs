@@ -48,7 +48,7 @@ const WRITES: &str = "
 ";
 
 #[test]
-fn a_run_is_in_hdfs_and_comes_back_the_same() {
+fn run_output_is_in_hdfs_and_reads_back() {
     let Some(server) = HdfsServer::start() else { return };
     run(&server, "p", WRITES);
     assert_eq!(server.read("p/d/hello"), b"hello\n");
@@ -176,7 +176,7 @@ fn failed(output: &Output) -> String {
 }
 
 #[test]
-fn servers_and_agents_that_are_killed_leave_nothing_half_done() {
+fn killed_servers_and_agents_leave_no_partial_file() {
     let Some(mut server) = HdfsServer::start() else { return };
     server.done("PUT", "k", "op=MKDIRS&permission=777");
     server.done("PUT", "k", "op=SETPERMISSION&permission=777");

@@ -86,7 +86,7 @@ fn hints_act_at_once_without_a_mount() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_and_the_log_says_why() {
+fn unknown_hint_is_refused_and_logged() {
     let Some(scene) = prepare("hints-refused") else { return };
     let script = format!(
         r#"{WORDS}
@@ -134,7 +134,7 @@ P
 }
 
 #[test]
-fn a_rule_that_somebody_wrote_is_stronger_than_a_hint() {
+fn configured_rule_overrides_a_hint() {
     let Some(scene) = prepare("hints-precedence") else { return };
     let script = format!(
         r#"{WORDS}
@@ -205,9 +205,9 @@ fn hints_outlive_the_agent_with_the_shim() {
     outlives_its_agent("hints-survive-shim", &[]);
 }
 
-/// Killed with its supervisor: the next one finds hints as it finds everything else.
+/// The supervisor dies with its agent. The next agent finds hints as it finds its other records.
 #[test]
-fn hints_are_found_by_the_next_agent_when_nobody_took_over() {
+fn hints_survive_the_loss_of_agent_and_supervisor() {
     let Some(scene) = prepare("hints-nobody") else { return };
     let aside = scene.beside("aside");
     let script = format!(
@@ -256,7 +256,7 @@ fn room_is_reserved_for_the_size_that_is_hinted() {
 }
 
 #[test]
-fn what_the_store_has_is_brought_in_and_pinned() {
+fn stored_file_is_prefetched_and_pinned_by_hint() {
     let Some(scene) = prepare("hints-prefetch") else { return };
     fs::create_dir_all(scene.path("in/deep")).unwrap();
     for name in ["in/a", "in/deep/b", "c", "d", "e"] {
@@ -285,10 +285,10 @@ fn what_the_store_has_is_brought_in_and_pinned() {
     assert!(lines[9].starts_with("c: 4"), "{}", ended.stdout);
 }
 
-/// What was used last, and most, goes before what is known to be read sooner. How much goes, and when, is not told
-/// here: room is also kept for what a fast writer would write until the agent looks again.
+/// The file used last and most leaves before a file that is known to be read sooner. The test does not check how much
+/// leaves, or when: the agent also keeps room for a fast writer.
 #[test]
-fn of_what_has_to_make_room_that_goes_first_which_is_read_latest() {
+fn eviction_takes_the_file_read_latest_first() {
     const ORDER: [&str; 8] = ["never", "unknown", "later", "sooner", "first", "second", "third", "fourth"];
     let Some(mut scene) = Scene::new("hints-next-read") else { return };
     scene.tier("fast", 32);
@@ -323,9 +323,10 @@ fn of_what_has_to_make_room_that_goes_first_which_is_read_latest() {
     assert!(counts[0] <= 1 && (3..=6).contains(&counts[4]), "{counts:?}\n{}", ended.stdout);
 }
 
-/// Hints, like what tells where a file is, belong to a file here: who copies a file does not copy them, and nobody else sees them.
+/// Hints belong to a file here, like its location. A copy of the file does not get them, and no other program sees
+/// them.
 #[test]
-fn hints_are_not_copied_and_not_stored() {
+fn hints_stay_with_their_file_and_are_not_stored() {
     let Some(scene) = prepare("hints-unlisted") else { return };
     let script = format!(
         r#"{WORDS}
@@ -349,7 +350,7 @@ fn hints_are_not_copied_and_not_stored() {
 }
 
 #[test]
-fn thousands_of_paths_are_told_in_a_few_requests() {
+fn thousands_of_hinted_paths_take_a_few_requests() {
     const PATHS: usize = 30_000;
     let Some(scene) = prepare("hints-many") else { return };
     let mut lines = String::new();
@@ -383,9 +384,9 @@ fn is_part(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("part-"))
 }
 
-/// Programs make no file themselves where a hint holds for it: what is set in the middle counts for the next one.
+/// Programs make no file themselves where a hint holds for it. A hint set meanwhile counts for the next file.
 #[test]
-fn what_programs_make_without_asking_has_its_hints() {
+fn files_made_in_a_delegated_directory_have_their_hints() {
     let Some(mut scene) = Scene::new("hints-lent") else { return };
     scene.tier("ram", 8192);
     let program = r"

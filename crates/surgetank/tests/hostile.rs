@@ -104,18 +104,18 @@ fn strangers_get_nothing(scene: Option<Scene>, owner: u32, strangers: &[u32]) {
 }
 
 #[test]
-fn an_agent_of_root_answers_nobody_else() {
+fn agent_of_root_answers_no_other_user() {
     strangers_get_nothing(Scene::new("strangers_root"), 0, &[USER, STRANGER]);
 }
 
 #[test]
-fn an_agent_of_a_user_answers_no_other_user() {
+fn agent_of_a_user_answers_no_other_user() {
     strangers_get_nothing(Scene::of_user("strangers_user"), USER, &[STRANGER]);
 }
 
-/// At the group's socket its members are told the status and obeyed in nothing, others not even that.
+/// At the group's socket a member gets the status and can change nothing. Other users do not get even that.
 #[test]
-fn a_group_that_was_let_in_may_look_and_do_nothing() {
+fn group_member_may_read_the_status_and_change_nothing() {
     const GROUP: u32 = 4242;
     let Some(scene) = prepare(Scene::new("group_socket")) else { return };
     let (lab, socket) = ("/mnt/lab", "/mnt/lab/project.sock");
@@ -246,7 +246,7 @@ fn descriptors(pid: u32) -> usize {
 }
 
 #[test]
-fn nonsense_and_sleepers_on_the_sockets_harm_nobody() {
+fn garbage_and_idle_connections_leave_the_agent_working() {
     let Some(scene) = prepare(Scene::new("nonsense")) else { return };
     let running = held(&scene, &[], "echo kept >kept", "cat kept; cat served | wc -l");
     let agent = scene.agent().unwrap();
@@ -306,7 +306,7 @@ impl Socket for fs::Metadata {
 }
 
 #[test]
-fn a_tier_that_somebody_prepared_is_refused() {
+fn tier_prepared_by_another_user_is_refused() {
     let Some(scene) = prepare(Scene::new("prepared_tier")) else { return };
     let outside = scene.beside("outside");
     let ours = Path::new("/mnt/tier-fast/surgetank-0");
@@ -361,17 +361,17 @@ fn links_that_lead_out(name: &str, options: &[&str]) {
 }
 
 #[test]
-fn links_that_lead_out_are_followed_by_the_kernel_alone_through_the_mount() {
+fn outward_links_are_followed_by_the_kernel_through_the_mount() {
     links_that_lead_out("links_out_mount", &["--no-preload"]);
 }
 
 #[test]
-fn links_that_lead_out_are_followed_by_the_kernel_alone_with_the_shim() {
+fn outward_links_are_followed_by_the_kernel_with_the_shim() {
     links_that_lead_out("links_out_shim", &[]);
 }
 
 #[test]
-fn links_that_lead_out_are_followed_by_the_kernel_alone_without_a_mount() {
+fn outward_links_are_followed_by_the_kernel_without_a_mount() {
     links_that_lead_out("links_out_seccomp", &["--door", "seccomp"]);
 }
 
@@ -434,9 +434,10 @@ fn a_mount_inside_the_mount_is_left_alone() {
     assert!(!scene.path("d/inside").exists());
 }
 
-/// It kept the agent from unmounting, which tried for ever, and the run never ended.
+/// Regression: a mount that a program left kept the agent from unmounting. The agent tried indefinitely, and the run
+/// never ended.
 #[test]
-fn a_mount_that_a_program_left_kept_the_run_from_ending() {
+fn run_ends_when_a_program_leaves_a_mount_behind() {
     let Some(scene) = prepare(Scene::new("mount_left")) else { return };
     let script = "mkdir d e; echo below >d/below; mount -t tmpfs none d; echo inside >d/inside; mount -t tmpfs none d; mkdir d/deep
         mount -t tmpfs none d/deep; mount --bind . e";

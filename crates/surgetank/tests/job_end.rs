@@ -95,18 +95,18 @@ fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
 }
 
 #[test]
-fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
+fn undrainable_rest_is_written_straight_to_the_store() {
     beyond_what_can_be_drained("deadline_store", &["--no-preload"]);
 }
 
 #[test]
-fn what_could_not_be_drained_before_the_end_is_written_to_the_store_with_the_shim() {
+fn undrainable_rest_is_written_straight_with_the_shim() {
     beyond_what_can_be_drained("deadline_store_shim", &[]);
 }
 
-/// Near its end nothing waits for a better moment: neither for its quiet period nor for the final drain.
+/// Near the job's end a file waits neither for its quiet period nor for the final drain.
 #[test]
-fn near_the_end_nothing_waits_for_a_better_moment() {
+fn drain_near_the_end_skips_the_quiet_period() {
     let Some(scene) = prepare("deadline_hurry") else { return };
     let options = ["--quiet-period", "1h"];
     let script = "mkdir .git; echo last > .git/last; echo quiet > quiet; touch /mnt/beside/written
@@ -127,9 +127,9 @@ fn near_the_end_nothing_waits_for_a_better_moment() {
     scene.is_clean();
 }
 
-/// The store is full, and the end comes: what is left is told by name, written down, and brought by whoever comes next.
+/// The store is full, and the end comes. The run names what is left and writes it down, and the next run drains it.
 #[test]
-fn what_is_left_at_the_end_is_told() {
+fn undrained_files_at_the_end_are_named() {
     let Some(scene) = prepare("deadline_left") else { return };
     scene.tmpfs("project", 12);
     fs::write(scene.path("ballast"), vec![1; 10 << 20]).unwrap();
@@ -207,7 +207,7 @@ fn holds_all(scene: &Scene, files: &BTreeMap<String, Vec<u8>>) {
 }
 
 #[test]
-fn killed_after_sigterm_the_rest_is_found_again() {
+fn rest_is_drained_by_the_next_run_after_sigterm_and_kill() {
     let Some(scene) = prepare("sigterm_killed") else { return };
     let durable = terminated_and_killed(&scene, &[]);
     holds_all(&scene, &durable);
@@ -251,16 +251,17 @@ fn wipe(tier: &Path) {
 }
 
 #[test]
-fn killed_after_sigterm_what_was_wiped_is_told() {
+fn wiped_files_are_named_after_sigterm_and_kill() {
     let Some(scene) = prepare("sigterm_wiped") else { return };
     let durable = terminated_and_killed(&scene, &[]);
     wipe(Path::new("/mnt/tier-fast"));
     lost_is_told(&scene, &[], &durable);
 }
 
-/// The epilog removes the job's directory on the local disk, and the next job has another one.
+/// The epilog removes the job's directory on the local disk, and the next job has another one. Regression: the next run
+/// waited for the removed directory indefinitely.
 #[test]
-fn a_directory_on_a_disk_that_an_epilog_removed_was_waited_for_for_ever() {
+fn tier_directory_removed_by_an_epilog_is_not_waited_for() {
     let Some(mut scene) = Scene::new("wiped_disk") else { return };
     scene.beside("beside");
     fs::write("/mnt/source", noise(7, 32 * MIB)).unwrap();
@@ -298,9 +299,9 @@ fn a_directory_on_a_disk_that_an_epilog_removed_was_waited_for_for_ever() {
     assert!(Command::new("umount").arg(&disk).status().unwrap().success());
 }
 
-/// An agent that is killed while it leaves: the next one was not told that it should.
+/// Regression: the agent was killed while it left, and the agent after it did not know that it was to stop.
 #[test]
-fn an_agent_that_was_replaced_forgot_that_it_was_told_to_stop() {
+fn replacing_agent_knows_of_the_order_to_stop() {
     let Some(scene) = prepare("sigterm_replaced") else { return };
     let script = "echo early > early; touch /mnt/beside/written
         until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late";
@@ -349,9 +350,9 @@ fn the_command_that_the_second_interrupt_prints_brings_the_rest() {
     scene.is_clean();
 }
 
-/// What runs on after the command is waited for, then named; and what it writes still reaches the store.
+/// The run waits for children that outlive the command, then names them. What they write still reaches the store.
 #[test]
-fn what_a_background_child_writes_after_the_grace_reaches_the_store() {
+fn background_child_output_after_the_grace_is_stored() {
     let Some(scene) = prepare("background") else { return };
     let script = "(sleep 0.3; echo in time > in-time) > /dev/null 2>&1 &";
     scene.run(&["--grace", "60s"], script).exits(0);
@@ -372,7 +373,7 @@ fn what_a_background_child_writes_after_the_grace_reaches_the_store() {
 
 /// State and tiers are gone: there is nothing left that could be told, and the store has what was durable, and nothing half.
 #[test]
-fn with_state_and_tiers_wiped_the_store_is_unharmed() {
+fn wiped_state_and_tiers_leave_the_store_unharmed() {
     let Some(scene) = prepare("wiped_both") else { return };
     fs::write(scene.path("old"), "before\n").unwrap();
     let durable = terminated_and_killed(&scene, &[]);
@@ -407,9 +408,9 @@ fn slow_tail(scene: &Scene, after: &str) -> Running {
     running
 }
 
-/// That everything goes from the tiers was begun when everything was in the store: programs that had ended waited for it.
+/// Regression: the agent emptied the tiers only after the whole drain, and programs that had ended waited for it.
 #[test]
-fn tiers_were_given_back_one_file_after_the_other_when_all_was_durable() {
+fn tiers_are_emptied_while_the_rest_drains() {
     let Some(scene) = prepare("parting") else { return };
     let mut running = slow_tail(&scene, "");
     eventually("temporaries and what is durable have left, and the rest is drained yet", || {
@@ -423,10 +424,10 @@ fn tiers_were_given_back_one_file_after_the_other_when_all_was_durable() {
     scene.is_clean();
 }
 
-/// A process that was left behind reads temporaries when the command has ended; so does a run that came in the meantime, of what
-/// is its own.
+/// A process that outlives the command still reads temporaries. A run that joined meanwhile reads its own. Regression:
+/// the agent removed them.
 #[test]
-fn temporaries_went_while_somebody_was_left_who_read_them() {
+fn temporaries_stay_while_a_process_may_read_them() {
     let Some(scene) = prepare("parting_left") else { return };
     let left = "(touch /mnt/beside/left; until [ -e /mnt/beside/seen ]; do sleep 0.02; done
         cat ?.tmp > /mnt/beside/read 2>&1; touch /mnt/beside/done) > /dev/null 2>&1 < /dev/null &";
@@ -449,9 +450,10 @@ fn temporaries_went_while_somebody_was_left_who_read_them() {
     scene.is_clean();
 }
 
-/// Names of temporaries that had gone were still known to the kernel and to the shim: who came then could not make them anew.
+/// Regression: the kernel and the shim still knew names of removed temporaries, so the joining run could not make them
+/// again.
 #[test]
-fn a_run_that_came_while_tiers_were_emptied_met_temporaries_that_were_gone() {
+fn run_that_joins_the_final_drain_can_remake_temporaries() {
     let Some(scene) = prepare("emptied_names") else { return };
     let mut running = slow_tail(&scene, "ls -l > /dev/null; env -u LD_PRELOAD stat ?.tmp > /dev/null");
     eventually("temporaries have left, and the rest is drained yet", || {

@@ -10,7 +10,7 @@ use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
 use crate::scene::{Running, Scene, eventually};
 
 #[test]
-fn what_was_made_without_asking_is_there_for_everybody_at_once() {
+fn delegated_create_is_visible_at_every_door_at_once() {
     let Some(scene) = scene("lent_at_once") else { return };
     let script = python(
         r"
@@ -53,7 +53,7 @@ assert set(os.listdir('d')) == expected
 }
 
 #[test]
-fn a_missing_name_that_the_kernel_was_told_of_is_not_missing_any_more() {
+fn delegated_create_ends_a_kernel_negative_entry() {
     let Some(scene) = scene("lent_missing") else { return };
     let script = python(
         r"
@@ -77,9 +77,9 @@ for n in range(60):
     assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
 }
 
-/// Exactly one of those who make a name exclusively has it, whichever door each takes.
+/// Of several processes that make a name exclusively exactly one succeeds, at whichever door.
 #[test]
-fn of_those_who_make_one_name_exactly_one_has_it() {
+fn exclusive_creates_of_one_name_succeed_once() {
     let Some(scene) = scene("lent_exclusive") else { return };
     let script = python(
         r"
@@ -116,7 +116,7 @@ assert {f'one-{n}' for n in range(400)} <= set(os.listdir('d'))
 
 /// Directories above are renamed, and exchanged with others, while programs make files in them.
 #[test]
-fn files_are_made_where_they_should_be_while_directories_above_are_renamed() {
+fn delegated_creates_follow_renamed_parent_directories() {
     let Some(scene) = scene("lent_renamed") else { return };
     let script = python(
         r"
@@ -169,7 +169,7 @@ assert os.listdir('a') == ['b'] and os.listdir('.') == ['a']
 
 /// Two directories change places all the time: each file is in one of them, and nowhere else.
 #[test]
-fn files_are_in_one_of_two_directories_that_change_places() {
+fn delegated_creates_land_once_in_exchanged_directories() {
     let Some(scene) = scene("lent_swapped") else { return };
     let script = python(
         r"
@@ -212,7 +212,7 @@ for dir, names in (('d', d), ('e', e)):
 
 /// Files come to the store in the order of their closes.
 #[test]
-fn a_mark_does_not_overtake_its_data() {
+fn marker_is_not_published_before_its_data() {
     let Some(scene) = scene("lent_order") else { return };
     let script = python(
         r"
@@ -246,9 +246,9 @@ for n in range(150):
     scene.is_clean();
 }
 
-/// Who stops in the middle keeps nobody waiting, and what he made does not count.
+/// A process that stops in the middle of a create blocks no other process, and its file does not count.
 #[test]
-fn who_stops_in_the_middle_keeps_nobody() {
+fn stopped_creator_blocks_no_process() {
     let Some(scene) = scene("lent_stopped") else { return };
     let text = format!(
         "{CLAIM}{}",
@@ -281,9 +281,9 @@ assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 30
     scene.is_clean();
 }
 
-/// The ring says what is not so: nobody gets another's file by that, and everybody else goes on.
+/// The ring has false entries. No program gets another program's file by them, and the agent continues.
 #[test]
-fn what_the_ring_says_is_not_believed() {
+fn forged_ring_entries_are_not_believed() {
     let Some(scene) = scene("lent_lies") else { return };
     let text = format!(
         "{CLAIM}{}",
@@ -310,9 +310,9 @@ assert open('secret').read() == 's' and len(os.listdir('d')) == 308
     scene.holds("d/first-1", b"x");
 }
 
-/// The agent is killed while programs make files: the next one takes in what they told.
+/// The agent is killed while programs make files. The next agent takes in what they reported.
 #[test]
-fn what_was_told_to_an_agent_that_was_killed_is_taken_in_by_the_next() {
+fn reported_creates_survive_an_agent_kill() {
     let Some(scene) = scene("lent_killed") else { return };
     let script = python(
         r"
@@ -354,9 +354,9 @@ print(n)
     scene.is_clean();
 }
 
-/// Killed before what was told is written down, and just after it, one agent after the other.
+/// The agent is killed before it has written down the reported creates, and just after, one agent after the other.
 #[test]
-fn an_agent_that_is_killed_while_it_takes_in_what_was_told_loses_nothing() {
+fn agent_killed_while_taking_in_creates_loses_none() {
     let Some(scene) = scene("lent_killed_there") else { return };
     let script = python(
         r"
@@ -384,9 +384,9 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
     scene.is_clean();
 }
 
-/// The same where nobody takes over before the next start.
+/// The supervisor dies too, so the next start takes in what programs reported.
 #[test]
-fn what_was_told_to_an_agent_whose_supervisor_was_killed_too_is_found_by_the_next_start() {
+fn reported_creates_survive_the_loss_of_the_supervisor() {
     let Some(scene) = scene("lent_left") else { return };
     let script = python(
         r"
@@ -423,7 +423,7 @@ time.sleep(30)
 }
 
 #[test]
-fn a_tier_that_is_full_sends_programs_elsewhere() {
+fn full_tier_sends_delegated_creates_elsewhere() {
     let Some(mut scene) = Scene::new("lent_full") else { return };
     scene.tier("ram", 24);
     let script = python(
@@ -440,7 +440,7 @@ for n in range(160): assert open(f'd/file-{n}', 'rb').read() == bytes([n]) * (40
 
 /// Permissions, and flags without `O_EXCL`.
 #[test]
-fn modes_and_flags_are_as_everywhere() {
+fn delegated_creates_have_their_modes_and_flags() {
     let Some(scene) = scene("lent_modes") else { return };
     let script = python(
         r"
@@ -477,9 +477,9 @@ except FileNotFoundError: pass
     scene.is_clean();
 }
 
-/// As git does it: each name is looked for through the mount, and taken away, before it is made.
+/// As git does it: each name is looked up through the mount, and unlinked, before it is made.
 #[test]
-fn who_looks_for_each_name_before_makes_it_without_asking_too() {
+fn lookup_before_each_create_keeps_the_delegation() {
     let Some(scene) = scene("lent_looked_for") else { return };
     let script = python(
         r"
@@ -497,10 +497,11 @@ for n in range(200):
     scene.is_clean();
 }
 
-/// It stayed lent, and watched: every look there looked into the ring too, every open cost a tenth of a microsecond more, and the kernel
-/// kept no listing of it. As long as a file of it is open the kernel has to tell of its close.
+/// Regression: the directory stayed delegated and watched. Every look-up there also read the ring, every open took a
+/// tenth of a microsecond longer, and the kernel cached no listing. As long as a file of it is open, the kernel has to
+/// report its close.
 #[test]
-fn a_directory_in_which_nothing_is_made_any_more_stayed_lent() {
+fn unused_delegation_ends() {
     let Some(scene) = scene("lent_unused") else { return };
     let script = python(
         r"

@@ -71,7 +71,7 @@ def made_alone(): return struct.unpack_from('<Q', memory, 64)[0]
 ";
 
 #[test]
-fn who_dies_between_making_and_telling_leaves_the_name_to_others() {
+fn creator_killed_before_its_report_leaves_the_name_free() {
     let Some(scene) = scene("lent_dies") else { return };
     let text = format!(
         "{CLAIM}{STUCK}{}",
@@ -114,7 +114,7 @@ os.mkdir('d'); make('d/last', b'new')
 }
 
 #[test]
-fn who_stands_between_making_and_telling_holds_nobody_up() {
+fn creator_stopped_before_its_report_blocks_no_process() {
     let Some(scene) = scene("lent_stands") else { return };
     let text = format!(
         "{CLAIM}{STUCK}{}",
@@ -158,9 +158,9 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
     scene.is_clean();
 }
 
-/// Many at any moment, among others that go on.
+/// Kills at any point, among other processes that continue.
 #[test]
-fn whoever_is_killed_while_many_make_files_takes_nothing_with_it() {
+fn killed_creator_loses_no_file_of_other_creators() {
     let Some(scene) = scene("lent_kills") else { return };
     let script = python(
         r"
@@ -211,9 +211,9 @@ print(n, len(there))
     scene.is_clean();
 }
 
-/// What is closed first is in the store first, also when the agent itself is slow in closing what it sent.
+/// The file closed first is in the store first, also when the agent is slow to close what it sent.
 #[test]
-fn what_was_asked_for_and_closed_comes_before_what_is_made_after_it() {
+fn mediated_file_is_published_before_later_creates() {
     let Some(scene) = scene("lent_given") else { return };
     let script = python(
         r"
@@ -241,9 +241,10 @@ for n in range(20): make(f'd/more-{n}', b'')
     assert!(made_lent(&ended) > 0 && seen > 0, "{seen} looked at; not lent: {}", ended.stderr);
 }
 
-/// Of several runs with one agent each counts what its own programs made, and one that ends takes nothing from the others.
+/// Each of several runs with one agent counts what its own programs made. A run that ends takes nothing from the
+/// others.
 #[test]
-fn several_runs_make_files_in_one_directory() {
+fn runs_share_a_delegated_directory_and_count_apart() {
     let Some(scene) = scene("lent_runs") else { return };
     let first = python(
         r"
@@ -311,7 +312,7 @@ fn files_of(scene: &Scene, record: &serde_json::Value) -> u64 {
 
 /// Without privileges nothing is written directly, so nothing is lent; or if it is, it is as everywhere.
 #[test]
-fn an_ordinary_user_has_each_name_once() {
+fn unprivileged_delegated_creates_make_each_name_once() {
     let Some(mut scene) = Scene::of_user("lent_user") else { return };
     scene.tier("ram", 8192);
     let script = python(
@@ -341,7 +342,7 @@ for n in range(0, 400, 40):
 
 /// Where calls come by a listener nothing is lent: there every creation is the agent's.
 #[test]
-fn without_a_mount_each_name_is_once_too() {
+fn delegated_creates_without_a_mount_make_each_name_once() {
     let Some(scene) = scene("lent_seccomp") else { return };
     let script = python(
         r"
@@ -368,9 +369,9 @@ assert len(os.listdir('d')) == 308
     scene.is_clean();
 }
 
-/// While the agent is about to bind a name in another way, nobody makes a file of it.
+/// While the agent is about to bind a name in another way, no program makes a file of it.
 #[test]
-fn a_name_is_a_file_or_something_else() {
+fn name_being_bound_otherwise_admits_no_delegated_create() {
     let Some(scene) = scene("lent_other_kinds") else { return };
     let text = format!(
         "{CLAIM}{STUCK}{}",
@@ -409,9 +410,10 @@ for how in ('mkdir', 'symlink', 'link', 'mkfifo', 'once', 'again'):
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
 }
 
-/// Between looking whether a directory is empty and another one taking its place somebody makes a file in it.
+/// A program makes a file in the directory after the agent has found it empty and before another directory takes its
+/// place.
 #[test]
-fn a_directory_in_which_a_file_was_just_made_is_not_replaced_as_an_empty_one() {
+fn directory_with_a_new_file_is_not_replaced_as_empty() {
     let Some(scene) = scene("lent_not_empty") else { return };
     let text = python(
         r"
@@ -443,9 +445,9 @@ for lent in (True, False):
     scene.is_clean();
 }
 
-/// Who looked before the epoch changed makes nothing: it changes each time while the program is about to.
+/// A program that looked before the epoch changed makes nothing. The epoch changes each time just before the create.
 #[test]
-fn what_was_looked_up_before_a_call_back_makes_nothing() {
+fn lookup_before_a_recall_makes_no_file() {
     let Some(scene) = scene("lent_epoch") else { return };
     // (Between claim and epoch `getegid` is called.)
     let called_back = STUCK

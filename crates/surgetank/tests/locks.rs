@@ -100,19 +100,19 @@ fn expected_of_doors() -> String {
 }
 
 #[test]
-fn a_lock_excludes_whoever_comes_through_the_other_door() {
+fn lock_excludes_across_doors() {
     let Some(mut scene) = Scene::new("locks_doors") else { return };
     run(&mut scene, DOORS).prints(&expected_of_doors());
 }
 
 #[test]
-fn a_lock_excludes_across_doors_without_privileges_too() {
+fn lock_excludes_across_doors_without_privileges() {
     let Some(mut scene) = Scene::of_user("locks_doors_user") else { return };
     run(&mut scene, DOORS).prints(&expected_of_doors());
 }
 
 #[test]
-fn who_waits_for_a_lock_is_woken_when_it_is_free() {
+fn waiter_for_a_lock_is_woken_when_it_is_free() {
     let Some(mut scene) = Scene::new("locks_wait") else { return };
     let program = r#"
 def wait(take):
@@ -170,7 +170,7 @@ for holder in ("f", plain("f")):
 }
 
 #[test]
-fn a_lock_goes_with_its_holder() {
+fn lock_ends_with_its_holder() {
     let Some(mut scene) = Scene::new("locks_end") else { return };
     let program = r#"
 def asks():
@@ -218,7 +218,7 @@ killed: busy busy busy busy granted granted granted granted
 }
 
 #[test]
-fn a_process_is_not_in_its_own_way() {
+fn process_does_not_conflict_with_its_own_lock() {
     let Some(mut scene) = Scene::new("locks_own") else { return };
     let program = r#"
 reads, writes = open("f", "rb"), open("f", "r+b")
@@ -232,7 +232,7 @@ print(*(elsewhere(ranged, path, *each) for path in ("f", plain("f"))
 }
 
 #[test]
-fn who_asks_is_told_which_lock_is_in_the_way() {
+fn lock_query_names_the_conflicting_lock() {
     let Some(mut scene) = Scene::new("locks_asked") else { return };
     let program = r#"
 def ask(path, how):
@@ -254,9 +254,9 @@ for holder, asker in (("f", "f"), (plain("f"), "f"), ("f", plain("f"))):
     run(&mut scene, program).prints(&[told("'mine'"), told("'mine'"), told("-1")].concat());
 }
 
-/// What has no plain file is locked all the same, for those who use the mount.
+/// A file without a plain file is locked too, for programs at the mount.
 #[test]
-fn a_file_that_only_the_store_has_is_locked_among_users_of_the_mount() {
+fn lock_on_a_file_only_in_the_store_excludes_at_the_mount() {
     let Some(mut scene) = Scene::new("locks_store") else { return };
     std::fs::write(scene.path("old"), "old").unwrap();
     let program = r#"
@@ -274,9 +274,10 @@ print(*words, elsewhere(asks, EX))
     run(&mut scene, program).prints("busy granted busy busy granted\n");
 }
 
-/// More wait than the mount has threads for other requests; what they wait for must be served.
+/// More processes wait than the mount has threads for other requests. The requests that the lock's holder makes must be
+/// served.
 #[test]
-fn many_who_wait_do_not_keep_the_holder_from_working() {
+fn many_lock_waiters_do_not_block_the_holder() {
     let Some(mut scene) = Scene::new("locks_many") else { return };
     let program = r#"
 def count(say):
@@ -341,7 +342,7 @@ for journal in ("delete", "wal", "memory"):
 
 /// One process has the preload shim, and the other one comes through the mount.
 #[test]
-fn a_counter_is_right_when_one_of_its_writers_has_the_shim() {
+fn counter_is_exact_when_one_writer_has_the_shim() {
     let Some(mut scene) = Scene::new("locks_shim") else { return };
     scene.tier("fast", 4096);
     let script = r#"
@@ -367,9 +368,10 @@ done
     scene.is_clean();
 }
 
-/// A descriptor of ours that can write keeps a file from being sealed. A reader's lock must not, nor a writer's that is gone.
+/// A writable descriptor of the agent keeps a file from being sealed. The lock of a reader must not, nor that of an
+/// ended writer.
 #[test]
-fn a_file_that_was_locked_is_drained_as_any_other() {
+fn locked_file_is_drained() {
     let Some(mut scene) = Scene::new("locks_drained") else { return };
     let program = r#"
 readers = []
@@ -405,7 +407,7 @@ os.kill(readers[0][0], signal.SIGKILL)
 }
 
 #[test]
-fn two_hundred_wait_for_a_lock_and_each_gets_it() {
+fn two_hundred_lock_waiters_each_get_the_lock() {
     let Some(mut scene) = Scene::new("locks_crowd") else { return };
     scene.tier("fast", 64);
     let program = "

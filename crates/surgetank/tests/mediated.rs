@@ -23,7 +23,7 @@ assert os.fstat(end).st_size == 100003 and os.pread(both, 3, 100000) == b'end'
 ";
 
 #[test]
-fn what_is_written_past_the_pages_is_seen_in_them() {
+fn write_past_the_page_cache_is_seen_in_mapped_pages() {
     let Some(mut scene) = Scene::new("past_the_pages") else {
         return;
     };
@@ -39,9 +39,9 @@ fn what_is_written_past_the_pages_is_seen_in_them() {
     scene.is_clean();
 }
 
-/// Whether a write appends was believed to be as it was when the file was opened.
+/// Regression: the agent believed that each write appends, or not, as when the file was opened.
 #[test]
-fn what_was_opened_to_append_appended_for_ever() {
+fn append_mode_follows_fcntl() {
     let Some(mut scene) = Scene::new("append_ends") else {
         return;
     };
@@ -70,10 +70,10 @@ fn asked_for(ended: &crate::scene::Ended) -> u64 {
     ended.json()["summary"]["mount"]["mediated_read_bytes"].as_u64().unwrap()
 }
 
-/// Every open made the kernel forget what it had of the file, and all of it was asked for again: 40 tasks that read one database,
-/// 40 times the database.
+/// Regression: every open made the kernel drop the file's pages. 40 tasks that read one database read it 40 times from
+/// the agent.
 #[test]
-fn what_was_read_again_was_asked_for_again() {
+fn second_open_reads_from_the_page_cache() {
     let Some(mut scene) = Scene::new("read_again") else {
         return;
     };
@@ -96,9 +96,10 @@ fn what_was_read_again_was_asked_for_again() {
     scene.is_clean();
 }
 
-/// What was kept is of a version that is no more: written anew by a program, by the store's other users, under a reader.
+/// A program or another client of the store writes the file again while a reader has it. Regression: the kernel kept
+/// pages of the version before.
 #[test]
-fn pages_were_kept_of_what_is_no_more() {
+fn page_cache_drops_pages_of_an_old_version() {
     let Some(mut scene) = Scene::new("pages_no_more") else {
         return;
     };

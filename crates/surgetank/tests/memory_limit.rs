@@ -52,18 +52,19 @@ fn more_than_the_limit(name: &str, options: &[&str]) {
 }
 
 #[test]
-fn a_job_writes_more_than_its_memory() {
+fn job_may_write_more_than_its_memory() {
     more_than_the_limit("memory_shim", &[]);
 }
 
 #[test]
-fn a_job_writes_more_than_its_memory_mediated() {
+fn job_may_write_more_than_its_memory_mediated() {
     more_than_the_limit("memory_mediated", &["--no-preload", "--direct", "false"]);
 }
 
-/// A file was closed and published while it was moved out of the memory: what it was moved to stayed in the store.
+/// Regression: a file was closed and published during its move out of memory, and the temporary of the move stayed in
+/// the store.
 #[test]
-fn closed_while_it_was_moved_it_left_a_temporary() {
+fn file_closed_during_its_move_leaves_no_temporary() {
     let Some(scene) = prepare("memory_closed") else { return };
     let Some(group) = Group::new("memory_closed") else { return };
     let group = group.limited(LIMIT);
@@ -78,7 +79,7 @@ fn closed_while_it_was_moved_it_left_a_temporary() {
 
 /// The job's step has no limit of its own, the job has.
 #[test]
-fn the_limit_of_the_group_above_counts() {
+fn memory_limit_of_a_parent_group_counts() {
     let Some(scene) = prepare("memory_nested") else { return };
     let Some(job) = Group::new("memory_nested") else { return };
     let job = job.limited(LIMIT);
@@ -137,20 +138,23 @@ fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: u
 
 const FILL: &str = "for i in $(seq 24); do head -c 4M /mnt/source > part$i; done";
 
+/// Regression: undrained files stayed in memory, and the kernel killed the program that needed it.
 #[test]
-fn undrained_files_stayed_in_memory_that_a_program_needed() {
+fn undrained_files_leave_memory_that_a_program_needs() {
     a_program_needs_the_memory("memory_hog_disk", true, FILL, 24);
 }
 
+/// Regression: as above, with no other tier to move the files to.
 #[test]
-fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
+fn undrained_files_leave_memory_without_another_tier() {
     a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
 }
 
-/// Of a small file that waits for a server of objects the tier's file is held open: moved elsewhere, it kept the memory.
+/// The drain holds open the plain file of a small file that waits for an object server. Regression: the file kept its
+/// memory after it was moved.
 #[cfg(feature = "s3")]
 #[test]
-fn files_that_waited_for_a_server_stayed_in_memory_that_a_program_needed() {
+fn files_waiting_for_a_server_leave_needed_memory() {
     let Some(server) = surgetank_testkit::servers::s3::S3Server::start() else { return };
     let name = "memory_hog_server";
     let Some(mut scene) = prepare(name) else { return };
@@ -183,9 +187,9 @@ fn files_that_waited_for_a_server_stayed_in_memory_that_a_program_needed() {
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
 }
 
-/// Killed between any two steps of a move: nothing is lost, and nothing is left behind.
+/// The agent is killed between any two steps of a move. No file is lost, and nothing is left behind.
 #[test]
-fn killed_while_files_are_moved_out_of_the_memory() {
+fn agent_killed_while_moving_files_from_memory_loses_none() {
     for (point, disk) in [("copied", true), ("written_down", true), ("copied", false), ("written_down", false)] {
         let name = format!("memory_killed_{point}_{disk}");
         let crash = format!("relief.{point}:2");
@@ -196,16 +200,16 @@ fn killed_while_files_are_moved_out_of_the_memory() {
     }
 }
 
-/// Open files, which nobody writes at the moment, are moved too.
+/// The agent also moves open files that no program is writing. Regression: they stayed.
 #[test]
-fn open_files_stayed_in_memory_that_a_program_needed() {
+fn open_files_leave_memory_that_a_program_needs() {
     let open = "exec 3>part1 4>part2 5>part3; for i in 3 4 5; do cat /mnt/source >&$i; done";
     a_program_needs_the_memory("memory_hog_open", true, open, 3);
 }
 
 /// Clean copies are given back at once when the limit is lowered.
 #[test]
-fn a_lowered_limit_is_followed() {
+fn lowered_memory_limit_is_followed() {
     let Some(scene) = prepare("memory_lowered") else { return };
     let Some(group) = Group::new("memory_lowered") else { return };
     let group = group.limited(2 * LIMIT);

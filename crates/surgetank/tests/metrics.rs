@@ -126,7 +126,7 @@ fn repository(path: &str) -> PathBuf {
 }
 
 #[test]
-fn a_run_is_seen_by_prometheus() {
+fn run_figures_are_served_to_prometheus() {
     let Some(mut served) = prepare(Scene::new("metrics_run")) else { return };
     let script = "head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
     served.begin(&["--deadline", "2h"], script);
@@ -232,9 +232,9 @@ fn every_query_of_the_dashboard_names(families: &BTreeMap<String, (String, BTree
     assert!(queries.len() > 20 && named.len() > 15, "{} queries, {} metrics", queries.len(), named.len());
 }
 
-/// It grew with every version of a file that was closed, and never fell.
+/// Regression: the gauge grew with every closed version of a file, and never fell.
 #[test]
-fn files_on_a_tier_are_those_that_are_there() {
+fn tier_files_gauge_counts_present_files() {
     let Some(mut served) = prepare(Scene::new("metrics_gauge")) else { return };
     served.begin(&[], "for i in 1 2 3 4 5; do echo $i >again; done; echo gone >gone; rm gone");
     eventually("the one that is there", || served.value("surgetank_tier_files{tier=\"fast\"}") == 1.0);
@@ -242,7 +242,7 @@ fn files_on_a_tier_are_those_that_are_there() {
 }
 
 #[test]
-fn the_next_agent_answers_at_the_same_port() {
+fn next_agent_answers_at_the_same_port() {
     let Some(mut served) = prepare(Scene::new("metrics_survive")) else { return };
     served.begin(&[], "echo one >a");
     let token = served.token();
@@ -257,7 +257,7 @@ fn the_next_agent_answers_at_the_same_port() {
 }
 
 #[test]
-fn others_are_told_nothing() {
+fn request_without_the_token_gets_nothing() {
     let Some(mut served) = prepare(Scene::of_user("metrics_others")) else { return };
     served.begin(&[], "echo one >a");
     let token = served.token();
@@ -277,7 +277,7 @@ fn others_are_told_nothing() {
 }
 
 #[test]
-fn whoever_asks_wrongly_keeps_nobody_out() {
+fn bad_requests_do_not_block_a_scraper() {
     let Some(mut served) = prepare(Scene::new("metrics_hostile")) else { return };
     served.begin(&[], "echo one >a");
     assert_eq!(served.ask("nonsense\r\n\r\n").0, 400);
@@ -303,9 +303,10 @@ fn whoever_asks_wrongly_keeps_nobody_out() {
     served.end();
 }
 
-/// The oldest was let go first: 32 new connections between a scraper's own and its request, and it had no answer, each time.
+/// Regression: the agent closed the oldest connection first. With 32 new connections between a scraper's connect and
+/// its request, the scraper never had an answer.
 #[test]
-fn a_flood_of_connections_does_not_choose_who_goes() {
+fn flood_of_connections_leaves_a_scraper_a_chance() {
     let Some(mut served) = prepare(Scene::new("metrics_flood")) else { return };
     served.begin(&[], "echo one >a");
     let request = format!("GET /metrics HTTP/1.1\r\nAuthorization: Bearer {}\r\n\r\n", served.token());
@@ -325,7 +326,7 @@ fn a_flood_of_connections_does_not_choose_who_goes() {
 }
 
 #[test]
-fn a_port_in_use_is_told_before_anything_is_begun() {
+fn port_in_use_is_reported_before_the_run_begins() {
     let Some(mut served) = prepare(Scene::new("metrics_in_use")) else { return };
     served.begin(&[], "echo one >a");
     let address = format!("127.0.0.1:{}", served.port);
@@ -351,7 +352,7 @@ fn a_port_in_use_is_told_before_anything_is_begun() {
 }
 
 #[test]
-fn without_a_mount_it_is_the_same() {
+fn metrics_without_a_mount_are_the_same() {
     let Some(mut served) = prepare(Scene::new("metrics_seccomp")) else { return };
     served.begin(&["--door", "seccomp", "--metrics-token-file", "none"], "head -c 1M /dev/zero >a");
     let (status, text) = served.ask("GET /metrics HTTP/1.1\r\n\r\n");

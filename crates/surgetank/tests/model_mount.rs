@@ -77,38 +77,38 @@ enum Room {
 }
 
 #[test]
-fn the_mount_is_what_the_reference_says() {
+fn mount_equals_the_reference() {
     is_what_the_reference_says(Doors::Mount, 1, Room::Little);
 }
 
 #[test]
-fn the_shim_is_what_the_reference_says() {
+fn shim_equals_the_reference() {
     is_what_the_reference_says(Doors::Shim, 1, Room::Little);
 }
 
 #[test]
-fn both_doors_in_turn_are_what_the_reference_says() {
+fn both_doors_alternating_equal_the_reference() {
     is_what_the_reference_says(Doors::InTurn, 1, Room::Little);
 }
 
-/// The tiers hold a part of what they write, and what is durable is evicted and brought back all along.
+/// The tiers hold a part of what the processes write. The agent evicts durable files and fetches them again throughout.
 #[test]
-fn several_processes_are_what_their_references_say() {
+fn several_processes_equal_their_references() {
     is_what_the_reference_says(Doors::InTurn, 3, Room::Little);
 }
 
 #[test]
-fn the_shim_in_lent_directories_is_what_the_reference_says() {
+fn shim_in_delegated_directories_equals_the_reference() {
     is_what_the_reference_says(Doors::Shim, 1, Room::Ample);
 }
 
 #[test]
-fn both_doors_in_lent_directories_are_what_the_reference_says() {
+fn both_doors_in_delegated_directories_equal_the_reference() {
     is_what_the_reference_says(Doors::InTurn, 1, Room::Ample);
 }
 
 #[test]
-fn several_processes_in_lent_directories_are_what_their_references_say() {
+fn processes_in_delegated_directories_equal_their_references() {
     is_what_the_reference_says(Doors::InTurn, 3, Room::Ample);
 }
 

@@ -41,7 +41,7 @@ const LOOKS: &str = "
 ";
 
 #[test]
-fn a_run_is_in_moosefs_as_a_plain_directory_would_have_it() {
+fn run_output_in_moosefs_equals_a_plain_directory() {
     let Some(server) = MooseFs::start() else { return };
     let (ours, plain) = (server.root().join("ours"), server.root().join("plain"));
     fs::create_dir(&ours).unwrap();
@@ -66,7 +66,7 @@ fn a_run_is_in_moosefs_as_a_plain_directory_would_have_it() {
 
 /// It succeeded, and could then never be drained.
 #[test]
-fn two_names_changed_places_that_cannot_in_moosefs() {
+fn exchange_of_names_is_refused_on_moosefs() {
     let Some(server) = MooseFs::start() else { return };
     let ours = server.root().join("ours");
     fs::create_dir(&ours).unwrap();
@@ -81,9 +81,9 @@ print(libc.renameat2(-100, b'a', -100, b'b', 2), os.strerror(ctypes.get_errno())
     assert_eq!(plainly(&ours, "ls -A"), "a\nb\n");
 }
 
-/// Within the same second, which is all that MooseFS tells of a time.
+/// The change is within the same second: MooseFS times have seconds only.
 #[test]
-fn what_others_change_in_moosefs_is_seen() {
+fn change_by_another_client_in_moosefs_is_seen() {
     let Some(server) = MooseFs::start() else { return };
     let ours = server.root().join("ours");
     fs::create_dir(&ours).unwrap();

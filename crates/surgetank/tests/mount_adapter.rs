@@ -486,9 +486,9 @@ fn passthrough_reads_and_writes_do_not_arrive() {
     }
 }
 
-/// As over NFS: what the device says to a writer's data, its close says. Readers' closes ask nobody.
+/// As over NFS: a writer's close returns the device's answer to its data. A reader's close sends no request.
 #[test]
-fn a_close_waits_for_the_device_where_it_should() {
+fn writer_close_reports_device_errors() {
     if !permitted() {
         return;
     }

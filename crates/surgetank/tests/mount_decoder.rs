@@ -148,7 +148,7 @@ fn fields_arrive_where_they_belong() {
 }
 
 #[test]
-fn locks_that_cannot_be_are_refused() {
+fn impossible_locks_are_refused() {
     // (at, value): an unknown kind, an end before the start, an end behind the last offset of a file.
     for (at, value) in [(32, 3), (24, 99), (24, 1 << 63)] {
         let mut payload = lock_payload();
@@ -166,7 +166,7 @@ fn extensions_are_cut_off() {
 }
 
 #[test]
-fn names_lead_nowhere_else() {
+fn names_that_leave_their_directory_are_refused() {
     for name in [&b"\0"[..], b".\0", b"..\0", b"a/b\0", b"/\0", b"unended"] {
         assert!(decode(&message(opcode::LOOKUP, 0, name)).is_err(), "{name:?}");
         assert!(decode(&message(opcode::UNLINK, 0, name)).is_err(), "{name:?}");
@@ -176,7 +176,7 @@ fn names_lead_nowhere_else() {
 /// A request that ends too soon is refused, wherever it ends and whatever its header says. What follows the fields that are
 /// used is padding, so the last bytes of some requests may be missing without harm.
 #[test]
-fn truncated_requests_do_not_pass_as_whole() {
+fn truncated_requests_are_refused() {
     for whole in valid() {
         for end in 0..whole.len() {
             let mut bytes = whole[..end].to_vec();

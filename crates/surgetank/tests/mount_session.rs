@@ -171,7 +171,7 @@ fn errno<T>(outcome: io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn a_panic_is_an_io_error_and_nothing_more() {
+fn panic_of_one_request_is_only_an_io_error() {
     if !permitted() {
         return;
     }
@@ -185,7 +185,7 @@ fn a_panic_is_an_io_error_and_nothing_more() {
 }
 
 #[test]
-fn nobody_waits_behind_those_who_sleep() {
+fn sleeping_requests_do_not_block_other_requests() {
     if !permitted() {
         return;
     }
@@ -210,7 +210,7 @@ fn nobody_waits_behind_those_who_sleep() {
 }
 
 #[test]
-fn too_many_sleepers_only_delay() {
+fn sleeping_requests_beyond_the_threads_only_delay() {
     if !permitted() {
         return;
     }
@@ -233,7 +233,7 @@ fn too_many_sleepers_only_delay() {
 }
 
 #[test]
-fn a_killed_program_does_not_hang() {
+fn killed_program_ends_during_a_request() {
     if !permitted() {
         return;
     }
@@ -289,7 +289,7 @@ fn stopping_and_unmounting_end_the_session() {
 }
 
 #[test]
-fn the_kernel_forgets_what_it_is_told() {
+fn notified_entries_leave_the_kernel_caches() {
     if !permitted() {
         return;
     }
@@ -355,7 +355,7 @@ fn a_writer_can_be_mediated_beside_passthrough_readers() {
 
 /// Many threads at once: names, contents and errors stay with those who asked.
 #[test]
-fn a_crowd() {
+fn crowd_of_programs_is_served() {
     if !permitted() {
         return;
     }

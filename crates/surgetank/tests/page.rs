@@ -183,7 +183,7 @@ fn large() -> RunRecord {
 }
 
 #[test]
-fn a_large_run_of_hostile_names_is_a_calm_page() {
+fn large_run_with_hostile_names_renders_soundly() {
     let record = large();
     let page = render(&record, NONCE);
     assert!(page.len() < 2 << 20, "{} bytes", page.len());
@@ -229,7 +229,7 @@ fn a_large_run_of_hostile_names_is_a_calm_page() {
 }
 
 #[test]
-fn a_run_in_which_nothing_happened_is_a_page_too() {
+fn empty_run_renders_soundly() {
     for record in [RunRecord::default(), RunRecord { ended_us: 900, id: "x".into(), ..RunRecord::default() }] {
         for wide in [1280, 600] {
             let Some(seen) = seen("empty", &render(&record, NONCE), wide) else { return };
@@ -239,7 +239,7 @@ fn a_run_in_which_nothing_happened_is_a_page_too() {
 }
 
 #[test]
-fn few_processes_have_a_bar_each() {
+fn each_of_few_processes_has_a_bar() {
     let mut record = large();
     record.processes.truncate(30);
     record.processes_total = 30;

@@ -105,7 +105,7 @@ fn database(name: &str, options: &[&str]) {
 }
 
 #[test]
-fn database_survives_killed_agents_by_the_mount() {
+fn database_survives_killed_agents_through_the_mount() {
     database("postgresql_mount", &["--no-preload"]);
 }
 

@@ -59,23 +59,23 @@ fn what_is_left(name: &str, options: &[&str]) {
 }
 
 #[test]
-fn what_was_synced_is_there_and_what_was_not_replaces_nothing_through_the_mount() {
+fn synced_data_survives_power_loss_through_the_mount() {
     what_is_left("power_mount", &["--no-preload"]);
 }
 
 #[test]
-fn what_was_synced_is_there_and_what_was_not_replaces_nothing_with_the_shim() {
+fn synced_data_survives_power_loss_with_the_shim() {
     what_is_left("power_shim", &[]);
 }
 
 #[test]
-fn what_was_synced_is_there_and_what_was_not_replaces_nothing_by_seccomp() {
+fn synced_data_survives_power_loss_with_seccomp() {
     what_is_left("power_seccomp", &["--door", "seccomp"]);
 }
 
 /// Half of the file had reached the disk: it has its size there, and it is not the file.
 #[test]
-fn half_a_file_is_kept_beside_its_name() {
+fn partial_file_is_kept_beside_its_name() {
     let Some(scene) = prepare("power_half") else { return };
     let program = "
 import os, subprocess, time
@@ -100,9 +100,9 @@ time.sleep(100)
     }
 }
 
-/// What has been closed for a while needs nobody's fsync.
+/// A file that has been closed for a while is complete without an fsync.
 #[test]
-fn what_was_closed_long_ago_is_complete() {
+fn file_closed_long_ago_is_complete() {
     let Some(scene) = prepare("power_later") else { return };
     let program = format!(
         "import os, time
@@ -133,9 +133,10 @@ closed()
     }
 }
 
-/// It had been synced, and then it was written over: what there was of that passed for what had been synced.
+/// Regression: after a power loss the bytes of a file that was synced and then overwritten passed for the synced
+/// content.
 #[test]
-fn what_was_synced_and_then_written_over_is_not_taken_for_complete() {
+fn file_overwritten_after_its_sync_is_not_complete() {
     let Some(scene) = prepare("power_over") else { return };
     let program = format!(
         "import os, time
@@ -169,9 +170,9 @@ time.sleep(100)
     }
 }
 
-/// A copy that was brought to the tier: whether its bytes were on the disk nobody knows.
+/// After a power loss it is unknown whether the bytes of a prefetched copy reached the tier's disk.
 #[test]
-fn what_was_brought_in_before_is_brought_in_again() {
+fn prefetched_copy_is_fetched_again_after_power_loss() {
     let Some(scene) = prepare("power_brought") else { return };
     fs::write(scene.path("data"), vec![b'd'; 300_000]).unwrap();
     let program = "
@@ -192,9 +193,9 @@ time.sleep(100)
     assert_eq!(ended.stdout, "same\n");
 }
 
-/// A copy on a tier that the store has too: after a crash of the machine only the store's counts.
+/// A copy on a tier of a file that the store has too: after a crash of the machine only the store's copy counts.
 #[test]
-fn what_the_store_has_is_not_taken_from_a_tier_that_was_not_synced() {
+fn stored_file_is_not_read_from_an_unsynced_tier() {
     let Some(scene) = prepare("power_clean") else { return };
     let program = "
 import subprocess, time
@@ -258,23 +259,24 @@ fn on_memory(name: &str, door: &[&str], state_too: bool) {
 }
 
 #[test]
-fn what_was_in_memory_only_is_told_after_a_reboot() {
+fn files_only_in_memory_are_named_after_a_reboot() {
     on_memory("power_memory", &["--no-preload"], false);
 }
 
 #[test]
-fn what_was_in_memory_only_is_told_after_a_reboot_with_the_shim() {
+fn files_only_in_memory_are_named_after_a_reboot_with_the_shim() {
     on_memory("power_memory_shim", &[], false);
 }
 
 #[test]
-fn of_a_node_that_is_lost_there_is_what_was_synced_to_the_store() {
+fn lost_node_leaves_data_synced_to_the_store() {
     on_memory("power_lost", &[], true);
 }
 
-/// A file that was lost had been about to come before one that takes its name: that one waited for it for ever.
+/// Regression: the publication of a lost file came before that of the file that takes its name, and that one waited
+/// indefinitely.
 #[test]
-fn what_replaces_a_file_that_was_lost_was_never_published() {
+fn replacement_of_a_lost_file_is_published() {
     let Some(scene) = prepare("power_replaced") else { return };
     let program = "
 import os, time
@@ -310,7 +312,7 @@ time.sleep(100)
 
 /// What finds the catalog again was not on the disk yet, and the catalog was.
 #[test]
-fn a_directory_that_has_another_device_number_after_the_boot() {
+fn directory_with_a_new_device_number_is_recognised() {
     let Some(mut scene) = Scene::new("power_renumbered") else { return };
     scene.ext4("project", 64);
     scene.ext4("disk", 512);
@@ -336,7 +338,7 @@ time.sleep(100)
 
 /// The lost version's length was believed: whoever appended next copied so many bytes of the good one, and published that.
 #[test]
-fn after_a_loss_the_stores_version_has_its_own_length() {
+fn stored_version_has_its_own_length_after_a_loss() {
     let Some(scene) = prepare("power_length") else { return };
     let program = format!(
         "{PUT}put('old', b'x', os.O_TRUNC)\nput('log', b'y' * 9000, os.O_TRUNC)\nput('z', b'z', sync=True)\nthere()"
@@ -354,9 +356,10 @@ fn after_a_loss_the_stores_version_has_its_own_length() {
     }
 }
 
-/// The first start after it found the tier missing; the second one took what was on it for complete.
+/// Regression: the first start after the power loss found the tier missing, and the second one took its files for
+/// complete.
 #[test]
-fn a_tier_that_is_missing_at_the_next_start_is_doubted_when_it_is_back() {
+fn tier_missing_at_one_start_is_verified_when_back() {
     let Some(mut scene) = prepare("power_missing") else { return };
     scene.state = "/mnt/state".into();
     let program = format!("{PUT}put('old', b'a' * 50000, os.O_TRUNC)\nput('z', b'z', sync=True)\nthere()");
@@ -369,9 +372,9 @@ fn a_tier_that_is_missing_at_the_next_start_is_doubted_when_it_is_back() {
     assert_eq!((&there["old"][..], &there["z"][..]), (&b"before\n"[..], &b"z"[..]), "{}", ended.stderr);
 }
 
-/// What was synced went from the tier before the catalog's disk knew what had come in its place.
+/// Regression: the synced file left the tier before the catalog's disk had the record of its replacement.
 #[test]
-fn a_file_that_was_synced_is_replaced_by_all_of_the_other_or_not_at_all() {
+fn synced_file_is_replaced_completely_or_not_at_all() {
     let Some(scene) = prepare("power_replace") else { return };
     let program = format!(
         "{PUT}put('f', b'a' * 50000, sync=True)\nput('f.new', b'b' * 50000, sync=True)\nos.rename('f.new', 'f')\nthere()"
@@ -388,9 +391,10 @@ fn a_file_that_was_synced_is_replaced_by_all_of_the_other_or_not_at_all() {
     }
 }
 
-/// A file was moved to another tier while it was written, and what was promised of it went with the first one's name.
+/// Regression: a file moved to another tier while a program wrote it, and the record of its synced bytes ended with the
+/// first tier's name.
 #[test]
-fn what_was_promised_of_a_file_that_moves_on_is_there() {
+fn synced_data_survives_the_move_to_another_tier() {
     let Some(scene) = prepare("power_moved") else { return };
     for name in ["a", "b"] {
         fs::create_dir(format!("/mnt/disk/{name}")).unwrap();
@@ -416,9 +420,9 @@ there()"
     assert!(big.len() >= 6 << 20 && big[..6 << 20].iter().all(|byte| *byte == b'h'), "{} bytes", big.len());
 }
 
-/// Who took over from an agent that was killed never synced what had been closed before.
+/// Regression: the agent after a killed one never synced the files that were closed before.
 #[test]
-fn what_was_closed_long_ago_is_complete_also_when_another_agent_took_over() {
+fn file_closed_long_ago_is_complete_after_a_handoff() {
     let Some(scene) = prepare("power_heir") else { return };
     let program = format!(
         "{PUT}{CLOSED}
@@ -444,9 +448,9 @@ there()"
     assert_eq!((there["f"].len(), there["e/g"].len()), (50000, 50000));
 }
 
-/// What it had replaced was put back, and then it was to be published from nowhere.
+/// Regression: the replaced version was back, and the drain then tried to publish it without a source.
 #[test]
-fn what_a_lost_file_had_replaced_is_as_the_store_has_it() {
+fn lost_replacement_restores_the_stored_version() {
     let Some(scene) = prepare("power_back") else { return };
     let program = format!(
         "{PUT}put('old', b'x' * 9, os.O_TRUNC)\nput('n', b'n' * 9)\nos.rename('n', 'old')\nput('z', b'z', sync=True)\nthere()"
@@ -457,9 +461,9 @@ fn what_a_lost_file_had_replaced_is_as_the_store_has_it() {
     scene.holds("old", b"before\nmore\n");
 }
 
-/// It had been synced, then more was written, and that was lost: its length was the one before the loss.
+/// More is written after the sync, and lost. Regression: the file had the length from before the loss.
 #[test]
-fn what_is_left_of_a_promised_file_has_its_own_length() {
+fn rest_of_a_synced_file_has_its_own_length() {
     let Some(scene) = prepare("power_promised") else { return };
     let program = format!(
         "{PUT}fd = os.open('p', os.O_CREAT | os.O_WRONLY, 0o644)
@@ -477,9 +481,9 @@ there()"
     assert_eq!((there["p"].len(), there["p"][size]), (size + 1, b'c'));
 }
 
-/// What had been promised was in the store, and the version after that, of which nothing was, replaced it all the same.
+/// Regression: the synced version was in the store, and the unsynced version after it replaced it nevertheless.
 #[test]
-fn a_promise_that_the_store_has_kept_was_taken_for_one_of_the_next_version() {
+fn sync_record_of_a_published_version_ends_with_it() {
     let Some(scene) = prepare("power_kept") else { return };
     let program = format!(
         "import subprocess\n{PUT}put('f', b'a' * 50000, sync=True)
@@ -509,9 +513,9 @@ there()"
     assert!(apart["f"].starts_with(&[b'b'; 65536]));
 }
 
-/// `scavenge` copied what had been half written under its own name, as if it were whole.
+/// Regression: after a power loss `scavenge` copied a half-written file under its own name, as if it were complete.
 #[test]
-fn what_a_loss_of_power_left_in_doubt_was_scavenged_as_complete() {
+fn scavenge_keeps_a_doubtful_file_apart() {
     let Some(scene) = prepare("power_scavenge") else { return };
     let program = format!(
         "import subprocess\n{PUT}{CLOSED}

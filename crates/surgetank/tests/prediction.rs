@@ -94,7 +94,7 @@ fn a_sweep_has_a_line_for_each_value() {
 }
 
 #[test]
-fn advice_says_when_it_is_not_worth_it() {
+fn advice_says_when_surgetank_is_not_worth_it() {
     let dir = place("advice");
     let told = answer(&dir, MUCH_IO, &["advise", "--json"]);
     assert_eq!((&told["use_surgetank"], &told["best"]["setup"]["mode"]), (&json!(true), &json!("in-memory")));
@@ -105,7 +105,7 @@ fn advice_says_when_it_is_not_worth_it() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said_with_exit_code_2() {
+fn unreadable_input_is_named_with_exit_code_2() {
     let dir = place("refused");
     let said = |workload: &str, words: &[&str]| {
         let done = ask(&dir, workload, words);

@@ -58,25 +58,27 @@ fn busy_name(name: &str, options: &[&str], other_half: &str) {
     assert_eq!(fs::read(scene.path("busy")).unwrap(), b"last\n");
 }
 
+/// Regression: the open failed when the file was deleted between the look-up and the open.
 #[test]
-fn a_file_deleted_between_look_up_and_open_was_an_error_through_the_mount() {
+fn file_deleted_before_its_open_is_no_error_through_the_mount() {
     busy_name("busy_mount", &["--no-preload"], "");
 }
 
+/// Regression: the open failed when the file was deleted between the look-up and the open.
 #[test]
-fn a_file_deleted_between_look_up_and_open_was_an_error_with_the_shim() {
+fn file_deleted_before_its_open_is_no_error_with_the_shim() {
     busy_name("busy_shim", &[], "");
 }
 
-/// A plain file that another door had put in its place was deleted, and its content lost.
+/// Regression: one door deleted the plain file that another door had put in its place, and the content was lost.
 #[test]
-fn two_doors_that_made_the_same_file_lost_it() {
+fn file_made_at_two_doors_is_kept() {
     busy_name("busy_doors", &[], "SURGETANK_PRELOAD=0");
 }
 
-/// Several threads of the agent carried out the kernel's messages of closes, and one overtook another.
+/// Regression: several threads of the agent carried out the kernel's close messages, and one message overtook another.
 #[test]
-fn closes_overtook_each_other() {
+fn closes_are_applied_in_order() {
     let Some(scene) = prepare("overtaking") else { return };
     fs::write(
         scene.path("writer.py"),
@@ -102,10 +104,10 @@ fn closes_overtook_each_other() {
     }
 }
 
-/// rsync sets a file's times by name right after its close, and renames it. Who made it a version had looked at the plain
-/// file before that, and wrote down what he had seen after it: the next rsync copied the file again.
+/// rsync sets a file's times by name right after its close, and renames it. Regression: the seal read the plain file's
+/// times before that and stored them after it, so the next rsync copied the file again.
 #[test]
-fn times_set_after_a_close_were_lost() {
+fn times_set_after_a_close_are_kept() {
     let program = "
 import os
 for n in range(3):
@@ -128,10 +130,10 @@ for n in range(3):
     }
 }
 
-/// On a busy machine: a file that was removed while its copy was being made left the copy to be thrown away, after a program
-/// had set the directory's times.
+/// A file is removed while the drain copies it. Regression: on a busy machine the drain discarded the copy after a
+/// program had set the directory's times.
 #[test]
-fn a_copy_that_was_thrown_away_late_changed_the_time_of_its_directory() {
+fn discarded_copy_keeps_the_time_of_its_directory() {
     let Some(scene) = prepare("late_discard") else { return };
     fs::create_dir(scene.path("d")).unwrap();
     let script = "echo x >d/f; sleep 0.2; rm d/f; touch -d @1000000000 d; sleep 1; stat -c %Y d";
@@ -143,7 +145,7 @@ fn a_copy_that_was_thrown_away_late_changed_the_time_of_its_directory() {
 /// The drain had renamed the directory in the store and not yet written that down: a file in it could not be opened (ENOENT,
 /// at the door of a program that had every right to it).
 #[test]
-fn a_file_is_opened_while_its_directory_is_renamed_in_the_store() {
+fn open_succeeds_while_its_directory_is_renamed() {
     let Some(scene) = prepare("race_dir_renamed") else { return };
     fs::create_dir(scene.path("d")).unwrap();
     fs::write(scene.path("d/f"), "content\n").unwrap();
@@ -157,9 +159,10 @@ fn a_file_is_opened_while_its_directory_is_renamed_in_the_store() {
     }
 }
 
-/// The same with two directories that change places: the other one's file was handed out, and a writer went on in a copy of it.
+/// Regression: with two exchanged directories an open returned the other directory's file, and a writer continued in a
+/// copy of it.
 #[test]
-fn a_file_is_opened_while_its_directory_changes_places_with_another() {
+fn open_finds_its_file_while_directories_are_exchanged() {
     let Some(scene) = prepare("race_dirs_exchanged") else { return };
     for name in ["d", "e"] {
         fs::create_dir(scene.path(name)).unwrap();
@@ -175,9 +178,10 @@ assert libc.renameat2(-100, b'd', -100, b'e', 2) == 0, ctypes.get_errno()";
     scene.holds("e/f", b"of d\n");
 }
 
-/// A copy was staged into a directory that the batch before it removed: it was looked for there for ever.
+/// Regression: the drain staged a copy into a directory that the batch before it removed, and looked for the copy there
+/// indefinitely.
 #[test]
-fn a_copy_in_a_directory_that_is_removed_before_it_is_made_anew() {
+fn copy_staged_into_a_removed_directory_is_made_again() {
     let Some(scene) = prepare("race_staged_in_removed") else { return };
     let script = "mkdir d; echo one >d/f; sleep 2
         mkdir x; sleep 0.2
@@ -203,19 +207,22 @@ fn written_in_place_meanwhile(name: &str, held: &str) {
     assert_eq!((kept.size(), kept.mtime().to_string().as_str()), (100, ended.stdout.trim()));
 }
 
+/// Regression: the drain set an older time after a program had written the file in place.
 #[test]
-fn an_older_time_came_after_what_was_written_in_place() {
+fn older_time_is_not_set_after_a_write_in_place() {
     written_in_place_meanwhile("late_time", "store.set_meta:700");
 }
 
+/// Regression: the drain took a file written in place meanwhile for another client's.
 #[test]
-fn what_was_written_in_place_was_taken_for_somebody_elses() {
+fn file_written_in_place_stays_ours() {
     written_in_place_meanwhile("late_identity", "drain.attributes_set:700");
 }
 
-/// Between the look whether a directory is empty and another one taking its place a program made a file in it, which was lost.
+/// Regression: a program made a file between the check that a directory is empty and its replacement, and the file was
+/// lost.
 #[test]
-fn a_directory_in_which_a_file_was_just_made_was_replaced_as_an_empty_one() {
+fn directory_with_a_new_file_is_not_replaced_as_empty() {
     let Some(mut scene) = Scene::new("race_not_empty") else { return };
     scene.tier("ram", 2048); // (in a small one the first file is not made by the agent alone)
     let program = "
@@ -270,9 +277,9 @@ fn absent_name_is_found_after_the_agent_is_replaced() {
     });
 }
 
-/// To give back a gigabyte of memory takes a quarter of a second, and was done under the lock that everybody needs.
+/// Regression: the agent freed a gigabyte of memory, a quarter of a second, under the lock that every request needs.
 #[test]
-fn a_large_file_that_was_deleted_held_up_everybody_else() {
+fn deletion_of_a_large_file_blocks_no_other_request() {
     let Some(scene) = prepare("races_large") else { return };
     scene.beside("beside");
     // The deletion goes on when all else is done. Where it holds that up, nothing ends.

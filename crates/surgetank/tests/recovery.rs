@@ -245,18 +245,18 @@ fn killed_while_writing(name: &str, direct: &str, seeds: std::ops::Range<usize>)
 }
 
 #[test]
-fn killed_while_a_program_writes() {
+fn agent_killed_during_writes_loses_no_data() {
     killed_while_writing("killed_writing", "true", 1..5);
 }
 
 #[test]
-fn killed_while_a_program_writes_mediated() {
+fn agent_killed_during_mediated_writes_loses_no_data() {
     killed_while_writing("killed_writing_mediated", "false", 11..15);
 }
 
-/// Killed with its run in the middle of a slow drain, several times; whoever comes next goes on.
+/// The agent and its run are killed in the middle of a slow drain, several times. The next agent continues.
 #[test]
-fn killed_while_it_drains() {
+fn agent_killed_during_the_drain_loses_no_data() {
     let Some(scene) = prepare("killed_draining") else {
         return;
     };
@@ -288,7 +288,7 @@ fn killed_while_it_drains() {
 
 /// Only the run is killed: the agent finishes what is left without it.
 #[test]
-fn the_agent_outlives_its_run() {
+fn agent_outlives_its_run() {
     let Some(scene) = prepare("orphaned_agent") else {
         return;
     };
@@ -322,7 +322,7 @@ fn run_elsewhere(scene: &Scene) {
     Running::of(scene.surgetank(&[&words[..], &tier].concat())).ends().exits(0);
 }
 
-/// Nothing but a run of the same project removed them: tests alone left 40.
+/// Regression: only a run of the same project removed them; tests alone left 40.
 #[test]
 fn memory_of_a_killed_agent_is_removed_by_any_next_agent() {
     let Some(scene) = prepare("memory_left") else { return };
@@ -421,7 +421,7 @@ fn has_both(scene: &Scene) {
 
 /// The next start names its tiers in another order, so that each has the other's place.
 #[test]
-fn tiers_in_another_order_lose_nothing() {
+fn tiers_in_another_order_lose_no_file() {
     let Some(scene) = Scene::new("reversed_tiers") else {
         return;
     };
@@ -436,9 +436,9 @@ fn tiers_in_another_order_lose_nothing() {
     }
 }
 
-/// The next start has another tier, and the one with the files is only remembered.
+/// The next start has another tier, and the catalog alone names the one with the files.
 #[test]
-fn a_tier_that_is_not_named_any_more_is_drained() {
+fn tier_no_longer_configured_is_drained() {
     let Some(scene) = Scene::new("other_tier") else {
         return;
     };
@@ -452,9 +452,10 @@ fn a_tier_that_is_not_named_any_more_is_drained() {
     scene.holds("two.copy", &fs::read("/mnt/beside/two").unwrap());
 }
 
-/// The tier with the files cannot be reached for a while: they are named at every start, and drained once it is back.
+/// The tier with the files is unreachable for a while. Every start names the files, and the drain continues once the
+/// tier is back.
 #[test]
-fn a_tier_that_is_missing_is_waited_for() {
+fn files_on_a_missing_tier_are_named_and_drained_later() {
     let Some(scene) = Scene::new("missing_tier") else {
         return;
     };
@@ -481,7 +482,7 @@ fn a_tier_that_is_missing_is_waited_for() {
     succeed(Command::new("umount").arg("/mnt/tier-a"));
 }
 
-/// The state is gone, the files on the tier are not: they are named, kept, and in nobody's way.
+/// The state is lost, the files on the tier are not. The run names and keeps them, outside the programs' paths.
 #[test]
 fn files_without_their_state_are_named_and_kept() {
     let Some(scene) = Scene::new("lost_state") else {
@@ -520,10 +521,11 @@ fn files_without_their_state_are_named_and_kept() {
     assert!(both.contains(&fs::read("/mnt/beside/two").unwrap()));
 }
 
-/// The copy had been made beside the directory to come, and was sought in it after the kill: nowhere to be seen, so it had to
-/// be in place. (What the store had was as long and as old as what was to replace it.)
+/// The copy was staged beside the directory that was yet to be made. Regression: the next agent looked for it in that
+/// directory, did not find it, and took it for published. (The store's file had the length and time of its
+/// replacement.)
 #[test]
-fn a_copy_that_lay_elsewhere_was_taken_for_published() {
+fn copy_staged_beside_its_new_directory_is_published() {
     let Some(mut scene) = Scene::new("copy_elsewhere") else { return };
     scene.tier("fast", 32);
     scene.beside("beside");
@@ -566,12 +568,14 @@ fn killed_over_a_colleagues_file(name: &str, alone: bool) {
     assert_eq!(scene.store_files().len(), 1, "{:?}", scene.store_files());
 }
 
+/// Regression: the next agent took another user's file that the drain had half overwritten for that user's own version.
 #[test]
-fn a_colleagues_file_that_was_half_written_over_was_taken_for_the_colleagues() {
+fn half_written_file_in_place_is_recognised() {
     killed_over_a_colleagues_file("killed_over_theirs", true);
 }
 
+/// Regression: the same, with the next run after the supervisor's death.
 #[test]
-fn a_colleagues_file_that_was_half_written_over_was_taken_for_the_colleagues_by_the_next_run() {
+fn half_written_file_in_place_is_recognised_by_the_next_run() {
     killed_over_a_colleagues_file("killed_over_theirs_both", false);
 }

@@ -42,7 +42,7 @@ const WRITES: &str = "
 ";
 
 #[test]
-fn a_run_is_in_the_server_and_comes_back_the_same() {
+fn run_output_is_on_the_server_and_reads_back() {
     let Some(server) = RedisServer::start() else { return };
     run(&Node::new(), &server, WRITES);
     assert_eq!(server.cli(&["GET", "p:d/hello"]), "hello");
@@ -83,7 +83,7 @@ fn a_run_is_in_the_server_and_comes_back_the_same() {
 }
 
 #[test]
-fn what_strangers_set_is_shown_and_not_overwritten_unseen() {
+fn values_of_other_clients_are_shown_and_never_overwritten() {
     let Some(server) = RedisServer::start() else { return };
     server.cli(&["MSET", "p:in/a", "one", "p:in/b", "two", "elsewhere", "no"]);
     let node = Node::new();
@@ -103,7 +103,7 @@ fn what_strangers_set_is_shown_and_not_overwritten_unseen() {
 
 /// Each file of it is another value then, and what is written over it was taken for a stranger's.
 #[test]
-fn a_file_of_a_renamed_directory_is_written_over() {
+fn file_of_a_renamed_directory_can_be_overwritten() {
     let Some(server) = RedisServer::start() else { return };
     let surgetank = env!("CARGO_BIN_EXE_surgetank");
     let script = format!(
@@ -118,7 +118,7 @@ fn a_file_of_a_renamed_directory_is_written_over() {
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
+fn restarted_server_has_every_file_in_the_end() {
     let Some(mut server) = RedisServer::start() else { return };
     let node = Node::new();
     let script =
@@ -229,7 +229,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_half_done() {
+fn killed_agent_leaves_no_partial_file() {
     let Some(server) = RedisServer::start() else { return };
     let node = Node::new();
     let slow = node.path("slow.toml");
@@ -273,7 +273,7 @@ fn failed(output: &Output) -> String {
 }
 
 #[test]
-fn a_password_is_asked_for_where_it_belongs_and_never_shown() {
+fn password_is_read_from_the_environment_and_never_shown() {
     let Some(server) = RedisServer::start() else { return };
     server.cli(&["CONFIG", "SET", "requirepass", "the-right-one"]);
     let node = Node::new();
@@ -294,7 +294,7 @@ fn a_password_is_asked_for_where_it_belongs_and_never_shown() {
 }
 
 #[test]
-fn a_file_that_is_too_long_stays_undrained_and_is_told() {
+fn file_larger_than_the_server_allows_is_named_undrained() {
     let Some(server) = RedisServer::start_with(&["--proto-max-bulk-len", "18mb"]) else { return };
     let node = Node::new();
     let output = command(&node, &server, &[], "head -c 20000000 /dev/zero >big; echo x >small").output().unwrap();
@@ -305,7 +305,7 @@ fn a_file_that_is_too_long_stays_undrained_and_is_told() {
 }
 
 #[test]
-fn the_doctor_and_the_log_tell_what_the_server_promises() {
+fn doctor_and_log_report_the_servers_durability() {
     for (options, code, said) in
         [(&[][..], true, "appendfsync always"), (&["--appendonly", "no"][..], false, "memory only")]
     {

@@ -18,7 +18,7 @@ fn python(scene: &Scene, options: &[&str], program: &str) -> String {
 }
 
 #[test]
-fn what_only_a_device_can_do() {
+fn calls_only_a_device_can_serve_are_refused() {
     let Some(scene) = prepare("refused_device") else { return };
     fs::write(scene.path("stored"), "stored").unwrap();
     let program = "
@@ -42,7 +42,7 @@ for name in ['stored', 'made']:
 
 /// The 1,025th who would wait for a lock is told.
 #[test]
-fn more_than_1024_waiters_for_locks() {
+fn waiter_1025_for_a_lock_is_refused() {
     let Some(scene) = prepare("refused_waiters") else { return };
     let program = "
 import errno, fcntl, os, resource, sys, threading, time
@@ -67,9 +67,9 @@ os._exit(0)
     assert_eq!(told, format!("{:?}\n", ["ENOLCK"; 6]).replace('"', "'"));
 }
 
-/// By seccomp: the calls of 32-bit programs, io_uring, and what a file handle would be for.
+/// With seccomp: the calls of 32-bit programs, io_uring, and file handles.
 #[test]
-fn what_no_filter_can_follow() {
+fn calls_no_filter_can_follow_are_refused() {
     let Some(scene) = prepare("refused_seccomp") else { return };
     let source = r#"
 #define _GNU_SOURCE

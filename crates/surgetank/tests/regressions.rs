@@ -48,9 +48,10 @@ impl Scene {
     }
 }
 
-/// Without a rule nothing comes in by itself; with one, what it names does, and can be evicted again.
+/// Without a rule the agent prefetches nothing. With one, it prefetches what the rule names, and that can be evicted again. Regression:
+/// such rules had no effect.
 #[test]
-fn prefetch_rules_were_not_carried_out() {
+fn prefetch_rule_fetches_matching_files_only() {
     let Some(scene) = prepare("prefetch_rules") else {
         return;
     };
@@ -83,7 +84,7 @@ fn prefetch_rules_were_not_carried_out() {
 }
 
 #[test]
-fn seas_prefetch_list_was_not_carried_out() {
+fn sea_prefetch_list_fetches_matching_files() {
     let Some(scene) = prepare("prefetch_sea") else {
         return;
     };
@@ -122,9 +123,9 @@ fn prefetching_ends_with_the_agent() {
     scene.is_clean();
 }
 
-/// A tier of 32 MiB is written full three times over: what is pinned stays, the rest makes way.
+/// A tier of 32 MiB is written full three times over: pinned files stay, the rest makes way. Regression: pin rules had no effect.
 #[test]
-fn pin_rules_were_not_carried_out() {
+fn pinned_files_stay_on_a_full_tier() {
     let Some(scene) = prepare("pin_rules") else {
         return;
     };
@@ -155,7 +156,7 @@ fn pin_rules_were_not_carried_out() {
 }
 
 #[test]
-fn keep_lost_links_and_fifos() {
+fn keep_rule_stores_links_and_fifos() {
     let Some(scene) = prepare("keep_links") else {
         return;
     };
@@ -170,8 +171,9 @@ fn keep_lost_links_and_fifos() {
     scene.run(&["--rule", "k/=keep"], "readlink k/link; [ -p k/fifo ]; cat k/file").exits(0).prints("nowhere\ndata\n");
 }
 
+/// Regression: with a remove rule the store never got the new content of a file that it had.
 #[test]
-fn remove_kept_a_rewritten_store_file_from_the_store() {
+fn remove_rule_updates_a_file_that_the_store_has() {
     let Some(scene) = prepare("remove_rewritten") else {
         return;
     };
@@ -201,9 +203,9 @@ fn remove_kept_a_rewritten_store_file_from_the_store() {
     assert!(!scene.log().contains("took up"), "{}", scene.log());
 }
 
-/// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
+/// Regression: `wait` called durable what a killed agent of a global mount had left, and no agent could continue with it.
 #[test]
-fn wait_said_durable_over_a_dead_mount() {
+fn wait_over_a_dead_mount_reports_undrained_files() {
     let Some(scene) = prepare("dead_mount") else {
         return;
     };
@@ -226,7 +228,7 @@ fn wait_said_durable_over_a_dead_mount() {
 }
 
 #[test]
-fn a_dead_mount_could_only_be_taken_away_by_hand() {
+fn umount_removes_a_dead_mount() {
     let Some(scene) = prepare("dead_mount_umount") else {
         return;
     };
@@ -243,9 +245,9 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
     scene.asked_at_root("wait", &[over]).exits(0);
 }
 
-/// A run begun inside the dead mount goes on in the directory underneath it.
+/// A run started inside the dead mount continues in the directory underneath it. Regression: it could not read the configuration.
 #[test]
-fn run_in_a_dead_mount_could_not_read_the_configuration() {
+fn run_started_in_a_dead_mount_works() {
     let Some(scene) = prepare("dead_mount_run") else {
         return;
     };
@@ -276,7 +278,7 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
 }
 
 #[test]
-fn asking_was_refused_where_nothing_could_be_served() {
+fn status_and_wait_work_from_any_directory() {
     let Some(scene) = prepare("asking_anywhere") else {
         return;
     };
@@ -310,9 +312,9 @@ fn write_and_kill(scene: &Scene) {
     assert!(!scene.path("sub/file").exists(), "it was drained: nothing is tested");
 }
 
-/// What was left was looked for under the new number, not found, and the run said that all was well.
+/// Regression: the next agent looked for the leftovers under the new number, found none, and the run reported success.
 #[test]
-fn files_were_forgotten_when_the_store_got_another_device_number() {
+fn files_survive_a_new_device_number_of_the_store() {
     let Some(scene) = prepare("renumbered") else {
         return;
     };
@@ -352,7 +354,7 @@ fn files_were_forgotten_when_the_store_got_another_device_number() {
 }
 
 #[test]
-fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
+fn leftovers_of_another_file_system_are_named() {
     let Some(scene) = prepare("other_file_system") else {
         return;
     };
@@ -389,10 +391,10 @@ impl Scene {
     }
 }
 
-/// Whoever has another directory under the same path, as in a container, holds nothing; whoever has the directory itself
-/// does, under whatever path.
+/// A process with another directory under the same path, as in a container, holds nothing. A process with the directory itself does, under
+/// any path. Regression: `mount` refused for both.
 #[test]
-fn mount_was_refused_because_of_a_process_in_another_mount_namespace() {
+fn only_processes_in_the_directory_itself_refuse_a_mount() {
     let Some(scene) = prepare("other_namespace") else {
         return;
     };
@@ -434,9 +436,9 @@ fn mount_was_refused_because_of_a_process_in_another_mount_namespace() {
     scene.asked_at_root("umount", &[over]).exits(0);
 }
 
-/// Directories of an agent that never served anything, found after a `doctor` had said why.
+/// Regression: a `doctor`, and a start that failed, left directories of an agent that never served in the tiers.
 #[test]
-fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
+fn failed_start_and_doctor_leave_tiers_empty() {
     let Some(scene) = prepare("failed_start") else {
         return;
     };
@@ -464,9 +466,9 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
 }
 
-/// What was drained beside a kept file was believed for ever, and shown when it was gone.
+/// Regression: the agent believed indefinitely what it had drained beside a kept file, and showed it after another client had deleted it.
 #[test]
-fn what_others_changed_between_two_runs_was_not_seen_while_something_was_kept() {
+fn changes_between_runs_are_seen_beside_kept_files() {
     let Some(scene) = prepare("changed_between_runs") else {
         return;
     };
@@ -506,14 +508,14 @@ fn what_others_changed_between_two_runs_was_not_seen_while_something_was_kept() 
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
 }
 
-/// It was shown empty, and took no new files for ever.
+/// Regression: a directory that another client removed in the store was shown empty, and took no new files, while it had a kept file.
 #[test]
-fn a_directory_that_somebody_removed_in_the_store_took_no_new_files_while_something_was_kept_in_it() {
+fn removed_directory_with_kept_files_takes_new_files() {
     directory_with_something_kept("removed_directory", |_| {}, "");
 }
 
 #[test]
-fn a_directory_that_somebody_replaced_in_the_store_was_stale_while_something_was_kept_in_it() {
+fn replaced_directory_with_kept_files_is_not_stale() {
     let replace = |scene: &Scene| {
         fs::create_dir_all(scene.path("d/e")).unwrap();
         fs::write(scene.path("d/e/theirs"), "theirs\n").unwrap();
@@ -562,9 +564,9 @@ fn directory_with_something_kept(name: &str, replace: impl Fn(&Scene), theirs: &
     scene.is_clean();
 }
 
-/// A run that began right after another ended was refused: the catalog's lock goes a moment after the agent's own.
+/// The catalog's lock ends just after the agent's own. Regression: a run that began in between was refused.
 #[test]
-fn a_run_right_after_another_found_the_catalog_in_use() {
+fn run_right_after_another_waits_for_the_catalog() {
     let Some(scene) = prepare("catalog_in_use") else {
         return;
     };
@@ -582,9 +584,9 @@ fn a_run_right_after_another_found_the_catalog_in_use() {
     scene.holds("two", b"two\n");
 }
 
-/// The agent refused the line that told it of the command, and the run started one agent after the other.
+/// Regression: the agent refused the line with the command, and the run started one agent after the other.
 #[test]
-fn a_very_long_command_line_started_agents_for_ever() {
+fn very_long_command_line_starts_one_agent() {
     let Some(scene) = prepare("long_command") else {
         return;
     };

@@ -11,7 +11,7 @@ use crate::scene::{MIB, Scene};
 use serde_json::Value;
 
 #[test]
-fn byte_totals_are_what_strace_saw() {
+fn byte_totals_equal_those_of_strace() {
     let Some(scene) = scene("report_bytes") else { return };
     let run = |name: &str, script: &str| is_as_traced(&scene, name, script);
     let record = run(
@@ -110,7 +110,7 @@ sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.
 }
 
 #[test]
-fn a_static_program_is_told_by_estimate_and_never_as_counted() {
+fn static_program_has_estimates_and_no_counts() {
     let Some(scene) = scene("report_static") else { return };
     fs::write("/mnt/w.c", "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"out\", O_CREAT | O_WRONLY, 0644); for (int n = 0; n < 30; n++) if (write(f, b, sizeof b) < 0) return 1; return close(f); }\n").unwrap();
     crate::scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/w", "/mnt/w.c"]));
@@ -127,7 +127,7 @@ fn a_static_program_is_told_by_estimate_and_never_as_counted() {
 }
 
 #[test]
-fn what_a_killed_program_did_is_there_and_a_fork_counts_for_itself() {
+fn killed_program_is_counted_and_a_fork_counts_apart() {
     let Some(scene) = scene("report_killed") else { return };
     fs::write(
         "/mnt/p.py",
@@ -193,9 +193,9 @@ fn thousands_of_short_processes_are_counted_each() {
     assert_eq!(record["processes_lost"], 0);
 }
 
-/// The recorder ended, or the record had 1.8e19 bytes.
+/// Regression: the recorder stopped, or the record had 1.8e19 bytes.
 #[test]
-fn a_program_that_writes_over_what_it_counted_is_not_believed() {
+fn program_that_overwrites_its_counts_is_not_believed() {
     let Some(scene) = scene("report_liar") else { return };
     fs::write(
         "/mnt/liar.py",
@@ -218,9 +218,9 @@ slots[20480:20480 + 40 * 2256] = b'\\xff' * (40 * 2256)
     assert!(told.contains("impossible"), "{told}");
 }
 
-/// The agent had it mapped, and died of it (SIGBUS).
+/// Regression: the agent had the file mapped, and died of SIGBUS.
 #[test]
-fn a_program_that_cuts_off_what_it_counts_in_ends_no_agent() {
+fn program_that_truncates_its_counts_ends_no_agent() {
     let Some(scene) = scene("report_cut") else { return };
     let script = "echo kept > kept; truncate -s 0 \"$(grep -o '/[^ ]*[.]counts-[0-9]*' /proc/self/maps | head -n 1)\"; sleep 1; exit 0";
     // (Its programs have it mapped, and may die of that.)
@@ -231,7 +231,7 @@ fn a_program_that_cuts_off_what_it_counts_in_ends_no_agent() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_written_is_a_failure() {
+fn unwritable_answer_is_a_failure() {
     let Some(scene) = scene("report_unwritable") else { return };
     scene.run(&SMALL, "echo one >a").exits(0);
     for (to, code) in [("/dev/full", 1), ("/dev/null", 0)] {
@@ -249,7 +249,7 @@ fn an_answer_that_cannot_be_written_is_a_failure() {
 }
 
 #[test]
-fn two_runs_at_once_are_kept_apart() {
+fn concurrent_runs_are_counted_apart() {
     let Some(scene) = scene("report_two") else { return };
     fs::write("/mnt/w.sh", "dd if=/dev/zero of=$1 bs=1000 count=$2 status=none; touch /mnt/$1.done; while [ ! -e /mnt/$3.done ]; do sleep 0.05; done").unwrap();
     let one = scene.start(&SMALL, "bash /mnt/w.sh one 111 two");
@@ -264,7 +264,7 @@ fn two_runs_at_once_are_kept_apart() {
 }
 
 #[test]
-fn an_agent_that_is_replaced_goes_on_with_the_record() {
+fn replacing_agent_continues_the_record() {
     let Some(scene) = scene("report_replaced") else { return };
     let script = "dd if=/dev/zero of=a bs=1000 count=100 status=none; touch /mnt/first; while [ ! -e /mnt/go ]; do sleep 0.05; done; dd if=/dev/zero of=b bs=1000 count=50 status=none";
     let run = scene.start(&SMALL, script);
@@ -290,7 +290,7 @@ fn an_agent_that_is_replaced_goes_on_with_the_record() {
 }
 
 #[test]
-fn a_failed_run_has_a_record_that_says_so_and_only_its_user_reads_it() {
+fn failed_run_has_a_private_record_of_its_failure() {
     let Some(scene) = Scene::of_user("report_user").map(|mut scene| {
         scene.tier("fast", 64);
         scene
@@ -317,7 +317,7 @@ fn a_failed_run_has_a_record_that_says_so_and_only_its_user_reads_it() {
 }
 
 #[test]
-fn a_state_directory_that_is_full_does_not_fail_the_run() {
+fn full_state_directory_does_not_fail_the_run() {
     let Some(mut scene) = scene("report_full") else { return };
     scene.state = scene.tmpfs("small-state", 24);
     fs::set_permissions(&scene.state, fs::Permissions::from_mode(0o700)).unwrap();

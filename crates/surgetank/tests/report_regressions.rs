@@ -6,9 +6,10 @@ use std::fs;
 use crate::scene::record::{SMALL, is_as_traced, number, record, small_scene as scene};
 use serde_json::Value;
 
-/// A descriptor that appends is at the front until it writes, and at the end from there on: all of the file was counted.
+/// An appending descriptor is at the front until its first write, and at the end from then on. Regression: all of the
+/// file was counted as written.
 #[test]
-fn what_a_file_had_before_it_was_appended_to_was_counted_as_written() {
+fn append_counts_only_the_appended_bytes() {
     let Some(scene) = scene("report_append") else { return };
     is_as_traced(
         &scene,
@@ -39,9 +40,9 @@ for n in $(seq 20); do echo "line $n" >> log; done
     );
 }
 
-/// C++ opens a FILE and then reads and writes its descriptor by itself: both were counted.
+/// C++ opens a FILE and then reads and writes its descriptor itself. Regression: both were counted.
 #[test]
-fn what_a_program_moved_on_the_descriptor_under_a_stream_was_counted_twice() {
+fn io_on_the_descriptor_of_a_stream_is_counted_once() {
     let Some(scene) = scene("report_under") else { return };
     is_as_traced(
         &scene,
@@ -86,9 +87,10 @@ g++ -o c c.cc; gcc -w -o u u.c; ./c; ./u > u.said"#,
     );
 }
 
-/// What waited to be written went to another file than the one in which it was counted, too.
+/// Regression: buffered bytes went to another file than the one for which they were counted, and were counted there
+/// too.
 #[test]
-fn what_waited_to_be_written_when_its_descriptor_became_another_file_was_counted_twice() {
+fn buffered_bytes_of_a_moved_descriptor_are_counted_once() {
     let Some(scene) = scene("report_moved") else { return };
     is_as_traced(
         &scene,
@@ -114,9 +116,10 @@ gcc -w -o /mnt/m m.c; rm m.c; /mnt/m > m.one"#,
     );
 }
 
-/// Numbers of descriptors that were closed past libc, as node does, were believed to be the files that had them.
+/// A program such as node closes descriptors past libc. Regression: pipes and sockets with a reused number counted as
+/// the file's bytes.
 #[test]
-fn pipes_and_sockets_with_the_number_of_a_file_were_counted_as_its_bytes() {
+fn reused_descriptor_number_is_not_counted_as_the_file() {
     let Some(scene) = scene("report_numbers") else { return };
     is_as_traced(
         &scene,
@@ -164,9 +167,9 @@ gcc -w -O1 -o /mnt/n /mnt/n.c; /mnt/n"#,
     );
 }
 
-/// A stream that a child inherits has one position for both, and each counted what the other wrote.
+/// An inherited stream has one position for parent and child. Regression: each counted what the other wrote.
 #[test]
-fn what_a_child_wrote_to_a_stream_of_its_parents_was_counted_in_both() {
+fn write_to_an_inherited_stream_is_counted_once() {
     let Some(scene) = scene("report_inherited") else { return };
     is_as_traced(
         &scene,
@@ -197,9 +200,10 @@ gcc -w -o i i.c; ./i"#,
     );
 }
 
-/// A program that ends with _exit, as every dash does, was told of as killed, and what its streams had moved was not counted.
+/// Regression: the record called a program that ends with `_exit`, as every dash does, killed, and left out what its
+/// streams had moved.
 #[test]
-fn an_end_by_exit_without_destructors_was_taken_for_a_kill() {
+fn end_by_underscore_exit_is_not_a_kill() {
     let Some(scene) = scene("report_exit") else { return };
     let record = is_as_traced(
         &scene,
@@ -246,11 +250,11 @@ fn compiled(name: &str, source: &str) -> String {
     path
 }
 
-/// Who was counting at the program's end looked into a stream that another thread was closing: the program died, and what
-/// it had printed was lost. (Not by `exit`: there libc itself takes the buffers from streams that others are using, which
-/// killed this program once in tens of thousands of times.)
+/// Regression: the count at the program's end read a stream that another thread was closing. The program died, and its
+/// output was lost. (Not by `exit`: there libc itself takes the buffers from streams in use, which killed this program
+/// once in tens of thousands of times.)
 #[test]
-fn a_stream_that_was_closed_by_another_thread_at_the_end_killed_the_program() {
+fn stream_closed_by_another_thread_at_exit_is_harmless() {
     let Some(scene) = scene("shim_stream_threads") else { return };
     let program = compiled(
         "threads",
@@ -294,9 +298,9 @@ int main(int count, char **words) {
     scene.run(&SMALL, &script).exits(0).prints("");
 }
 
-/// And one that is nowhere any more, because its memory was given back behind libc's back.
+/// Regression: the program died of a stream whose memory was unmapped past libc.
 #[test]
-fn a_stream_whose_memory_is_gone_killed_the_program_at_its_end() {
+fn stream_with_unmapped_memory_at_exit_is_harmless() {
     let Some(scene) = scene("shim_stream_gone") else { return };
     let program = compiled(
         "gone",
@@ -325,9 +329,9 @@ int main(int count, char **words) {
     scene.holds("f", b"hello");
 }
 
-/// The first of the buffers was looked at before the kernel could say that there are none.
+/// Regression: the shim read the first buffer before the kernel could refuse the vector, and the program died.
 #[test]
-fn a_vector_that_lies_nowhere_killed_the_program_instead_of_being_refused() {
+fn vector_at_an_unmapped_address_is_refused() {
     let Some(scene) = scene("shim_vector_nowhere") else { return };
     let program = compiled(
         "vectors",
@@ -361,9 +365,9 @@ int main(void) {
     scene.run(&SMALL, &program).exits(0).prints("");
 }
 
-/// A third of the time of a database is in fsync, and the record said that it took none.
+/// A third of a database's time is in fsync. Regression: the record said that it took none.
 #[test]
-fn the_time_in_fsync_was_never_counted() {
+fn time_in_fsync_is_counted() {
     let Some(scene) = scene("report_sync") else { return };
     let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { int f = open(\"out\", O_CREAT | O_WRONLY, 0600); for (int n = 0; n < 20; n++) { if (write(f, \"x\", 1) != 1) return 1; if (n % 2 ? fsync(f) : fdatasync(f)) return 2; } return close(f); }\n";
     std::fs::write("/mnt/w.c", source).unwrap();
@@ -382,9 +386,9 @@ fn the_time_in_fsync_was_never_counted() {
     }
 }
 
-/// Where there is no mount, of programs without the shim there was nothing but that they had been.
+/// Regression: without a mount the record of a program without the shim had its name and no figures.
 #[test]
-fn without_a_mount_programs_without_the_shim_had_done_nothing() {
+fn programs_without_the_shim_are_counted_without_a_mount() {
     let Some(scene) = scene("report_seccomp") else { return };
     let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"in\", O_RDONLY), t = open(\"out\", O_CREAT | O_WRONLY, 0600); ssize_t n; while ((n = read(f, b, sizeof b)) > 0) if (write(t, b, n) != n) return 1; return open(\"in\", O_RDONLY) < 0; }\n";
     fs::write("/mnt/w.c", source).unwrap();

@@ -71,7 +71,7 @@ fn pairs(list: &[(&str, &str)]) -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn fsck_finds_what_is_wrong_and_changes_nothing() {
+fn fsck_reports_damage_and_changes_nothing() {
     let Some(scene) = prepare("fsck_finds") else { return };
     killed(
         &scene,
@@ -98,7 +98,7 @@ fn fsck_finds_what_is_wrong_and_changes_nothing() {
 }
 
 #[test]
-fn fsck_repair_drains_what_is_left_and_keeps_the_only_copy_of_anything() {
+fn fsck_repair_drains_leftovers_and_keeps_only_copies() {
     let Some(scene) = prepare("fsck_repair") else { return };
     killed(&scene, &[], "mkdir d; for n in lost good; do echo content of $n >d/$n; done");
     fs::remove_file(plain(&scene, "d/lost")).unwrap();
@@ -146,7 +146,7 @@ fn log_of(scene: &Scene) -> PathBuf {
 
 /// Looking cut off what a death had left of the catalog, and folded it.
 #[test]
-fn fsck_and_a_listing_changed_the_catalog() {
+fn fsck_and_list_leave_the_catalog_unchanged() {
     let Some(scene) = prepare("fsck_exactly") else { return };
     killed(&scene, &[], "mkdir d; for n in 1 2 3; do echo content of $n >d/$n; done; ln -s 1 d/link");
     let log = log_of(&scene);
@@ -165,10 +165,10 @@ fn fsck_and_a_listing_changed_the_catalog() {
     assert!(changed.is_empty(), "{changed:?}");
 }
 
-/// A byte of the log's middle is another one: what stood behind it was cut off, its plain files put aside, the run ended with
-/// 0, and nobody heard of it.
+/// One byte in the middle of the log is changed. Regression: the agent cut off the records behind it and set their
+/// plain files aside, and the run ended with 0 and no message.
 #[test]
-fn damage_inside_the_log_lost_names_in_silence() {
+fn damage_inside_the_log_is_reported_with_its_names() {
     let Some(scene) = prepare("log_damaged") else { return };
     killed(&scene, &[], "for n in $(seq 40); do echo content of $n >f$n; done; : >empty");
     let log = log_of(&scene);
@@ -226,9 +226,9 @@ fn damage_since_clean(scene: &Scene) {
     );
 }
 
-/// What had been spilled into the store was removed with the half-made copies.
+/// Regression: the agent removed files that were spilled into the store together with the incomplete copies.
 #[test]
-fn damage_inside_the_log_lost_what_was_spilled() {
+fn damage_inside_the_log_keeps_spilled_files() {
     let Some(mut scene) = Scene::new("log_damaged_spill") else { return };
     scene.tier("fast", 2);
     scene.beside("told");
@@ -267,18 +267,20 @@ fn written_since(name: &str, boots: bool) {
     scene.run(&QUIET, "true").exits(0);
 }
 
+/// Regression: damage inside the log lost what programs wrote after it.
 #[test]
-fn damage_inside_the_log_lost_what_was_written_since() {
+fn damage_inside_the_log_keeps_later_writes() {
     written_since("log_damaged_since", false);
 }
 
+/// Regression: damage inside the log lost what programs wrote before a boot.
 #[test]
-fn damage_inside_the_log_lost_what_was_written_before_a_boot() {
+fn damage_inside_the_log_keeps_writes_before_a_boot() {
     written_since("log_damaged_boot", true);
 }
 
 #[test]
-fn nothing_to_find_is_said() {
+fn clean_state_is_reported() {
     let Some(scene) = prepare("fsck_clean") else { return };
     let told = verb(&scene, &["fsck"]).exits(0).stdout;
     assert!(told.contains("0 found"), "{told}");
@@ -301,7 +303,7 @@ fn rot(path: &Path) {
 }
 
 #[test]
-fn a_scrub_under_a_mount_replaces_the_rotten_copy_by_the_good_one() {
+fn scrub_under_a_mount_replaces_a_corrupt_copy() {
     let Some(scene) = prepare("scrub") else { return };
     // (What rots in the store is told by its change time, which nobody can set: there only a device forgets.)
     let script = "
@@ -335,7 +337,7 @@ fn a_scrub_under_a_mount_replaces_the_rotten_copy_by_the_good_one() {
 }
 
 #[test]
-fn a_scrub_writes_anew_what_rotted_in_the_store() {
+fn scrub_rewrites_a_corrupt_file_in_the_store() {
     let Some(scene) = prepare("scrub_store") else { return };
     let store = scene.ext4("store", 64);
     let script = "
@@ -393,9 +395,9 @@ fn scavenge_lists_copies_and_drains() {
     assert!(listed.starts_with("0 files"), "{listed}");
 }
 
-/// A state directory on a file system that did not survive.
+/// The state directory was on a file system that did not survive.
 #[test]
-fn scavenge_finds_plain_files_that_nobody_knows_any_more() {
+fn scavenge_finds_plain_files_without_a_state() {
     let Some(scene) = prepare("scavenge_stateless") else { return };
     killed(&scene, &[], "mkdir d; echo one >d/one");
     fs::remove_dir_all(&scene.state).unwrap();
@@ -405,7 +407,7 @@ fn scavenge_finds_plain_files_that_nobody_knows_any_more() {
 }
 
 #[test]
-fn a_living_agent_is_not_scavenged() {
+fn directory_of_a_live_agent_is_not_scavenged() {
     let Some(scene) = prepare("scavenge_living") else { return };
     let script = "echo x >file; code=0; /mnt/surgetank scavenge --state /mnt/state --over /mnt/project 2>&1 || code=$?; echo $code";
     let ended = scene.run(&QUIET, script).exits(0);
@@ -413,7 +415,7 @@ fn a_living_agent_is_not_scavenged() {
 }
 
 #[test]
-fn an_ordinary_user_scavenges_his_own() {
+fn unprivileged_user_scavenges_own_files() {
     let Some(mut scene) = Scene::of_user("scavenge_user") else { return };
     scene.tier("fast", 64);
     scene.beside("told");
@@ -428,8 +430,9 @@ fn beside(scene: &Scene, name: &str) -> Vec<PathBuf> {
     all.filter(|path| !path.ends_with(name)).collect()
 }
 
+/// Regression: a plain file that was truncated behind the agent replaced the version in the store.
 #[test]
-fn a_plain_file_that_was_cut_off_replaced_the_version_in_the_store() {
+fn truncated_plain_file_does_not_replace_the_stored_version() {
     for by in ["fsck", "run", "scavenge", "fsynced"] {
         std::thread::spawn(move || cut_off(by)).join().unwrap();
     }
@@ -482,7 +485,7 @@ fn is_apart(scene: &Scene, by: &str, bytes: &str) {
 }
 
 #[test]
-fn a_plain_file_that_is_cut_off_under_the_agent_stays_where_it_is() {
+fn truncated_plain_file_of_a_live_agent_stays_in_place() {
     let Some(scene) = prepare("cut_off_alive") else { return };
     scene.run(&[], "mkdir d; echo the version before >d/short; echo another >d/other").exits(0);
     let script = &format!(
@@ -501,7 +504,7 @@ fn a_plain_file_that_is_cut_off_under_the_agent_stays_where_it_is() {
 
 /// What the store has of files that are durable, and what lies about there.
 #[test]
-fn fsck_finds_what_others_did_in_the_store() {
+fn fsck_reports_changes_by_other_clients_in_the_store() {
     let Some(scene) = prepare("fsck_store") else { return };
     // (What the store has is remembered as long as an agent has something to do.)
     killed(
@@ -549,7 +552,7 @@ fn fsck_finds_what_others_did_in_the_store() {
 }
 
 #[test]
-fn fsck_finds_what_has_no_good_copy_and_what_it_cannot_read() {
+fn fsck_reports_files_without_a_good_or_readable_copy() {
     let Some(scene) = prepare("fsck_rotten") else { return };
     let store = scene.ext4("store", 64);
     let options = ["--quiet-period", "0s", "--store", store.to_str().unwrap()];

@@ -31,7 +31,7 @@ const WRITE: &str = "for mode in keep move tmp copy; do echo $mode > file.$mode;
 const ASK: &str = "ask() { verb=$1; shift; /mnt/surgetank $verb --state /mnt/state \"$@\"; }";
 
 #[test]
-fn the_four_modes() {
+fn each_mode_has_its_effect() {
     let Some(scene) = prepare("modes") else {
         return;
     };
@@ -64,7 +64,7 @@ fn the_four_modes() {
 }
 
 #[test]
-fn kept_files_at_the_exit() {
+fn keep_at_exit_leaves_drains_or_drops() {
     let Some(scene) = prepare("kept") else { return };
     let with = |what: &'static str| [&MODES[..2], &["--keep-at-exit", what]].concat();
     scene.run(&with("leave"), "echo 1 > a.keep").exits(0).says(&["NOT in the store", "a.keep"]);
@@ -80,7 +80,7 @@ fn kept_files_at_the_exit() {
 }
 
 #[test]
-fn the_lists_of_sea() {
+fn sea_lists_have_their_effect() {
     let Some(scene) = prepare("sea") else { return };
     // Sea: flushed and evicted is moved, flushed only is copied, evicted only is removed, neither is kept.
     fs::write(scene.path(".sea_flushlist"), ".*\\.result$\n.*\\.both$\n").unwrap();
@@ -112,7 +112,7 @@ fn the_lists_of_sea() {
 
 /// evict, pin, unpin and prefetch do what they say, and what is not durable never leaves.
 #[test]
-fn files_are_tended() {
+fn evict_pin_and_prefetch_act_and_keep_undrained_files() {
     let Some(scene) = prepare("tended") else {
         return;
     };
@@ -143,8 +143,9 @@ fn files_are_tended() {
     assert_eq!(beside("there")["replicas"][0]["tier"], "fast", "{}", beside("there"));
 }
 
+/// Regression: `wait` called a path that does not exist durable.
 #[test]
-fn wait_for_a_path_that_is_not_there_was_said_to_be_durable() {
+fn wait_for_a_missing_path_fails() {
     let Some(mut scene) = Scene::new("wait_nowhere") else { return };
     scene.tier("fast", 8);
     scene.run(&[], "echo x > there").exits(0);
@@ -156,7 +157,7 @@ fn wait_for_a_path_that_is_not_there_was_said_to_be_durable() {
 
 /// What status says while files wait, and that wait gives up with the truth.
 #[test]
-fn status_and_wait() {
+fn status_and_wait_report_the_drain() {
     let Some(scene) = prepare("status") else {
         return;
     };
@@ -190,9 +191,9 @@ fn status_and_wait() {
     assert_eq!(status, Value::Array(Vec::new()));
 }
 
-/// Nothing is done by plan; it says what the same rules then do.
+/// `plan` says what the same rules then do.
 #[test]
-fn plan_tells_and_does_nothing() {
+fn plan_reports_and_changes_nothing() {
     let Some(scene) = prepare("plan") else { return };
     for mode in ["keep", "move", "tmp", "copy"] {
         fs::write(scene.path(&format!("file.{mode}")), mode).unwrap();
@@ -213,9 +214,9 @@ fn plan_tells_and_does_nothing() {
     assert!(!scene.state.exists());
 }
 
-/// Two runs share an agent; each is judged by what it wrote itself.
+/// Two runs share an agent. The verdict of each is about what it wrote itself.
 #[test]
-fn two_runs_over_one_directory() {
+fn runs_with_one_agent_are_judged_apart() {
     let Some(scene) = prepare("two_runs") else {
         return;
     };
@@ -238,8 +239,9 @@ fn two_runs_over_one_directory() {
     scene.holds("contested", b"by somebody else");
 }
 
+/// Regression: after one `wait` no file had its quiet period.
 #[test]
-fn after_a_wait_nothing_had_its_quiet_period_any_more() {
+fn quiet_period_applies_after_a_wait() {
     let Some(mut scene) = Scene::new("after_a_wait") else { return };
     scene.tier("fast", 64);
     let script = "echo a >a; /mnt/surgetank wait --state /mnt/state a; echo b >b; mkdir .git; echo c >.git/c; touch /mnt/told/there

@@ -58,7 +58,7 @@ const WRITES: &str = "
 ";
 
 #[test]
-fn a_run_is_in_the_bucket_and_comes_back_the_same() {
+fn run_output_is_in_the_bucket_and_reads_back() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     run(&node, &server, &[], WRITES);
@@ -120,9 +120,9 @@ fn are_in_order(seen: &[String], server: &S3Server) {
     }
 }
 
-/// Although several are under way at a time.
+/// Although several publications are under way at a time.
 #[test]
-fn a_later_file_is_never_seen_before_an_earlier_one() {
+fn later_file_never_appears_before_an_earlier_one() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     let script = "mkdir d; i=0; while [ $i -lt 600 ]; do head -c $((i * 37 % 9000)) /dev/zero >f$i; i=$((i + 1)); done";
@@ -140,7 +140,7 @@ fn a_later_file_is_never_seen_before_an_earlier_one() {
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
+fn restarted_server_has_every_file_in_the_end() {
     let Some(mut server) = S3Server::start() else { return };
     let node = Node::new();
     let script =
@@ -161,7 +161,7 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
 }
 
 #[test]
-fn credentials_are_asked_for_where_they_belong_and_never_shown() {
+fn credentials_are_read_from_their_sources_and_never_shown() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     let mut wrong = command(&node, &server, &[], "true");
@@ -176,9 +176,10 @@ fn credentials_are_asked_for_where_they_belong_and_never_shown() {
     assert!(text.contains("AWS_ACCESS_KEY_ID") && !text.contains("hunter2"), "{text}");
 }
 
-/// Its listings had another name for it: what was in it was in the bucket, and nobody saw it again.
+/// Regression: the server's listings had another name for the file. Its content was in the bucket, and no client could
+/// find it.
 #[test]
-fn a_file_was_stored_under_a_name_that_listings_could_not_tell() {
+fn unlistable_names_are_refused_or_listed() {
     let Some(server) = S3Server::start() else { return };
     let script = r#"n=0; for name in '\001' 'a\033b' 'a\tb' 'a\rb' 'a\177' '\357\277\277'; do n=$((n + 1))
         (echo $n >"$(printf "$name")") 2>/dev/null || echo $n >>refused; done; cat refused 2>/dev/null || :"#;
@@ -189,9 +190,9 @@ fn a_file_was_stored_under_a_name_that_listings_could_not_tell() {
     assert_eq!(seen, ["1", "2", "3", "4", "5", "6"]);
 }
 
-/// Objects that others put there, with a server that tells their age in whole seconds at one time and not at another.
+/// Objects of another client, on a server whose ages sometimes have whole seconds only.
 #[test]
-fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
+fn objects_of_other_clients_change_without_conflict() {
     use surgetank_store::checksum::of_bytes;
     use surgetank_store::object::{Objects, When, Words};
     use surgetank_store::s3::{Place, S3};
@@ -216,7 +217,7 @@ fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
 
 /// Of a store on a server, and of one with packed files, it says what programs would see; nothing is left behind.
 #[test]
-fn a_plan_of_a_store_of_objects() {
+fn plan_lists_the_files_of_an_object_store() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     let rules = node.path("rules.toml");
@@ -245,7 +246,7 @@ fn a_plan_of_a_store_of_objects() {
 }
 
 #[test]
-fn renames_that_a_kill_cut_in_half_are_finished() {
+fn half_done_renames_are_finished_after_a_kill() {
     let Some(server) = S3Server::start() else { return };
     run(&Node::new(), &server, &[], "mkdir d empty; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
     for (point, script) in [
@@ -275,7 +276,7 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
 /// It is another object then, with another tag if it came in parts, and what was written over it was taken for a stranger's: also
 /// by an agent that goes on where another one was killed.
 #[test]
-fn a_large_file_of_a_renamed_directory_is_written_over() {
+fn large_file_of_a_renamed_directory_can_be_overwritten() {
     let Some(server) = S3Server::start() else { return };
     let surgetank = env!("CARGO_BIN_EXE_surgetank");
     for point in ["", "drain.renamed:1", "store.rename_copied:1", "store.rename_deleted:1"] {
@@ -293,10 +294,10 @@ fn a_large_file_of_a_renamed_directory_is_written_over() {
     }
 }
 
-/// Programs go on while the agent is replaced: of a directory whose rename was cut off they missed those files that had their
-/// new names already, until the drain came back to it.
+/// Programs continue while the agent is replaced. Regression: of a directory whose rename was cut off they missed the
+/// files that already had their new names, until the drain finished the rename.
 #[test]
-fn half_of_a_directory_was_missed_while_its_rename_waited_to_be_finished() {
+fn directory_is_whole_while_its_rename_is_unfinished() {
     let Some(server) = S3Server::start() else { return };
     run(&Node::new(), &server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done");
     let node = Node::new();
@@ -311,10 +312,10 @@ fn half_of_a_directory_was_missed_while_its_rename_waited_to_be_finished() {
     assert_eq!(objects(&server), ["e/1", "e/2", "e/3", "e/4", "e/5", "e/6", "e/7", "e/8", "e/9"]);
 }
 
-/// A new version as long and as old as the one before counted as written in place when the agent was killed before it was sent,
-/// and was forgotten.
+/// Regression: the agent was killed before it sent a new version as long and as old as the one before. The next agent
+/// took it for written in place, and forgot it.
 #[test]
-fn a_version_like_the_one_before_was_not_sent_when_the_agent_was_killed() {
+fn version_of_equal_size_and_time_is_sent_after_a_kill() {
     let Some(server) = S3Server::start() else { return };
     run(&Node::new(), &server, &[], "echo one >f; touch -d '2020-01-01 UTC' f");
     let node = Node::new();
@@ -328,7 +329,7 @@ fn a_version_like_the_one_before_was_not_sent_when_the_agent_was_killed() {
 }
 
 #[test]
-fn uploads_of_a_node_that_never_came_back_are_given_up() {
+fn gc_aborts_uploads_of_a_lost_node() {
     use surgetank_store::object::{Objects, Words};
     use surgetank_store::s3::{Place, S3};
     let Some(server) = S3Server::start() else { return };
@@ -360,10 +361,10 @@ fn uploads_of_a_node_that_never_came_back_are_given_up() {
     assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
 }
 
-/// Several are published at the same time, and wait for their turns; whoever finds before his that his copy is no good any more
-/// did not say so, and without that copy nothing was stored ever again.
+/// Several files are published at a time and wait for their turns. Regression: a publication that found its copy
+/// outdated before its turn did not report it, and nothing was stored after that.
 #[test]
-fn a_file_written_over_while_it_waited_for_its_turn_stopped_the_drain() {
+fn file_overwritten_during_its_turn_does_not_stop_the_drain() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     let script = "for n in a b c; do head -c 3000000 /dev/zero >$n; done; sleep 0.7; echo shorter >b; echo shorter >c";
@@ -377,7 +378,7 @@ fn a_file_written_over_while_it_waited_for_its_turn_stopped_the_drain() {
 }
 
 #[test]
-fn the_drain_keeps_below_its_rate() {
+fn drain_keeps_below_its_rate() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
     let slow = node.path("slow.toml");
@@ -424,7 +425,7 @@ fn lender(asked: Arc<Mutex<Vec<String>>>) -> String {
 }
 
 #[test]
-fn credentials_come_from_wherever_aws_has_them() {
+fn credentials_come_from_every_aws_source() {
     let Some(server) = S3Server::start() else { return };
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let lender = lender(Arc::clone(&asked));
@@ -464,7 +465,7 @@ fn credentials_come_from_wherever_aws_has_them() {
 
 /// Neither of the server nor of the agent: the attributes come with the names.
 #[test]
-fn a_file_that_is_listed_costs_no_request() {
+fn listed_file_costs_no_request() {
     let Some(server) = S3Server::start() else { return };
     let (dirs, files) = (10, 150);
     for number in 0..dirs * files {
@@ -486,15 +487,15 @@ fn a_file_that_is_listed_costs_no_request() {
     assert!((10..300).contains(&requests), "{requests} requests for {} files", dirs * files);
 }
 
-/// Files that were read, and so have a copy on a tier.
+/// The files were read before, so a tier has a copy of them.
 #[test]
-fn what_others_changed_is_seen_after_store_ttl() {
+fn change_by_another_client_is_seen_after_store_ttl() {
     others_change_files("200ms", "sleep 2", "");
 }
 
-/// What is believed of the store is believed for an hour, by us and by the kernel.
+/// The agent and the kernel believe for an hour what they know of the store.
 #[test]
-fn what_others_changed_is_seen_after_a_refresh() {
+fn change_by_another_client_is_seen_after_a_refresh() {
     let refresh = format!("'{}' refresh --state ../state d", env!("CARGO_BIN_EXE_surgetank"));
     others_change_files("1h", &refresh, "oldoldchanged gone \n");
 }

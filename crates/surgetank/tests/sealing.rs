@@ -6,9 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::scene::Scene;
 
-/// The only name that anybody had asked for was deleted, and what was written with it.
+/// Regression: a program deleted the only name that any program had looked up, and what it had written was lost with
+/// it.
 #[test]
-fn content_was_lost_with_one_name_of_a_hard_link_made_before() {
+fn content_survives_the_unlink_of_one_older_hard_link() {
     let Some(mut scene) = Scene::new("links_before") else {
         return;
     };
@@ -29,9 +30,10 @@ fn content_was_lost_with_one_name_of_a_hard_link_made_before() {
     scene.is_clean();
 }
 
-/// Directly written, and opened for reading before the lease that seals it was granted.
+/// Written directly, and opened for reading before the agent got the lease that seals it. Regression: the file was
+/// never drained.
 #[test]
-fn a_file_that_was_read_before_its_seal_was_never_drained() {
+fn file_opened_for_reading_before_its_seal_is_drained() {
     let Some(mut scene) = Scene::new("read_before_seal") else {
         return;
     };
@@ -48,9 +50,9 @@ fn a_file_that_was_read_before_its_seal_was_never_drained() {
     scene.is_clean();
 }
 
-/// What a writer had charged and reserved went with his `Open` when the file outlived it unsealed.
+/// Regression: when a file outlived its `Open` unsealed, the writer's charge and reservation were never released.
 #[test]
-fn a_file_that_lingered_was_charged_for_ever() {
+fn charge_of_a_deferred_seal_is_released() {
     let Some(mut scene) = Scene::new("lingering_charge") else {
         return;
     };
@@ -70,9 +72,9 @@ print(sum(tier[\"used_bytes\"] for tier in json.load(sys.stdin)[0][\"tiers\"]))'
     scene.is_clean();
 }
 
-/// A program that waited in fsync for a slow store could not be ended, not even by SIGKILL.
+/// Regression: a program that waited in fsync for a slow store could not be ended, not even by SIGKILL.
 #[test]
-fn waiting_in_fsync_could_not_be_interrupted() {
+fn fsync_waiting_for_the_store_can_be_killed() {
     let Some(mut scene) = Scene::new("fsync_interrupted") else {
         return;
     };
@@ -166,9 +168,10 @@ print(\"the fsync ended\")' & wait $! || echo $?
     scene.is_clean();
 }
 
-/// A new version leaves another owner in place, as a write would: also the one whom the program had just put there.
+/// A new version leaves another owner in place, as a write would. Regression: so it did with the owner that the program
+/// had just set.
 #[test]
-fn a_rewritten_file_that_was_given_away_kept_its_owner_in_the_store() {
+fn rewritten_file_gets_its_new_owner_in_the_store() {
     use std::os::unix::fs::MetadataExt;
     let Some(mut scene) = Scene::new("given_away") else {
         return;
@@ -187,9 +190,9 @@ fn a_rewritten_file_that_was_given_away_kept_its_owner_in_the_store() {
     scene.is_clean();
 }
 
-/// The file was remembered by the name that went.
+/// Regression: the agent knew the file by the name that was replaced, and lost its other names.
 #[test]
-fn further_names_of_a_hard_link_were_lost_with_the_one_that_was_replaced() {
+fn other_hard_links_survive_the_replacement_of_one() {
     let Some(mut scene) = Scene::new("replaced_link") else {
         return;
     };
@@ -207,9 +210,10 @@ fn further_names_of_a_hard_link_were_lost_with_the_one_that_was_replaced() {
     scene.is_clean();
 }
 
-/// `open(2)` with O_RDONLY and O_TRUNC: counted as a writer when it was opened, and as a reader when it was closed.
+/// `open(2)` with O_RDONLY and O_TRUNC. Regression: it counted as a writer when opened and as a reader when closed, so
+/// the file stayed open indefinitely.
 #[test]
-fn a_file_that_was_only_emptied_stayed_open_for_ever() {
+fn file_opened_only_to_truncate_it_is_sealed() {
     let Some(mut scene) = Scene::new("only_emptied") else {
         return;
     };
@@ -232,10 +236,11 @@ P";
     }
 }
 
-/// A directory's removal did not wait for the end, as what was still to be done below it did, which then found no directory
-/// any more: links that were forgotten when their file's last names went one after the other, renames of directories.
+/// Operations below a directory are left for the end of the run: links that were forgotten with their file's last
+/// names, renames of directories. Regression: the directory's removal did not wait for them, so they found no directory
+/// and stopped the drain.
 #[test]
-fn what_was_left_for_the_end_in_a_directory_that_was_removed_kept_everything_from_the_store() {
+fn removed_directory_with_late_operations_stops_no_drain() {
     let Some(mut scene) = Scene::new("removed_before_the_end") else {
         return;
     };
@@ -254,9 +259,9 @@ fn what_was_left_for_the_end_in_a_directory_that_was_removed_kept_everything_fro
     }
 }
 
-/// The link was brought forward with the directory that it lay in, its file was not: there was nothing yet to link to.
+/// Regression: the link was brought forward with its directory and its file was not, so there was nothing to link to.
 #[test]
-fn a_link_was_lost_with_the_move_of_its_directory_to_where_the_end_is_waited_for() {
+fn link_moved_into_a_late_directory_is_stored() {
     use std::os::unix::fs::MetadataExt;
     let Some(mut scene) = Scene::new("link_moved") else {
         return;
@@ -269,15 +274,15 @@ fn a_link_was_lost_with_the_move_of_its_directory_to_where_the_end_is_waited_for
     scene.is_clean();
 }
 
-/// A new version of a file leaves the time of its directory alone, and so does a close: what the drain does there in the
-/// store must not show. (rsync gives its directories their times while the close of a file is still on its way to us.)
+/// A new version of a file leaves its directory's time alone, and so does a close. What the drain does in the store
+/// must not show. (rsync sets directory times while the close of a file is still on its way to the agent.)
 #[test]
-fn a_directory_lost_the_time_it_was_given_when_a_file_in_it_was_drained_later() {
+fn directory_keeps_its_time_when_a_file_drains_later() {
     directories_keep_their_times("directory_times", "--ordered=true");
 }
 
 #[test]
-fn a_directory_lost_the_time_it_was_given_where_order_does_not_matter() {
+fn directory_keeps_its_time_when_unordered() {
     directories_keep_their_times("directory_times_unordered", "--unordered");
 }
 
@@ -301,9 +306,9 @@ fn directories_keep_their_times(scene: &str, order: &str) {
     scene.is_clean();
 }
 
-/// Attributes waited for what was queued behind them in the directory, and that for the attributes.
+/// Regression: attributes waited for operations queued behind them in the directory, and those for the attributes.
 #[test]
-fn where_order_does_not_matter_a_chmod_and_a_new_file_waited_for_each_other() {
+fn unordered_chmod_and_new_file_do_not_deadlock() {
     use std::os::unix::fs::MetadataExt;
     let Some(mut scene) = Scene::new("chmod_unordered") else {
         return;
@@ -323,7 +328,7 @@ fn where_order_does_not_matter_a_chmod_and_a_new_file_waited_for_each_other() {
 /// The store's own file is written where a reader has it open. The kernel takes set-user-id off it at every write, so the
 /// store and what programs saw were different afterwards.
 #[test]
-fn set_ids_of_a_file_written_in_place_are_the_stores() {
+fn set_ids_of_a_file_written_in_place_follow_the_store() {
     let Some(mut scene) = Scene::new("sealing_set_ids") else { return };
     scene.tier("fast", 64);
     for name in ["kept", "lost"] {
@@ -340,14 +345,15 @@ fn set_ids_of_a_file_written_in_place_are_the_stores() {
     scene.is_clean();
 }
 
-/// Copies for a directory that the store does not have yet lie in the one above, and leave it when that has got its time.
+/// Copies for a directory that the store does not have yet are staged in its parent. Regression: they left the parent
+/// after it had got its time, and changed it.
 #[test]
-fn a_directory_lost_its_time_to_copies_for_one_in_it() {
+fn directory_keeps_its_time_when_copies_leave_it() {
     keeps_its_time("times_above", "--ordered=true");
 }
 
 #[test]
-fn a_directory_lost_its_time_to_copies_for_one_in_it_where_order_does_not_matter() {
+fn directory_keeps_its_time_when_copies_leave_it_unordered() {
     keeps_its_time("times_above_unordered", "--unordered");
 }
 

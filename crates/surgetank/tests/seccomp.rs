@@ -72,7 +72,7 @@ cat numbers | wc -c
 "#;
 
 #[test]
-fn a_shell_finds_what_it_would_in_a_plain_directory() {
+fn shell_chores_behave_as_in_a_plain_directory() {
     let Some(scene) = scene("calls_chores") else { return };
     let mut results = Vec::new();
     for options in [None, Some(BARE), Some(WITH_SHIM)] {
@@ -143,7 +143,7 @@ fn directory_moved_out_of_a_removed_one_opens() {
 }
 
 #[test]
-fn what_the_store_has_is_read_changed_and_removed() {
+fn stored_files_are_read_changed_and_removed() {
     let Some(scene) = scene("calls_existing") else { return };
     for name in ["read", "append", "replace", "remove", "rename"] {
         fs::write(scene.path(name), format!("{name} as it was\n")).unwrap();
@@ -224,7 +224,7 @@ printf '#!/bin/sh\necho old\n' > again; chmod +x again; ./again; printf '#!/bin/
 }
 
 #[test]
-fn what_lies_outside_is_as_ever() {
+fn paths_outside_the_directory_are_unaffected() {
     let Some(scene) = scene("calls_outside") else { return };
     fs::create_dir("/mnt/outside").unwrap();
     fs::write("/mnt/outside/there", "outside\n").unwrap();
@@ -251,7 +251,7 @@ print(open('reopened').read(), os.readlink(f'/proc/self/fd/{f.fileno()}'))"
 }
 
 #[test]
-fn another_root_reaches_the_same_files_and_not_the_bare_ones() {
+fn chroot_reaches_the_served_files() {
     let Some(scene) = scene("calls_chroot") else { return };
     let script = r#"
 python3 - <<'P'
@@ -272,7 +272,7 @@ cat from_inside
 }
 
 #[test]
-fn without_the_agent_there_are_errors_and_not_the_bare_directory() {
+fn calls_without_the_agent_fail_and_write_nothing() {
     let Some(scene) = scene("calls_killed") else { return };
     let script = "exec 5> log; echo begun >&5; touch ready; : > /mnt/began; trap '' TERM
         while [ ! -e /dev/null/x ] && (echo x > probe) 2> /dev/null; do :; done; echo x > late; echo y >&5";
@@ -291,7 +291,7 @@ fn without_the_agent_there_are_errors_and_not_the_bare_directory() {
 }
 
 #[test]
-fn threads_forks_and_vforks_all_at_once() {
+fn threads_forks_and_vforks_are_served_at_once() {
     let Some(scene) = scene("calls_stress") else { return };
     let source = r#"
 #define _GNU_SOURCE
@@ -358,7 +358,7 @@ int main(void)
 }
 
 #[test]
-fn a_user_without_privileges_is_served() {
+fn unprivileged_user_is_served() {
     let Some(mut scene) = Scene::of_user("calls_user") else { return };
     scene.tier("fast", 64);
     fs::write(scene.path("secret"), "of root").unwrap();
@@ -371,7 +371,7 @@ fn a_user_without_privileges_is_served() {
 }
 
 #[test]
-fn the_door_is_chosen_and_said() {
+fn chosen_door_is_reported() {
     let Some(scene) = scene("calls_auto") else { return };
     let tell = "grep -c '^Seccomp:.*2' /proc/self/status || true";
     scene.run(&["--no-preload"], tell).exits(0).prints("0\n");
@@ -402,7 +402,7 @@ fn the_door_is_chosen_and_said() {
 }
 
 #[test]
-fn who_watches_a_file_is_told_of_what_is_written_before_it_is_drained() {
+fn inotify_reports_a_write_before_the_drain() {
     let Some(scene) = scene("calls_watch") else { return };
     let script = r#"
 python3 - <<'P'

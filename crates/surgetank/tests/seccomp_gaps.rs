@@ -18,7 +18,7 @@ fn scene(name: &str) -> Option<Scene> {
 }
 
 #[test]
-fn what_is_refused_is_counted_and_told_and_nothing_of_it_is_in_the_bare_directory() {
+fn refused_calls_are_reported_and_write_nothing() {
     let Some(scene) = scene("gaps_refused") else { return };
     let script = r#"
 mkdir d; echo there > taken
@@ -58,7 +58,7 @@ P
 }
 
 #[test]
-fn a_programs_interpreter_may_lie_in_the_directory() {
+fn interpreter_in_the_directory_is_used() {
     let Some(scene) = scene("gaps_interpreter") else { return };
     // The loader of this machine, under a name of ours; an old one of that name lies in the store and must not be taken.
     fs::write(scene.path("loader"), "no program at all").unwrap();
@@ -78,9 +78,10 @@ rm loader; /mnt/hello 2> /dev/null || echo "without: $?"; ./hello 2> /dev/null |
     scene.run(&options, script).exits(0).prints(printed);
 }
 
-/// As under Yama, which this kernel may not have: the agent is told that it may not, and `run` has to look for it.
+/// As under Yama, which this kernel may not have: the agent's accesses fail with EPERM, and `run` reads the programs'
+/// memory for it.
 #[test]
-fn an_agent_that_may_not_look_into_programs_asks_their_run() {
+fn agent_without_ptrace_rights_asks_the_run() {
     let Some(mut scene) = Scene::of_user("gaps_yama") else { return };
     scene.tier("fast", 64);
     let aside = scene.beside("aside");
@@ -133,9 +134,9 @@ for n in $(seq 40); do (echo $n > many$n) & done; wait; ls | wc -l
     }
 }
 
-/// Where nobody but an administrator may look, it does not begin.
+/// Where only an administrator may trace, the run does not begin.
 #[test]
-fn what_yama_forbids_is_said_before_anything_is_begun() {
+fn yama_restriction_is_reported_before_the_run_begins() {
     let Some(mut scene) = Scene::of_user("gaps_yama_strict") else { return };
     scene.tier("fast", 64);
     // A kernel without Yama shows no such file: the directory is covered with one that has it.
@@ -157,9 +158,10 @@ fn what_yama_forbids_is_said_before_anything_is_begun() {
     assert!(said.contains("kernel.yama.ptrace_scope is 2"), "{said}");
 }
 
-/// What no C library of today calls, others do (Go, static programs, older libraries): found by leaving each out of the filter.
+/// Calls that no C library of today makes, and Go, static programs and older libraries do. Found by leaving each out of
+/// the filter.
 #[test]
-fn every_way_to_ask_after_a_file_has_one_answer() {
+fn every_stat_call_gives_the_same_answer() {
     let Some(scene) = scene("gaps_answers") else { return };
     fs::write(
         "/mnt/ask.c",
@@ -211,9 +213,9 @@ int main(void)
     scene.run(&options, "/mnt/ask").exits(0).prints("one answer\n");
 }
 
-/// The tier is memory: what was synced is in the store when the call returns.
+/// A synced file is in the store when the call returns.
 #[test]
-fn fsync_of_what_lies_in_memory_means_the_store() {
+fn fsync_on_a_memory_tier_means_the_store() {
     let Some(scene) = scene("gaps_fsync") else { return };
     let script =
         "python3 -c 'import os; f = open(\"synced\", \"w\"); f.write(\"safe\"); f.flush(); os.fsync(f.fileno()); \
@@ -229,7 +231,7 @@ while not os.path.exists(\"/mnt/go\"): pass'";
 }
 
 #[test]
-fn what_a_user_may_not_do_access_denies() {
+fn access_denies_calls_that_would_fail() {
     let Some(mut scene) = Scene::of_user("gaps_access") else { return };
     scene.tier("fast", 64);
     fs::write(scene.path("secret"), "of root").unwrap();
@@ -250,10 +252,10 @@ chmod 700 shut
         .prints("[True, False, True, False, False, True, False, False, False]\n[False, False, True]\n");
 }
 
-/// The shim marks its own looks at a tier in a register that its calls do not use otherwise, and left the mark there: the
-/// program's next call passed the filter too, and was answered by the bare directory.
+/// The shim marks its own look-ups on a tier in a register that its calls do not use otherwise. Regression: the mark
+/// stayed there, so the program's next call passed the filter too, and the bare directory answered it.
 #[test]
-fn a_call_after_one_of_the_shims_own_went_to_the_bare_directory() {
+fn call_after_a_call_of_the_shim_is_served() {
     let Some(scene) = scene("gaps_own_calls") else { return };
     let script = r#"exec /usr/bin/python3 - <<'P'
 import os
@@ -273,9 +275,9 @@ P"#;
     }
 }
 
-/// Half of it was done: the error was told, and the drain had a file without content to bring, before everything else.
+/// Regression: the link call failed half done, and the drain stopped at a file without content.
 #[test]
-fn a_link_to_a_deleted_file_kept_everything_from_the_store() {
+fn link_to_a_deleted_file_stops_no_drain() {
     let Some(scene) = scene("gaps_deleted_link") else { return };
     let script = r#"exec /usr/bin/python3 - <<'P'
 import errno, os
@@ -300,9 +302,9 @@ P"#;
     }
 }
 
-/// What is mounted there is no path: "none" was taken for a file of the working directory, and `unshare -m` was refused.
+/// Regression: "none" was taken for a file of the working directory, and `unshare -m` was refused.
 #[test]
-fn a_file_system_without_a_path_was_taken_for_a_part_of_the_directory() {
+fn mount_of_a_file_system_without_a_path_is_allowed() {
     let Some(scene) = scene("gaps_mounts") else { return };
     let script = "mkdir /mnt/here /mnt/there
         unshare -m sh -c 'mount -t tmpfs tmpfs /mnt/here && echo >/mnt/here/made && echo x >f && cat f && ls /mnt/here'
@@ -311,9 +313,10 @@ fn a_file_system_without_a_path_was_taken_for_a_part_of_the_directory() {
     scene.holds("f", b"x\n");
 }
 
-/// What goes through a fifo changes its times in the bare directory; that was taken for somebody else's doing, exit 3.
+/// Data through a FIFO changes its times in the bare directory. Regression: that passed for another client's change,
+/// with exit 3.
 #[test]
-fn a_fifo_that_was_used_could_not_be_removed() {
+fn used_fifo_can_be_removed_and_renamed() {
     let Some(scene) = scene("gaps_fifo") else { return };
     let script = "mkfifo one two
         for pipe in one two; do (echo through $pipe >$pipe) & cat $pipe; wait; done
@@ -360,9 +363,9 @@ touched 0o10644 0 0 now\nmodes 0o10600 1000 0 now\nnull 0o20640 0 0 5000\nbydesc
     }
 }
 
-/// A slash behind the name of a file gave ENOTDIR, where every file system says EISDIR.
+/// Regression: a trailing slash behind a file's name gave ENOTDIR, where every file system returns EISDIR.
 #[test]
-fn open_with_a_slash_behind_the_name_fails_as_elsewhere() {
+fn open_with_a_trailing_slash_fails_as_elsewhere() {
     let Some(scene) = scene("gaps_slash") else { return };
     let script = r#"
 mkdir -p "$1" && cd "$1" && mkdir d && touch file && ln -s file link && ln -s d dlink && ln -s absent dangling && ln -s d/ slash
@@ -424,9 +427,10 @@ P"#;
     }
 }
 
-/// The store had it, but not yet under this of its names: the kernel made a file there, and the other end waited for ever.
+/// The store has the FIFO, and not yet under this name. Regression: the kernel made a file there, and the other end
+/// waited indefinitely.
 #[test]
-fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {
+fn fifo_under_an_undrained_name_stays_a_fifo() {
     let Some(scene) = scene("gaps_fifo_names") else { return };
     let script = "mkfifo one; (echo first >one) & cat one; wait
         for n in 1 2 3 4 5; do

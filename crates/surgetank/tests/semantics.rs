@@ -223,7 +223,7 @@ fn play(scene: &Scene) -> Result<(), String> {
 }
 
 #[test]
-fn every_example_of_the_semantics_is_true() {
+fn every_example_of_the_semantics_holds() {
     let scenes = scenes(DOCUMENT);
     assert!(scenes.len() >= 10, "only {} scenes were found in docs/semantics.md", scenes.len());
     let wrong: Vec<String> =
@@ -232,14 +232,14 @@ fn every_example_of_the_semantics_is_true() {
 }
 
 #[test]
-fn a_scene_without_a_run_is_a_mistake_of_the_document() {
+fn scene_without_a_run_is_an_error_of_the_document() {
     for scene in scenes(DOCUMENT) {
         assert!(scene.blocks.iter().any(|block| block.when == When::Run), "{}: nothing is run", scene.name);
     }
 }
 
 #[test]
-fn blocks_are_taken_apart() {
+fn blocks_are_parsed() {
     let document = "text\n```sh semantics run name=a options=\"--rule *.x=keep --fsync store\" exit=3\necho hi\n```\n```output\nhi\n```\n";
     let expected = Block {
         when: When::Run,

@@ -79,7 +79,7 @@ fn without_the_shim_nothing_is_preloaded() {
 }
 
 #[test]
-fn what_is_closed_is_seen_through_the_other_door() {
+fn closed_file_is_seen_at_the_other_door() {
     let Some(scene) = scene("shim_close_to_open") else { return };
     python(
         &scene,
@@ -139,9 +139,9 @@ with open('log', 'w', buffering=1) as log:
     );
 }
 
-/// What the kernel remembers of a directory and its names is no longer true when a file is made behind its back.
+/// The kernel's cache of a directory and its names is outdated when the shim makes a file past the kernel.
 #[test]
-fn a_name_that_was_missed_before_is_found_when_it_is_there() {
+fn file_made_after_a_failed_lookup_is_found() {
     let Some(scene) = scene("shim_negative") else { return };
     let script = format!(
         "{HEAD}mkdir d
@@ -199,9 +199,10 @@ print('done')
     scene.is_clean();
 }
 
-/// Its last close was not noticed yet when the next one opened it: then it was sealed, and what was written afterwards lost.
+/// Regression: the agent had not noticed the last close when the next open came. It then sealed the file, and later
+/// writes were lost.
 #[test]
-fn what_was_written_after_a_quick_reopening_was_lost() {
+fn write_after_a_quick_reopen_is_kept() {
     let Some(scene) = scene("shim_reopen") else { return };
     python(
         &scene,
@@ -254,7 +255,7 @@ print('flushed', flush=True); sys.stdin.readline()
 
 /// To the kernel these are two file systems.
 #[test]
-fn copies_between_the_doors_are_made() {
+fn copy_between_the_doors_works() {
     let Some(scene) = scene("shim_copies") else { return };
     let program = "
 import os, subprocess
@@ -273,9 +274,9 @@ assert os.copy_file_range(1, source, 10, 10**9, 0) == 0
     scene.is_clean();
 }
 
-/// A reader has its plain file open without anybody knowing.
+/// A reader has its plain file open, and the agent does not know it.
 #[test]
-fn what_somebody_reads_is_not_evicted() {
+fn file_open_for_reading_is_not_evicted() {
     let Some(scene) = scene("shim_evict") else { return };
     python(
         &scene,
@@ -297,9 +298,9 @@ assert os.stat('f').st_ino == before.st_ino and open('f', 'rb').read() == b'x' *
     );
 }
 
-/// Data written through the shim and closed, then the mark that it is complete, by a program on the mount.
+/// Data is written through the shim and closed; then a program at the mount makes the marker that it is complete.
 #[test]
-fn a_mark_made_through_the_mount_was_not_before_its_data() {
+fn marker_made_through_the_mount_follows_its_data() {
     let Some(scene) = scene("shim_order") else { return };
     let script = format!(
         "{HEAD}mkdir out
@@ -383,7 +384,7 @@ print('refused')
 }
 
 #[test]
-fn an_ordinary_user_is_served_too() {
+fn unprivileged_user_is_served() {
     let Some(scene) = Scene::of_user("shim_user").map(with_small_files) else { return };
     let program = "
 import os, subprocess
@@ -411,19 +412,19 @@ os.chmod('d/f', 0o600)
     scene.is_clean();
 }
 
-/// The library alone, with an index and an agent of its tests' own.
+/// The library alone, with an index and an agent of its own tests.
 #[test]
-fn the_shim_holds_its_own_checks() {
+fn shim_passes_its_own_tests() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/tests/run");
     let output = std::process::Command::new(script).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
 }
 
-/// Each listing made the kernel look up all files in it for programs that have them from the index: as slow again as the listing.
-/// And removing what is not there was asked at the mount.
+/// Regression: after each listing the kernel looked up all files in it for programs that have them from the index,
+/// which doubled the listing's time. Also, the shim asked the mount to remove missing names.
 #[test]
-fn listings_and_removals_cost_the_mount_nothing_that_the_index_tells() {
+fn listing_and_removal_need_no_mount_request() {
     let Some(scene) = scene("shim_listing") else { return };
     let program = "
 import os, subprocess, sys, urllib.request
@@ -509,10 +510,10 @@ else:
     assert!(counts[5..].iter().any(|stat| *stat < 50), "{said}");
 }
 
-/// The answer to the first look-up of the file was on its way, with the times of before, to be believed for an hour; the kernel,
-/// which was told that they had changed, did not know the file yet.
+/// Regression: the answer to the file's first look-up was on its way with the old times, valid for an hour. The
+/// notification of the change reached a kernel that did not know the file yet.
 #[test]
-fn times_that_were_set_while_the_mount_looked_stayed_what_they_had_been() {
+fn times_set_during_a_mount_lookup_are_seen() {
     let Some(scene) = scene("shim_times_looked") else { return };
     let program = "
 import os, subprocess, time
@@ -537,9 +538,9 @@ assert met
     scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
 }
 
-/// The same of a size: the file was handed out to be written while that answer was on its way.
+/// Regression: the same with a size. A program got the file for writing while that answer was on its way.
 #[test]
-fn a_file_that_grew_while_the_mount_looked_had_the_size_of_before() {
+fn size_grown_during_a_mount_lookup_is_seen() {
     let Some(scene) = scene("shim_size_looked") else { return };
     let program = "
 import os, subprocess, time
@@ -570,10 +571,10 @@ assert met
     scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
 }
 
-/// Of an earlier agent's file nobody knows whether the kernel ever heard of it: each time that was set was waited for more than a
-/// second, with all other programs' requests behind it.
+/// It is unknown whether the kernel ever had an earlier agent's file. Regression: each change of times waited for more
+/// than a second, with all other programs' requests behind it.
 #[test]
-fn times_of_files_of_an_agent_that_was_killed_were_waited_for() {
+fn times_on_files_of_a_killed_agent_are_set_at_once() {
     let Some(scene) = scene("shim_times_killed") else { return };
     let program = "
 import os, time

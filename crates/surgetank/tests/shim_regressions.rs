@@ -24,11 +24,11 @@ fn prepare(program: &str) {
     fs::write("/mnt/program.py", program).unwrap();
 }
 
-/// The kernel tells of a close before the file counts as closed. In between the tier's file system may have work to do: ext4
-/// finds room for what it put off, and begins to write it, when a file was emptied before. The mark that came next was queued,
-/// and shown in the store, before its data.
+/// The kernel reports a close before the file counts as closed. In between the tier's file system may have work: ext4
+/// allocates delayed blocks, and begins to write them if the file was truncated before. Regression: the marker after it
+/// was queued, and shown in the store, before its data.
 #[test]
-fn a_close_that_was_told_too_early_let_the_mark_overtake_its_data() {
+fn marker_follows_data_whose_close_is_reported_early() {
     let Some(scene) = Scene::new("shim_early_close") else { return };
     scene.ext4("disk", 1024);
     prepare(
@@ -63,10 +63,10 @@ for n in range(12):
     assert_eq!(scene.store_files()[std::path::Path::new("data-11")], 16 << 20);
 }
 
-/// A large file takes the kernel longer to close, and others close theirs meanwhile: it has to be looked at again all the
-/// same.
+/// The kernel takes longer to close a large file, and other programs close theirs meanwhile. The agent has to check the
+/// large file again all the same.
 #[test]
-fn a_close_that_took_long_let_the_mark_overtake_its_data() {
+fn marker_follows_data_whose_close_takes_long() {
     let Some(scene) = Scene::new("shim_long_close") else { return };
     scene.ext4("disk", 2048);
     prepare(
@@ -107,10 +107,10 @@ sys.exit(others.wait())
     assert_eq!(scene.store_files()[std::path::Path::new("data-2")], 384 << 20);
 }
 
-/// Where the user's watches are used up, the file had been made when that was found out, and the mount, which was asked
-/// next, said that it was there already.
+/// The user's inotify watches are used up. Regression: the shim noticed that after it had made the file, and the mount,
+/// asked next, returned EEXIST.
 #[test]
-fn no_watch_to_be_had_was_a_false_eexist() {
+fn exclusive_create_without_inotify_watches_succeeds() {
     let Some(mut scene) = Scene::of_user("shim_no_watch") else { return };
     scene.tier("fast", 64);
     prepare(
@@ -143,9 +143,9 @@ os._exit(0)
     scene.is_clean();
 }
 
-/// At the agent's end tiers are emptied; a file that somebody still read stayed there for good.
+/// The agent empties the tiers at its end. Regression: a file that a process still read stayed there.
 #[test]
-fn who_still_read_at_the_end_kept_the_file_on_the_tier() {
+fn file_read_during_the_final_drain_leaves_the_tier() {
     let Some(scene) = scene("shim_end_readers") else { return };
     prepare("");
     let script = "/usr/bin/python3 -c 'open(\"read\", \"w\").write(\"to the end\")'; touch /mnt/waits
@@ -210,7 +210,7 @@ assert looks > 100 and grew > 20, (looks, grew)
 ";
 
 #[test]
-fn a_size_that_grows_never_shrinks_by_whatever_call() {
+fn growing_size_never_shrinks_in_any_call() {
     let Some(scene) = scene("shim_growing_sizes") else { return };
     prepare(GROWING);
     for (options, writer) in [
@@ -228,10 +228,10 @@ fn a_size_that_grows_never_shrinks_by_whatever_call() {
     }
 }
 
-/// Between looking a file up and asking the plain file for its size the file may become another, with the same inode
-/// number where the tier's file system gives it away again (ext4). Whoever looks then sees the one or the other.
+/// Between the look-up and the query of the plain file's size the file may become another one, with the same inode
+/// number where the tier's file system reuses it (ext4). A reader sees the one or the other.
 #[test]
-fn two_files_of_one_name_are_never_mixed_in_a_stat() {
+fn stat_never_mixes_two_files_of_one_name() {
     let Some(scene) = Scene::new("shim_mixed") else { return };
     scene.ext4("disk", 64);
     prepare(
@@ -278,9 +278,10 @@ sys.exit(look.returncode)
     scene.run(&[&SMALL[..], &["--tier", "disk=/mnt/disk:48M"]].concat(), PYTHON).exits(0);
 }
 
-/// Its reader tried three times, and then took the descriptor for one of somebody else's file.
+/// Regression: the index's reader tried three times, then took the descriptor for one outside the directory and
+/// returned the tier's attributes.
 #[test]
-fn a_file_whose_record_was_being_written_showed_the_tiers_attributes() {
+fn file_whose_record_is_being_written_has_its_attributes() {
     let Some(mut scene) = Scene::new("shim_record_written") else { return };
     scene.tier("fast", 64);
     let program = "
@@ -307,9 +308,10 @@ assert looks > 1000
     scene.run(&["--quiet-period", "1h"], "exec python3 /mnt/program.py").exits(0);
 }
 
-/// Which of them a file lies on is not told by its device number; the first was taken for it.
+/// The device number does not tell which of two tiers stores a file. Regression: the shim assumed the first tier, and
+/// returned the tier's attributes.
 #[test]
-fn a_file_of_the_second_of_two_tiers_on_one_file_system_showed_the_tiers_attributes() {
+fn file_on_the_second_tier_of_a_device_has_its_attributes() {
     let Some(scene) = Scene::new("shim_two_on_one") else { return };
     scene.tmpfs("both", 64);
     fs::create_dir("/mnt/both/a").unwrap();
@@ -331,9 +333,9 @@ assert (oct(s.st_mode), s.st_dev, s.st_ino) == ('0o100444', by_mount.st_dev, os.
     scene.run(&tiers, "exec python3 /mnt/program.py").exits(0);
 }
 
-/// The answer to link said that the attributes are good for an hour, of a file that a program was writing directly.
+/// Regression: the answer to link declared the attributes valid for an hour while a program wrote the file directly.
 #[test]
-fn a_new_name_of_a_file_that_the_shim_writes_hid_its_growth_from_the_mount() {
+fn link_to_a_growing_file_shows_its_growth_at_the_mount() {
     let Some(scene) = scene("shim_link_growth") else { return };
     prepare(
         "
@@ -352,9 +354,10 @@ assert by_mount('stat', '-c', '%s', 'grows') == '1000\\n'
     scene.run(&SMALL, PYTHON).exits(0);
 }
 
-/// Who had opened a file for reading before somebody wrote it through the agent was told the plain file's own mode.
+/// Regression: a reader that opened the file before another program wrote it through the agent got the plain file's own
+/// mode.
 #[test]
-fn a_reader_of_a_file_that_is_mediated_since_was_told_the_plain_files_mode() {
+fn reader_of_a_file_now_mediated_sees_its_mode() {
     let Some(mut scene) = Scene::new("shim_mediated_mode") else { return };
     // So little room that nobody may write directly whose size is not known.
     scene.tier("fast", 2);
@@ -376,9 +379,9 @@ assert writer.returncode == 0
     scene.run(&[], PYTHON).exits(0);
 }
 
-/// Who had opened a file when its last name went was told the plain file's own mode, which is all that is left of it.
+/// Regression: a reader that had the file open when its last name was removed got the plain file's own mode.
 #[test]
-fn a_reader_of_a_file_that_lost_its_name_was_told_the_plain_files_mode() {
+fn reader_of_an_unlinked_file_sees_its_mode() {
     let Some(scene) = scene("shim_unnamed_mode") else { return };
     prepare(
         "
@@ -404,10 +407,10 @@ for gone in (os.unlink, lambda name: os.replace('other', name)):
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
 }
 
-/// While the agent was still at the close of a file that lost its name, its plain file had a name, which those who had it open
-/// by the shim were told of.
+/// Regression: while the agent processed the close, the plain file still had a name, and readers through the shim saw a
+/// link.
 #[test]
-fn a_file_that_was_unlinked_just_after_its_close_had_a_link_for_its_readers() {
+fn file_unlinked_just_after_its_close_has_no_link() {
     let Some(scene) = scene("shim_unnamed_closed") else { return };
     prepare(
         "
@@ -428,10 +431,10 @@ for _ in range(1000):
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
 }
 
-/// The last file that was handed out counted as closed an instant before it was a version: whoever came through the mount in
-/// between saw nothing to wait for, and his mark was queued before the data.
+/// Regression: the last file counted as closed an instant before it was a version. A program at the mount saw nothing
+/// to wait for in between, and its marker was queued before the data.
 #[test]
-fn a_file_that_was_just_becoming_a_version_let_the_mark_overtake_it() {
+fn marker_follows_a_file_that_is_being_sealed() {
     let Some(scene) = scene("shim_becoming") else { return };
     prepare(
         "
@@ -455,10 +458,10 @@ for n in range(5):
     }
 }
 
-/// What was taken to another place while it was open was no longer told of by the directory in which it had been made, and
-/// the mark that came next was queued before its data.
+/// Regression: the directory in which the file was made no longer reported a file that was moved while open. The marker
+/// after it was queued before its data.
 #[test]
-fn what_was_renamed_while_it_was_written_let_the_mark_overtake_its_data() {
+fn marker_follows_data_renamed_during_its_write() {
     let Some(scene) = scene("shim_renamed_open") else { return };
     prepare(
         "
@@ -506,9 +509,10 @@ for n in range(40):
     assert!(looks > 10, "the store was hardly looked at");
 }
 
-/// The mount had found that a name does not exist, and was about to tell the kernel so, for an hour, when the shim made it.
+/// Regression: the mount had found no such name, and was about to report that to the kernel for an hour, when the shim
+/// made the file.
 #[test]
-fn a_name_that_was_made_while_the_mount_missed_it_stayed_away() {
+fn name_made_during_a_failing_mount_lookup_is_found() {
     let Some(scene) = scene("shim_missed_made") else { return };
     prepare(
         "
@@ -529,10 +533,10 @@ assert met
     scene.run_held("lookup.missed:1000", &SMALL, PYTHON).exits(0);
 }
 
-/// What mkdir answers has the directory's attributes, for an hour; nobody told the kernel of files that were made in it past
-/// it, and `tar` said "file changed as we read it".
+/// mkdir's answer has the directory's attributes, valid for an hour. Regression: the kernel was not notified of files
+/// made in it past the kernel, and `tar` said "file changed as we read it".
 #[test]
-fn a_new_directory_kept_its_first_times_for_who_had_it_open() {
+fn new_directory_shows_current_times_while_open() {
     let Some(scene) = scene("shim_directory_times") else { return };
     prepare(
         "
@@ -551,10 +555,10 @@ for d in range(20):
     scene.run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON).exits(0).prints("");
 }
 
-/// No tier took the file, so it was made in the store, and handed out from there with a descriptor of the agent's own that could
-/// write: to the end it counted as open.
+/// Regression: no tier took the file, so the agent made it in the store and granted a writable descriptor of its own.
+/// The file counted as open until the end.
 #[test]
-fn a_file_that_its_tier_refused_never_counted_as_closed() {
+fn file_refused_by_its_tier_is_sealed_on_close() {
     let Some(scene) = scene("shim_refused") else { return };
     prepare(
         "

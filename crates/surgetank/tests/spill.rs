@@ -34,17 +34,17 @@ fn larger_than_all(scene: Option<Scene>, direct: &str) {
 }
 
 #[test]
-fn a_file_larger_than_all_tiers() {
+fn file_larger_than_all_tiers_is_stored() {
     larger_than_all(Scene::new("larger"), "true");
 }
 
 #[test]
-fn a_file_larger_than_all_tiers_mediated() {
+fn file_larger_than_all_tiers_is_stored_mediated() {
     larger_than_all(Scene::new("larger_mediated"), "false");
 }
 
 #[test]
-fn a_file_larger_than_all_tiers_of_an_ordinary_user() {
+fn file_larger_than_all_tiers_is_stored_unprivileged() {
     larger_than_all(Scene::of_user("larger_user"), "true");
 }
 
@@ -98,17 +98,17 @@ fn here_and_there(scene: Option<Scene>, direct: &str) {
 }
 
 #[test]
-fn writes_and_maps_here_and_there() {
+fn random_writes_and_mappings_survive_a_spill() {
     here_and_there(Scene::new("scattered"), "true");
 }
 
 #[test]
-fn writes_and_maps_here_and_there_mediated() {
+fn random_writes_and_mappings_survive_a_spill_mediated() {
     here_and_there(Scene::new("scattered_mediated"), "false");
 }
 
 #[test]
-fn writes_and_maps_here_and_there_of_an_ordinary_user() {
+fn random_writes_and_mappings_survive_a_spill_unprivileged() {
     here_and_there(Scene::of_user("scattered_user"), "true");
 }
 
@@ -140,12 +140,12 @@ fn many(scene: Option<Scene>, direct: &str) {
 }
 
 #[test]
-fn many_files() {
+fn many_files_beyond_the_tiers_are_stored() {
     many(Scene::new("many"), "true");
 }
 
 #[test]
-fn many_files_mediated() {
+fn many_files_beyond_the_tiers_are_stored_mediated() {
     many(Scene::new("many_mediated"), "false");
 }
 
@@ -189,7 +189,7 @@ fn eviction_makes_room() {
 
 /// A file that grows over both tiers while another program reads it from its beginning.
 #[test]
-fn a_reader_follows_a_file_that_leaves() {
+fn reader_follows_a_file_that_leaves_the_tier() {
     let Some(scene) = small(Scene::new("follow")) else {
         return;
     };
@@ -208,10 +208,10 @@ fn a_reader_follows_a_file_that_leaves() {
     scene.holds("growing", &noise(4, 32 * MIB));
 }
 
-/// A file was opened again while its publication was under way, grew and moved into a temporary in the store: its writer was
-/// given the published copy to go on with, and what he had written since he opened it was lost.
+/// Regression: a file was opened again during its publication, grew, and moved into a temporary in the store. Its
+/// writer continued in the published copy, and its writes since the open were lost.
 #[test]
-fn what_moved_to_the_store_while_a_copy_was_published_was_lost() {
+fn file_spilled_during_its_publication_is_kept() {
     let Some(mut scene) = Scene::new("spill_published") else { return };
     scene.tier("fast", 8);
     fs::write("/mnt/source", noise(5, 24 * MIB)).unwrap();
@@ -235,10 +235,10 @@ with open(\"f\", \"ab\", 0) as f:
     scene.is_clean();
 }
 
-/// A file that had been spilled was written anew just when what it was spilled to became the store's own file: half of it was
+/// Regression: a program rewrote a spilled file just when the temporary became the store's file, and half of it was
 /// seen there.
 #[test]
-fn what_was_spilled_was_emptied_while_it_was_published_as_it_is() {
+fn spilled_file_truncated_during_its_publication_is_whole() {
     let Some(mut scene) = Scene::new("spill_emptied") else { return };
     scene.tier("fast", 8);
     fs::write("/mnt/source", noise(6, 12 * MIB)).unwrap();
@@ -297,12 +297,12 @@ fn out_of_a_directory_that_is_removed(scene: Option<Scene>, direct: &str) {
 }
 
 #[test]
-fn what_was_spilled_into_a_directory_that_is_removed() {
+fn spilled_file_survives_the_removal_of_its_directory() {
     out_of_a_directory_that_is_removed(Scene::new("spill_removed"), "true");
 }
 
 #[test]
-fn what_was_spilled_into_a_directory_that_is_removed_mediated() {
+fn spilled_file_survives_removal_of_its_directory_mediated() {
     out_of_a_directory_that_is_removed(Scene::new("spill_removed_mediated"), "false");
 }
 
@@ -335,19 +335,22 @@ fn moved_on_a_full_tier(name: &str, options: &[&str]) {
     assert!(scene.tier_files().is_empty(), "left on the tier: {:?}", scene.tier_files());
 }
 
+/// Regression: a file that was moved on a full tier was lost.
 #[test]
-fn what_was_moved_on_a_full_tier_was_lost_through_the_mount() {
+fn file_moved_on_a_full_tier_is_kept_through_the_mount() {
     moved_on_a_full_tier("spill_moved_mount", &["--no-preload"]);
 }
 
+/// Regression: a file that was moved on a full tier was lost.
 #[test]
-fn what_was_moved_on_a_full_tier_was_lost_with_the_shim() {
+fn file_moved_on_a_full_tier_is_kept_with_the_shim() {
     moved_on_a_full_tier("spill_moved_shim", &[]);
 }
 
-/// What is never drained was limited as if it were: temporaries went to the store, and stayed there, with half of the tier empty.
+/// Regression: files that are never drained counted against the limit of undrained bytes. They went to the store, and
+/// stayed there, with half of the tier empty.
 #[test]
-fn temporaries_left_for_the_store_at_the_limit_of_what_is_undrained() {
+fn temporaries_do_not_count_as_undrained() {
     let Some(mut scene) = Scene::new("temporaries_limit") else { return };
     scene.tier("fast", 64);
     fs::write("/mnt/source", noise(3, 4 * MIB)).unwrap();

@@ -99,7 +99,7 @@ const TREE: &str = "
 const TREE_FILES: u64 = 15;
 
 #[test]
-fn a_tree_goes_to_a_bucket_to_another_and_back_and_is_the_same() {
+fn tree_staged_through_two_buckets_is_the_same() {
     let (Some(server), Some(other)) = (S3Server::start(), S3Server::start()) else { return };
     let scene = Scene::new();
     scene.script(TREE);
@@ -128,7 +128,7 @@ fn a_tree_goes_to_a_bucket_to_another_and_back_and_is_the_same() {
 /// As values that any client reads, and from there to a bucket and back.
 #[cfg(feature = "redis")]
 #[test]
-fn a_tree_goes_to_redis_and_on_and_is_the_same() {
+fn tree_staged_through_redis_is_the_same() {
     let (Some(server), Some(values)) = (S3Server::start(), surgetank_testkit::servers::redis::RedisServer::start())
     else {
         return;
@@ -146,7 +146,7 @@ fn a_tree_goes_to_redis_and_on_and_is_the_same() {
 }
 
 #[test]
-fn patterns_and_manifests_say_what_goes_where() {
+fn patterns_and_manifests_choose_source_and_target() {
     let scene = Scene::new();
     scene.script(TREE);
     assert_eq!(scene.stage(None, 0, &["--to", "out", "tree/d/e/n[1-3]", "tree/**/hello", "tree/empty"]), (4, 0, 0, 0));
@@ -176,7 +176,7 @@ fn patterns_and_manifests_say_what_goes_where() {
 }
 
 #[test]
-fn what_a_deadline_or_a_kill_cut_off_goes_on() {
+fn staging_continues_after_a_deadline_or_kill() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script(
@@ -213,7 +213,7 @@ fn what_a_deadline_or_a_kill_cut_off_goes_on() {
 }
 
 #[test]
-fn what_changes_while_it_is_copied_is_refused() {
+fn file_changed_during_staging_is_refused() {
     let scene = Scene::new();
     scene.script("mkdir in out; echo one >in/a; echo two >in/b");
     // The source.
@@ -246,7 +246,7 @@ fn await_part(dir: &Path) {
 }
 
 #[test]
-fn into_and_out_of_a_directory_that_is_served() {
+fn served_directory_is_staged_in_and_out() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script(TREE);
@@ -278,7 +278,7 @@ fn into_and_out_of_a_directory_that_is_served() {
 
 /// The parts that stage-in makes are the drain's files like any other: published under their name, then renamed.
 #[test]
-fn into_a_directory_that_is_served_from_a_bucket() {
+fn served_bucket_is_staged_in() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script(TREE);
@@ -304,7 +304,7 @@ fn into_a_directory_that_is_served_from_a_bucket() {
 }
 
 #[test]
-fn two_sources_of_one_name_are_not_one_file() {
+fn two_sources_of_one_name_are_refused() {
     let scene = Scene::new();
     scene.script("mkdir run1 run2 locked; echo 1 >run1/result; echo two >run2/result; echo x >run1/other");
     let (copied, present, left, failed) =
@@ -317,7 +317,7 @@ fn two_sources_of_one_name_are_not_one_file() {
 }
 
 #[test]
-fn one_file_is_copied_by_one_at_a_time_on_a_node() {
+fn one_stage_process_of_a_node_copies_a_file() {
     let scene = Scene::new();
     scene.script("mkdir in out; head -c 3000000 /dev/urandom >in/a");
     let arguments = ["--json", "--to", "out", "in/a"];
@@ -340,7 +340,7 @@ fn one_file_is_copied_by_one_at_a_time_on_a_node() {
 }
 
 #[test]
-fn what_was_copied_is_not_copied_once_more_below_itself() {
+fn target_below_its_source_is_not_copied_into_itself() {
     let scene = Scene::new();
     scene.script("mkdir -p 'd[1]/out'; echo a >'d[1]/a'; echo b >'d[1]/b'");
     assert_eq!(scene.stage(None, 3, &["--to", "d[1]/out", "d[1]/*"]), (2, 0, 0, 1));
@@ -350,7 +350,7 @@ fn what_was_copied_is_not_copied_once_more_below_itself() {
 }
 
 #[test]
-fn a_file_system_that_keeps_whole_seconds_has_it() {
+fn target_with_whole_second_times_counts_as_copied() {
     let scene = Scene::new();
     scene.script("mkdir in; echo a >in/a; echo b >in/b; touch -d '2020-01-02 03:04:05.678' in/a in/b");
     scene.stage(None, 0, &["--to", "out", "in/a", "in/b"]);
@@ -359,7 +359,7 @@ fn a_file_system_that_keeps_whole_seconds_has_it() {
 }
 
 #[test]
-fn wrong_places_are_named_and_secrets_are_not() {
+fn wrong_places_are_named_without_secrets() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("echo x >x");
@@ -383,9 +383,9 @@ fn wrong_places_are_named_and_secrets_are_not() {
     }
 }
 
-/// A job that was to have input began without any.
+/// Regression: a misspelt prefix was nothing to copy and a success, so a job began without its input.
 #[test]
-fn a_misspelt_prefix_was_nothing_to_copy_and_so_a_success() {
+fn misspelt_prefix_is_a_failure() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("mkdir -p in/empty; echo x >in/x");
@@ -397,8 +397,9 @@ fn a_misspelt_prefix_was_nothing_to_copy_and_so_a_success() {
     assert_eq!(scene.stage(Some(&server), 0, &["--to", "out", &server.url("lab/in/empty/")]), (0, 0, 0, 0));
 }
 
+/// Regression: a source in a missing directory ended the whole staging.
 #[test]
-fn a_source_in_a_directory_that_is_not_there_kept_all_others_from_their_turn() {
+fn missing_source_does_not_stop_other_sources() {
     let scene = Scene::new();
     scene.script("echo x >x");
     fs::write(scene.path("list"), "missing/y\tout/y\nx\tout/x\n").unwrap();
@@ -406,9 +407,9 @@ fn a_source_in_a_directory_that_is_not_there_kept_all_others_from_their_turn() {
     scene.script("cmp x out/x");
 }
 
-/// A prefix copied from above had it, and could not be put back as a prefix of its own.
+/// Regression: the copy of a prefix had the store's marker, and could not be put back as a prefix of its own.
 #[test]
-fn the_mark_of_a_store_was_copied_as_a_file_of_it() {
+fn store_marker_is_not_copied_as_a_file() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("mkdir in; echo x >in/x; echo mine >in/mine");
@@ -421,8 +422,9 @@ fn the_mark_of_a_store_was_copied_as_a_file_of_it() {
     assert_eq!(scene.stage(None, 0, &["--to", "plain", "in/"]), (3, 0, 0, 0));
 }
 
+/// Regression: paths with bytes that are not text, or with dots, were refused.
 #[test]
-fn paths_of_other_bytes_than_text_and_with_dots_were_refused() {
+fn paths_with_any_bytes_and_dots_are_staged() {
     use std::os::unix::ffi::OsStrExt;
     let scene = Scene::new();
     scene.script("mkdir -p in/d far/away; ln -s ../far/away in/link; echo x >\"$(printf 'in/b\\377')\"; echo y >far/y");
@@ -438,9 +440,9 @@ fn paths_of_other_bytes_than_text_and_with_dots_were_refused() {
     scene.script("cmp far/y out/y");
 }
 
-/// What lies under a key that the server cannot tell in a listing was left out, and all was said to be there.
+/// Regression: an object whose key the server cannot list was left out, and the staging reported success.
 #[test]
-fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
+fn unlistable_object_is_a_named_failure() {
     use surgetank_store::checksum::of_bytes;
     use surgetank_store::object::{Objects, When, Words};
     use surgetank_store::s3::{Place, S3};
@@ -457,8 +459,9 @@ fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
     assert_eq!(scene.stage(Some(&server), expected.0, &["--to", "out", &server.url("lab/")]), expected.1);
 }
 
+/// Regression: `gc --store` was refused in a directory with files.
 #[test]
-fn gc_of_a_store_was_refused_in_a_directory_with_files() {
+fn gc_of_a_store_works_in_a_directory_with_files() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("echo x >mine");
@@ -467,9 +470,9 @@ fn gc_of_a_store_was_refused_in_a_directory_with_files() {
     scene.script("test $(cat mine) = x");
 }
 
-/// Where the directory that one stands in has files, which a run refuses, the doctor said nothing of the server.
+/// A run refuses a working directory that has files. Regression: the doctor did not ask the server there.
 #[test]
-fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {
+fn doctor_asks_the_server_in_a_directory_with_files() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();
     scene.script("echo x >mine");
@@ -478,9 +481,9 @@ fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {
     assert!(text.contains("conditional writes: yes") && text.contains("does NOT work"), "{text}");
 }
 
-/// The other of two sources of one name was shown without its leading slash.
+/// Regression: the second path had no leading slash in the message.
 #[test]
-fn sources_of_one_name_are_refused_with_both_whole_paths() {
+fn sources_of_one_name_are_refused_with_both_paths() {
     let scene = Scene::new();
     scene.script("mkdir a b out; echo one > a/f; echo two > b/f");
     let output = scene.command(None, "stage-in", &["--to", "out", "a/f", "b/f"]).output().unwrap();

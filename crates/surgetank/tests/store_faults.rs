@@ -196,54 +196,54 @@ fn outage_on(stage: &Stage, wrong: &str, why: &str, options: &[&str], longer: Du
 }
 
 #[test]
-fn a_store_that_gives_io_errors() {
+fn store_with_io_errors_pauses_the_drain() {
     outage("fault_eio", "all EIO", "failed to read or write", &[]);
 }
 
 #[test]
-fn a_store_that_is_full_for_a_while() {
+fn store_full_for_a_while_pauses_the_drain() {
     outage("fault_enospc", "write,create,mkdir ENOSPC", "full", &[]);
 }
 
 #[test]
-fn a_store_that_is_read_only_for_a_while() {
+fn store_read_only_for_a_while_pauses_the_drain() {
     outage("fault_erofs", "change EROFS", "read-only", &[]);
 }
 
 #[test]
-fn a_store_whose_handles_are_stale() {
+fn store_with_stale_handles_pauses_the_drain() {
     outage("fault_estale", "all ESTALE", "no longer knows", &[]);
 }
 
 #[test]
-fn a_store_that_times_out() {
+fn store_that_times_out_pauses_the_drain() {
     long_outage("fault_etimedout", "all ETIMEDOUT", "does not answer");
 }
 
-/// As a hard mount whose server is gone: every call hangs in the kernel. Whatever lies in the tiers was out of reach as
-/// soon as the root's attributes had to be asked for.
+/// As a hard mount without its server: every call hangs in the kernel. Regression: files on the tiers were unreachable
+/// as soon as the agent had to ask for the root's attributes.
 #[test]
-fn a_store_that_hangs_stopped_everything() {
+fn hanging_store_leaves_the_tiers_usable() {
     long_outage("fault_hang", "all hang", "does not answer");
 }
 
-/// The same for programs that come by the mount, and all of whose reads and writes come to us.
+/// The same for programs at the mount, with mediated reads and writes.
 #[test]
-fn a_store_that_hangs_stopped_everything_in_the_mount() {
+fn hanging_store_leaves_the_tiers_usable_through_the_mount() {
     outage("fault_hang_mount", "all hang", "does not answer", &["--no-preload", "--direct", "false"]);
 }
 
-/// We check permissions ourselves there, and asked the store for them.
+/// There the agent checks permissions itself. Regression: it asked the store for them.
 #[test]
-fn a_store_that_hangs_stopped_everything_for_an_ordinary_user() {
+fn hanging_store_leaves_the_tiers_usable_unprivileged() {
     if let Some(scene) = Scene::of_user("fault_hang_user") {
         outage_on(&set(scene, 96), "all hang", "does not answer", &[], Duration::ZERO);
     }
 }
 
-/// Who asks for a name that only the store knows waits, and nobody else does.
+/// A program that asks for a name that only the store knows waits, and no other program does.
 #[test]
-fn who_waits_for_the_store_keeps_nobody_from_the_tiers() {
+fn store_waiters_do_not_block_other_programs() {
     let Some(stage) = stage("fault_hang_aside", 96) else { return };
     fs::create_dir(behind("there")).unwrap();
     fs::write(behind("there/input"), "input").unwrap();
@@ -272,10 +272,10 @@ fn who_waits_for_the_store_keeps_nobody_from_the_tiers() {
     all_is_there();
 }
 
-/// A store that does not answer in the last drain is given up as one that fails: the drain waited for ever, and the agent
-/// could not end.
+/// The agent gives up a store that does not answer in the final drain as one that fails. Regression: the drain waited
+/// indefinitely, and the agent could not end.
 #[test]
-fn a_store_that_hung_in_the_last_drain_was_waited_for_without_end() {
+fn hanging_store_in_the_final_drain_is_given_up() {
     let Some(stage) = stage("fault_hang_last", 96) else { return };
     let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}");
     let running = stage.start(&["--retry", "2s"], &script);
@@ -291,7 +291,7 @@ fn a_store_that_hung_in_the_last_drain_was_waited_for_without_end() {
 
 /// The exit code tells the truth when the store stays away, and what is left comes with the next run.
 #[test]
-fn a_store_that_stays_away() {
+fn store_that_stays_away_leaves_files_safe_on_the_tier() {
     let Some(stage) = stage("fault_stays", 96) else { return };
     let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}");
     let running = stage.start(&["--retry", "1s"], &script);
@@ -305,10 +305,10 @@ fn a_store_that_stays_away() {
     stage.is_clean();
 }
 
-/// Renamed into place, but the directory could not be synced; then the file was written again, and the agent ended: the
-/// next one took its own copy for somebody else's and kept both.
+/// The file was renamed into place, its directory could not be synced, a program wrote it again, and the agent ended.
+/// Regression: the next agent took its own copy for another client's and kept both.
 #[test]
-fn a_copy_whose_sync_failed_became_a_conflict_when_it_was_written_again() {
+fn copy_whose_sync_failed_is_replaced_without_conflict() {
     let Some(stage) = stage("fault_doubtful", 96) else { return };
     let running = stage.start(
         &["--retry", "1s"],
@@ -329,9 +329,10 @@ fn a_copy_whose_sync_failed_became_a_conflict_when_it_was_written_again() {
     stage.is_clean();
 }
 
-/// What was renamed into place, but its directory could not be synced, was refused for good: its temporary was gone.
+/// Regression: a file that was renamed into place before the sync failed was refused for good, because its temporary no
+/// longer existed.
 #[test]
-fn a_directory_that_could_not_be_synced_stopped_the_drain() {
+fn failed_directory_sync_is_retried() {
     let Some(stage) = stage("fault_syncdir", 96) else { return };
     fs::write(behind("one"), "old").unwrap();
     fs::hard_link(behind("one"), behind("two")).unwrap();
@@ -361,9 +362,9 @@ fn a_directory_that_could_not_be_synced_stopped_the_drain() {
     stage.is_clean();
 }
 
-/// Two hundred files were all tried again and again, each with all of its bytes.
+/// Regression: two hundred files were all retried, each with all of its bytes.
 #[test]
-fn every_file_was_tried_in_an_outage() {
+fn outage_limits_the_number_of_tries() {
     let Some(stage) = stage("fault_many", 96) else { return };
     let running = stage.start(
         &["--unordered"],
@@ -446,19 +447,19 @@ fn corrupt_copies_are_found_when_read_back_from_the_device() {
 
 /// fsync fails once and the kernel drops what it could not write, as Linux does.
 #[test]
-fn a_sync_that_drops_bytes() {
+fn bytes_dropped_by_a_sync_are_found() {
     corrupt("fault_fsync", "fsync drop 4", "cache", 0);
 }
 
 #[test]
-fn short_writes() {
+fn short_writes_are_completed() {
     corrupt("fault_short", "write short 50", "cache", 0);
 }
 
 /// A tier of 16 MiB, 48 to write, and a store that takes nothing: what the store has makes room, nothing else does, the
 /// writer waits, and goes on when the store is back. Creating and copying up wait too.
 #[test]
-fn no_room_anywhere_for_a_while() {
+fn writer_waits_while_no_room_is_left() {
     let Some(stage) = stage("room_in_time", 16) else { return };
     fs::write(behind("log"), noise(9, 300_000)).unwrap();
     let running = stage.start(
@@ -494,7 +495,7 @@ fn no_room_anywhere_for_a_while() {
 
 /// Nobody makes room: the writer gets the error, and it is said which file, which tiers, which store, and why.
 #[test]
-fn no_room_anywhere_for_too_long() {
+fn writer_without_room_fails_after_its_wait() {
     let Some(stage) = stage("room_too_late", 8) else { return };
     let running = stage.start(
         &["--wait-for-room", "1s", "--json", "/mnt/beside/report"],
@@ -521,7 +522,7 @@ fn no_room_anywhere_for_too_long() {
 
 /// Ctrl-C reaches a writer that waits for room.
 #[test]
-fn who_waits_for_room_can_be_interrupted() {
+fn writer_waiting_for_room_can_be_interrupted() {
     let Some(stage) = stage("room_interrupted", 8) else { return };
     let running = stage.start(
         &["--wait-for-room", "10h"],
@@ -543,7 +544,7 @@ fn who_waits_for_room_can_be_interrupted() {
 
 /// The server of the store is killed under the drain and started again: one that goes away gives errors of its own.
 #[test]
-fn a_server_that_is_restarted() {
+fn restarted_server_gets_all_files() {
     let Some(mut stage) = stage("fault_restart", 96) else { return };
     let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}\ntell worked; await end");
     let running = stage.start(&["--retry", "1s"], &script);

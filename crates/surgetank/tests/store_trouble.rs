@@ -66,7 +66,7 @@ fn ballast(scene: &Scene, mib: u64) -> PathBuf {
 }
 
 #[test]
-fn a_full_tmpfs() {
+fn full_tmpfs_is_reported_and_drained_later() {
     full("full_tmpfs", |scene| {
         scene.tmpfs("project", 60);
         ballast(scene, 50)
@@ -74,16 +74,17 @@ fn a_full_tmpfs() {
 }
 
 #[test]
-fn a_full_ext4() {
+fn full_ext4_is_reported_and_drained_later() {
     full("full_ext4", |scene| {
         scene.ext4("project", 64);
         ballast(scene, 45)
     });
 }
 
-/// The pause before the last try took as long as all before it, and nobody was told for how long it would be tried.
+/// Regression: the pause before the last try took as long as all before it, and no message said how long the agent
+/// retries.
 #[test]
-fn a_full_store_was_given_up_long_after_the_time_for_that() {
+fn full_store_fails_when_retry_window_ends() {
     let Some(scene) = prepare("full_given_up") else { return };
     scene.tmpfs("project", 8);
     ballast(&scene, 6);
@@ -106,7 +107,7 @@ fn a_full_store_was_given_up_long_after_the_time_for_that() {
 
 /// There is room for the first file, if the copy of the second is not there.
 #[test]
-fn a_file_that_found_no_room_is_not_kept_out_by_a_later_one() {
+fn later_file_does_not_take_the_room_of_an_earlier_one() {
     let Some(scene) = prepare("full_for_the_first") else {
         return;
     };
@@ -128,7 +129,7 @@ fn a_file_that_found_no_room_is_not_kept_out_by_a_later_one() {
 
 /// Tiers and store full: here the program itself is told, and what it closed before is safe.
 #[test]
-fn no_room_anywhere() {
+fn write_without_any_room_fails() {
     let Some(mut scene) = Scene::new("no_room") else {
         return;
     };
@@ -153,7 +154,7 @@ fn no_room_anywhere() {
 
 /// Remounted read-only in the middle of the drain.
 #[test]
-fn a_store_that_turns_read_only() {
+fn store_that_turns_read_only_is_reported() {
     let Some(scene) = prepare("read_only") else {
         return;
     };
@@ -175,7 +176,7 @@ fn a_store_that_turns_read_only() {
 
 /// Read-only from the beginning: what programs may write is said when they try.
 #[test]
-fn a_store_that_is_read_only() {
+fn read_only_store_is_reported() {
     let Some(scene) = prepare("read_only_from_the_start") else {
         return;
     };
@@ -198,7 +199,7 @@ fn a_store_that_is_read_only() {
 
 /// The server of the store dies in the middle of the drain, and is started again.
 #[test]
-fn a_store_that_goes_away() {
+fn store_that_goes_away_is_reported_and_drained_later() {
     let Some(scene) = prepare("gone") else { return };
     fs::create_dir("/mnt/behind").unwrap();
     let store = PathBuf::from("/mnt/store");
@@ -223,7 +224,7 @@ fn a_store_that_goes_away() {
 
 /// A store where each operation takes long: slow is not broken.
 #[test]
-fn a_slow_store() {
+fn slow_store_gets_all_files() {
     let Some(scene) = prepare("slow") else { return };
     fs::create_dir("/mnt/behind").unwrap();
     let store = PathBuf::from("/mnt/store");
@@ -243,7 +244,7 @@ fn a_slow_store() {
 
 /// Somebody removes the directory that files are on their way to.
 #[test]
-fn a_directory_that_is_removed() {
+fn removed_directory_is_reported_and_its_files_kept() {
     let Some(scene) = prepare("removed") else {
         return;
     };
@@ -270,9 +271,9 @@ fn a_directory_that_is_removed() {
     scene.is_clean();
 }
 
-/// Somebody else changes, makes and replaces files while ours wait: both are kept, and both are named.
+/// Another client changes, makes and replaces files while the agent's wait. Both versions are kept and named.
 #[test]
-fn somebody_else_writes_too() {
+fn conflicts_with_another_client_keep_both_files() {
     let Some(mut scene) = Scene::new("somebody_else") else {
         return;
     };
@@ -314,9 +315,9 @@ fn somebody_else_writes_too() {
     scene.drain_what_is_left().exits(0);
 }
 
-/// And what they were set on was ours from then on.
+/// Regression: the drain set them, and from then on took that file for its own.
 #[test]
-fn attributes_were_set_on_somebody_elses_file() {
+fn attributes_are_not_set_on_a_file_of_another_client() {
     let Some(mut scene) = Scene::new("somebody_elses_attributes") else { return };
     scene.tier("fast", 32);
     scene.beside("beside");
@@ -344,7 +345,7 @@ fn attributes_were_set_on_somebody_elses_file() {
 
 /// A directory of the store where an ordinary user may not write any more when the drain comes to it.
 #[test]
-fn permission_denied() {
+fn permission_denied_is_reported() {
     let Some(mut scene) = Scene::of_user("denied") else {
         return;
     };
@@ -375,9 +376,9 @@ fn permission_denied() {
     scene.is_clean();
 }
 
-/// ext4 says "no space" to attributes that it will never take, and that was passed on as a full store.
+/// ext4 returns ENOSPC for attributes that it can never store. Regression: the message called that a full store.
 #[test]
-fn attributes_that_ext4_cannot_keep_were_called_a_full_store() {
+fn attributes_too_large_for_ext4_are_named() {
     let Some(scene) = prepare("large_attributes") else {
         return;
     };

@@ -54,29 +54,29 @@ fn open_files_go_on(scene: Option<Scene>, options: &[&str]) {
 }
 
 #[test]
-fn open_files_go_on_with_the_shim() {
+fn open_files_survive_the_agent_with_the_shim() {
     open_files_go_on(Scene::new("survive-open-shim"), &[]);
 }
 
 #[test]
-fn open_files_go_on_through_the_mount() {
+fn open_files_survive_the_agent_through_the_mount() {
     open_files_go_on(Scene::new("survive-open-mount"), &["--no-preload"]);
 }
 
 #[test]
-fn open_files_of_an_ordinary_user_go_on() {
+fn open_files_of_an_unprivileged_user_survive_the_agent() {
     open_files_go_on(Scene::of_user("survive-open-user"), &["--no-preload"]);
 }
 
 #[test]
-fn open_files_of_an_ordinary_user_go_on_with_the_shim() {
+fn unprivileged_open_files_survive_the_agent_with_the_shim() {
     open_files_go_on(Scene::of_user("survive-open-user-shim"), &[]);
 }
 
-/// An older hard link, looked up under its other name while the removal of the first was being carried out: an agent that was
-/// killed just then left the second one nowhere.
+/// An older hard link, looked up while the drain removes the file's other name. Regression: an agent killed at that
+/// point left the second name nowhere.
 #[test]
-fn the_other_name_of_a_file_was_lost_that_was_found_while_the_first_went() {
+fn link_found_during_the_unlink_of_another_survives_a_kill() {
     let Some(mut scene) = Scene::new("survive-other-name") else { return };
     scene.tier("ram", 64);
     fs::create_dir(scene.path("d")).unwrap();
@@ -144,33 +144,33 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
 }
 
 #[test]
-fn twenty_kills_in_a_row_with_direct_files() {
+fn twenty_agent_kills_lose_nothing_with_direct_files() {
     killed_again_and_again(Scene::new("survive-direct"), &["--no-preload"], true, 20);
 }
 
 #[test]
-fn twenty_kills_in_a_row_with_mediated_files() {
+fn twenty_agent_kills_lose_nothing_with_mediated_files() {
     killed_again_and_again(Scene::new("survive-mediated"), &["--no-preload"], false, 20);
 }
 
 #[test]
-fn twenty_kills_in_a_row_with_the_shim() {
+fn twenty_agent_kills_lose_nothing_with_the_shim() {
     killed_again_and_again(Scene::new("survive-shim"), &[], true, 20);
 }
 
 #[test]
-fn twenty_kills_in_a_row_of_an_ordinary_user() {
+fn twenty_agent_kills_lose_nothing_unprivileged() {
     killed_again_and_again(Scene::of_user("survive-user"), &["--no-preload"], true, 20);
 }
 
 #[test]
-fn twenty_kills_in_a_row_of_an_ordinary_user_with_the_shim() {
+fn twenty_agent_kills_lose_nothing_unprivileged_with_the_shim() {
     killed_again_and_again(Scene::of_user("survive-user-shim"), &[], true, 20);
 }
 
-/// A program that holds a lock keeps it, also in the moment without an agent; who waits for it gets it afterwards.
+/// A program that holds a lock keeps it, also while no agent serves. A waiting program gets it afterwards.
 #[test]
-fn locks_are_kept() {
+fn locks_survive_the_agent() {
     let Some(mut scene) = Scene::new("survive-locks") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
@@ -203,9 +203,9 @@ END
     running.ends().exits(0).prints("True True None\nhad it\nFalse\n");
 }
 
-/// The agent dies where it matters most: each of these is passed by this script, and it sees nothing of it.
+/// This script passes each of these points, and notices nothing of the kills.
 #[test]
-fn killed_where_it_matters() {
+fn agent_killed_at_each_critical_point_loses_nothing() {
     let points = [
         "make.adopted",
         "make.written_down",
@@ -258,9 +258,10 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
     }
 }
 
-/// The file was there and its program had not been told: it was taken for one that nobody writes any more.
+/// Regression: the file existed and its program had no answer yet. The next agent took it for a file that no program
+/// writes.
 #[test]
-fn a_file_whose_maker_was_not_told_was_stored_empty() {
+fn unanswered_create_is_not_stored_empty() {
     let Some(mut scene) = Scene::new("survive-maker") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo text >f");
@@ -282,7 +283,7 @@ fn a_file_whose_maker_was_not_told_was_stored_empty() {
 
 /// Agents that cannot serve are not started for ever: programs get ENOTCONN as without a supervisor, and the run says so.
 #[test]
-fn the_supervisor_gives_up() {
+fn supervisor_gives_up_after_repeated_deaths() {
     let Some(mut scene) = Scene::new("survive-gives-up") else { return };
     scene.tier("ram", 64);
     let script = "echo sealed >f; sleep 1; ls >/dev/null 2>&1 && exit 9; ls 2>&1 | grep -q 'not connected' && exit 7";
@@ -292,9 +293,9 @@ fn the_supervisor_gives_up() {
     scene.holds("f", b"sealed\n");
 }
 
-/// The verbs find the agent that took over.
+/// The verbs find the replacing agent.
 #[test]
-fn verbs_speak_to_the_next_agent() {
+fn verbs_reach_the_next_agent() {
     let Some(mut scene) = Scene::new("survive-verbs") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
@@ -311,9 +312,9 @@ fn verbs_speak_to_the_next_agent() {
     scene.await_no_agent();
 }
 
-/// Who waits for the drain, or for the end of a mount, waits on.
+/// `wait` and `umount` continue to wait with the next agent.
 #[test]
-fn who_waits_waits_for_the_next_agent() {
+fn waiting_verbs_continue_with_the_next_agent() {
     let Some(mut scene) = Scene::new("survive-waits") else { return };
     scene.tier("ram", 64);
     let over = scene.over.to_str().unwrap().to_owned();
@@ -333,9 +334,9 @@ fn who_waits_waits_for_the_next_agent() {
     assert_eq!(scene.store_files().into_values().collect::<Vec<_>>(), [3 << 20, 3 << 20]);
 }
 
-/// What is mounted for everybody goes on too, and `umount` takes it away.
+/// A mount for all users survives too, and `umount` removes it.
 #[test]
-fn a_global_mount_goes_on() {
+fn global_mount_survives_the_agent() {
     let Some(mut scene) = Scene::new("survive-global") else { return };
     scene.tier("ram", 64);
     let over = scene.over.to_str().unwrap().to_owned();
@@ -363,7 +364,7 @@ fn a_global_mount_goes_on() {
 
 /// Without any agent at all: a direct file is the kernel's business.
 #[test]
-fn a_program_with_a_direct_file_never_notices() {
+fn program_with_a_direct_file_notices_no_agent_death() {
     let Some(mut scene) = Scene::new("survive-never-notices") else { return };
     // Ample room, or it would be mediated.
     scene.tier("ram", 4096);
@@ -402,9 +403,9 @@ END
     scene.holds("f", format!("{:9}", rounds()).as_bytes());
 }
 
-/// A program that waits for the answer to its open when the agent is killed gets it from the next one.
+/// The next agent answers an open that waits when the agent is killed.
 #[test]
-fn a_program_that_waits_in_open_goes_on() {
+fn open_waiting_at_an_agent_kill_is_answered() {
     let Some(mut scene) = Scene::new("survive-waits-in-open") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
@@ -418,9 +419,9 @@ fn a_program_that_waits_in_open_goes_on() {
     scene.holds("f", b"x\n");
 }
 
-/// Files and directories that only the store has are known to the next agent by the numbers that the kernel has of them.
+/// The next agent knows files and directories that only the store has by the numbers that the kernel has of them.
 #[test]
-fn what_is_only_in_the_store_is_known_again() {
+fn files_only_in_the_store_keep_their_inode_numbers() {
     let Some(mut scene) = Scene::new("survive-mirrors") else { return };
     scene.tier("ram", 64);
     fs::create_dir_all(scene.path("a/b/empty")).unwrap();
@@ -459,9 +460,10 @@ END
     assert!(!scene.path("a/c/empty").exists() && !scene.path("a/c/003").exists() && scene.path("a/moved").exists());
 }
 
-/// An agent that died between its greeting and the look at its namespaces ended the run that had just joined it.
+/// Regression: an agent that died between its greeting and its check of the namespaces ended the run that had just
+/// joined it.
 #[test]
-fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
+fn run_that_joins_a_dying_agent_is_admitted_by_the_next() {
     let Some(mut scene) = Scene::new("survive-joined") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo here >file");
@@ -475,10 +477,10 @@ fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
     scene.holds("file", b"here\n");
 }
 
-/// The drain had removed it in the store when the agent was killed, and had not yet written that down. The next one found it
-/// so, and forgot what programs had open.
+/// The drain had removed the file in the store, and not yet recorded that, when the agent was killed. Regression: the
+/// next agent forgot what programs had open.
 #[test]
-fn what_was_open_was_stale_when_the_agent_died_right_after_it_was_deleted_in_the_store() {
+fn open_deleted_file_survives_a_kill_after_its_removal() {
     let Some(mut scene) = Scene::new("survive-deleted") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
@@ -505,9 +507,10 @@ fn what_was_open_was_stale_when_the_agent_died_right_after_it_was_deleted_in_the
     }
 }
 
-/// Whose file it is now nobody can tell; what has it open through the agent is told so, and direct descriptors go on.
+/// The owner of the file is unknown then. Programs that have it open through the agent get ESTALE, and direct
+/// descriptors continue.
 #[test]
-fn what_somebody_else_replaced_while_nobody_served_is_stale() {
+fn file_replaced_while_no_agent_serves_is_stale() {
     for (direct, told) in [("false", "ESTALE ESTALE\n"), ("true", "of the old old\n")] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("survive-replaced-{direct}")) else { return };

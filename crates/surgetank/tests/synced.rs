@@ -105,32 +105,32 @@ fn means_the_tier(door_name: &str, door: &'static [&str]) {
 const ALL: &[&str] = &["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"];
 
 #[test]
-fn the_store_through_the_mount() {
+fn sync_means_the_store_through_the_mount() {
     means_the_store("mount", MOUNT);
 }
 
 #[test]
-fn the_store_through_the_mount_mediated() {
+fn sync_means_the_store_through_the_mount_mediated() {
     means_the_store("mediated", MEDIATED);
 }
 
 #[test]
-fn the_store_with_the_shim() {
+fn sync_means_the_store_with_the_shim() {
     means_the_store("shim", SHIM);
 }
 
 #[test]
-fn the_tier_through_the_mount() {
+fn sync_means_the_tier_through_the_mount() {
     means_the_tier("mount", MOUNT);
 }
 
 #[test]
-fn the_tier_through_the_mount_mediated() {
+fn sync_means_the_tier_through_the_mount_mediated() {
     means_the_tier("mediated", MEDIATED);
 }
 
 #[test]
-fn the_tier_with_the_shim() {
+fn sync_means_the_tier_with_the_shim() {
     means_the_tier("shim", SHIM);
 }
 

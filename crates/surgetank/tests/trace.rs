@@ -49,7 +49,7 @@ fn traced(scene: &Scene, script: &str) -> Value {
 }
 
 #[test]
-fn a_trace_says_who_used_what_and_how_much_of_it() {
+fn trace_names_programs_files_and_bytes() {
     let Some(scene) = small_scene("trace_how") else { return };
     let strided = python(
         "strided",
@@ -92,7 +92,7 @@ fn a_trace_says_who_used_what_and_how_much_of_it() {
 }
 
 #[test]
-fn mapped_files_and_programs_without_the_shim_are_traced_too() {
+fn mapped_files_and_unshimmed_programs_are_traced() {
     let Some(scene) = small_scene("trace_mapped") else { return };
     let mapping = "import mmap, os\nf = open('made', 'w+b'); f.truncate(1 << 16); m = mmap.mmap(f.fileno(), 0)\nm[:] = b'x' * (1 << 16); m.flush(); m.close(); f.close()\n";
     let asked = "import mmap\nf = open('made', 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\nassert sum(m[::4096]) == 16 * ord('x')\n";
@@ -115,7 +115,7 @@ fn mapped_files_and_programs_without_the_shim_are_traced_too() {
 
 /// What the run before it brought into the tier, and who has it open meanwhile without a trace, is no reason to miss anything.
 #[test]
-fn a_trace_beside_another_run_is_of_its_own_run_alone() {
+fn trace_beside_another_run_has_its_own_run_only() {
     let Some(scene) = small_scene("trace_beside") else { return };
     let other = scene.start(&PLAIN, "echo a > first; until [ -e go ]; do sleep 0.05; done; cat first > other");
     eventually("the other run has begun", || scene.over.join("first").exists());
@@ -137,7 +137,7 @@ fn noted(scene: &Scene) -> String {
 }
 
 #[test]
-fn a_trace_goes_on_when_the_agent_is_killed() {
+fn trace_continues_after_an_agent_kill() {
     let Some(scene) = small_scene("trace_survives") else { return };
     let running =
         scene.start(&TRACED, "echo a > before; touch ready; until [ -e go ]; do sleep 0.05; done; cat before > after");
@@ -155,7 +155,7 @@ fn a_trace_goes_on_when_the_agent_is_killed() {
 }
 
 #[test]
-fn where_there_is_no_mount_a_trace_is_refused_and_nothing_is_begun() {
+fn trace_without_a_mount_is_refused_before_the_run() {
     let Some(scene) = small_scene("trace_refused") else { return };
     let refused = scene.run(&[&TRACED[..], &["--door", "seccomp"]].concat(), "touch begun");
     refused.says(&["cannot be traced", "without a mount", "without --trace", "nothing was begun"]);

@@ -14,7 +14,7 @@ fn prepare(name: &str) -> Option<Scene> {
 }
 
 #[test]
-fn files_are_the_users_own() {
+fn files_belong_to_the_user() {
     let Some(scene) = prepare("user_own") else {
         return;
     };
@@ -46,7 +46,7 @@ exit 5' > dir/program
 }
 
 #[test]
-fn exit_codes_are_the_commands() {
+fn exit_codes_equal_those_of_the_command() {
     let Some(scene) = prepare("user_exit") else {
         return;
     };
@@ -58,7 +58,7 @@ fn exit_codes_are_the_commands() {
 
 /// What a plain directory refuses is refused here too, in the same words; a plain run is the model.
 #[test]
-fn permission_errors_are_the_native_ones() {
+fn permission_errors_equal_the_native_ones() {
     let Some(scene) = prepare("user_permission") else {
         return;
     };
@@ -127,7 +127,7 @@ fn permission_errors_are_the_native_ones() {
 }
 
 #[test]
-fn a_file_larger_than_the_tiers() {
+fn file_larger_than_the_tiers_is_stored() {
     let Some(scene) = prepare("user_spill") else {
         return;
     };
@@ -139,9 +139,9 @@ fn a_file_larger_than_the_tiers() {
     scene.is_clean();
 }
 
-/// The mount is the user's own: nobody outside sees it, not even in the same directory.
+/// The mount is the user's own: no process outside sees it, not even in the same directory.
 #[test]
-fn nobody_outside_sees_the_mount() {
+fn mount_is_invisible_to_other_processes() {
     let Some(scene) = prepare("user_private") else {
         return;
     };
@@ -162,9 +162,9 @@ fn nobody_outside_sees_the_mount() {
     scene.holds("held", b"inside\n");
 }
 
-/// It was made in the store with the mode that it got last, and took no files any more.
+/// Regression: the drain made the directory in the store with its last mode, and it took no files any more.
 #[test]
-fn a_directory_that_becomes_read_only_has_its_files() {
+fn directory_that_becomes_read_only_gets_its_files() {
     let Some(scene) = prepare("user_read_only_directory") else {
         return;
     };
@@ -181,7 +181,7 @@ fn a_directory_that_becomes_read_only_has_its_files() {
 }
 
 #[test]
-fn the_doctor_knows() {
+fn doctor_knows_the_unprivileged_door() {
     let Some(scene) = prepare("user_doctor") else {
         return;
     };
@@ -192,9 +192,10 @@ fn the_doctor_knows() {
     }
 }
 
-/// The kernel did not know yet whose the directory is, and refused: what a shell looks at first had hidden it.
+/// Regression: the kernel did not yet know the directory's owner, and refused. A shell's first look-ups had hidden
+/// that.
 #[test]
-fn the_first_thing_a_command_did_could_not_be_to_make_a_file() {
+fn command_may_begin_with_making_a_file() {
     let Some(scene) = prepare("user_first_act") else { return };
     for options in [&["--no-preload"][..], &[]] {
         let tier = format!("fast={}:16M", scene.beside("first").display());
@@ -208,10 +209,10 @@ fn the_first_thing_a_command_did_could_not_be_to_make_a_file() {
 
 const DOORS: [&[&str]; 3] = [&[], &["--no-preload"], &["--door", "seccomp", "--no-preload"]];
 
-/// A mode that the store's directory was given waited in the queue, and the store was asked before that: `chmod -R u+w`
-/// and `rm -rf`, one right after the other, were refused.
+/// Regression: a mode for a directory of the store waited in the queue, and the agent asked the store for permissions.
+/// `chmod -R u+w` followed by `rm -rf` was refused.
 #[test]
-fn a_directory_that_was_just_opened_to_its_owner_was_still_closed() {
+fn mode_change_in_the_queue_applies_at_once() {
     let Some(scene) = prepare("user_opened") else { return };
     for door in DOORS {
         let place = scene.path("closed/deep");
@@ -255,9 +256,10 @@ P"#;
     }
 }
 
-/// Its directory lets no new version in, which was found out by the drain: exit 3, and the new content on the tier only.
+/// Regression: its directory admits no new version. The drain noticed that late: exit 3, and the new content was on the
+/// tier only.
 #[test]
-fn a_file_in_a_directory_that_is_closed_was_written_and_never_drained() {
+fn file_in_a_read_only_directory_is_drained() {
     let Some(scene) = prepare("user_closed") else { return };
     for door in DOORS {
         fs::create_dir(scene.path("closed")).unwrap();
@@ -277,10 +279,10 @@ fn a_file_in_a_directory_that_is_closed_was_written_and_never_drained() {
     }
 }
 
-/// A directory of the team that is somebody else's: what is drained there never asks for its attributes, which only its
-/// owner may set, and which he may change meanwhile.
+/// A directory of the team that another user owns. The drain there never sets its attributes, which only its owner may
+/// set, and may change meanwhile.
 #[test]
-fn a_directory_of_somebody_else_keeps_its_attributes_when_files_in_it_are_rewritten() {
+fn directory_of_another_user_keeps_its_attributes() {
     let Some(scene) = prepare("user_teams_directory") else {
         return;
     };
@@ -304,7 +306,7 @@ fn a_directory_of_somebody_else_keeps_its_attributes_when_files_in_it_are_rewrit
 /// A plain file has neither bit, so a write through a descriptor of it took nothing away: set-user-id stayed, and reached the
 /// store.
 #[test]
-fn writing_ones_own_file_clears_set_ids() {
+fn write_to_an_own_file_clears_set_ids() {
     let Some(scene) = prepare("user_set_ids") else { return };
     let program = r#"
 import os

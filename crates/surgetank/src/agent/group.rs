@@ -112,7 +112,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_socket_that_others_could_replace_is_refused() {
+    fn socket_replaceable_by_other_users_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         for (mode, good) in [(0o750, true), (0o755, true), (0o770, false), (0o1777, false)] {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_a_group() {
+    fn group_membership_is_known() {
         let (one, _other) = UnixStream::pair().unwrap();
         for group in rustix::process::getgroups().unwrap() {
             assert!(is_member(one.as_fd(), group.as_raw()).unwrap());

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_in_a_directory_is_named_with_what_it_holds() {
+    fn process_in_a_directory_is_named_with_its_hold() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().canonicalize().unwrap();
         assert!(of_directory(&path).is_empty());

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_label_is_it_stays_one() {
+    fn label_with_special_bytes_is_escaped() {
         let mut text = Text::default();
         text.counter("name_total", "a \\ and\na line");
         text.labelled(&[("tier", "a\"b\\c\nd{,}"), ("other", "")], 7);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_is_there_when_nothing_has_happened() {
+    fn every_metric_family_is_present_at_the_start() {
         let mut text = Text::default();
         directory(&mut text, &Figures::default());
         let names = text.text.lines().filter(|line| line.starts_with("# TYPE ")).count();

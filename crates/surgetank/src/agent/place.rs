@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_root_that_others_can_reach_is_refused() {
+    fn state_root_reachable_by_other_users_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("state");
         assert!(StateRoot::open(&root, Path::new("/nowhere")).is_ok());
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_took_over_an_inode_number_is_another() {
+    fn directory_with_a_reused_inode_number_has_its_own_key() {
         let dir = tempfile::tempdir().unwrap();
         let first = dir.path().join("first");
         // File systems give a freed inode number to the next file; one of these tries meets that.

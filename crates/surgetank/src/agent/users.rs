@@ -295,8 +295,9 @@ mod tests {
         users.join(run(number), || ())
     }
 
+    /// Regression: a run that still worked lost its files on the tiers when another run ended.
     #[test]
-    fn a_run_that_still_works_loses_what_is_on_the_tiers_when_another_one_ends() {
+    fn tiers_are_emptied_only_when_the_last_run_ends() {
         let is_last = |users: &Users, run: u32| {
             let mut last = false;
             users.command_ended(RunId(run), || last = true);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_phase_table_has_no_way_out_of_closed_but_busy() {
+    fn closed_phase_is_left_only_when_busy() {
         for event in [Event::Arrived, Event::Drained] {
             assert_eq!(next(Phase::Closed, event), None);
         }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_runs_makes_it_leave_and_a_third_calls_it_back() {
+    fn agent_leaves_after_the_last_run_until_another_joins() {
         let users = Users::new(false);
         assert!(joins(&users, 1) && joins(&users, 2));
         assert!(!users.leave(RunId(1)));
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_joins_a_closed_agent() {
+    fn closed_agent_admits_no_run() {
         let users = Users::new(false);
         users.nobody_came();
         assert!(users.close());
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_stays_until_told_otherwise_and_a_stopped_agent_admits_nobody() {
+    fn mount_stays_until_stopped_and_then_admits_no_run() {
         let users = Users::new(true);
         users.nobody_came();
         assert_eq!(users.phase(), Phase::Serving);
@@ -358,8 +359,9 @@ mod tests {
         assert!(!joins(&users, 1));
     }
 
+    /// Regression: an agent that was to stop refused a run that the agent before it had admitted.
     #[test]
-    fn a_run_that_an_earlier_agent_had_was_refused_by_one_that_shall_stop() {
+    fn stopping_agent_admits_a_run_of_the_earlier_agent() {
         let users = Users::new(false);
         users.expect(run(1));
         users.stop_admitting();
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_holds_the_door() {
+    fn waiting_verb_keeps_the_agent_open() {
         let users = Users::new(false);
         joins(&users, 1);
         assert!(users.begin_wait());

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_a_file_is_trapped_and_nothing_else() {
+    fn only_calls_that_name_a_file_are_trapped() {
         let program = program();
         assert!(program.len() < 255);
         for number in 0..500_u32 {

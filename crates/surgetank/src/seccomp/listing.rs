@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_stays_is_found_exactly_once_whoever_else_lists() {
+    fn unchanged_name_is_listed_once_beside_other_listings() {
         let mut cookies = Cookies::default();
         let dir = FileId(7);
         cookies.put(dir, &listed(&["a", "c", "e"]));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_lie_as_the_kernel_would_put_them() {
+    fn entries_have_the_kernels_layout() {
         let mut wide = Filling { bytes: Vec::new(), room: 48, position: 0, wide: true };
         assert!(wide.add(5, 9, Kind::Directory, b"name"));
         assert_eq!(wide.bytes.len(), 24);

@@ -242,14 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_not_permitted() {
+    fn request_without_a_server_fails_with_eperm() {
         let (served, asked) = pair().unwrap();
         drop(served);
         assert_eq!(Reach::new(asked).read(std::process::id(), 16, &mut [0; 8]), Err(Errno::PERM));
     }
 
     #[test]
-    fn what_yama_permits() {
+    fn yama_scope_decides_access() {
         for may_trace in [true, false] {
             for scope in ["", "0\n", "1\n"] {
                 assert_eq!(permitted(scope, may_trace), Ok(()));

@@ -101,9 +101,10 @@ fn parent_of(pid: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// The agent was killed before it answered. The run joined the next agent, which knew it by its first number.
+    /// The agent is killed before it answers, and the run joins the next agent. Regression: that agent counted the
+    /// run's bytes for its first number.
     #[test]
-    fn what_a_run_wrote_counted_for_the_one_that_it_had_been_for_an_instant() {
+    fn registered_run_keeps_one_number_across_agents() {
         let runs = Runs::default();
         let pid = std::process::id();
         runs.restore(RunId(7), pid);

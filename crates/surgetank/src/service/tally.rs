@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_added_up_by_process_and_runs_are_kept_apart() {
+    fn thread_counts_add_up_by_process_and_run() {
         let runs = Arc::new(Runs::default());
         let ours = runs.register(std::process::id());
         let tally = Tally::new(runs, Box::new(|_| None));

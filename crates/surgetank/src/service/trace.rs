@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn who_made_a_file_does_not_depend_on_it_whatever_he_reads_of_it() {
+    fn creator_of_a_file_does_not_depend_on_it() {
         let (wo, rw, rdonly) = (OFlags::WRONLY, OFlags::RDWR, OFlags::RDONLY);
         let open = |flags, creates| {
             move |traces: &Traces| traces.opened(RunId(1), 1, 5, FileId(7), (flags, creates), &named())
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_writes_for_a_mapping_is_the_openers() {
+    fn kernel_writes_of_a_mapping_count_for_the_opener() {
         let access = did(|traces| {
             traces.opened(RunId(1), 1, 5, FileId(7), (OFlags::RDWR, false), &named());
             traces.request(None, (5, FileId(7), Way::Write), 4096, 4096, &named());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn other_runs_are_not_traced_and_a_run_that_is_over_leaves_nothing() {
+    fn other_runs_are_not_traced_and_an_ended_run_leaves_nothing() {
         let traces = traces();
         traces.opened(RunId(2), 2, 5, FileId(7), (OFlags::RDONLY, false), &named());
         traces.opened(RunId(1), 1, 6, FileId(7), (OFlags::RDONLY, false), &named());

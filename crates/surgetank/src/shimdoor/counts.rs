@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_layout_is_that_of_the_header() {
+    fn layout_equals_the_header() {
         let mut ours: Vec<(String, u64)> = Vec::new();
         macro_rules! says {
             ($rust:ty, $c:literal: $($field:ident),*) => {
@@ -443,10 +443,10 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// It ended between the read of its slot and the check whether it is alive: it was reported as killed, without its
-    /// last bytes.
+    /// The process ends between the read of its slot and the check whether it is alive. Regression: the record called
+    /// it killed, without its last bytes.
     #[test]
-    fn a_process_that_ended_while_it_was_looked_at_was_cut_short() {
+    fn process_that_ends_during_a_look_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let counts = Counts::create(&path_of(&dir.path().join("index"), 3)).unwrap();
         let slot = |pid, begun_ns, ended_ns| RawSlot { pid, begun_ns, ended_ns, ..empty() };
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_wrote_over_its_slot_is_impossible() {
+    fn overwritten_slot_is_impossible() {
         let dir = tempfile::tempdir().unwrap();
         let counts = Counts::create(&dir.path().join("c")).unwrap();
         const SECOND_NS: u64 = 1_000_000_000;

@@ -20,7 +20,7 @@ const DEVICE: DeviceId = DeviceId { tier: 0, device: 0 };
 const DEV: u64 = 77;
 
 #[test]
-fn the_layout_is_that_of_the_header() {
+fn layout_equals_the_header() {
     let mut ours = BTreeMap::new();
     macro_rules! says {
         ($rust:ty, $c:literal: $($field:ident),*) => {
@@ -233,7 +233,7 @@ impl Reader {
 }
 
 #[test]
-fn a_hundred_thousand_names_come_and_go() {
+fn hundred_thousand_names_are_added_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     let mut names: HashMap<u64, String> = HashMap::new();
@@ -274,7 +274,7 @@ fn a_hundred_thousand_names_come_and_go() {
 }
 
 #[test]
-fn a_directory_says_where_it_is_even_when_it_is_shown_before_its_parent() {
+fn directory_shown_before_its_parent_has_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     index.show(&shown(11, Kind::Directory, 10), b"child");
@@ -306,7 +306,7 @@ fn a_directory_says_where_it_is_even_when_it_is_shown_before_its_parent() {
 }
 
 #[test]
-fn what_is_concealed_or_not_shown_is_left_to_the_mount() {
+fn concealed_or_unshown_names_are_left_to_the_mount() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     index.show(&shown(5, Kind::File, 1), b"");
@@ -327,7 +327,7 @@ fn what_is_concealed_or_not_shown_is_left_to_the_mount() {
 
 /// A name that comes to mean another file was missing for an instant: `mv new current` was no longer atomic.
 #[test]
-fn a_name_that_is_replaced_is_always_there() {
+fn replaced_name_is_always_present() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     for id in [2, 3] {
@@ -361,9 +361,9 @@ fn a_name_that_is_replaced_is_always_there() {
     });
 }
 
-/// The agent's writer against the shim's reader, as built into programs: each look-up sees one moment only.
+/// The agent's writer against the shim's reader, as built into programs.
 #[test]
-fn no_look_is_of_two_moments() {
+fn lookup_sees_one_state_of_the_index() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     let of_round = |id: u64, kind: Kind, round: u64| {
@@ -430,7 +430,7 @@ fn told(closings: &Closings, closed: &[u64]) -> Vec<u64> {
 }
 
 #[test]
-fn files_are_told_of_in_the_order_of_their_closes() {
+fn files_are_reported_in_the_order_of_their_closes() {
     let place = tempfile::tempdir().unwrap();
     let (one, two) = (place.path().join("one"), place.path().join("two"));
     fs::create_dir(&one).unwrap();
@@ -478,7 +478,7 @@ fn a_name_may_be_that_of_several_files() {
 }
 
 #[test]
-fn a_file_that_is_taken_elsewhere_is_told_of_if_it_is_watched_itself() {
+fn moved_file_is_reported_if_watched_itself() {
     let place = tempfile::tempdir().unwrap();
     let (from, to) = (place.path().join("from"), place.path().join("to"));
     fs::create_dir(&from).unwrap();
@@ -499,7 +499,7 @@ fn a_file_that_is_taken_elsewhere_is_told_of_if_it_is_watched_itself() {
 }
 
 #[test]
-fn another_directory_of_a_name_is_watched_anew_and_idle_ones_not_for_ever() {
+fn recreated_directory_is_watched_and_idle_watches_end() {
     let place = tempfile::tempdir().unwrap();
     let closings = Closings::new().unwrap();
     let mut id = 0;

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_looked_at_and_nothing_left() {
+    fn doctor_examines_all_and_leaves_nothing() {
         let dir = tempfile::tempdir().expect("tempdir");
         let findings = examine(&DoctorArgs { settings: settings(dir.path()), measure: true, ..DoctorArgs::default() });
         let about = |text: &str| {

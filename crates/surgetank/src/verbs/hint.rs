@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_objects_and_a_wrong_one_is_named() {
+    fn wrong_line_is_named() {
         let text = "{\"path\": \"a\", \"size\": 4096, \"pin\": true}\n\n{\"path\": [97, 255], \"mode\": \"keep\"}\n";
         let read = lines(text).unwrap();
         assert_eq!(read[0], said("a", &[("size", "4096"), ("pin", "true")]));

@@ -126,7 +126,7 @@ mod tests {
     use surgetank_core::report::{NotDurable, PathText};
 
     #[test]
-    fn a_long_list_is_cut_and_says_so() {
+    fn long_list_is_cut_with_a_count() {
         let mut verdict = Verdict::default();
         for number in 0..12 {
             verdict.not_durable.push(NotDurable {

@@ -16,24 +16,24 @@ pub type Case = (&'static str, fn(&Bench));
 
 pub const ALL: &[Case] = &[
     ("the_commands_exit_code_is_passed_on", the_commands_exit_code_is_passed_on),
-    ("the_command_is_inside_the_mount_and_others_are_not", the_command_is_inside_the_mount_and_others_are_not),
+    ("only_the_command_is_inside_the_mount", only_the_command_is_inside_the_mount),
     ("not_durable_is_exit_3_with_names", not_durable_is_exit_3_with_names),
-    ("kept_files_are_named_and_no_failure", kept_files_are_named_and_no_failure),
+    ("kept_files_are_named_without_failure", kept_files_are_named_without_failure),
     ("signals_reach_the_command", signals_reach_the_command),
-    ("a_background_child_is_waited_for_then_named", a_background_child_is_waited_for_then_named),
+    ("background_child_is_awaited_then_named", background_child_is_awaited_then_named),
     ("eight_runs_at_once_share_one_agent", eight_runs_at_once_share_one_agent),
-    ("a_run_leaves_and_the_other_goes_on", a_run_leaves_and_the_other_goes_on),
+    ("run_leaves_while_another_continues", run_leaves_while_another_continues),
     ("a_killed_run_is_released", a_killed_run_is_released),
-    ("a_killed_agent_is_told_and_replaced", a_killed_agent_is_told_and_replaced),
+    ("killed_agent_is_reported_and_replaced", killed_agent_is_reported_and_replaced),
     ("a_run_inside_a_run_joins", a_run_inside_a_run_joins),
-    ("a_state_directory_of_others_is_refused", a_state_directory_of_others_is_refused),
+    ("state_directory_of_another_user_is_refused", state_directory_of_another_user_is_refused),
     ("garbage_on_the_socket_is_answered", garbage_on_the_socket_is_answered),
     ("inherited_descriptors_are_closed_and_redirections_kept", inherited_descriptors_are_closed_and_redirections_kept),
     ("the_command_keeps_its_limits", the_command_keeps_its_limits),
     ("the_second_interrupt_ends_the_drain", the_second_interrupt_ends_the_drain),
-    ("wait_tells_what_is_not_durable", wait_tells_what_is_not_durable),
-    ("why_evict_pin_prefetch", why_evict_pin_prefetch),
-    ("a_failed_start_tells_the_real_reason", a_failed_start_tells_the_real_reason),
+    ("wait_names_files_that_are_not_durable", wait_names_files_that_are_not_durable),
+    ("why_evict_pin_and_prefetch_have_their_effect", why_evict_pin_and_prefetch_have_their_effect),
+    ("failed_start_reports_its_cause", failed_start_reports_its_cause),
     ("mount_and_umount", mount_and_umount),
     ("a_subdirectory_is_re_entered", a_subdirectory_is_re_entered),
     ("sigterm_makes_the_agent_leave_in_order", sigterm_makes_the_agent_leave_in_order),
@@ -41,7 +41,7 @@ pub const ALL: &[Case] = &[
 
 pub const ROOT_ONLY: &[Case] = &[
     ("other_mounts_below_are_bound_through", other_mounts_below_are_bound_through),
-    ("a_stranger_is_not_answered", a_stranger_is_not_answered),
+    ("other_user_is_not_answered", other_user_is_not_answered),
     ("a_dead_global_mount_is_cleared", a_dead_global_mount_is_cleared),
 ];
 
@@ -59,7 +59,7 @@ fn the_commands_exit_code_is_passed_on(bench: &Bench) {
     assert!(bench.agents().is_empty(), "the agent outlived its last run");
 }
 
-fn the_command_is_inside_the_mount_and_others_are_not(bench: &Bench) {
+fn only_the_command_is_inside_the_mount(bench: &Bench) {
     let said = bench.run(&[], "grep -c ' '$PWD' .* fuse.surgetank ' /proc/self/mountinfo; echo made > new; pwd; id -u");
     assert_eq!(said.code, Some(0), "{said:?}");
     let expected_uid = if bench.who == Who::Root { rustix::process::geteuid().as_raw() } else { NOBODY };
@@ -92,7 +92,7 @@ fn not_durable_is_exit_3_with_names(bench: &Bench) {
     assert!(!bench.place().join("undrained.json").exists());
 }
 
-fn kept_files_are_named_and_no_failure(bench: &Bench) {
+fn kept_files_are_named_without_failure(bench: &Bench) {
     let said = bench.run(&[], "echo > kept-cache");
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.err.contains("NOT in the store") && said.err.contains("kept-cache"), "{said:?}");
@@ -115,7 +115,7 @@ fn signals_reach_the_command(bench: &Bench) {
     }
 }
 
-fn a_background_child_is_waited_for_then_named(bench: &Bench) {
+fn background_child_is_awaited_then_named(bench: &Bench) {
     let done = bench.over().join("late");
     let said = bench.run(&["--grace", "20000"], "(sleep 0.3; echo > late) >/dev/null 2>&1 &");
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -167,7 +167,7 @@ pub fn held_run(bench: &Bench, name: &str, after: &str) -> (std::process::Child,
     (child, gate)
 }
 
-fn a_run_leaves_and_the_other_goes_on(bench: &Bench) {
+fn run_leaves_while_another_continues(bench: &Bench) {
     let (first, first_gate) = held_run(bench, "first", "true");
     let agent = bench.agent_pid();
     let (second, second_gate) = held_run(bench, "second", "echo > after; cat after");
@@ -203,7 +203,7 @@ fn finish_without_pipes(mut child: std::process::Child) {
     child.wait().unwrap();
 }
 
-fn a_killed_agent_is_told_and_replaced(bench: &Bench) {
+fn killed_agent_is_reported_and_replaced(bench: &Bench) {
     let (child, gate) = held_run(bench, "orphan", "exit 0");
     let first = bench.agent_pid();
     kill(first, libc::SIGKILL);
@@ -242,7 +242,7 @@ fn a_run_inside_a_run_joins(bench: &Bench) {
     assert_eq!(agents.as_array().unwrap().len(), 1);
 }
 
-fn a_state_directory_of_others_is_refused(bench: &Bench) {
+fn state_directory_of_another_user_is_refused(bench: &Bench) {
     fs::create_dir(bench.state()).unwrap();
     bench.give(&bench.state());
     fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -404,7 +404,7 @@ fn the_second_interrupt_ends_the_drain(bench: &Bench) {
     bench.await_no_agent();
 }
 
-fn wait_tells_what_is_not_durable(bench: &Bench) {
+fn wait_names_files_that_are_not_durable(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "rm slow");
     fs::write(bench.over().join("slow"), "").unwrap();
     fs::write(bench.over().join("done"), "").unwrap();
@@ -428,7 +428,7 @@ fn wait_tells_what_is_not_durable(bench: &Bench) {
     assert!(said.err.contains("none left anything undrained"), "{said:?}");
 }
 
-fn why_evict_pin_prefetch(bench: &Bench) {
+fn why_evict_pin_and_prefetch_have_their_effect(bench: &Bench) {
     fs::write(bench.over().join("a file"), "").unwrap();
     let (child, gate) = held_run(bench, "host", "true");
     let said = bench.say(&["why", "a file"]);
@@ -450,7 +450,7 @@ fn why_evict_pin_prefetch(bench: &Bench) {
     assert_eq!(bench.say(&["status"]).out, "no agent of yours is running\n");
 }
 
-fn a_failed_start_tells_the_real_reason(bench: &Bench) {
+fn failed_start_reports_its_cause(bench: &Bench) {
     let mut command = bench.run_command(&[], "echo > ran");
     let said = crate::bench::said(command.env("FAKE_START", "refuse").output().unwrap());
     assert_eq!(said.code, Some(1), "{said:?}");
@@ -549,7 +549,7 @@ fn other_mounts_below_are_bound_through(bench: &Bench) {
     assert!(seen, "the write did not reach the other mount");
 }
 
-fn a_stranger_is_not_answered(bench: &Bench) {
+fn other_user_is_not_answered(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "true");
     // Even with the doors open, another user's credentials are refused.
     fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o755)).unwrap();

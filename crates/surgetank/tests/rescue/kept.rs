@@ -51,14 +51,16 @@ fn not_put_aside(name: &str, wrong: &str) {
     scene.run(&[&QUIET[..], &at_the_server].concat(), "true").exits(0);
 }
 
-/// Of a damaged catalog: it could not be renamed at once, and was removed with the half-made copies.
+/// Regression: after damage to the catalog the first rename of a spilled file failed, and the agent removed it with the
+/// incomplete copies.
 #[test]
-fn a_spill_that_could_not_be_put_aside_was_removed() {
+fn spill_that_cannot_be_set_aside_is_kept() {
     not_put_aside("not_renamed", "rename EIO 2");
 }
 
+/// Regression: the agent removed a spilled file whose directory could not be listed.
 #[test]
-fn a_spill_that_could_not_be_listed_was_removed() {
+fn spill_that_cannot_be_listed_is_kept() {
     not_put_aside("not_listed", "readdir EIO 2");
 }
 
@@ -84,20 +86,22 @@ fn spilled_where_no_record_leads(name: &str, from_the_start: bool) {
     is_kept_in(&scene.over);
 }
 
+/// Regression: the agent removed a spilled file in a directory that no record names.
 #[test]
-fn a_spill_in_a_directory_that_no_record_names_was_removed() {
+fn spill_in_an_unrecorded_directory_is_kept() {
     spilled_where_no_record_leads("spill_unnamed", false);
 }
 
+/// Regression: the agent removed spilled files when nothing was left of the log.
 #[test]
-fn a_spill_was_removed_when_nothing_was_left_of_the_log() {
+fn spill_is_kept_when_the_log_is_lost() {
     spilled_where_no_record_leads("spill_nothing", true);
 }
 
-/// That a copy is not wanted is said before it becomes the file's: where only that was left of the log, it was removed with
-/// what had been written to it.
+/// The catalog records that a copy is not needed before the copy becomes the file's. Regression: where the log ended
+/// with that record, the agent removed the copy with what programs had written to it.
 #[test]
-fn damage_inside_the_log_removed_what_had_just_found_its_place() {
+fn damage_inside_the_log_keeps_a_copy_just_adopted() {
     let Some(scene) = prepare("log_damaged_placed") else { return };
     fs::write(scene.path("old"), "version one\n").unwrap();
     killed(&scene, &[], "echo version two >>old");
@@ -106,9 +110,10 @@ fn damage_inside_the_log_removed_what_had_just_found_its_place() {
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/old")).unwrap(), "version one\nversion two\n");
 }
 
-/// The store has what the catalog says, and the tier has more: it was a spare copy, and removed in silence.
+/// The store has the recorded version, and the tier's file has more. Regression: the agent took it for a spare copy and
+/// removed it without a message.
 #[test]
-fn a_clean_file_that_grew_was_removed() {
+fn clean_file_that_grew_is_kept() {
     let Some(scene) = prepare("clean_grew") else { return };
     // (What is clean is remembered as long as an agent has something to do.)
     let script =
@@ -122,10 +127,10 @@ fn a_clean_file_that_grew_was_removed() {
     scene.run(&[], "true").exits(0);
 }
 
-/// A file that was being written when all died could not be opened then: it was as if nothing had been written, and the plain
-/// file was removed.
+/// A file was open for writing when all processes died. Regression: when its plain file could not be opened, the agent
+/// removed it as if nothing had been written.
 #[test]
-fn what_could_not_be_opened_was_taken_for_the_version_before() {
+fn unopenable_plain_file_is_not_the_version_before() {
     let Some(mut scene) = Scene::of_user("not_opened") else { return };
     scene.tier("fast", 64);
     scene.beside("told");
@@ -141,9 +146,9 @@ fn what_could_not_be_opened_was_taken_for_the_version_before() {
     assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), "version two\n");
 }
 
-/// The same of what was spilled into the store.
+/// Regression: the same, with a file that was spilled into the store.
 #[test]
-fn a_spill_that_could_not_be_opened_was_taken_for_the_version_before() {
+fn unopenable_spill_is_not_the_version_before() {
     let Some(mut scene) = Scene::of_user("spill_not_opened") else { return };
     scene.tier("fast", 2);
     scene.beside("told");
@@ -159,9 +164,10 @@ fn a_spill_that_could_not_be_opened_was_taken_for_the_version_before() {
     assert!(fs::read(scene.path("big")).unwrap() == vec![b'x'; BIG], "other bytes");
 }
 
-/// That it was opened the catalog could not be told, and the next agent took it for a clean copy that had grown.
+/// Regression: the full catalog could not record that the file was open. The next agent took it for a clean copy that
+/// had grown.
 #[test]
-fn who_wrote_on_while_the_catalog_was_full_lost_the_file() {
+fn file_written_while_the_catalog_is_full_is_kept() {
     let Some(mut scene) = Scene::new("catalog_full") else { return };
     scene.tier("fast", 64);
     scene.beside("told");
@@ -198,9 +204,9 @@ fn who_wrote_on_while_the_catalog_was_full_lost_the_file() {
     assert_eq!(files_below(&scene.over).len(), 3, "{:?}", files_below(&scene.over));
 }
 
-/// What could not be written to its log was said there.
+/// Regression: the agent ended when it could not write to its log.
 #[test]
-fn a_full_state_directory_ended_the_agent() {
+fn full_state_directory_does_not_end_the_agent() {
     let Some(mut scene) = Scene::new("state_full") else { return };
     scene.tier("fast", 64);
     scene.beside("told");

@@ -286,9 +286,9 @@ fn verdict_names_the_tier_that_cannot_be_read() {
     scene.run(&[], "cat a").exits(0).prints("content\n");
 }
 
-/// What an agent wrote down at its end was printed as it stood, after the tier had been emptied.
+/// Regression: `wait` printed what the agent had written down at its end, although the tier was emptied since.
 #[test]
-fn wait_looks_at_a_copy_before_it_calls_it_safe() {
+fn wait_checks_a_copy_before_it_reports_it_safe() {
     let Some(scene) = prepare("safe_at") else { return };
     let full = scene.tmpfs("full", 1);
     let options = ["--store", full.to_str().unwrap(), "--retry", "1s"];
@@ -309,7 +309,7 @@ fn wait_looks_at_a_copy_before_it_calls_it_safe() {
 
 /// A lock that another process held read as "no agent was killed here", and `wait` exited 0.
 #[test]
-fn wait_answers_nothing_while_the_place_is_held() {
+fn wait_gives_no_answer_while_the_place_is_held() {
     let Some(scene) = prepare("held") else { return };
     killed(&scene, &[], "echo content >new");
     for name in ["agent.lock", "start.lock"] {

@@ -137,7 +137,7 @@ fn joining_run_for_another_store_is_refused() {
 
 /// The store's file system is not mounted: what is at its path is the bare mount point.
 #[test]
-fn another_directory_at_the_path_of_the_store_is_refused() {
+fn other_directory_at_the_path_of_the_store_is_refused() {
     let Some(scene) = prepare("owed_unmounted") else { return };
     scene.ext4("store", 32);
     fs::write("/mnt/store/ballast", vec![0; 24 << 20]).unwrap();

@@ -9,9 +9,10 @@ use crate::store_node::{LIMIT, Node, told};
 use surgetank_testkit::seeds;
 use surgetank_testkit::servers::s3::{BUCKET, S3Server};
 
-/// At random moments; each time no more is sent again than was on its way: four parts. `SURGETANK_KILLS`: how many times.
+/// Kills at random points. Each time no more is sent again than was under way: four parts. `SURGETANK_KILLS`: how many
+/// times.
 #[test]
-fn an_agent_that_is_killed_while_it_uploads_shows_nothing_half_done() {
+fn agent_killed_during_uploads_shows_no_partial_object() {
     let seed = std::env::var("SURGETANK_KILLS_SEED").map_or(7, |seed| seed.parse().unwrap());
     seeds::kept("kills").into_iter().chain([seed]).for_each(killed_while_it_uploads);
 }

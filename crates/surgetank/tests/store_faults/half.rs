@@ -37,28 +37,33 @@ fn broken_off(name: &str, wrong: &str) {
     stage.is_clean();
 }
 
+/// Regression: the file stayed half written in the store.
 #[test]
-fn a_hard_link_whose_device_failed_while_it_was_written_over_stayed_half() {
+fn half_written_link_is_completed_after_an_io_error() {
     broken_off("half_eio", "write EIO");
 }
 
+/// Regression: the file stayed half written in the store.
 #[test]
-fn a_hard_link_that_found_no_room_while_it_was_written_over_stayed_half() {
+fn half_written_link_is_completed_after_no_space() {
     broken_off("half_enospc", "write ENOSPC");
 }
 
+/// Regression: the file stayed half written in the store.
 #[test]
-fn a_hard_link_whose_bytes_were_dropped_by_the_sync_stayed_so() {
+fn half_written_link_is_completed_after_a_dropped_sync() {
     broken_off("half_sync", "fsync drop 1");
 }
 
+/// Regression: the file stayed half written in the store.
 #[test]
-fn a_hard_link_that_read_back_differently_stayed_half() {
+fn half_written_link_is_completed_after_a_bad_reread() {
     broken_off("half_corrupt", "write corrupt 1");
 }
 
-/// Complete, but that the copy beside it was removed was not said: it was missed for good.
+/// The file is complete, and the removal of the copy beside it was not reported. Regression: the drain missed that copy
+/// for good.
 #[test]
-fn a_hard_link_whose_copy_went_unsaid_was_not_drained() {
+fn link_is_drained_when_the_copys_removal_is_unreported() {
     broken_off("half_unsaid", "unlink lost:EIO 1");
 }

@@ -9,7 +9,7 @@ use crate::scene::server::faults;
 
 /// The answer is lost: it was done, and is not done twice.
 #[test]
-fn lost_answers() {
+fn operation_with_a_lost_answer_is_not_repeated() {
     let Some(stage) = stage("fault_lost", 96) else { return };
     let running = stage.start(
         &[],
@@ -62,22 +62,26 @@ fn after_a_lost_answer(name: &str, script: &str, left: &[(&str, &str)]) {
     stage.is_clean();
 }
 
+/// Regression: a file written again after a lost answer was a conflict.
 #[test]
-fn written_again_after_a_lost_answer_it_was_a_conflict() {
+fn write_after_a_lost_answer_is_no_conflict() {
     after_a_lost_answer("fault_lost_write", "echo newest >out/f", &[("f", "newest\n")]);
 }
 
+/// Regression: a file deleted after a lost answer was a conflict.
 #[test]
-fn deleted_after_a_lost_answer_it_was_a_conflict() {
+fn deletion_after_a_lost_answer_is_no_conflict() {
     after_a_lost_answer("fault_lost_rm", "rm out/f", &[]);
 }
 
+/// Regression: a file replaced after a lost answer was a conflict.
 #[test]
-fn replaced_after_a_lost_answer_it_was_a_conflict() {
+fn replacement_after_a_lost_answer_is_no_conflict() {
     after_a_lost_answer("fault_lost_mv", "echo other >out/g; mv out/g out/f", &[("f", "other\n")]);
 }
 
+/// Regression: a file renamed and written after a lost answer was a conflict.
 #[test]
-fn renamed_and_written_after_a_lost_answer_it_was_a_conflict() {
+fn rename_and_write_after_a_lost_answer_are_no_conflict() {
     after_a_lost_answer("fault_lost_away", "mv out/f out/g; echo newest >out/g", &[("g", "newest\n")]);
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use crate::scene::{Running, Scene, eventually};
 
-/// A file was opened once more during its fsync: the operation that the fsync had queued was cancelled, but the catalog kept it. The
-/// next agent waited with all later operations until that file was closed (PostgreSQL stood still).
+/// A file was opened again during its fsync: the operation of that fsync was cancelled, and the catalog kept it.
+/// Regression: the next agent waited with all later operations until that file was closed (PostgreSQL stood still).
 #[test]
-fn fsync_waited_until_another_file_was_closed() {
+fn fsync_does_not_wait_for_another_open_file() {
     let Some(mut scene) = Scene::new("survive-fsync") else { return };
     scene.tier("ram", 64);
     scene.beside("aside");
@@ -51,15 +51,15 @@ END
     scene.is_clean();
 }
 
-/// The agent died when it had begun to publish a file that was open again. Of a new file that cannot be taken back.
+/// The agent died after it had begun to publish a file that was open again. For a new file that cannot be taken back.
 #[test]
-fn fsync_does_not_wait_for_what_was_begun_of_an_open_file() {
+fn fsync_does_not_wait_for_a_begun_publication() {
     begun_and_open("survive-fsync-begun", None);
 }
 
-/// Of a file that the store has already, the next agent published half of what was being written.
+/// Regression: of a file that the store already had, the next agent published half of what a program was writing.
 #[test]
-fn what_was_begun_of_an_open_file_does_not_replace_the_stores() {
+fn begun_publication_does_not_replace_the_stored_file() {
     begun_and_open("survive-fsync-replaced", Some("of the store\n"));
 }
 
@@ -95,9 +95,10 @@ fn begun_and_open(name: &str, old: Option<&str>) {
     scene.is_clean();
 }
 
-/// The agent after one that was killed queued what programs had open, and waited with all else until they closed it.
+/// Regression: the agent after a killed one queued the files that programs had open, and waited with all else until
+/// they were closed.
 #[test]
-fn fsync_waited_until_what_was_open_at_the_kill_was_closed() {
+fn fsync_does_not_wait_for_files_open_at_a_kill() {
     let Some(mut scene) = Scene::new("survive-fsync-open") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");

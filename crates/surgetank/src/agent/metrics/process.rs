@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_uses_something() {
+    fn own_process_has_nonzero_usage() {
         let process = Process::of_this();
         assert!(process.resident_bytes > 1 << 20 && process.virtual_bytes >= process.resident_bytes, "{process:?}");
         assert!(

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn key_stays_while_anything_may_lie_under_it() {
+    fn key_stays_while_files_may_be_stored_under_it() {
         let machine = Machine::new();
         let config = machine.config(None);
         let key = machine.place().identify(&config).unwrap();

@@ -38,7 +38,7 @@ fn a_request_is_understood_when_its_head_is_whole() {
 }
 
 #[test]
-fn without_the_token_nothing_is_told() {
+fn request_without_the_token_is_refused() {
     for fields in [
         "",
         "Authorization: Bearer\r\n",
@@ -56,7 +56,7 @@ fn without_the_token_nothing_is_told() {
 }
 
 #[test]
-fn a_token_that_is_no_secret_is_refused() {
+fn token_that_is_not_secret_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let made = own_token(dir.path()).unwrap();
     assert_eq!((made.len(), own_token(dir.path()).unwrap()), (64, made), "the same again");
@@ -89,7 +89,7 @@ fn a_port_in_use_is_named() {
 
 proptest! {
     #[test]
-    fn nothing_that_is_sent_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_request_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         asked(&bytes, Some(TOKEN));
     }
 

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn signal_that_ends_the_process_is_told_from_others() {
+    fn fatal_signal_is_distinguished_from_handled_signals() {
         use libc::{SIGALRM, SIGCHLD, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP};
         let dies = [
             status(0, [&[SIGKILL], &[], &[], &[], &[]]),

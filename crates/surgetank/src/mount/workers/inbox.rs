@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_for_as_long_as_that_pays() {
+    fn polling_lasts_only_while_it_pays() {
         let mut looks = Looks::default();
         assert_eq!(looks.window, LOOK_MIN);
         for _ in 0..5 {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_kept_from_the_core_looks_less_and_less_often() {
+    fn poller_kept_from_its_core_polls_less_often() {
         let mut looks = Looks::default();
         // (Slices of 4 ms, and the next poll half a millisecond after it is allowed.)
         let (mut now, mut kept_out, slice) = (Instant::now(), KEEP_OUT_MIN, Duration::from_millis(4));

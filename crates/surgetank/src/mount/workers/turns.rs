@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_has_sent_is_waited_for() {
+    fn turns_wait_for_requests_that_the_kernel_sent() {
         let turns = Turns::default();
         let (device, kernel) = rustix::pipe::pipe().unwrap();
         assert!(turns.all_are_read(device.as_fd(), 0));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_in_vain_has_read_all() {
+    fn empty_poll_means_that_all_requests_are_read() {
         let turns = Turns::default();
         let (device, _kernel) = rustix::pipe::pipe().unwrap();
         let _reading = turns.reading.lock().unwrap();

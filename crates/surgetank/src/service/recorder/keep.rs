@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_hundred_are_kept_for_nobody_else_to_read() {
+    fn last_hundred_records_are_kept_private() {
         let state = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(state.path());
         for second in 0..KEPT_MAX as i64 + 7 {
@@ -132,15 +132,15 @@ mod tests {
         assert!(shelf.noted(RunId(0)).is_none());
     }
 
-    /// Two runs of one second once sorted by their process ids as text: `last` was 9999, and not 10000.
+    /// Regression: two runs of one second sorted by their process ids as text, so `last` was 9999 and not 10000.
     #[test]
-    fn the_last_of_two_runs_in_a_second_was_not_the_last() {
+    fn records_of_one_second_sort_by_time() {
         assert!(name_of(1_795_557_600_000_007, 9999) < name_of(1_795_557_600_900_000, 10_000));
         assert_eq!(name_of(-1, 1), "19691231-235959-999999-1");
     }
 
     #[test]
-    fn what_cannot_be_written_whole_leaves_nothing() {
+    fn record_that_cannot_be_written_leaves_no_file() {
         let state = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(state.path());
         fs::create_dir(state.path().join(RUNS)).unwrap();

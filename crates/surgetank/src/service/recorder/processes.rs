@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn exec_makes_two_programs_of_one_process_and_a_kill_cuts_short() {
+    fn exec_splits_a_process_into_two_programs() {
         let mut processes = Processes::default();
         let mut shell = counted(0, NOBODY, "sh", 1000, 0);
         shell.plain.read_bytes = 1;
@@ -392,9 +392,9 @@ mod tests {
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
     }
 
-    /// A process once wrote 2⁶⁴ − 1 into its slot: the recorder stopped, or the record had 1.8e19 bytes.
+    /// Regression: a process wrote 2⁶⁴ − 1 into its slot, and the recorder stopped or the record had 1.8e19 bytes.
     #[test]
-    fn impossible_figures_of_a_process_are_left_out_and_told() {
+    fn impossible_figures_of_a_process_are_left_out_and_counted() {
         let mut processes = Processes::default();
         let mut liar = counted(0, NOBODY, "liar", 1000, 0);
         liar.plain.write_bytes = u64::MAX;
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_children_did_is_not_their_parents_too() {
+    fn kernel_counts_of_children_are_not_their_parents() {
         let mut processes = Processes::default();
         let end = |bytes| Some(Kernel { read_bytes: bytes, ..Kernel::default() });
         let parent = Counted { kernel_ended: end(100), ..counted(0, NOBODY, "make", 1, 900) };
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_is_counted_in_one_door() {
+    fn byte_is_counted_at_one_door() {
         let of = |mount_bytes: u64, mediated_bytes: u64, direct_opens: u64| {
             let mut processes = Processes::default();
             let mut one = counted(0, NOBODY, "dd", 1, 2);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_the_shim_is_known_by_what_the_agent_saw() {
+    fn program_without_the_shim_has_the_agents_counts() {
         let mut processes = Processes::default();
         let mut agent = seen(NOBODY);
         agent.mediated.read_bytes = 7;
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_does_after_it_became_a_static_program_is_that_ones() {
+    fn work_after_exec_of_a_static_program_counts_for_it() {
         let mut processes = Processes::default();
         let mut agent = seen(NOBODY);
         agent.program = "static".into();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_processes_those_that_moved_most_are_kept_and_all_are_counted() {
+    fn record_keeps_the_largest_processes_and_counts_all() {
         let mut processes = Processes::default();
         let many = 3 * TRACED_PROCESSES_MAX as u64;
         for at in 0..many {

@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_writers_may_be_ahead_is_what_the_sync_wrote() {
+    fn dirty_limit_equals_the_bytes_that_sync_wrote() {
         assert_eq!(dirty_bytes(100 << 20, f64::from(50 << 20), 0.5), 25 << 20);
         assert!(dirty_bytes(100 << 20, f64::from(50 << 20), 1.9) >= 95 << 20);
     }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_half_of_what_rounds_lie_apart() {
+    fn spread_is_half_the_difference_of_rounds() {
         let round = |wall_s| Round {
             each: vec![super::super::probe::Measured { wall_s, sync_s: 0.0, cpu_s: 0.1 }],
             wall_s,

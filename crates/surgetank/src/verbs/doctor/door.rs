@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn trying_leaves_no_mount_behind() {
+    fn trial_leaves_no_mount() {
         let dir = tempfile::tempdir().expect("tempdir");
         let before = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         let _ = tried(dir.path(), Try { user: false, mount: true });

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_named_with_the_next_command() {
+    fn leftovers_are_named_with_the_next_command() {
         let left = || Leftovers { files: 3, bytes: 5 << 20, kept: vec![("/dev/shm/one.ring".into(), 7)] };
         let found = describe(false, left());
         assert!(found[0].found.contains("3 files, 5.0 MiB"), "{:?}", found[0]);

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_calls_itself_cannot_repaint_the_terminal() {
+    fn program_name_with_control_bytes_is_escaped() {
         let mut record = RunRecord { command: "a\x1b[2Jb".into(), processes_total: 1, ..RunRecord::default() };
         record.programs.push(Program { program: "x\x07".into(), processes: 1, ..Program::default() });
         assert!(!render(&record).contains(['\x1b', '\x07']));
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_slowed_it_is_named() {
+    fn causes_of_delay_are_named() {
         let mut record =
             RunRecord { exit: Some(3), command_exit: Some(0), reason: "not all".into(), ..RunRecord::default() };
         record.command_ended_us = Some(2_000_000);

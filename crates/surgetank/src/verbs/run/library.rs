@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn library_is_not_put_where_others_could_replace_it() {
+    fn library_is_not_put_where_other_users_could_replace_it() {
         let Some(base) = base() else { return };
         let dir = base.path().join("shared");
         for (mode, fits) in [(0o755, true), (0o700, false), (0o775, false), (0o757, false), (0o1777, true)] {

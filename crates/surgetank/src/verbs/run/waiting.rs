@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_told_once_and_the_end_of_it() {
+    fn each_wait_and_its_end_are_reported_once() {
         let mut waiting = Waiting::default();
         assert_eq!(waiting.lines(&[]), [""; 0], "nobody waited");
         assert_eq!(waiting.lines(&[trouble("a", 1)]), ["a: a writer waits"]);

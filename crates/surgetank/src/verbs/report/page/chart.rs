@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_has_a_few_moments_whatever_it_spans() {
+    fn axis_of_any_span_has_a_few_ticks() {
         for end_us in [1.0, 700.0, 90_000.0, 1.5e6, 4.9e6, 61e6, 600e6, 86_400e6, 1e13] {
             let moments = moments(end_us);
             assert!((1..=6).contains(&moments.len()), "{end_us}: {moments:?}");

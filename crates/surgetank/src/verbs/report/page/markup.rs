@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_it_is_called_it_stays_text() {
+    fn hostile_name_stays_text() {
         assert_eq!(
             shown("<script>alert('x')</script>&\""),
             "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot;"
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_is_a_date() {
+    fn timestamp_is_a_date() {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(utc(1_709_210_096_999_999), "2024-02-29 12:34:56 UTC");
         assert_eq!(utc(-1), "1969-12-31 23:59:59 UTC");

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_overlap_are_counted_together() {
+    fn overlapping_processes_are_counted_together() {
         let running = running(&[(0, 10), (5, 5), (5, PLACES - 1)]);
         assert_eq!((running[0], running[5], running[6], running[11], running[PLACES - 1]), (1, 3, 2, 1, 1));
     }
