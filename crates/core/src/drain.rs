@@ -1,10 +1,13 @@
-//! The drain: carries out the queue that turns what the store has into what programs see.
+//! The drain: it carries out the queue that turns what the store has into what programs see.
 //!
-//! Staging (copy to a temporary, sync, compare) runs in parallel; publishing (rename into place, link,
-//! rename, delete) is done by one thread, strictly in the order of the queue unless the user gave that up.
-//! A copy counts only if the file did not change meanwhile; an operation that fails is tried again with
-//! back-off, and in ordered mode everything behind it waits, so that nobody sees a later file before an
-//! earlier one.
+//! Staging (copy to a temporary, sync, compare) runs in parallel. One thread publishes (rename into place, link,
+//! rename, delete), in the order of the queue unless the user gave up that order.
+//!
+//! Invariants:
+//! - A copy counts only if the file did not change during the copy.
+//! - The drain retries an operation that fails, with back-off; in ordered mode all operations behind it wait.
+//!
+//! The danger that it avoids: another client sees a later file before an earlier one.
 
 mod again;
 mod execute;
@@ -33,13 +36,13 @@ use surgetank_types::clock;
 use surgetank_types::model::{FileId, Seq};
 use throttle::Throttle;
 
-/// A ready operation waits at most this long for company.
+/// A ready operation waits at most this long for others to join its batch.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
-/// After this long in one call of the store it is asked for something that needs no time.
+/// After this long in one call the drain asks the store for something that needs no time.
 const HANGS: Duration = Duration::from_secs(2);
-/// This long in one call is told, whatever else the store does.
+/// The drain reports a call that takes this long, whatever else the store does.
 const SLOW: Duration = Duration::from_secs(15);
-/// Who ends the drain waits so long for a thread that hangs in the store.
+/// The end of the drain waits this long for a thread that hangs in the store.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
@@ -47,11 +50,11 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 pub struct DrainCounters {
     pub files: AtomicU64,
     pub bytes: AtomicU64,
-    /// Copied, also what had to be copied again; within files that are not complete yet, too.
+    /// Copied bytes, with repeated copies and with files whose copy is not complete yet.
     pub staged_bytes: AtomicU64,
     pub operations: AtomicU64,
     pub failures: AtomicU64,
-    /// Copies that were not what they should be, thrown away and made again.
+    /// Copies that differed from their files; the drain discarded them and copied again.
     pub corrupt: AtomicU64,
     pub conflicts: AtomicU64,
 }
@@ -62,15 +65,15 @@ pub struct Drain {
     job_came: Condvar,
     stop: AtomicBool,
     pub(crate) throttle: Throttle,
-    /// Held while something is staged by its path, and for writing while a directory of the store moves: a copy must not
-    /// end up in the directory that takes the other's place.
+    /// Held while the drain stages something by its path, and for writing while a directory of the store moves.
+    /// Otherwise a copy could end up in the directory that takes the other's place.
     pub(crate) staging: RwLock<()>,
-    /// The staged copies of the operations that are being carried out.
+    /// The staged copies of the operations in progress.
     staged: Mutex<HashMap<Seq, Copied>>,
-    /// How many bytes of the files that are being copied have been.
+    /// How many bytes of each file in staging are copied.
     copying: Mutex<HashMap<Seq, u64>>,
     pub counters: DrainCounters,
-    /// Of copies.
+    /// The rate of copies.
     pub meter: Meter,
     pause: Pause,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -119,7 +122,7 @@ impl Drain {
         Ok(drain)
     }
 
-    /// Stops after what is being carried out; the queue stays as it is.
+    /// Stops after the operations in progress; the queue stays as it is.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         drop(self.jobs.lock());
@@ -143,7 +146,7 @@ impl Drain {
                 tracing::error!("a thread of the drain panicked");
             }
         }
-        // What a copy that was cut off just now left behind.
+        // A copy that was just cut off leaves a temporary.
         self.discard();
         self.take_back_jobs();
         self.discard();
@@ -155,14 +158,14 @@ impl Drain {
         }
     }
 
-    /// What waits for the store, and how much of it has been copied.
+    /// The files that wait for the store, and how much of each is copied.
     pub fn queued(&self, scope: &Scope) -> Queued {
         self.namespace.queued(scope, &|seq| {
             self.copying.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).copied().unwrap_or(0)
         })
     }
 
-    /// Bytes that became durable a second, over the time in which the drain worked.
+    /// Bytes that became durable per second, over the time in which the drain worked.
     pub fn average_bytes_per_second(&self) -> u64 {
         let bytes = self.counters.bytes.load(Ordering::Relaxed);
         (bytes as f64 / self.namespace.end.busy().as_secs_f64().max(1e-3)) as u64
@@ -195,7 +198,7 @@ impl Drain {
         }
     }
 
-    /// Looks after devices, direct writers and files that something still holds writable.
+    /// Watches devices, direct writers, and files that a program still holds open for writing.
     fn tend_loop(&self) {
         let mut polled = clock::tick();
         let mut asked = polled;
@@ -220,7 +223,7 @@ impl Drain {
         }
     }
 
-    /// Makes the tiers keep what has been closed on them for a while.
+    /// Syncs the tiers' files that have been closed for a while.
     fn sync_loop(&self) {
         while !self.stopping() {
             let next = self.namespace.sync_closed(false);
@@ -228,7 +231,7 @@ impl Drain {
         }
     }
 
-    /// Keeps the tiers in memory within what the job may have.
+    /// Keeps the tiers in memory within the job's memory limit.
     fn memory_loop(&self) {
         while !self.stopping() {
             let next = self.namespace.relieve_memory();
@@ -276,7 +279,7 @@ impl Drain {
         }
     }
 
-    /// Hands out staging, and finds what can be published: the longest run from the head of the queue.
+    /// Hands out staging, and finds the longest publishable run from the head of the queue.
     fn next(&self, ready_since: &mut Option<Instant>) -> Next {
         let may = self.pause.may();
         if let May::Nothing(time) = may {
@@ -293,7 +296,7 @@ impl Drain {
         let Some(next) = tree.drain_queue().next(&limits, &|seq| self.temporary(seq)) else {
             return Next::Wait(POLL_PERIOD);
         };
-        // With the tree locked: a process that queues something after this sees that the drain has to be woken.
+        // With the tree locked: a process that queues an operation after this sees that it must wake the drain.
         self.namespace.drain_asleep.store(next.is_empty, Ordering::Relaxed);
         drop(tree);
         let more = !next.to_stage.is_empty();
@@ -309,13 +312,14 @@ impl Drain {
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(next.batch) }
     }
 
-    /// What was handed out but not begun waits for its turn again.
+    /// Operations that were handed out but not begun wait for their turn again.
     fn take_back_jobs(&self) {
         let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
         self.namespace.write_tree().drain_queue().hand_back(left);
     }
 
-    /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).
+    /// Store I/O with the owner's ids. Where they do not suffice (a file whose owner changed), with the agent's own
+    /// ids.
     pub(crate) fn as_owner<T>(
         &self,
         owner: surgetank_store::Cred,
@@ -333,43 +337,43 @@ impl Drain {
         }
     }
 
-    /// Verification found a copy that is not what it should be.
+    /// Verification found a copy that differs from its file.
     pub(crate) fn found_corrupt(&self, why: &std::io::Error) {
         if why.kind() == std::io::ErrorKind::InvalidData {
             self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Since when nothing gets to the store because something failed.
+    /// Since when a failure has kept all operations from the store.
     pub fn paused_since_unix_seconds(&self) -> Option<i64> {
         self.pause
             .since_unix_seconds()
             .or_else(|| self.stalled_for().and_then(|_| self.pause.hangs_since()).map(|(_, at)| at))
     }
 
-    /// For how long the store has been at one thing, when that is too long: it does not answer anything else either, or
-    /// is very slow.
+    /// How long the store has been in one call, when that is too long: it does not answer other questions either, or is
+    /// very slow.
     pub fn stalled_for(&self) -> Option<Duration> {
         let least = if self.namespace.queries.silent_for().is_some() { HANGS } else { SLOW };
         self.hangs_for().filter(|time| *time >= least)
     }
 
-    /// For how long the drain has got no answer to what it asked of the store.
+    /// How long the drain has had no answer from the store.
     pub fn hangs_for(&self) -> Option<Duration> {
         self.pause.hangs_for()
     }
 
-    /// What waits is tried at once.
+    /// Retries all waiting operations at once.
     pub fn hurry(&self) {
         self.pause.hurry();
     }
 
-    /// Nothing more will happen by itself in this scope: all done, or what is left is refused for good.
+    /// The queue will not progress in this scope by itself: all is done, or the rest is refused for good.
     pub fn settled(&self, run: Option<surgetank_types::model::RunId>) -> bool {
         if !self.namespace.deferred_files().is_empty() {
             return false;
         }
-        // A store that does not answer at all is given up as one that fails.
+        // The drain gives up a store that does not answer at all like one that fails.
         let retry = self.namespace.config.retry;
         let silent = |time: Option<Duration>| time.is_some_and(|time| time >= retry);
         let away =
@@ -382,7 +386,7 @@ impl Drain {
         for op in tree.ops.values() {
             let mine = run.is_none_or(|run| op.run == run || op.run == surgetank_types::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
-            // What was refused for good, and waits behind that, is tried again now and then: that is no progress.
+            // Operations refused for good, and those behind them, are retried at intervals; that is not progress.
             if mine && !(blocked && (self.namespace.config.ordered || op.error.is_some())) {
                 return false;
             }

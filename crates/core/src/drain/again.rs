@@ -1,4 +1,5 @@
-//! A publication that was carried out before: by an agent that died, or by us, only that its directory could not be synced.
+//! A publication that was carried out before: by an agent that died, or by this one, and then its directory could not
+//! be synced.
 
 use std::io;
 use surgetank_types::sync::PoisonError;
@@ -11,7 +12,7 @@ use super::Drain;
 use super::execute::{gone_already, not_yet};
 
 impl Drain {
-    /// Of files whose publication was taken back in doubt: has the store that, or what it had before?
+    /// For files whose publication was taken back in doubt: does the store have that version, or the one before?
     pub(super) fn settle_doubts(&self, kind: &OpKind) -> io::Result<()> {
         if self.namespace.read_tree().doubts.is_empty() {
             return Ok(());
@@ -34,7 +35,7 @@ impl Drain {
         Ok(())
     }
 
-    /// The file that is under the name, if it is the one whose copy was written down for this publication; of which version.
+    /// The file under the name, with its version, if it is the one whose copy the catalog records for this publication.
     pub(super) fn published_before(
         &self,
         seq: Seq,
@@ -47,8 +48,8 @@ impl Drain {
         Ok(self.there(path, owner)?.filter(is_it).map(|there| (there, prepared.version)))
     }
 
-    /// The temporary of a publication in doubt is gone: it is in place, or what it held is. An error when neither is so: the
-    /// copy is made again then.
+    /// The temporary of a doubtful publication is missing: its content is in place, or what it held is. An error when
+    /// neither is true; the drain then copies again.
     pub(super) fn in_place_already(
         &self,
         seq: Seq,
@@ -74,7 +75,7 @@ impl Drain {
         Err(not_yet("its copy is neither in place nor beside it, and is made again"))
     }
 
-    /// An error: that is not known, and what is ours would be taken for somebody else's.
+    /// An error means that the answer is unknown. Without it, the drain would take its own file for another client's.
     pub(super) fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> io::Result<bool> {
         let Some(there) = self.there(path, owner)?.filter(|there| there.attr.kind == Kind::File) else {
             return Ok(false);
@@ -85,7 +86,7 @@ impl Drain {
         match self.as_owner(owner, |who| self.namespace.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
             Ok(()) => Ok(true),
             Err(why) if why.kind() == io::ErrorKind::InvalidData || gone_already(&why) => Ok(false),
-            // What is ours can be read.
+            // The drain can read its own files.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied => Ok(false),
             Err(why) => Err(why),
         }

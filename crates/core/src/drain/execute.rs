@@ -1,5 +1,7 @@
-//! Carrying out one operation in the store. Each recognises its own work, so that repeating one after a
-//! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
+//! Carries out one operation in the store.
+//!
+//! Each operation recognises its own work, so its repetition after a crash (or after a sync that failed) does no harm.
+//! Each leaves alone what another client changed.
 
 mod names;
 
@@ -15,16 +17,16 @@ use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, S
 use super::Drain;
 use super::stage::meta_of;
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Default)]
 pub(super) struct Done {
-    /// Directories whose names changed. By id: a later operation of the batch may move them.
+    /// Directories whose names changed. By id, because a later operation of the batch may move them.
     pub dirs: Vec<FileId>,
-    /// Files that the store no longer has because of it.
+    /// Files that the store no longer has because of the operation.
     pub gone: Vec<FileId>,
 }
 
-/// An operation in hand.
+/// An operation in progress.
 pub(super) struct Work<'a> {
     pub seq: Seq,
     pub run: RunId,
@@ -35,7 +37,7 @@ pub(super) fn gone_already(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
-/// Something is not in its place yet (EAGAIN); its turn comes.
+/// Something is not in its place yet (EAGAIN); an operation in the queue brings it.
 pub(super) fn not_yet(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, what)
 }
@@ -45,7 +47,7 @@ fn no_place() -> io::Error {
 }
 
 impl Drain {
-    /// How the store must have a file, or somebody else changed it.
+    /// How the store must have a file; if it differs, another client changed it.
     fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
@@ -59,7 +61,7 @@ impl Drain {
         })
     }
 
-    /// Has the store there what we know? A program that writes in place may change both while we look.
+    /// Does the store have what the agent knows? A program that writes in place may change both during the check.
     fn is_as_known(&self, owner: Cred, path: &StorePath, expect: impl Fn(&Tree) -> Expect) -> io::Result<bool> {
         let mut known = expect(&self.namespace.read_tree());
         loop {
@@ -74,12 +76,12 @@ impl Drain {
         }
     }
 
-    /// What somebody else may not have touched when the operation's turn comes.
+    /// What another client must not have changed when the operation's turn comes.
     fn expectation(&self, tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect {
         let Some((id, inode)) = over.and_then(|over| Some((over, tree.get(over)?))) else {
             return Expect::Absent;
         };
-        // Under whichever of its names: a hard link is the same file.
+        // The file counts under each of its names: a hard link is the same file.
         match self.expects(tree, id) {
             Some(expect) => expect,
             None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => {
@@ -89,7 +91,7 @@ impl Drain {
         }
     }
 
-    /// `turn`: it is under way together with others, and is to show behind them.
+    /// `turn`: the operation runs together with others, and must show after those before it.
     pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
             let tree = self.namespace.read_tree();
@@ -124,7 +126,7 @@ impl Drain {
         }
     }
 
-    /// What programs read while it comes from the store by ranges, and what goes from there now.
+    /// Lets readers get the rest of a file that the operation removes from a store without plain files.
     fn let_readers_have(&self, seq: Seq, kind: &OpKind) -> io::Result<()> {
         let goes = match kind {
             OpKind::Unlink { file, .. } => Some(*file),
@@ -134,7 +136,7 @@ impl Drain {
         let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) else { return Ok(()) };
         self.namespace.let_arrive(id, &|| self.stopping()).or_else(|why| {
             let tried = self.namespace.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
-            // It does not keep what comes after it for ever.
+            // Readers do not delay later operations indefinitely.
             if tried.is_some_and(|first| first.elapsed() >= self.namespace.config.retry) {
                 return Ok(());
             }
@@ -154,8 +156,8 @@ impl Drain {
         Ok((dir, path))
     }
 
-    /// What the store has there. Nothing is there only if it says so: after any other error nobody knows, and an operation
-    /// that took that for an answer would be given up in silence.
+    /// What the store has at the path. The name is absent only if the store says so. After any other error the answer
+    /// is unknown, and an operation that took the error for an answer would be dropped without a message.
     pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
         match self.as_owner(owner, |who| self.namespace.store.stat(who, path)) {
             Ok(stat) => Ok(Some(stat)),
@@ -164,13 +166,14 @@ impl Drain {
         }
     }
 
-    /// Is it this very file that the store has there?
+    /// Does the store have this very file at the path?
     fn is_there(&self, file: FileId, path: &StorePath, owner: Cred) -> io::Result<bool> {
         let known = self.identity(file).map(|identity| identity.ino);
         Ok(self.there(path, owner)?.is_some_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino)))
     }
 
-    /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
+    /// The store is not as the operation expects. If an earlier agent may have carried the operation out, that agent
+    /// changed it.
     fn stranger(&self, one: &Work<'_>, path: &StorePath, what: &str) {
         if self.is_doubtful(one.seq) {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
@@ -179,7 +182,7 @@ impl Drain {
         }
     }
 
-    /// Somebody else's file has the name: ours gets another.
+    /// Another client's file has the name, so the agent's file gets another name.
     fn beside(&self, one: &Work<'_>, dir: &StorePath, name: &[u8]) -> Box<[u8]> {
         let beside = conflict_name(name, self.namespace.key(), one.run);
         let what = "another client changed it in the store meanwhile; both are kept";
@@ -187,13 +190,13 @@ impl Drain {
         beside
     }
 
-    /// The file is in the store under this name now; whoever was there is not any more.
+    /// The file is in the store under this name now, and replaces the file before it.
     pub(super) fn applied(&self, kind: &OpKind, at: (FileId, &[u8]), identity: StoreIdentity) -> Done {
         let gone = self.carried_out(kind, Some((at.0, Name::from(at.1))), Some(identity));
         Done { dirs: vec![at.0], gone }
     }
 
-    /// Where the file is and what it is there change in one step: look-ups compare the two.
+    /// Sets the file's place and identity in one step, because look-ups compare the two.
     fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
         let gone = {
             let mut tree = self.namespace.write_tree();
@@ -209,7 +212,7 @@ impl Drain {
         gone
     }
 
-    /// One of a file's names went in the store; if it has others, its ctime changed there, and that was us.
+    /// The store removed one name of a file. If the file has others, its ctime changed there by the drain's own work.
     fn lost_a_link(&self, file: FileId) {
         let rest = {
             let tree = self.namespace.read_tree();
@@ -234,11 +237,11 @@ impl Drain {
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
             let temporary = match &staged {
-                // (Without its directory it went with that.)
+                // (Its directory was removed, and the copy with it.)
                 Some(copied) => tree.applied_path(copied.dir).map(|dir| dir.join(&copied.temporary)),
                 None => None,
             };
-            // Another file than the one whose name it takes.
+            // The name belongs to another file.
             let replaces = !is_again && over.is_some_and(|over| over != file);
             (at, is_again, inode.cred(), meta_of(inode), temporary, replaces)
         };
@@ -267,17 +270,17 @@ impl Drain {
             in_turn()?;
             let ours = self.published_before(one.seq, owner, &path)?;
             let version = staged.as_ref().map(|copied| copied.version);
-            // An older version of ours gives way.
+            // An older version of the agent's own is replaced.
             let is_older =
                 ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
             if ours.is_some_and(|_| !is_older) {
-                // Renamed before a crash or a failed sync; only the books were behind.
+                // It was renamed before a crash or a failed sync; only the catalog was behind.
                 if let Some(Copied { dir, temporary, .. }) = &staged {
                     self.namespace.write_tree().discards.push((*dir, temporary.clone(), owner));
                 }
                 return self.found_published(one, at, (&path, owner), &staged);
             }
-            // Published before, and the store broke off before it said so: the same bytes are no conflict.
+            // Published before, and the store failed before it answered: the same bytes are not a conflict.
             let same = is_older
                 || match &staged {
                     Some(copied) => self.has_these_bytes(owner, &path, &copied.staged)?,
@@ -302,7 +305,7 @@ impl Drain {
         if replaces || open.is_some() {
             in_turn()?;
         }
-        // Whoever writes to the temporary writes to the file itself from now on.
+        // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
         let published = self.as_owner(owner, |who| match turn {
             _ if replaces => store.replace(who, &temporary, &target, &meta),
@@ -321,7 +324,8 @@ impl Drain {
         Ok(self.published(one.kind, (at.0, &name), identity, &staged))
     }
 
-    /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
+    /// An earlier agent's copy is not in place. The catalog records this agent's copy, so that the next agent
+    /// recognises it.
     fn write_down(&self, seq: Seq, staged: &Option<Copied>) {
         let mut tree = self.namespace.write_tree();
         let (Some(op), Some(copied)) = (tree.ops.get_mut(&seq), staged) else {
@@ -342,7 +346,7 @@ impl Drain {
     fn publish_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        // A mode that it was given later comes in its turn: until then its owner puts files into it.
+        // A later mode is set in order: until then the owner puts files into the directory.
         if self.namespace.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
             meta.perm |= 0o700;
         }
@@ -354,9 +358,9 @@ impl Drain {
             Err(why) => return Err(why),
         };
         let identity = match there {
-            // Somebody else made it too (or we did, before a crash): both mean the same directory.
+            // Another client made it too (or this agent did, before a crash): both mean the same directory.
             Some(identity) => {
-                // (Not so when it was made ahead of its turn: then nobody but us has put anything there.)
+                // (Not if it was made ahead of its turn: then only this agent has put files there.)
                 if self.identity(file).is_some_and(|known| known.ino == identity.ino) {
                     match meta.perm & 0o700 {
                         0o700 => identity,
@@ -378,7 +382,7 @@ impl Drain {
                     store.publish(who, &temporary, &path, &meta)
                 });
                 match made {
-                    // Made before a crash, and moved along with its parent by what comes later in the queue.
+                    // It was made before a crash, and moved with its parent by a later operation of the queue.
                     Err(why) if gone_already(&why) && self.is_doubtful(one.seq) => {
                         self.carried_out(one.kind, None, None);
                         return Ok(Done::default());
@@ -428,11 +432,11 @@ impl Drain {
         Ok(self.applied(one.kind, (at.0, &name), identity))
     }
 
-    /// Is it a link to the same place already?
+    /// Does a link to the same target exist already?
     fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
         match self.as_owner(owner, |who| self.namespace.store.read_link(who, path)) {
             Ok(there) => Ok(target == Some(&*there)),
-            // No link, or nothing at all.
+            // Not a link, or absent.
             Err(why) if gone_already(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             Err(why) => Err(why),
         }
@@ -448,9 +452,9 @@ impl Drain {
         let Some(path) = self.namespace.read_tree().applied_path(file) else {
             return Ok(Done::default());
         };
-        // Nobody begins or ends to write it in place meanwhile, or brings newer attributes before their turn: neither these nor
-        // what is known of a newer version give way to older ones. (What lies on a tier is opened there, and never waits for
-        // the store.)
+        // With the inode's lock no program begins or ends to write in place meanwhile, and newer attributes do not
+        // arrive early. Older attributes must not replace newer ones, nor what is known of a newer version. (A file on
+        // a tier is opened there, and never waits for the store.)
         let in_place = self.namespace.store.features().plain_files
             && self.namespace.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
         let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
@@ -458,7 +462,7 @@ impl Drain {
         let (kind, again) = self.namespace.read_tree().get(file).map_or((Kind::File, false), |inode| {
             (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
         });
-        // What it was given since then comes in its turn, after the files that its owner puts into it.
+        // Later attributes are set in order, after the files that the owner puts into the directory.
         if again && kind == Kind::Directory {
             meta.perm |= 0o700;
         }
@@ -469,7 +473,7 @@ impl Drain {
         let ours = self.as_owner(owner, |who| self.namespace.is_ours_there(file, who, &path, &meta, in_place));
         match ours {
             Ok(true) => {}
-            // What an earlier agent did of it, or before it, is not written down: the file may be ours all the same.
+            // The catalog does not record an earlier agent's changes to it: the file may still be the agent's own.
             Ok(false) if self.is_doubtful(one.seq) => {}
             Ok(false) => {
                 self.stranger(one, &path, "another client changed it in the store before its mode, owner and times were set there; theirs was left alone");
@@ -488,7 +492,7 @@ impl Drain {
                 }
                 Ok(Done::default())
             }
-            // Somebody else removed it: there is nothing to set attributes of.
+            // Another client removed it: there is nothing to set attributes of.
             Err(why) if gone_already(&why) => Ok(Done::default()),
             Err(why) => Err(why),
         }
@@ -498,7 +502,7 @@ impl Drain {
         self.namespace.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 
-    /// After we changed something of a file in the store other than its content.
+    /// Called after the drain changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
         let there = self.there(path, owner);
         let mut tree = self.namespace.write_tree();

@@ -1,6 +1,6 @@
-//! An operation that failed: when it is tried again, whether the failure is lasting, and which layer is to blame.
+//! An operation that failed: when it is retried, whether the failure is lasting, and which layer is to blame.
 //!
-//! The danger it avoids: a tier that cannot be read is reported as a failure of the store.
+//! The danger that it avoids: a tier that cannot be read is reported as a failure of the store.
 
 use std::sync::atomic::Ordering;
 
@@ -12,11 +12,11 @@ use surgetank_store::verdict::{self, Verdict};
 use surgetank_types::clock;
 use surgetank_types::model::{OpKind, Seq};
 
-/// An operation that is refused all the same, with its directories opened up, fails.
+/// An operation that is still refused after so many times of opening its directories fails.
 const OPENED_UP_MAX: u32 = 4;
 
 impl Drain {
-    /// Notes that an operation failed, and when it is tried again.
+    /// Records that an operation failed, and when it is retried.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
         let errno = verdict::errno_of(why);
         let judged = verdict::classify(errno);
@@ -52,7 +52,7 @@ impl Drain {
             let due = self.pause.next_try(seq, failures, clock::tick(), first + retry);
             (due, Trouble { errno, place, text, lasting })
         });
-        // The store is not to blame for what a tier does not give.
+        // The store is not to blame for what a tier cannot deliver.
         if absent.is_none() {
             self.pause.failed(seq, verdict::errno_of(why));
         }
@@ -62,7 +62,7 @@ impl Drain {
         }
     }
 
-    /// Is it the tier that cannot be read, where the error may be of either side?
+    /// Is it the tier that cannot be read, where the error may come from either side?
     fn unreadable(&self, seq: Seq, why: &std::io::Error) -> Option<Absence> {
         let code = why.raw_os_error()?;
         let file = match &self.namespace.read_tree().ops.get(&seq)?.kind {
@@ -73,7 +73,7 @@ impl Drain {
         either.then(|| self.namespace.unreadable(file)).flatten()
     }
 
-    /// Opens the directories of an operation that their owner has closed to himself by now.
+    /// Opens the directories of an operation that their owner has closed meanwhile.
     fn open_up(&self, seq: Seq) -> bool {
         let places = {
             let tree = self.namespace.read_tree();

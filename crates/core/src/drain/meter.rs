@@ -1,18 +1,18 @@
-//! How fast the drain copies at this moment: the bytes of the last half second, or of the last piece where that takes longer.
+//! The current rate of the drain: the bytes of the last half second, or of the last piece where that takes longer.
 //!
-//! Measured where bytes pass, so that the answer does not depend on how often it is asked for; a time in which nothing passes
-//! gives 0, and never lowers the rate of what passes after it.
+//! It measures where bytes pass, so the result does not depend on how often it is read. A time without bytes gives 0,
+//! and does not lower the rate of later bytes.
 
 use std::time::{Duration, Instant};
 use surgetank_types::sync::{Mutex, PoisonError};
 
 use surgetank_types::clock;
 
-/// What is averaged over.
+/// The length of the average.
 const WINDOW: Duration = Duration::from_millis(500);
-/// Without a piece for so long nothing moves. (On a slow link one takes seconds.)
+/// Without a piece for this long the rate is 0. (On a slow link one piece takes seconds.)
 const PAUSE: Duration = Duration::from_secs(3);
-/// From pieces that pass in less time nothing follows.
+/// Pieces that pass in less time give no rate.
 const WINDOW_MIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub struct Meter {
 struct State {
     /// The current window: begin, last piece, bytes after the piece that began it.
     window: Option<(Instant, Instant, u64)>,
-    /// Of the window before.
+    /// The rate of the window before.
     bytes_per_second: u64,
 }
 
@@ -50,7 +50,7 @@ impl State {
                     self.window = Some((now, now, 0));
                 }
             }
-            // After a pause: how long this piece took is not known.
+            // After a pause: how long this piece took is unknown.
             _ => *self = Self { window: Some((now, now, 0)), bytes_per_second: 0 },
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         (0..=20).for_each(|piece| state.pass(1000, at(piece * 50)));
         assert_eq!(state.rate(at(1000)), 20_000, "20 pieces a second");
         assert_eq!(state.rate(at(5000)), 0, "nothing passes");
-        // It was asked for after an hour of rest: `429 B/s` for a drain of 173 MiB.
+        // Regression: after an hour of rest the rate was `429 B/s` for a drain of 173 MiB.
         let later = 3_600_000;
         (0..=20).for_each(|piece| state.pass(1000, at(later + piece * 50)));
         assert_eq!(state.rate(at(later + 1000)), 20_000);

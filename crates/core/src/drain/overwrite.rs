@@ -1,8 +1,9 @@
-//! A version that goes over the store's file in place, because that has further names or another owner.
+//! A version that replaces the store's file in place, because that file has further names or another owner.
 //!
-//! The danger avoided: cut off in its middle the file is neither what we knew nor what we publish, and would be taken for
-//! somebody else's, now or by the next agent: half of it would stay under all of its names, with ours beside. So before
-//! that, and on the catalog's disk, only its number is what we know of it.
+//! The danger that it avoids: an overwrite cut off in its middle leaves a file that is neither the known version nor
+//! the new one. This agent or the next one would take it for another client's file. Half of it would stay under all of
+//! its names, with the agent's version beside. So before the overwrite the catalog's disk records only the inode number
+//! as known.
 
 use std::io;
 
@@ -12,7 +13,7 @@ use surgetank_types::model::{FileId, StoreIdentity};
 use super::Drain;
 
 impl Drain {
-    /// Returns what was known of the file, if it is about to be written over.
+    /// Returns what was known of the file, if an overwrite begins.
     pub(super) fn begin_overwrite(
         &self,
         file: FileId,
@@ -31,7 +32,7 @@ impl Drain {
         Ok(Some(known))
     }
 
-    /// It failed: perhaps before anything was written, and then what others do to it is seen as before.
+    /// The overwrite failed. If nothing was written yet, changes by other clients are detected as before.
     pub(super) fn end_overwrite(&self, file: FileId, owner: Cred, target: &StorePath, known: StoreIdentity) {
         let expect = Expect::Linked(known);
         let untouched = self.as_owner(owner, |who| self.namespace.store.check(who, target, &expect));
@@ -45,7 +46,7 @@ impl Drain {
         if let Some(inode) = tree.get_mut(file) {
             inode.identity = Some(Box::new(identity));
         }
-        // What the next agent goes by.
+        // The next agent uses this record.
         let before = tree.before.get_mut(&file).and_then(|before| before.identity.as_mut());
         if let Some(before) = before.filter(|before| before.ino == identity.ino) {
             **before = identity;

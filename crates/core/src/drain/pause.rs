@@ -1,9 +1,13 @@
-//! When the store is in trouble: how long the drain waits before it tries again, and since when it stands still.
+//! A store in trouble: how long the drain waits before a retry, and since when it makes no progress.
 //!
-//! What one file or name meets is tried again by itself, later each time. When the store as a whole is away (no server, no
-//! connection, read-only, or operations of several files failed in a row) the drain pauses: nothing is handed out until a
-//! moment that moves further away with each failure, and then one operation alone is tried. Each wait is longer by a
-//! random part, another one in each process: many nodes must not come back to one store in step.
+//! - An operation whose own file or name fails is retried by itself, later each time.
+//! - When the store as a whole is away, the drain pauses. That means: no server, no connection, read-only, or
+//!   operations of several files failed in a row.
+//! - A pause hands out nothing until a time that moves further away with each failure; then one operation alone is
+//!   tried.
+//!
+//! The danger that it avoids: many nodes return to one store at the same time. So each wait is longer by a random part
+//! that differs between processes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,31 +22,32 @@ use surgetank_types::model::Seq;
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// So many different operations that fail with nothing done in between, and it is the store.
+/// After so many different operations failed with none done in between, the store as a whole is away.
 const ROW: usize = 3;
 
 #[derive(Default)]
 pub(super) struct Pause {
     state: Mutex<State>,
     random: RandomState,
-    /// Who is in a call of the store, and since when nothing came of it: by the clock that counts, and by the one that is shown.
+    /// The threads in a call of the store, and since when each made no progress: by the monotonic clock, and by the
+    /// displayed one.
     calls: Mutex<HashMap<ThreadId, (Instant, i64)>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The first failure after which nothing succeeded, and the wall clock's time of it.
+    /// The first failure after which no operation succeeded, and its time by the wall clock.
     since: Option<(Instant, i64)>,
     row: Vec<Seq>,
     tries: u32,
     until: Option<Instant>,
 }
 
-/// What may be handed out.
+/// What the queue may hand out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum May {
     All,
-    /// To see whether the store is back.
+    /// One operation, to test whether the store is back.
     One,
     Nothing(Duration),
 }
@@ -51,7 +56,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The whole store, whatever it was asked.
+/// The errors that concern the whole store, whatever was asked.
 fn is_away(errno: Errno) -> bool {
     matches!(
         errno,
@@ -76,13 +81,13 @@ fn is_away(errno: Errno) -> bool {
     )
 }
 
-/// May it have been done all the same, and only the answer been lost?
+/// May it have been done, and only the answer have been lost?
 pub(super) fn may_be_done(errno: Errno) -> bool {
     errno != Errno::ROFS && is_away(errno) || matches!(errno, Errno::IO | Errno::REMOTEIO | Errno::STALE | Errno::INTR)
 }
 
 impl Pause {
-    /// How long something waits that failed so often.
+    /// The wait of an operation after so many failures.
     pub fn back_off(&self, seq: Seq, failures: u32) -> Duration {
         let factor = 1_u32 << failures.min(10).saturating_sub(1);
         let wait = (RETRY_FIRST * factor).min(RETRY_MAX);
@@ -90,7 +95,7 @@ impl Pause {
         wait + wait.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0)
     }
 
-    /// When it is tried again. The try after which it is given up, at `last`, is not put off: a program waits for it.
+    /// The time of the next try. The last try, at `last`, is not put off: a program waits for it.
     pub fn next_try(&self, seq: Seq, failures: u32, now: Instant, last: Instant) -> Instant {
         let due = now + self.back_off(seq, failures);
         if now < last { due.min(last) } else { due }
@@ -99,7 +104,7 @@ impl Pause {
     pub fn failed(&self, seq: Seq, errno: Errno) {
         let mut state = locked(&self.state);
         state.since.get_or_insert_with(|| (clock::tick(), clock::now().secs()));
-        // Room is made file by file, and what is refused is refused for itself.
+        // Room is freed file by file, and each refusal concerns one file.
         if matches!(errno, Errno::NOSPC | Errno::DQUOT)
             || !is_away(errno) && verdict::classify(errno) == Verdict::Refuse
         {
@@ -109,7 +114,7 @@ impl Pause {
             state.row.push(seq);
         }
         if is_away(errno) || state.row.len() >= ROW {
-            // What was handed out together fails together.
+            // Operations that were handed out together fail together.
             if state.until.is_none_or(|until| until <= clock::tick()) {
                 state.tries += 1;
                 state.until = Some(clock::tick() + self.back_off(Seq(0), state.tries));
@@ -117,12 +122,12 @@ impl Pause {
         }
     }
 
-    /// Something was carried out.
+    /// An operation succeeded.
     pub fn succeeded(&self) {
         *locked(&self.state) = State::default();
     }
 
-    /// A person waits: at once.
+    /// A user waits: the next try is immediate.
     pub fn hurry(&self) {
         let mut state = locked(&self.state);
         (state.tries, state.until) = (0, None);
@@ -139,7 +144,7 @@ impl Pause {
         }
     }
 
-    /// For how long the whole store has been away.
+    /// How long the whole store has been away.
     pub fn away_for(&self) -> Option<Duration> {
         let state = locked(&self.state);
         state.until.and(state.since).map(|(since, _)| since.elapsed())
@@ -158,17 +163,17 @@ impl Pause {
         done
     }
 
-    /// This thread waits for something else.
+    /// This thread waits for something other than the store.
     pub fn rests(&self) {
         locked(&self.calls).remove(&surgetank_types::sync::thread::current().id());
     }
 
-    /// Something came of this thread's call: a part of a copy was made.
+    /// This thread's call made progress: a part of a copy.
     pub fn moved(&self) {
         locked(&self.calls).insert(surgetank_types::sync::thread::current().id(), (clock::tick(), clock::now().secs()));
     }
 
-    /// For how long the call that waits longest has not got on.
+    /// How long the longest waiting call has made no progress.
     pub fn hangs_for(&self) -> Option<Duration> {
         self.hangs_since().map(|(since, _)| since.elapsed())
     }
@@ -192,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The pause before the last try took as long as all before it.
+    /// Regression: the pause before the last try took as long as all before it.
     #[test]
     fn last_try_is_when_the_retry_time_ends() {
         let pause = Pause::default();
@@ -205,7 +210,7 @@ mod tests {
         }
         assert_eq!(now, last);
         assert!((5..=6).contains(&tries), "{tries} tries");
-        // Another one that comes later has its own pause.
+        // A later operation has its own pause.
         assert!(pause.next_try(Seq(7), tries, last, last) > last);
     }
 

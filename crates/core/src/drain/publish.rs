@@ -1,5 +1,7 @@
-//! One batch from the head of the queue: sync and compare the small copies, write down what is about to be
-//! renamed, carry the operations out in order, sync the directories, and only then call it durable.
+//! One batch from the head of the queue.
+//!
+//! The steps: sync and compare the small copies, record the coming renames in the catalog, carry the operations out in
+//! order, sync the directories. Only then are the operations durable.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +23,7 @@ struct Small {
     path: StorePath,
     staged: Staged,
     owner: Cred,
-    /// What fsync publishes of a spilled file is that file itself, and its program may be writing on: nothing to compare.
+    /// Fsync publishes a spilled file as it is, and its program may still write: there is nothing to compare.
     is_written: bool,
 }
 
@@ -38,7 +40,7 @@ impl Drain {
         let mut ahead: HashMap<Seq, std::io::Result<Done>> = HashMap::new();
         for (index, seq) in batch.iter().enumerate() {
             let outcome = ahead.remove(seq).or_else(|| {
-                // (What has an outcome already is not begun again.)
+                // (An operation that has an outcome already does not begin again.)
                 let known = batch[index..].iter().position(|seq| ahead.contains_key(seq));
                 ahead.extend(self.execute_at_once(&batch[index..known.map_or(batch.len(), |at| index + at)]));
                 ahead.remove(seq)
@@ -59,7 +61,7 @@ impl Drain {
                 }
             }
         }
-        // Carried out at once with what broke off, and behind it in the queue.
+        // Operations that were carried out together with the failed one, and are behind it in the queue.
         let (mut others, mut rest) = (Vec::new(), Vec::new());
         if let Some((index, _)) = &broke_off {
             for seq in &batch[index + 1..] {
@@ -76,7 +78,7 @@ impl Drain {
         if !done.is_empty() {
             self.make_durable(done, &dirs);
         }
-        // Only now: the books must not be ahead of what is still to be made durable.
+        // Only now: the catalog must not be ahead of what is still to become durable.
         if let Some((index, why)) = broke_off {
             rest.push(batch[index]);
             others.push((batch[index], why));
@@ -96,7 +98,7 @@ impl Drain {
         others.iter().for_each(|(seq, why)| self.failed(*seq, why));
     }
 
-    /// What was published did not arrive as it was staged. Where the store has thrown the staged copy away, it is made again.
+    /// A publication did not arrive as it was staged. If the store discarded the staged copy, the drain copies again.
     fn copy_again_if_gone(&self, seq: Seq) {
         let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         let place = staged().get(&seq).map(|copied| (copied.dir, copied.temporary.clone()));
@@ -113,8 +115,8 @@ impl Drain {
         }
     }
 
-    /// Where the store takes its time for each request, files are published several at a time: the first of these that have
-    /// nothing to do with each other. In order, if it matters, each shows in its turn; what did not come to that has no outcome.
+    /// Where each request takes its time in the store, the drain publishes several files at a time: the first of these
+    /// that are independent. In ordered mode each file shows in order; a file that did not get so far has no outcome.
     fn execute_at_once(&self, rest: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
         let at_once_max = self.namespace.store.features().publications_at_once;
         if at_once_max < 2 {
@@ -139,7 +141,8 @@ impl Drain {
                     say(seq, Ok(outcome));
                     turn.pass();
                 }
-                // (The staged copy is gone, or no good: that is so in its turn, too, and nobody would say why any more.)
+                // (The staged copy is missing or bad. That stays so in its turn, and no later step would report the
+                // reason.)
                 Err(why) if turn.has_come() || why.kind() == std::io::ErrorKind::InvalidData => {
                     drop(say(seq, Err(why)));
                 }
@@ -151,7 +154,7 @@ impl Drain {
         done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The files at the head of these that have nothing to do with each other.
+    /// The files at the head of these that are independent of each other.
     fn alone(&self, rest: &[Seq]) -> Vec<Seq> {
         let tree = self.namespace.read_tree();
         let mut touched: HashSet<FileId> = HashSet::new();
@@ -174,15 +177,15 @@ impl Drain {
         alone
     }
 
-    /// The names that a batch changed survive the machine; then the operations are done.
+    /// Makes the names that a batch changed survive the machine, then finishes the operations.
     fn make_durable(&self, done: Vec<(Seq, Done)>, dirs: &[FileId]) {
         let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
-        // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
+        // By file, not by path: a later operation of the batch may have moved or removed a directory.
         let dirs: Vec<StorePath> = {
             let tree = self.namespace.read_tree();
             dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
-        // A directory may have gone with a later operation of the batch: what was in it needs no sync.
+        // A later operation of the batch may have removed a directory: its content needs no sync.
         let synced = self.pause.call(|| self.namespace.store.sync_dirs(who, &dirs)).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
                 dirs.iter().try_for_each(|dir| match self.namespace.store.sync_dirs(who, std::slice::from_ref(dir)) {
@@ -195,7 +198,7 @@ impl Drain {
         });
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
-            // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
+            // Done, but perhaps not durable. Repetition is harmless: each operation recognises its own work.
             self.namespace.write_tree().drain_queue().doubt(&seqs);
             self.back_to_waiting(&seqs);
             if let Some(first) = seqs.first() {
@@ -212,7 +215,8 @@ impl Drain {
         self.namespace.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, surgetank_state::Inode::cred)
     }
 
-    /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
+    /// Syncs and compares the small copies of the batch. A copy that fails is sent back; in ordered mode the batch ends
+    /// before it.
     fn compare(&self, batch: &[Seq]) -> Vec<Seq> {
         let small: Vec<Small> = {
             let tree = self.namespace.read_tree();
@@ -249,7 +253,7 @@ impl Drain {
             let compared: Vec<&Small> = small.iter().filter(|one| !one.is_written && bad.is_none()).collect();
             let different = surgetank_types::sync::Mutex::new(Vec::new());
             let at_once_max = self.namespace.store.features().publications_at_once;
-            // (What is behind one that differs is compared the next time; the answers are in `different`.)
+            // (Copies behind a different one are compared the next time; the results are in `different`.)
             let _ = at_once(compared.len(), at_once_max, &|index| {
                 let (one, how) = (compared[index], self.namespace.config.verify);
                 let verified = self.as_owner(one.owner, |who| {
@@ -271,7 +275,7 @@ impl Drain {
         self.namespace.write_tree().drain_queue().compared(&batch[..good])
     }
 
-    /// A copy that is not what it should be is thrown away and made again.
+    /// Discards a copy that differs from its file, and copies again.
     fn restage(&self, seq: Seq, why: &std::io::Error) {
         {
             let mut tree = self.namespace.write_tree();
@@ -280,8 +284,8 @@ impl Drain {
         self.failed(seq, why);
     }
 
-    /// From here on the operations cannot be taken back. That they are started is written down first, and what is about to
-    /// be renamed; from where they start stays in the books until they are over.
+    /// From here on the operations cannot be taken back. The catalog first records that they are started, and what they
+    /// will rename. It keeps where they start until they are done.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
         let mut tree = self.namespace.write_tree();
         let begun = tree.drain_queue().begin(batch);
@@ -295,7 +299,7 @@ impl Drain {
         seqs
     }
 
-    /// What was not carried out goes on as before.
+    /// Operations that were not carried out continue as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
         let mut tree = self.namespace.write_tree();
         let begun = {
@@ -303,11 +307,11 @@ impl Drain {
             seqs.iter().map(|seq| (*seq, staged.remove(seq))).collect()
         };
         let released = tree.drain_queue().back_to_waiting(begun);
-        // Perhaps nobody has wanted them since.
+        // Perhaps no operation or program needs these files any more.
         released.into_iter().for_each(|id| self.namespace.reap(&mut tree, id));
     }
 
-    /// Durable: the operations leave the queue.
+    /// The operations are durable and leave the queue.
     fn finalise(&self, done: Vec<(Seq, Done)>) {
         let mut tree = self.namespace.write_tree();
         let mut leaving = Vec::new();
@@ -320,7 +324,7 @@ impl Drain {
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             if let Some(copied) = &copied {
                 self.counters.files.fetch_add(1, Ordering::Relaxed);
-                // (Of a file with holes what was written.)
+                // (For a sparse file, the written bytes.)
                 let size_bytes = copied.identity.size_bytes;
                 let data_bytes = tree.get(id).map_or(size_bytes, |inode| data_bytes(size_bytes, inode.attr.blocks));
                 self.counters.bytes.fetch_add(data_bytes, Ordering::Relaxed);
@@ -350,13 +354,13 @@ impl Drain {
         }
     }
 
-    /// What a program writes in place in the store has its times from that.
+    /// A file that a program writes in place in the store gets its times from those writes.
     pub(super) fn is_written_in_place(&self, id: FileId) -> bool {
         let in_place = self.namespace.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         in_place && self.namespace.read_tree().get(id).is_some_and(|inode| !inode.sealed)
     }
 
-    /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
+    /// Another client caused a conflict or a loss of order. The drain reports and counts it, and continues.
     pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let path = String::from_utf8_lossy(path).into_owned();

@@ -1,4 +1,4 @@
-//! Publishing the temporary in the store in which a file lies, and in which its program may go on writing.
+//! Publishes the temporary in the store that holds a spilled file, while its program may still write to it.
 
 use std::io;
 
@@ -32,24 +32,24 @@ impl Drain {
             && let Some(spill) = inode.extra.as_mut().and_then(|extra| extra.spill.take_if(|_| was_spill || !wanted))
             && !was_spill
         {
-            // Deleted since, and closed: nobody publishes that any more.
+            // Deleted since, and closed: no operation publishes it any more.
             tree.discards.push((spill.0, spill.1, owner));
         }
         done
     }
 
-    /// Is what is published the temporary in which the file lies? Its writer may have moved there since the copy was made:
-    /// then he goes on there, and that is published in its turn.
+    /// Is the published copy the temporary that holds the file? Its writer may have moved there since the copy was
+    /// made. Then the writer continues there, and a later operation publishes it.
     pub(super) fn is_spill(&self, file: FileId, staged: &Option<Copied>) -> bool {
         let tree = self.namespace.read_tree();
         let spill = tree.get(file).and_then(Inode::spill);
         staged.as_ref().zip(spill).is_some_and(|(copied, spill)| *spill == (copied.dir, copied.temporary.clone()))
     }
 
-    /// The directory goes: what was spilled into it, of files that are elsewhere by now, lies elsewhere from now on. Returns
-    /// whether there was any. Nothing is staged meanwhile.
+    /// The directory is removed. Temporaries of spilled files in it that are elsewhere by now move to another
+    /// directory. Returns whether there were any. Nothing is staged meanwhile.
     ///
-    /// (Under both names, until the catalog's disk knows the new one.)
+    /// (They keep both names until the catalog's disk has the new one.)
     pub(super) fn moves_spills_out(&self, gone: FileId) -> io::Result<bool> {
         let spilled: Vec<(FileId, Name, FileId, Cred)> = {
             let tree = self.namespace.read_tree();
@@ -86,7 +86,7 @@ impl Drain {
         Ok(!spilled.is_empty())
     }
 
-    /// It was there already, with the attributes that it had when its copy was made.
+    /// The file was in place already, with the attributes that it had when its copy was made.
     pub(super) fn found_published(
         &self,
         one: &Work<'_>,
@@ -110,7 +110,7 @@ impl Drain {
         Ok(self.published(one.kind, at, identity, staged))
     }
 
-    /// What a program has open was published as it is: it is the store's own file now. The gate is closed.
+    /// A file that a program has open was published as it is: it is the store's own file now. The gate is closed.
     pub(super) fn goes_on_there(&self, one: &Work<'_>, open: &Open, there: (&StorePath, Cred), is: StoreIdentity) {
         let content = open.content();
         if content.location != Location::StoreTemporary {

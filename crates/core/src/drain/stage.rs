@@ -1,4 +1,4 @@
-//! Staging: a complete, compared copy under a temporary name, before anything is visible.
+//! Staging: makes a complete, compared copy under a temporary name before anything is visible.
 
 use std::io;
 use surgetank_types::sync::atomic::Ordering;
@@ -11,14 +11,14 @@ use surgetank_types::model::{FileId, OpKind, Seq};
 
 use super::Drain;
 
-/// Files from this size on are synced and compared by the thread that copied them, so that others go on meanwhile;
-/// smaller ones in batches, where a batch costs less than each of them by itself.
+/// The thread that copies a file of at least this size also syncs and compares it, so that other files continue
+/// meanwhile. Smaller files are synced in batches, where a batch costs less than each file by itself.
 const LARGE_BYTES: u64 = 8 << 20;
 
-/// How long something waits whose directory is not in its place yet.
+/// How long an operation waits whose directory is not in its place yet.
 const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How long something waits that shall be moved out of the memory first.
+/// How long an operation waits whose file is about to be moved out of memory.
 const UNTIL_MOVED: std::time::Duration = std::time::Duration::from_millis(300);
 
 struct Job {
@@ -28,12 +28,12 @@ struct Job {
     epoch: u32,
     eager: bool,
     size_bytes: u64,
-    /// Nobody writes it any more.
+    /// No program writes it any more.
     sealed: bool,
     dir: FileId,
     temporary: Name,
     path: StorePath,
-    /// Where it will be published, as things are now.
+    /// The path at which it will be published, as things are now.
     bound: StorePath,
     owner: Cred,
     meta: Meta,
@@ -54,12 +54,12 @@ impl Drain {
             work.copied(bytes);
         }
         drop(work);
-        // Complete, or given up: the queue says which.
+        // Complete or given up; the queue knows which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         self.namespace.write_tree().staging.retain(|(other, _)| *other != seq);
     }
 
-    /// Returns how many bytes were copied, if they were.
+    /// Returns how many bytes were copied, if any.
     fn copy(&self, seq: Seq, job: Job) -> Option<u64> {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
@@ -77,9 +77,10 @@ impl Drain {
                 if !job.in_place {
                     self.namespace.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
-                // Its directory moves, or moved before a crash, by an operation that comes before it.
+                // An operation before it moves its directory, or moved it before a crash.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
-                // What is not taken back although its content changed is copied again when that is complete.
+                // An operation that is not taken back although its content changed copies again when the content is
+                // complete.
                 if early || cancelled {
                     self.put_off(seq);
                 } else {
@@ -90,10 +91,10 @@ impl Drain {
         }
     }
 
-    /// The directory goes. Copies in it are made again elsewhere: those of operations that come after it, for files that were
-    /// in it when they were queued. Returns whether there were any, or an earlier agent's.
+    /// The directory is removed, and copies in it are made again elsewhere. They belong to later operations, for files
+    /// that were in the directory when they were queued. Returns whether there were any, or an earlier agent's.
     pub(super) fn gives_up_copies_in(&self, dir: FileId, (path, owner): (&StorePath, Cred)) -> io::Result<bool> {
-        // Also those that are carried out with it, a little later.
+        // Also copies of operations in the same batch, a little later.
         let mut given_up = Vec::new();
         self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, copied| {
             let stays = copied.dir != dir;
@@ -115,19 +116,19 @@ impl Drain {
         tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
     }
 
-    /// Is it the tier that does not have it?
+    /// Is it the tier that does not have the file?
     fn is_absent(&self, id: FileId) -> bool {
         self.namespace.absence(&self.namespace.read_tree(), id).is_some()
     }
 
-    /// Tried again a little later; nothing went wrong.
+    /// The operation is retried a little later, without counting a failure.
     fn put_off(&self, seq: Seq) {
         let moves = |file| self.namespace.end.interrupted().contains(&file);
         let by = |file| if moves(file) { UNTIL_MOVED } else { PUT_OFF };
         self.namespace.write_tree().drain_queue().put_off(seq, by);
     }
 
-    /// Gathers what is needed, under the tree's lock.
+    /// Collects what the copy needs, under the tree's lock.
     fn job(&self, seq: Seq) -> Option<Job> {
         let mut tree = self.namespace.write_tree();
         let op = tree.ops.get(&seq)?;
@@ -175,7 +176,7 @@ impl Drain {
         self.namespace.staged_name(seq)
     }
 
-    /// Is the operation still wanted, for the content that we are copying?
+    /// Is the operation still wanted, for the content that the thread copies?
     fn current(&self, seq: Seq, job: &Job) -> bool {
         let tree = self.namespace.read_tree();
         tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
@@ -187,7 +188,7 @@ impl Drain {
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
             self.pause.rests();
-            // What lies in the store already is only read there; and who has nothing to send waits for nobody's turn.
+            // Content already in the store is only read there, and an empty piece waits for no turn.
             if !job.in_place && bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
@@ -220,7 +221,7 @@ impl Drain {
                     }
                     content.file
                 }
-                // Begun before a crash and deleted since: later operations need it there, to take it away again.
+                // Begun before a crash and deleted since: later operations need it in the store, to remove it again.
                 None if self.is_nameless(job.id) => {
                     tracing::info!(path = %job.path, "nothing is left of a deleted file: an empty one is published, until its turn to go");
                     Arc::new(std::fs::File::open("/dev/null")?)
@@ -237,7 +238,7 @@ impl Drain {
             };
             self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &counted))?
         };
-        // Somebody has been at the plain file: what is left of it shall not replace what the store has.
+        // Another program changed the plain file: its rest must not replace what the store has.
         if job.sealed && !job.eager && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {
             let (is, was) = (staged.identity.size_bytes, job.size_bytes);
             let why = format!("its plain file has {is} bytes, and had {was} when it was closed");
@@ -258,7 +259,7 @@ impl Drain {
     }
 }
 
-/// All of a file but its bytes, as the store shall have it.
+/// All of a file but its bytes, as the store must have it.
 pub(super) fn meta_of(inode: &Inode) -> Meta {
     Meta {
         perm: inode.attr.perm,

@@ -8,11 +8,11 @@ use surgetank_types::clock;
 #[derive(Debug)]
 pub struct Throttle {
     bytes_per_second_max: u64,
-    /// When what was let through so far will have been paid for.
+    /// The time at which the bytes so far are within the rate.
     paid: Mutex<Instant>,
 }
 
-/// So much may be ahead of the rate, so that small files do not sleep one by one.
+/// This much may be ahead of the rate, so that small files do not sleep one by one.
 const BURST: Duration = Duration::from_millis(100);
 /// A copy that is no longer wanted must not hold its thread, nor the agent's end, until its time has come.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -22,7 +22,7 @@ impl Throttle {
         Self { bytes_per_second_max, paid: Mutex::new(clock::tick()) }
     }
 
-    /// Waits until these bytes fit under the rate, or nobody wants them any more.
+    /// Waits until these bytes fit under the rate, or are no longer wanted.
     pub fn pass(&self, bytes: u64, is_wanted: &dyn Fn() -> bool) {
         if self.bytes_per_second_max == 0 {
             return;
@@ -54,7 +54,7 @@ mod tests {
         for _ in 0..10 {
             throttle.pass(500_000, &|| true);
         }
-        // 5 MB at 10 MB/s take 500 ms, of which the burst may be saved.
+        // 5 MB at 10 MB/s take 500 ms, less the burst.
         assert!(start.elapsed() >= Duration::from_millis(390));
     }
 

@@ -1,7 +1,8 @@
-//! Publications that are under way together and still come one after the other: each does what it can before its turn, and
-//! the last step in it.
+//! Publications that run together and still show one after the other: each does its work before its turn, and its last
+//! step in its turn.
 //!
-//! Danger avoided: a later one that shows before an earlier one. When one fails, those behind it never get their turn.
+//! The danger that it avoids: a later publication shows before an earlier one. When one fails, those behind it never
+//! get their turn.
 
 use std::io;
 
@@ -12,14 +13,14 @@ use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct State {
-    /// Whose turn it is.
+    /// The number whose turn it is.
     next: usize,
-    /// The first that failed: those behind it wait in vain.
+    /// The first number that failed; those behind it wait in vain.
     failed: Option<usize>,
 }
 
-/// More than are under way together: who passes wakes the next one only. (All of them for each file were a tenth of the
-/// processor's time with 10,000 small ones.)
+/// More than run together, so the one that passes wakes only the next. (To wake all for each file took a tenth of the
+/// processor's time with 10,000 small files.)
 const DOORS: usize = 32;
 
 #[derive(Default)]
@@ -29,7 +30,7 @@ pub(super) struct Turns {
     doors: [Condvar; DOORS],
 }
 
-/// One of them; dropped without a word it has failed.
+/// One turn; if it is dropped without a result, it has failed.
 pub(super) struct Ticket<'a> {
     turns: &'a Turns,
     number: usize,
@@ -51,7 +52,7 @@ impl Turns {
 }
 
 impl TakesTurn for Ticket<'_> {
-    /// Until all before it show. ECANCELED: one of them will not.
+    /// Waits until all before it show. ECANCELED: one of them will not.
     fn wait(&self) -> io::Result<()> {
         let mut state = self.turns.state();
         while state.next < self.number && state.failed.is_none_or(|failed| failed > self.number) {

@@ -29,7 +29,7 @@ impl Drain {
             Err(why) => return Err(why),
         }
         self.carried_out(one.kind, None, None);
-        // A link changes ctime (and the number of links): that was us.
+        // A link changes ctime (and the number of links) by the drain's own work.
         self.reidentify(file, &path, owner);
         Ok(Done { dirs: vec![at.0], gone: Vec::new() })
     }
@@ -47,15 +47,15 @@ impl Drain {
         let (owner, _) = self.owner_and_meta(file)?;
         let store = &self.namespace.store;
         let is_dir = self.namespace.read_tree().get(file).is_some_and(Inode::is_dir);
-        // Look-ups must not resolve a path that is moving under them.
+        // Look-ups must not resolve a path while it moves.
         let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
         let mut free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
         if !free && !store.features().atomic_renames {
-            // What had the name was removed before this one got it, and then an agent was killed.
+            // The file that had the name was removed before this one got it, and then an agent was killed.
             free = self.there(&to_path, owner)?.is_none();
         }
-        // Only the file itself is renamed: after a crash the name it had may be another's already.
+        // The operation renames only this very file: after a crash its old name may belong to another file already.
         let present = self.is_there(file, &from_path, owner)?;
         let arrived = !free && self.is_there(file, &to_path, owner)?;
         let mut name: Box<[u8]> = Box::from(to.1);
@@ -63,12 +63,12 @@ impl Drain {
             name = self.beside(one, &to_dir, to.1);
         }
         let target = to_dir.join(&name);
-        // Cut off half-way the file is there under both names, and the old one has to go.
+        // A rename cut off half-way leaves the file under both names; the old one must be removed.
         let both = arrived && !store.features().atomic_renames;
         let rename = || self.as_owner(owner, |who| store.rename(who, &from_path, &target));
         let renamed = if present && (!arrived || both) {
             match (rename(), over) {
-                // A directory that is replaced goes, as one that is removed.
+                // A replaced directory is emptied like a removed one.
                 (Err(why), Some(gone)) if is_dir && is_not_empty(&why) && self.empties(gone, (&target, owner))? => {
                     rename()
                 }
@@ -154,7 +154,8 @@ impl Drain {
         Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 
-    /// Takes our copies out of a directory that is removed. Returns whether there were any. The caller keeps new ones from being staged.
+    /// Moves the agent's own copies out of a directory that is removed. Returns whether there were any. The caller
+    /// prevents new staging there.
     fn empties(&self, gone: FileId, at: (&StorePath, Cred)) -> io::Result<bool> {
         Ok(self.moves_spills_out(gone)? | self.gives_up_copies_in(gone, at)?)
     }
@@ -162,7 +163,7 @@ impl Drain {
     pub(super) fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        // Nobody makes a copy in it meanwhile.
+        // No thread may stage a copy in it meanwhile.
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
         let removed = match self.is_there(file, &path, owner)?.then(remove) {
