@@ -1,8 +1,8 @@
-//! Compares what the catalog remembers with what lies on the tiers and in the store, and changes nothing: `fsck` and
-//! `scavenge`, when no agent lives.
+//! Compares what the catalog remembers with what is stored on the tiers and in the store, and changes nothing: for
+//! `fsck` and `scavenge`, when no agent lives.
 //!
-//! The danger this file avoids: mending before looking. What is said here is said of the state as it was found; recovery,
-//! which changes it, comes after.
+//! The danger that it avoids: a repair before the inspection. The findings describe the state as it was found;
+//! recovery, which changes it, comes later.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -19,18 +19,18 @@ use surgetank_tier::{Device, Plain, Remembered, Standing, Tiers};
 use surgetank_types::error::Result;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
 
-/// What is looked at.
+/// What the audit inspects.
 pub struct Ground<'a> {
     pub image: &'a Image,
-    /// The catalog's log, of which `image` has what stands before that.
+    /// The damage of the catalog's log, of which `image` has what is before the damage.
     pub damage: Option<&'a Damage>,
     pub tiers: &'a Tiers,
-    /// `None`: what the store has is not looked at.
+    /// `None`: the store is not inspected.
     pub store: Option<&'a dyn Store>,
     pub who: Cred,
-    /// The served directory's store, as a path that people can use.
+    /// The served directory's store, as a path for users.
     pub store_path: &'a Path,
-    /// Names this agent's temporaries.
+    /// Identifies this agent's temporaries.
     pub key: &'a str,
     /// Read every byte whose checksum is known.
     pub scrub: bool,
@@ -45,7 +45,7 @@ struct Look<'a> {
     ground: &'a Ground<'a>,
     records: HashMap<FileId, &'a FileRecord>,
     ids: HashMap<DeviceId, DeviceId>,
-    /// What is not found on these devices may be there.
+    /// Devices that cannot be read; a file that is not found may be on them.
     unread: HashSet<DeviceId>,
     audit: Audit,
 }
@@ -70,7 +70,7 @@ pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
     Ok(look.audit)
 }
 
-/// The devices that the catalog names, wherever they are now.
+/// Maps the devices that the catalog names to where they are now.
 fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
     let named: HashSet<DeviceId> =
         ground.image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
@@ -137,7 +137,7 @@ impl Look<'_> {
         found
     }
 
-    /// The path that programs know a file by; `None`: it has no name any more.
+    /// The path by which programs know a file; `None`: it has no name any more.
     fn path_of<'b>(&'b self, mut place: Option<&'b (FileId, Box<[u8]>)>) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         loop {
@@ -183,7 +183,7 @@ impl Look<'_> {
             let same = replica.born == 0 || born == 0 || replica.born == born;
             same.then(|| found.remove(&place)).flatten()
         });
-        // Unlinked while somebody had it open: nobody has any more.
+        // Unlinked while a program had it open; no program has it open any more.
         let Some(path) = path else { return };
         let device = device.map(|device| self.ground.tiers.device(device));
         if let (Some(device), Some(on_tier)) = (device, &on_tier) {
@@ -191,7 +191,7 @@ impl Look<'_> {
             let size_bytes = on_tier.plain.size_bytes;
             let went_down = went_down_with(self.ground.image, record.replica.map(|replica| replica.device));
             let proven = dirty.then(|| self.undrained(&path, &at, record, size_bytes, went_down));
-            // (Of what is to be drained it was said.)
+            // (`undrained` has reported a file that is still to be drained.)
             if proven.is_none() && record.sealed && size_bytes != record.attr.size_bytes {
                 let text =
                     format!("{size_bytes} bytes, and {} when it was closed; the store has it", record.attr.size_bytes);
@@ -234,7 +234,7 @@ impl Look<'_> {
         }
     }
 
-    /// Those that an earlier agent found and that the user has not acknowledged.
+    /// Losses that an earlier agent found and that the user has not acknowledged.
     fn recorded_losses(&mut self) {
         let found: HashSet<Vec<u8>> = self.audit.lost().map(|finding| finding.path.0.clone()).collect();
         for (path, record) in &self.ground.image.lost {
@@ -244,9 +244,9 @@ impl Look<'_> {
         }
     }
 
-    /// `went_down`: the machine did since.
+    /// `went_down`: the machine went down since.
     fn undrained(&mut self, path: &[u8], at: &Path, record: &FileRecord, size_bytes: u64, went_down: bool) -> Proven {
-        // A plain file only: of a spilled one nobody has written down how long it is.
+        // A plain file only: the catalog does not record the length of a spilled one.
         let cut = record.sealed && record.spill.is_none() && size_bytes != record.attr.size_bytes;
         let proven = match worth(&record.into(), size_bytes) {
             _ if cut && !went_down => Proven::Cut,
@@ -289,7 +289,7 @@ impl Look<'_> {
         proven
     }
 
-    /// What the store has of a file, against what was written there.
+    /// Compares the store's copy of a file with what was written there.
     fn store_copy(&mut self, path: &[u8], record: &FileRecord, dirty: bool, on_tier: Option<(&Device, &OnTier)>) {
         let Some(store) = self.ground.store else { return };
         let Some(at) = record.applied.first().and_then(|place| self.path_in_store(place)) else { return };
@@ -375,7 +375,7 @@ impl Look<'_> {
             let at = on_device(self.ground.tiers.device(device), &orphan.path);
             let path = orphan.path.strip_prefix(ORPHANS).unwrap_or(&orphan.path);
             let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-            // (Of a damaged catalog they may be all there is of a file.)
+            // (With a damaged catalog they may be the only content of a file.)
             let is_nothing = orphan.plain.size_bytes == 0 || name.starts_with(HIDDEN_PREFIX);
             if is_nothing && self.ground.damage.is_none() {
                 continue;

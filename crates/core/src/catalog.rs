@@ -1,12 +1,12 @@
-//! The catalog: what survives the agent.
+//! The catalog: the state that survives the agent.
 //!
-//! Namespace and drain hold the live state in memory; the catalog holds it across deaths. It takes changes
-//! in order and gives them all back at the next start. The trait leaves room for engines that serve many
-//! nodes; [`LogCatalog`] is the one for one node: a log with group commit, folded into a redb snapshot.
-//! The bytes on disk are drawn in `docs/internals/catalog.md`.
+//! Namespace and drain hold the live state in memory; the catalog keeps it across deaths. It takes changes in order and
+//! returns them all at the next start. The trait leaves room for engines that serve many nodes. [`LogCatalog`] is the
+//! engine of one node: a log with group commit, folded into a redb snapshot. `docs/internals/catalog.md` describes the
+//! bytes on disk.
 //!
-//! Two promises, never mixed up: a *committed* batch survives the death of the agent, a *synced* one also
-//! survives the death of the machine.
+//! Two promises, never mixed: a *committed* batch survives the death of the agent, a *synced* one also survives the
+//! death of the machine.
 
 mod damage;
 mod digest;
@@ -27,12 +27,12 @@ use surgetank_types::model::{
     Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, OpRecord, Seq,
 };
 
-/// Position in the log; grows with every commit. Positions of failed commits are left out, never given out twice
-/// while the catalog is open.
+/// Position in the log; grows with every commit. Positions of failed commits are skipped, and never used twice while
+/// the catalog is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Lsn(pub u64);
 
-/// One thing that the catalog remembers, as [`Catalog::load_into`] hands it over.
+/// One record that the catalog remembers, as [`Catalog::load_into`] returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loaded {
     File(FileId, Box<FileRecord>),
@@ -58,28 +58,30 @@ impl Loaded {
 
 /// Remembers changes in order.
 pub trait Catalog: Send + Sync {
-    /// Appends one atomic batch. When it returns, the batch survives the death of the agent (not of the machine).
-    /// An error means that this batch is not remembered; earlier ones are untouched and later ones may succeed.
-    /// Batches of one thread keep their order; so do batches of two threads when one commit returned before the other began.
+    /// Appends one atomic batch. When it returns, the batch survives the death of the agent (not of the machine). An
+    /// error means that this batch is not remembered; earlier batches are untouched, and later ones may succeed.
+    /// Batches of one thread keep their order. So do batches of two threads when one commit returned before the other
+    /// began.
     fn commit(&self, changes: &[Change]) -> std::io::Result<Lsn>;
     /// Returns once everything up to `upto` survives the machine. Concurrent callers share one sync.
     fn sync(&self, upto: Lsn) -> std::io::Result<()>;
     /// The position of the last commit.
     fn position(&self) -> Lsn;
-    /// All that was committed, read once at start.
+    /// All that was committed, read once at the start.
     fn load(&self) -> Result<Image>;
-    /// Starts over, empty: everything is in the store and nothing is left to remember.
+    /// Starts over, empty: everything is in the store and there is nothing to remember.
     fn clear(&self) -> std::io::Result<()>;
     /// What the last death cost.
     fn recovery(&self) -> Recovery {
         Recovery::default()
     }
-    /// The damage was told to people, and what was done about it is on the disk: the next start need not tell it again.
+    /// The damage was reported to the user, and its treatment is on the disk: the next start need not report it again.
     fn damage_told(&self) -> std::io::Result<()> {
         Ok(())
     }
-    /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
-    /// operations by sequence, then counters, then hints, then losses. For a million files, where a whole [`Image`] would triple the memory.
+    /// The same as [`load`](Self::load), one record at a time. The order: files by id, entries by directory and name,
+    /// operations by sequence, counters, hints, losses. It serves a million files, for which a whole [`Image`] would
+    /// triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let image = self.load()?;
         image.files.into_iter().for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));

@@ -1,16 +1,22 @@
-//! What a killed agent leaves to the next one beside catalog and tiers: what the kernel and programs know of it. It lies in
-//! memory that the supervisor holds (a memfd), so it survives the agent and nothing else, and costs no I/O.
+//! State for the next agent beside catalog and tiers: what the kernel and programs know of a killed agent.
 //!
-//! It is a log of records, appended to by the agent and read by the next one before it serves. There are two halves: when
-//! the log has grown to twice of what it came to, what still counts is written to the other half, and the header is turned
-//! over to it by one store. A record counts once the half's length says so; one that was being written is not there.
+//! It is stored in memory that the supervisor holds (a memfd). So it survives the agent and nothing else, and costs no
+//! I/O.
 //!
 //! A record has a checksum: a byte that a bug or the memory changed would be a handle that means another file, and a log with a
 //! hole would be one that forgot some. [`Handoff::is_whole`] reports damage, and no agent takes over then. It has no
 //! version: agents are forked by one supervisor and never execute anything, so who reads it is the binary that wrote it.
 //!
-//! The danger it avoids: an answer that the kernel has and the log does not. So a record is written *before* its answer is
-//! given; that there may be one too many (the agent died in between) is for [`Left`]'s readers to know.
+//! - There are two halves. When the log has grown to twice its compacted size, the agent writes the records that still
+//!   count to the other half. Then one store turns the header over to it.
+//! - A record counts once the half's length includes it; an unfinished record does not count.
+//! - A record has a checksum. A byte that a bug or the memory changed would be a handle of another file, and a hole
+//!   would lose handles. [`Handoff::is_whole`] reports such damage, and then no agent takes over.
+//! - The log has no version. One supervisor forks all agents, and they never execute another program, so reader and
+//!   writer are the same binary.
+//!
+//! The danger that it avoids: an answer that the kernel has and the log does not. So the agent writes a record *before*
+//! it gives the answer. If the agent dies in between, there is one record too many; [`Left`]'s readers expect that.
 
 mod left;
 #[cfg(test)]
@@ -30,10 +36,10 @@ use surgetank_types::model::{FileId, Kind, RunId};
 
 pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
 
-/// One thing that the kernel or a program was, or is about to be, told.
+/// One fact that the kernel or a program has been told, or is about to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record<'a> {
-    /// This number means a file that is only the store's: the one of that name in that directory.
+    /// This number means a file that only the store has: the one of that name in that directory.
     Mirror {
         id: FileId,
         dir: FileId,
@@ -41,7 +47,7 @@ pub enum Record<'a> {
         ino: u64,
         kind: Kind,
     },
-    /// The number means nothing any more, or the catalog has the file now.
+    /// The number has no meaning any more, or the catalog has the file now.
     Forgotten {
         id: FileId,
     },
@@ -64,20 +70,20 @@ pub enum Record<'a> {
         by: u64,
         at: u64,
     },
-    /// An open directory, and who opened it.
+    /// An open directory, and the user who opened it.
     Listing {
         fh: u64,
         dir: FileId,
         uid: u32,
         gid: u32,
     },
-    /// What stands before this position of its listing.
+    /// The name before this position of its listing.
     Listed {
         fh: u64,
         offset: u64,
         before: &'a [u8],
     },
-    /// What the kernel calls the plain file behind an open one.
+    /// The kernel's id for the plain file behind an open file.
     Backed {
         id: FileId,
         backing: u32,
@@ -85,13 +91,13 @@ pub enum Record<'a> {
     Unbacked {
         id: FileId,
     },
-    /// Times and links of a directory, which the catalog does not follow each time.
+    /// Times and links of a directory, which the catalog does not record at each change.
     Touched {
         dir: FileId,
         nanos: i64,
         links: u32,
     },
-    /// Something that counts against a run's exit code, as JSON.
+    /// A fact that counts against a run's exit code, as JSON.
     Noted {
         text: &'a [u8],
     },
@@ -103,24 +109,24 @@ pub enum Record<'a> {
     Gone {
         run: RunId,
     },
-    /// Whatever is to be known once, by its name.
+    /// A value to be known once, by its name.
     Fact {
         name: &'a str,
         value: &'a [u8],
     },
 }
 
-/// Bytes of the log that one half can hold. Only what is touched is memory.
+/// Bytes of the log that one half can hold. Only touched pages are memory.
 const HALF_BYTES: usize = 1 << 30;
 const HEADER_BYTES: usize = 4096;
-/// A log is not looked through for less than this.
+/// A shorter log is not compacted.
 const COMPACTED_FROM_BYTES: usize = 4 << 20;
 /// A name has at most 255 bytes, so most records fit; notes and facts may be longer.
 const RECORD_BYTES: usize = 512;
 const RECORD_BYTES_MAX: usize = 16 << 10;
 const NO_ROOM: &str = "no room to remember what the kernel knows";
 
-/// In front of a record: its length and its checksum.
+/// The frame of a record: its length and its checksum.
 const FRAME_BYTES: usize = 8;
 
 /// All zeroes at first.
@@ -129,7 +135,7 @@ struct Header {
     /// The half that counts.
     half: AtomicU64,
     used: [AtomicU64; 2],
-    /// A record did not fit, or is not what was written: nobody can take over from this.
+    /// A record did not fit, or differs from what was written: no agent can take over from this.
     lacking: AtomicU64,
     nonce: AtomicU64,
 }
@@ -142,11 +148,12 @@ pub struct Handoff {
 }
 
 struct Pen {
-    /// The log is looked through when it has grown to this.
+    /// The log is compacted when it has grown to this.
     compact_at: usize,
 }
 
-// SAFETY: the mapping belongs to this value as long as it lives; it is written under `pen` only, but for single words of the header.
+// SAFETY: the mapping belongs to this value as long as it lives; only the holder of `pen` writes, except single words
+// of the header.
 unsafe impl Send for Handoff {}
 // SAFETY: as above.
 unsafe impl Sync for Handoff {}
@@ -177,12 +184,12 @@ impl Handoff {
         Ok(handoff)
     }
 
-    /// Tells the requests of this mount from those of another in the catalog.
+    /// Distinguishes this mount's requests from another mount's in the catalog.
     pub fn nonce(&self) -> u64 {
         self.header().nonce.load(Ordering::Relaxed)
     }
 
-    /// Nothing is lacking, so another agent can take over.
+    /// No record is missing, so another agent can take over.
     pub fn is_whole(&self) -> bool {
         self.header().lacking.load(Ordering::Relaxed) == 0
     }
@@ -206,12 +213,12 @@ impl Handoff {
             return self.lacks(NO_ROOM);
         }
         let half = self.header().half.load(Ordering::Relaxed) as usize;
-        // SAFETY: within the half, as was just seen; nobody else writes there.
+        // SAFETY: within the half, as checked above; no other thread writes there.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(half).as_ptr().add(end), bytes.len()) };
         self.header().used[half].store((end + bytes.len()) as u64, Ordering::Release);
     }
 
-    /// What it all comes to.
+    /// The state that all records come to.
     pub fn left(&self) -> Left {
         let _pen = self.pen();
         self.read()
@@ -220,7 +227,7 @@ impl Handoff {
     fn read(&self) -> Left {
         let half = self.header().half.load(Ordering::Acquire) as usize & 1;
         let used = self.used().min(self.half_bytes);
-        // SAFETY: within the half; what lies before `used` is not written any more.
+        // SAFETY: within the half; the bytes before `used` are not written any more.
         let mut rest = unsafe { std::slice::from_raw_parts(self.at(half).as_ptr(), used) };
         let mut left = Left::default();
         while !rest.is_empty() {
@@ -244,7 +251,7 @@ impl Handoff {
             let put = framed::<RECORD_BYTES_MAX, _>(record, |bytes| {
                 let room = end + bytes.len() <= self.half_bytes;
                 if room {
-                    // SAFETY: within the other half, which nobody reads or writes now.
+                    // SAFETY: within the other half, which no thread reads or writes now.
                     unsafe {
                         std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(other).as_ptr().add(end), bytes.len());
                     }
@@ -261,7 +268,7 @@ impl Handoff {
         header.used[other].store(end as u64, Ordering::Relaxed);
         header.half.store(other as u64, Ordering::Release);
         pen.compact_at = (2 * end).max(COMPACTED_FROM_BYTES).min(self.half_bytes);
-        // Its memory is given back; that it is not only costs memory.
+        // Frees the half's memory; a failure only costs memory.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let offset = (HEADER_BYTES + half * self.half_bytes) as u64;
         let _ = rustix::fs::fallocate(&self.memory, hole, offset, self.half_bytes as u64);
@@ -294,7 +301,7 @@ impl Handoff {
     }
 }
 
-/// The first record, and what is behind it. `None`: it is not as it was written.
+/// The first record, and the bytes behind it. `None`: it differs from what was written.
 fn taken(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let (frame, rest) = bytes.split_first_chunk::<FRAME_BYTES>()?;
     let [a, b, c, d, crc @ ..] = *frame;

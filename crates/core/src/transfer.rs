@@ -1,13 +1,16 @@
-//! Stage-in and stage-out: files and trees copied from one store to another, either of which may be a plain directory.
+//! Stage-in and stage-out: copies files and trees from one store to another; either may be a plain directory.
 //!
-//! Each file goes the way that the drain goes: to a temporary beside its place, synced, compared with the checksum that was
-//! taken while it was read, made visible in one step with its attributes. What is there already (same kind, size and time of
-//! modification) is left alone, so that a copy that was cut off goes on where it was when it is asked for again; a large
-//! upload goes on within the file.
+//! Each file is copied as in the drain: to a temporary beside its place, synced, compared with the checksum of the read
+//! bytes. One step then makes it visible with its attributes. A file that is present already (same kind, size and time
+//! of modification) is left alone. So an interrupted copy continues when it is requested again; a large upload
+//! continues within the file.
 //!
-//! Dangers avoided: half a file under its name; a file that changed while it was read (it is read again, then refused); one
-//! that somebody else put at the target while we copied (refused, both stay); two copies of one file at the same time into one
-//! temporary (each file is claimed on its node, and every node has temporaries of its own).
+//! The dangers that it avoids:
+//! - half a file under its name;
+//! - a file that changes while it is read (it is read again, then refused);
+//! - a file that another client puts at the target during the copy (refused, both stay);
+//! - two copies of one file into one temporary at the same time (one claim per file and node, own temporaries per
+//!   node).
 
 mod claim;
 mod walk;
@@ -27,48 +30,48 @@ use surgetank_types::model::{Kind, Timestamp};
 use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 pub use walk::{Entry, Walked, Wanted, walk};
 
-/// Files in hand at a time: each waits for a server most of its time.
+/// Files in progress at a time: each waits for a server most of its time.
 const FILES_AT_ONCE: usize = 16;
-/// Made durable together: so many, or of so many bytes.
+/// Files that are made durable together: at most so many, or so many bytes.
 const BATCH_FILES: usize = 256;
 const BATCH_BYTES: u64 = 256 << 20;
-/// What a server or a network refuses for the moment is tried again after these.
+/// Pauses before retries, when a server or a network refuses for the moment.
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];
 
-/// From where to where, and how.
+/// Source, target and options of a transfer.
 pub struct Transfer<'a> {
     pub source: &'a dyn Store,
     pub target: &'a dyn Store,
     pub who: Cred,
     pub verify: Verify,
-    /// A local directory for what comes from one server and goes to another.
+    /// A local directory for files that go from one server to another.
     pub spool: &'a Path,
     pub claims: &'a Claims,
-    /// Told of bytes as they come by; its error ends all.
+    /// Called with bytes as they pass; its error ends the transfer.
     pub gate: Gate<'a>,
-    /// Told of each file that is at its place now, with its bytes.
+    /// Called with each file that is at its place now, with its bytes.
     pub arrived: &'a (dyn Fn(&Entry) + Sync),
 }
 
-/// What came of it.
+/// The result of a transfer.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub copied_files: u64,
     pub copied_bytes: u64,
-    /// Were there already.
+    /// Files that were present already.
     pub present_files: u64,
     pub present_bytes: u64,
     /// Source paths and reasons.
     pub failed: Vec<(StorePath, io::Error)>,
-    /// Ended before everything had its turn; how many files had none.
+    /// The transfer ended before all files had their turn; how many had none.
     pub left_files: u64,
 }
 
-/// To be copied.
+/// A file to be copied.
 #[derive(Clone, Copy)]
 struct Wish<'a> {
     entry: &'a Entry,
-    /// As it was when it was last looked at.
+    /// The attributes at the last look-up.
     stat: StoreStat,
     /// What is at its place now, and may be replaced.
     expect: Expect,
@@ -80,7 +83,7 @@ struct Ready<'a> {
     temporary: StorePath,
     staged: Staged,
     meta: Meta,
-    /// Held until it is at its place.
+    /// Held until the copy is at its place.
     _claim: Claim<'a>,
 }
 
@@ -100,16 +103,16 @@ impl<'a> Transfer<'a> {
             self.wait(pause);
             self.source.refresh();
             self.target.refresh();
-            // Perhaps it is there, and only the answer was lost.
+            // Perhaps the file is there, and only the answer was lost.
             let entries: Vec<&Entry> = again.into_iter().map(|(wish, _)| wish.entry).collect();
             todo = self.compare(&entries, &mut outcome);
             for wish in &mut todo {
                 wish.stat = self.source.stat(self.who, &wish.entry.from).unwrap_or(wish.stat);
             }
         }
-        // From the bottom up: each one's content has come.
+        // From the bottom up: the content of each directory is complete.
         for dir in dirs.iter().rev().filter(|dir| dir.keeps_attributes) {
-            // (One that is to be read-only is still to be filled, another time.)
+            // (A directory that is to be read-only still has to be filled, another time.)
             if (self.gate)(0).is_err() {
                 break;
             }
@@ -129,7 +132,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Each after the one that it is in.
+    /// Makes each directory after its parent.
     fn make_dirs(&self, dirs: &[&Entry], outcome: &mut Outcome) {
         let mut made = HashSet::new();
         for dir in dirs {
@@ -150,7 +153,7 @@ impl<'a> Transfer<'a> {
                     self.make_dir(dir)?;
                     made.insert(dir.to.clone());
                 } else {
-                    // What is there is known from its listing then.
+                    // The listing then tells what is there.
                     self.target.list(self.who, &dir.to, false)?;
                 }
                 Ok(())
@@ -161,7 +164,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// One that an earlier copy made read-only is to be filled once more; it gets its mode at the end.
+    /// Opens a directory that an earlier copy made read-only, to fill it again; it gets its mode at the end.
     fn let_in(&self, dir: &Entry, there: &StoreStat) -> io::Result<()> {
         let attr = there.attr;
         if self.who.uid == 0 || attr.uid != self.who.uid || attr.perm & 0o700 == 0o700 || !dir.keeps_attributes {
@@ -172,7 +175,7 @@ impl<'a> Transfer<'a> {
         self.target.set_meta(self.who, &dir.to, Kind::Directory, &open).map(drop)
     }
 
-    /// What is not there yet, or is another version there.
+    /// The files that are missing at the target, or have another version there.
     fn compare<'e>(&self, files: &[&'e Entry], outcome: &mut Outcome) -> Vec<Wish<'e>> {
         let compared = Mutex::new(Vec::with_capacity(files.len()));
         let all = |index: usize| {
@@ -201,7 +204,7 @@ impl<'a> Transfer<'a> {
         wishes
     }
 
-    /// `None`: it is there.
+    /// `None`: the file is present.
     fn expect(&self, entry: &Entry) -> io::Result<Option<Expect>> {
         match self.target.glance(self.who, &entry.to) {
             Ok(there) if self.is_the_same(entry, &there)? => Ok(None),
@@ -216,7 +219,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Returns what may succeed another time.
+    /// Returns the files that may succeed another time.
     fn round<'e>(&self, wishes: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)>
     where
         'a: 'e,
@@ -249,7 +252,7 @@ impl<'a> Transfer<'a> {
         again
     }
 
-    /// Returns what failed.
+    /// Returns the files that failed.
     fn batch<'e>(&self, batch: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)>
     where
         'a: 'e,
@@ -305,7 +308,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn give_up(&self, temporary: &StorePath, why: io::Error) -> io::Error {
-        // (What a stopped upload has sent stays for the next time.)
+        // (The sent parts of a stopped upload stay for the next time.)
         if (self.gate)(0).is_ok() {
             drop(self.target.discard(self.who, temporary));
         }
@@ -320,16 +323,16 @@ impl<'a> Transfer<'a> {
         };
         // Only the superuser can give files away.
         let (uid, gid) = if self.who.uid == 0 { (attr.uid, attr.gid) } else { (self.who.uid, self.who.gid) };
-        // A file that has just come is not taken away as one that nobody has read for long; a server does not ask.
+        // A purge of files that are long unread must not remove a file that has just arrived; a server does not check.
         let atime = if self.target.features().plain_files { surgetank_types::clock::now() } else { attr.mtime };
-        // Somebody else's program does not run as the one who copied it.
+        // A program of another owner must not run with the rights of the user who copied it.
         let perm = if uid == attr.uid && gid == attr.gid { attr.perm } else { attr.perm & !0o6000 };
         Ok(Meta { perm, uid, gid, times: Some((atime, attr.mtime)), xattrs: Some(xattrs) })
     }
 
     fn make_dir(&self, entry: &Entry) -> io::Result<()> {
         let meta = self.meta_of(entry, &entry.stat)?;
-        // Whatever its mode will be, something is to be put there.
+        // Whatever its mode will be, the transfer has to put files there.
         let open = Meta { perm: meta.perm | 0o700, ..meta };
         let temporary = self.part(entry);
         self.target.stage_dir(self.who, &temporary, &open)?;
@@ -386,7 +389,7 @@ impl<'a> Transfer<'a> {
         let counted = |bytes| (self.gate)(bytes);
         // A second pass over the same bytes.
         let uncounted = |_| (self.gate)(0);
-        // One version of an object is read, or nothing.
+        // An object is read in one version, or not at all.
         let may_change = matches!(source, Source::Plain(_));
         let staged = match source {
             Source::Plain(file) => self.target.stage_file(self.who, temporary, &entry.to, &file, meta, &counted),
@@ -424,12 +427,12 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// File systems that keep whole seconds only have what they were given.
+/// File systems that keep whole seconds only have the time that was set.
 fn is_time(given: Timestamp, kept: Timestamp) -> bool {
     given == kept || kept.nanos.rem_euclid(1_000_000_000) == 0 && given.secs() == kept.secs()
 }
 
-/// Without a name: it goes with us.
+/// Without a name: the kernel removes it with this process.
 fn spool_file(dir: &Path) -> io::Result<std::fs::File> {
     let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
     Ok(rustix::fs::open(dir, flags, rustix::fs::Mode::from_raw_mode(0o600))?.into())

@@ -1,10 +1,17 @@
-//! More than a torn end of the log: intact records behind a bad one, or a bad one that no death of the writer leaves.
+//! Damage beyond a torn end of the log: intact records behind a bad one, or a bad one that no death of the writer
+//! leaves.
 //!
-//! Records are written one behind the other, so a killed agent leaves at most a cut one at the very end. Anything else is
-//! damage, or a machine that went down before the bad one was on the media, which cannot always be told apart. The records
-//! behind build on it: the order of the queue goes through it, and a state without it never was. So they are not believed;
-//! and so that nothing is dropped in silence, the log is kept as it was until people have been told, and whoever recovers
-//! deletes nothing for want of a record (`namespace/recover/damaged`).
+//! Records are written one behind the other, so a killed agent leaves at most a cut one at the very end. Anything else
+//! is damage, or a machine that went down before the bad record was on the media. The two cannot always be
+//! distinguished.
+//!
+//! Invariants:
+//! - Records behind a bad one are not believed. They build on it, because the queue's order runs through it; a state
+//!   without it never existed.
+//! - The log is kept as it was until the user has the report.
+//! - Recovery deletes nothing for want of a record (`namespace/recover/damaged`).
+//!
+//! The danger that it avoids: records are dropped without a report.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,10 +23,10 @@ use super::directory::TEMPORARY_EXTENSION;
 use super::record::{FRAME_BYTES, Frame};
 use super::segment::{HEADER_BYTES, Segment, Step};
 
-/// What the last log says of itself.
+/// What the damaged log tells of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// The first bad byte, and the file that has it. (Of a log whose header is bad: 0.)
+    /// The file with the first bad byte, and that byte's offset. (For a log whose header is bad: 0.)
     pub path: PathBuf,
     pub offset: u64,
     /// Intact records behind it, none of which is believed.
@@ -27,7 +34,7 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Where the log as it was lies once this has been told.
+    /// Where the unchanged log is stored once the damage is reported.
     pub fn told_path(&self) -> PathBuf {
         match self.path.extension() {
             Some(extension) if extension == KEPT => self.path.with_extension(TOLD),
@@ -38,10 +45,11 @@ impl Damage {
 
 const KEPT: &str = "damaged";
 const TOLD: &str = "told";
-/// Positions of failed commits are left out; that many never fail in a row.
+/// Positions of failed commits are skipped; so many never fail in a row.
 const POSITIONS_LEFT_OUT_MAX: u64 = 1 << 32;
 
-/// How many intact records with later positions than `last` lie in the first of `segments` from `good` on, and in the others.
+/// Counts intact records with later positions than `last`: in the first of `segments` from `good` on, and in the
+/// others.
 pub(super) fn intact_behind(segments: &[Segment], good: u64, last: Lsn) -> io::Result<u64> {
     let mut last = last;
     let mut records = 0;
@@ -52,7 +60,7 @@ pub(super) fn intact_behind(segments: &[Segment], good: u64, last: Lsn) -> io::R
     Ok(records)
 }
 
-/// Where the next record begins nobody says any more: one may begin at every byte.
+/// The start of the next record is unknown: it may be at every byte.
 fn scan(file: &File, begin: u64, last: &mut Lsn) -> io::Result<u64> {
     let length = file.metadata()?.len().saturating_sub(begin);
     let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
@@ -75,7 +83,7 @@ fn scan(file: &File, begin: u64, last: &mut Lsn) -> io::Result<u64> {
     Ok(records)
 }
 
-/// Of these logs, the first of which has a bad byte.
+/// The damage of these logs, the first of which has a bad byte.
 pub(super) fn of(segments: &[Segment]) -> io::Result<Option<Damage>> {
     let Some(first) = segments.first() else { return Ok(None) };
     let mut last = first.after();
@@ -89,18 +97,18 @@ pub(super) fn of(segments: &[Segment]) -> io::Result<Option<Damage>> {
                 Step::Bad { .. } => break false,
             }
         };
-        // Whole, it was cut off for what is missing before it.
+        // A whole segment is cut off because records before it are missing.
         (offset, last) = if is_whole { (0, first.after()) } else { (reader.offset, last) };
     }
     let records_behind = intact_behind(segments, offset, last)?;
     Ok(Some(Damage { path: first.path.clone(), offset, records_behind }))
 }
 
-/// Copies them aside, for good, before they are cut.
+/// Copies the segments aside, durably, before they are cut.
 pub(super) fn keep(dir: &Path, segments: &[Segment]) -> io::Result<()> {
     for segment in segments {
         let kept = aside(&segment.path, KEPT);
-        // (Named like a half-made file until it is whole.)
+        // (Named like an unfinished file until it is complete.)
         let temporary = kept.with_extension(TEMPORARY_EXTENSION);
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
@@ -112,14 +120,14 @@ pub(super) fn keep(dir: &Path, segments: &[Segment]) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// What was kept and has not been told.
+/// Damage whose log is kept and that has not been reported.
 pub(super) fn untold(dir: &Path) -> io::Result<Option<Damage>> {
     let segments =
         kept_in(dir, KEPT)?.into_iter().map(|path| Segment::open(path, false)).collect::<io::Result<Vec<_>>>()?;
     of(&segments)
 }
 
-/// It stays, for whoever wants to look into it.
+/// The kept log stays, for later inspection.
 pub(super) fn told(dir: &Path) -> io::Result<()> {
     let kept = kept_in(dir, KEPT)?;
     for path in &kept {

@@ -1,8 +1,8 @@
-//! What a stretch of the log comes to: the last change of every key, sorted by key.
+//! The result of a stretch of the log: the last change of every key, sorted by key.
 //!
-//! Made for folding (the log into the snapshot) and for loading (the log laid over the snapshot). The records of
-//! files, by far the most of the bytes, stay in the segments; only where they lie is kept, so that a digest takes
-//! about a hundred bytes a key however large the log is.
+//! It serves folding (the log into the snapshot) and loading (the log laid over the snapshot). File records, by far the
+//! most of the bytes, stay in the segments; the digest keeps only their places. So it takes about a hundred bytes a
+//! key, however large the log is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +15,7 @@ use super::segment::{Segment, Step};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, OpRecord, Seq};
 
-/// Where the postcard bytes of a `FileRecord` lie.
+/// Where the postcard bytes of a `FileRecord` are stored.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     segment: u32,
@@ -36,8 +36,8 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// Adds the records of `segment` that come after `folded`, up to the byte `end` when given. (After a power loss a
-    /// segment may be there again in part, of which the snapshot has all.)
+    /// Adds the records of `segment` after `folded`, up to the byte `end` if present. (After a power loss a segment may
+    /// exist again in part although the snapshot has all of it.)
     pub fn add(&mut self, segment: &Arc<Segment>, end: Option<u64>, folded: Lsn) -> Result<()> {
         let index = self.segments.len() as u32;
         self.segments.push(Arc::clone(segment));
@@ -62,7 +62,7 @@ impl Digest {
             let (change, after) = postcard::take_from_bytes::<Change>(rest)?;
             match change {
                 Change::PutFile(file, _) => {
-                    // The record is what follows the variant and the id.
+                    // The record follows the variant and the id.
                     let ((_, _), record) = postcard::take_from_bytes::<(u32, FileId)>(rest)?;
                     let offset = payload_offset + (payload.len() - record.len()) as u64;
                     let bytes = (record.len() - after.len()) as u32;

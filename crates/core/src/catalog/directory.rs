@@ -1,16 +1,20 @@
-//! The directory of a catalog: who may use it, what lies in it, and what is left of it after a death.
+//! The directory of a catalog: which process may use it, its files, and what a death leaves of it.
 //!
 //! ```text
 //! lock             held (flock) by the agent that uses it, with its pid
-//! snapshot.redb    what the segments before the oldest one here came to
+//! snapshot.redb    the content of the segments before the oldest one here
 //! log-<first>.wal  segments, oldest first; the last is appended to
-//! *.new            a file being made; removed at the next start
-//! *.damaged        a log as it was before it was cut, until people have been told (then *.told); see `damage`
+//! *.new            an unfinished file; removed at the next start
+//! *.damaged        a log as it was before it was cut, until the user has the report (then *.told); see `damage`
 //! ```
-//! Recovery keeps every intact record up to the first bad one. In the last segment, and in one that was not yet on
-//! the media when the machine died, a bad record is where the death happened: it is cut off there. With intact
-//! records behind it that is not sure, and is told. Anywhere else it is damage, and recovery refuses rather than go
-//! on from a state that never was.
+//! Recovery keeps every intact record up to the first bad one.
+//!
+//! - In the last segment, and in one that was not yet on the media when the machine died, a bad record marks the death:
+//!   recovery cuts the segment there.
+//! - With intact records behind it the cause is uncertain, and recovery reports it.
+//! - Anywhere else it is damage, and recovery refuses.
+//!
+//! The danger that it avoids: the agent continues from a state that never existed.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -34,18 +38,18 @@ pub(super) const DATA_IS_SAFE: &str =
 /// What the last death cost.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recovery {
-    /// Bytes of the log after its last intact record. None of them had been promised to survive what happened,
-    /// unless the disk damaged them.
+    /// Bytes of the log after its last intact record. None of them was promised to survive what happened, unless the
+    /// disk damaged them.
     pub dropped_bytes: u64,
     /// The file that was cut and the offset where it ends now.
     pub cut: Option<(PathBuf, u64)>,
-    /// More was lost than a death takes, and nobody has been told yet: see [`super::Catalog::damage_told`].
+    /// More was lost than a death takes, and the user has no report yet: see [`super::Catalog::damage_told`].
     pub damage: Option<Damage>,
-    /// That was so at an earlier start.
+    /// An earlier start found such damage.
     pub damaged_once: bool,
 }
 
-/// What is found at the start.
+/// The state that a start finds.
 pub(super) struct Found {
     /// Not folded yet, oldest first; the last is the current one and fit to be appended to.
     pub segments: Vec<Arc<Segment>>,
@@ -58,8 +62,8 @@ pub(super) struct Found {
     pub recovery: Recovery,
 }
 
-/// Makes the directory when absent, with the ancestors it needs; for its owner only. Returns the directories that got a new
-/// entry by this.
+/// Makes the directory when absent, with its missing ancestors, for its owner only. Returns the directories that got a
+/// new entry.
 pub(super) fn create(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error: io::Error| {
         Error::new(format!("The catalog's directory {} cannot be used", dir.display()))
@@ -97,7 +101,7 @@ pub(super) fn lock(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// The same for who only looks: nobody's pid is written over. `None`: nobody ever took it.
+/// The same for a reader that changes nothing: the holder's pid is not overwritten. `None`: no process ever took it.
 pub(super) fn lock_to_look(dir: &Path) -> Result<Option<File>> {
     let path = dir.join("lock");
     match File::open(&path) {
@@ -129,17 +133,17 @@ fn hold(dir: &Path, path: &Path, file: &mut File) -> Result<()> {
     }
 }
 
-/// What there is, before anything is put right.
+/// The state before any repair.
 pub(super) struct Survey {
-    /// Half-made files and segments that do not count.
+    /// Unfinished files, and segments that do not count.
     void: Vec<PathBuf>,
     is_snapshot_void: bool,
-    /// Oldest first; of the last one the records up to `end` count.
+    /// Oldest first; in the last one the records up to `end` count.
     pub segments: Vec<Segment>,
     pub end: u64,
     pub folded: Option<Lsn>,
     last: Lsn,
-    /// From the last one's `end` on, and these: cut off.
+    /// Cut off: the last segment from `end` on, and these.
     cut: Option<Cut>,
 }
 
@@ -151,7 +155,8 @@ struct Cut {
     is_damage: bool,
 }
 
-/// Looks through the directory and changes nothing. (`folded`: what the snapshot, where there is one, holds.)
+/// Inspects the directory and changes nothing. (`folded`: the position up to which the snapshot, if present, holds the
+/// log.)
 pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<Survey> {
     let (mut segments, mut void) = list(dir, writable).map_err(|error| unreadable_directory(dir, error))?;
     let mut survey = Survey {
@@ -163,7 +168,7 @@ pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<
         last: Lsn(0),
         cut: None,
     };
-    // A fresh start makes all that came before it void; a death may have kept it from being deleted.
+    // A fresh start voids all that came before it; a death may have prevented the deletion.
     let is_fresh = |segment: &Segment| segment.header.is_some_and(|header| header.fresh);
     if let Some(index) = segments.iter().rposition(is_fresh) {
         void.extend(segments.drain(..index).map(|segment| segment.path));
@@ -173,7 +178,7 @@ pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<
             survey.folded = None;
         }
     }
-    // So does a fold make the segments void that it covers.
+    // A fold also voids the segments that it covers.
     let base = survey.folded.unwrap_or_default();
     while let [_, next, ..] = &*segments
         && next.header.is_some_and(|header| header.after <= base)
@@ -189,7 +194,7 @@ pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<
             survey.end = good;
         }
         let Some(Problem { why, torn }) = problem else { continue };
-        // Damage where nothing may be missing; otherwise the place of the death.
+        // Damage where no record may be missing; otherwise the place of the death.
         let is_last = index + 1 == segments.len();
         if segment.marked_bytes.is_some() && !is_last {
             return Err(damaged(segment, good, why));
@@ -212,7 +217,7 @@ pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<
 }
 
 impl Survey {
-    /// What people are to be told.
+    /// The report for the user.
     pub fn recovery(&self, dir: &Path) -> Result<Recovery> {
         let told = |error: io::Error| unreadable_directory(dir, error);
         let mut recovery = Recovery {
@@ -234,7 +239,7 @@ impl Survey {
     }
 }
 
-/// Looks through the directory, puts right what a death left, and says what there is.
+/// Inspects the directory, repairs what a death left, and returns the state.
 pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
     let failed = |error: io::Error| unreadable_directory(dir, error);
     let folded = snapshot.exists().then(|| snapshot.folded()).transpose()?;
@@ -267,7 +272,7 @@ fn unreadable_directory(dir: &Path, error: io::Error) -> Error {
     Error::new(format!("The catalog's directory {} cannot be read", dir.display())).why(error).data(DATA_IS_SAFE)
 }
 
-/// All segments, oldest first, and files that a death left half-made.
+/// All segments, oldest first, and unfinished files that a death left.
 fn list(dir: &Path, writable: bool) -> io::Result<(Vec<Segment>, Vec<PathBuf>)> {
     let (mut names, mut void) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(dir)? {
@@ -296,17 +301,17 @@ pub(super) fn other_format(part: &str, path: &Path, format: u64, known: u64) -> 
 
 struct Problem {
     why: &'static str,
-    /// A death of the writer may look so, without one of the machine.
+    /// A death of the writer may look like this, without a death of the machine.
     torn: bool,
 }
 
-/// Where the intact records of `segment` end and what, if anything, is wrong there; moves `last` on.
+/// Finds where the intact records of `segment` end and what, if anything, is wrong there; moves `last` on.
 fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Option<Problem>)> {
     let damage = |why| Some(Problem { why, torn: false });
     let Some(header) = segment.header else {
         return Ok((0, damage("the header is damaged or was never written")));
     };
-    // Records say nothing of their own shape: another one would be read as something that it is not.
+    // Records do not describe their own shape: another format would be misread.
     if header.format != FORMAT {
         return Err(other_format("log", &segment.path, u64::from(header.format), u64::from(FORMAT)));
     }
@@ -331,11 +336,11 @@ fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Op
     Ok((reader.offset, problem.or(short.then(missing))))
 }
 
-/// Cuts the first of `segments` to `good` bytes (0: removes it) and removes the others, the youngest first, so that a
-/// death in between leaves the same to be done.
+/// Cuts the first of `segments` to `good` bytes (0: removes it) and removes the others, the youngest first. So a death
+/// in between leaves the same work.
 fn cut_off(segments: Vec<Segment>, good: u64) -> io::Result<()> {
     for (index, segment) in segments.iter().enumerate().rev() {
-        // On the media at once: what comes next must not stand before what a second power loss brings back.
+        // On the media at once: later records must not come before those that a second power loss brings back.
         if index > 0 || good == 0 {
             std::fs::remove_file(&segment.path)?;
             if let Some(dir) = segment.path.parent() {

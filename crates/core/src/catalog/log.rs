@@ -1,7 +1,8 @@
-//! The catalog of one node: the writer in front, the snapshot behind it, and a thread that folds one into the other.
+//! The catalog of one node: the writer in front, the snapshot behind it, and a thread that folds the log into the
+//! snapshot.
 //!
-//! Locks, in the order in which they are taken: `folding` → `syncing` → the writer's pen. Commits take the pen only, so
-//! they wait neither for a fold nor for a sync.
+//! Locks, in their order: `folding` → `syncing` → the writer's pen. Commits take the pen only, so they wait neither for
+//! a fold nor for a sync.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +41,8 @@ impl Default for Options {
 
 const SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Debug builds fold as often as `SURGETANK_SEGMENT_BYTES` says: the crash campaign's writers would never come to it.
+/// Debug builds fold as often as `SURGETANK_SEGMENT_BYTES` says: the crash campaign's writers would never reach the
+/// default.
 fn segment_bytes_max() -> u64 {
     #[cfg(debug_assertions)]
     if let Some(bytes) = std::env::var("SURGETANK_SEGMENT_BYTES").ok().and_then(|text| text.parse().ok()) {
@@ -64,7 +66,7 @@ struct Shared {
     folding: Mutex<Folding>,
     syncing: Mutex<Syncing>,
     synced: Condvar,
-    /// Directories in which the catalog's own was made; their entries are not on the media yet.
+    /// Parents of directories that the catalog made; their new entries are not on the media yet.
     parents: Mutex<Vec<PathBuf>>,
     /// Everything up to here survives the machine.
     durable: AtomicU64,
@@ -75,18 +77,18 @@ struct Shared {
 }
 
 struct Folding {
-    /// There is a snapshot and it counts.
+    /// A snapshot exists and counts.
     snapshot: bool,
-    /// Up to here it holds the log.
+    /// Up to here the snapshot holds the log.
     upto: Lsn,
 }
 
 #[derive(Default)]
 struct Syncing {
-    /// A sync failed when this was the last position. The kernel may have dropped what it could not write, so no later
-    /// sync of the log proves anything until the snapshot holds it all.
+    /// A sync failed when this was the last position. The kernel may have dropped what it could not write, so a later
+    /// sync of the log proves nothing until the snapshot holds it all.
     distrust: Option<Lsn>,
-    /// Somebody is at it.
+    /// A thread syncs at the moment.
     running: bool,
 }
 
@@ -97,7 +99,7 @@ struct Wish {
 }
 
 impl LogCatalog {
-    /// Opens the catalog in `dir`, which is created when absent; puts right what a death left (see [`Recovery`]). A
+    /// Opens the catalog in `dir`, which is created when absent, and repairs what a death left (see [`Recovery`]). A
     /// second opener gets an error that names the process that holds it.
     pub fn open(dir: &Path) -> Result<Self> {
         Self::open_with(dir, Options::default())
@@ -136,7 +138,7 @@ impl LogCatalog {
         Ok(Self { shared, folder: Some(folder), recovery: found.recovery, _lock: lock })
     }
 
-    /// What is there, for who only looks: not one byte is changed. An error while somebody uses the catalog.
+    /// Reads the catalog and changes not one byte. An error while another process uses the catalog.
     pub fn look(dir: &Path) -> Result<(Image, Recovery)> {
         let mut image = Image::default();
         if !dir.exists() {
@@ -164,9 +166,10 @@ impl LogCatalog {
         &self.recovery
     }
 
-    /// Forgets everything, atomically and for good: after a death during this the catalog is either as before or empty.
-    /// Counters go too; positions grow on. Commits wait; one that returns after this is remembered. When an error says that
-    /// the name of the new log may not be on the media or that a file could not be deleted, the catalog is empty all the same.
+    /// Forgets everything, atomically and durably: after a death during this the catalog is either as before or empty.
+    /// Counters are cleared too; positions continue to grow. Commits wait; one that returns after this is remembered.
+    /// An error may say that the new log's name may not be on the media, or that a file could not be deleted. The
+    /// catalog is empty nevertheless.
     pub fn clear(&self) -> io::Result<()> {
         self.shared.clear()
     }
@@ -174,7 +177,7 @@ impl LogCatalog {
 
 impl Catalog for LogCatalog {
     fn clear(&self) -> io::Result<()> {
-        // The inherent method.
+        // Calls the inherent method.
         Self::clear(self)
     }
 
@@ -222,7 +225,7 @@ impl Drop for LogCatalog {
         hold(&self.shared.wish).stop = true;
         self.shared.wished.notify_all();
         if let Some(folder) = self.folder.take() {
-            // A panic in there was already reported by the panic hook; the log has everything.
+            // The panic hook has reported a panic in the thread; the log has everything.
             let _ = folder.join();
         }
         if let Err(error) = self.shared.sync(self.position()) {
@@ -243,7 +246,7 @@ impl Shared {
         if upto > self.writer.written() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a sync of something that was never committed"));
         }
-        // One caller syncs for all that committed before it began; the others wait and go together.
+        // One caller syncs for all that committed before it began; the others wait and return with it.
         let mut syncing = hold(&self.syncing);
         while syncing.running && self.durable() < upto {
             syncing = self.synced.wait(syncing).unwrap_or_else(PoisonError::into_inner);
@@ -275,7 +278,7 @@ impl Shared {
         settled
     }
 
-    /// Brings all that is written to the media, the oldest segment first.
+    /// Brings all written bytes to the media, the oldest segment first.
     fn settle(&self) -> io::Result<()> {
         crash_point!("catalog.sync");
         let (closed, current, written) = {
@@ -315,7 +318,7 @@ impl Shared {
         segment.file.sync_data()
     }
 
-    /// Gets everything up to `position` folded, because the log cannot be synced.
+    /// Folds everything up to `position`, because the log cannot be synced.
     fn save_elsewhere(&self, position: Lsn) {
         let mut pen = self.writer.pen();
         if pen.current.after() < position {
@@ -342,7 +345,7 @@ impl Shared {
             wish.fold = false;
             drop(wish);
             if let Err(error) = self.fold() {
-                // Nothing is lost, the log only grows; the next closed segment tries again.
+                // Nothing is lost; the log only grows, and the next closed segment tries again.
                 tracing::warn!(%error, "the catalog's log could not be folded into its snapshot");
             }
         }
@@ -373,7 +376,7 @@ impl Shared {
     fn fold_segment(&self, folding: &mut Folding, segment: &Arc<Segment>, last: Lsn) -> Result<()> {
         let mut digest = Digest::default();
         digest.add(segment, None, folding.upto)?;
-        // (A segment that is there again ends before that.)
+        // (A segment that exists again ends before that.)
         let upto = last.max(folding.upto);
         self.snapshot.fold(&digest, upto, !folding.snapshot)?;
         (folding.snapshot, folding.upto) = (true, upto);
@@ -382,7 +385,7 @@ impl Shared {
 
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let mut folding = hold(&self.folding);
-        // What a death left unfolded, unless it is little: a digest of many segments would take much memory.
+        // Folds what a death left unfolded, unless it is little: a digest of many segments would take much memory.
         while self.writer.pen().closed.len() > CLOSED_SEGMENTS_LOADED_MAX && self.fold_oldest(&mut folding)? {}
         let (closed, current, end) = {
             let pen = self.writer.pen();
@@ -411,7 +414,7 @@ impl Shared {
         crash_point!("catalog.clear");
         let void = self.writer.restart(&mut pen)?;
         crash_point!("catalog.restarted");
-        // From here on the catalog is empty, whatever happens; recovery would do the rest too.
+        // From here on the catalog is empty, whatever happens; recovery would also do the rest.
         let (current, written) = (Arc::clone(&pen.current), pen.written);
         drop(pen);
         (folding.snapshot, folding.upto) = (false, Lsn(0));

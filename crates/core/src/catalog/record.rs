@@ -4,8 +4,10 @@
 //! 0        4        8                16
 //! | crc32c | length |      lsn       | postcard of Vec<Change> … |
 //! ```
-//! Little endian. The checksum covers everything after itself, so a frame of zeros, a frame cut short and a
-//! frame with any flipped bit are all bad. Danger avoided: bytes that were never a record being taken for one.
+//! Little endian. The checksum covers everything after itself. So a frame of zeros, a frame cut short and a frame with
+//! a flipped bit are all bad.
+//!
+//! The danger that it avoids: bytes that were never a record pass for one.
 
 use postcard::ser_flavors::Flavor;
 
@@ -23,7 +25,7 @@ pub struct Decoded {
     pub bytes: usize,
 }
 
-/// Reads the record at the beginning of `bytes`; `None` when there is no intact one. Takes any bytes whatever.
+/// Reads the record at the beginning of `bytes`; `None` when there is no intact one. Accepts any bytes.
 pub fn decode(bytes: &[u8]) -> Option<Decoded> {
     let frame = Frame::read(bytes.first_chunk()?);
     let end = FRAME_BYTES.checked_add(usize::try_from(frame.payload_bytes).ok()?)?;
@@ -56,7 +58,7 @@ impl Frame {
         }
     }
 
-    /// Is `payload` what this frame was made for?
+    /// Does `payload` belong to this frame?
     pub fn fits(&self, payload: &[u8]) -> bool {
         let mut covered = [0; FRAME_BYTES - 4];
         covered[..4].copy_from_slice(&self.payload_bytes.to_le_bytes());

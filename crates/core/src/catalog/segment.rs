@@ -1,9 +1,11 @@
 //! One file of the log: a header, then records with growing positions.
 //!
 //! States: *current* (the last one, appended to) → *closed* (a later one exists; never written again) → *marked*
-//! (closed, and known to be on the media as a whole) → deleted once the snapshot holds it. Only the writer
-//! appends, at an offset it keeps itself. The mark tells damage from a sudden death: an unmarked segment may end
-//! anywhere after a power loss, a marked one may not. It is advice: written after the sync, never synced itself.
+//! (closed, and known to be on the media as a whole) → deleted once the snapshot holds it. Only the writer appends, at
+//! an offset that it keeps itself.
+//!
+//! The mark distinguishes damage from a sudden death: an unmarked segment may end anywhere after a power loss, a marked
+//! one may not. The mark is a hint: it is written after the sync, and never synced itself.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read};
@@ -21,7 +23,7 @@ const FLAG_FRESH: u32 = 1;
 const MARK_OFFSET: u64 = 32;
 const READ_BYTES: usize = 256 << 10;
 
-/// What the first bytes of a segment say.
+/// The content of a segment's first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub format: u32,
@@ -69,7 +71,7 @@ pub(super) struct Segment {
     pub path: PathBuf,
     /// `None`: the header is damaged or was never written.
     pub header: Option<Header>,
-    /// The length that the mark vouches for.
+    /// The length that the mark guarantees.
     pub marked_bytes: Option<u64>,
     /// Its name is on the media.
     pub named: AtomicBool,
@@ -78,7 +80,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// A new, empty segment under its final name; when `fresh`, on the media before it gets that name.
+    /// Makes a new, empty segment under its final name; when `fresh`, it is on the media before it gets that name.
     pub fn create(dir: &Path, after: Lsn, fresh: bool) -> io::Result<Self> {
         let path = dir.join(file_name(after));
         let temporary = path.with_extension(super::directory::TEMPORARY_EXTENSION);
@@ -101,14 +103,14 @@ impl Segment {
                 Ok(Self { file, path, header, marked_bytes: None, named: false.into(), settled: false.into() })
             }
             Err(error) => {
-                // The next start removes it when this does not.
+                // The next start removes it when this fails.
                 let _ = std::fs::remove_file(&temporary);
                 Err(error)
             }
         }
     }
 
-    /// `writable`: not for who only looks.
+    /// `writable`: false for a reader that changes nothing.
     pub fn open(path: PathBuf, writable: bool) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(writable).open(&path)?;
         let mut bytes = [0; HEADER_BYTES as usize];
@@ -129,7 +131,7 @@ impl Segment {
         self.header.map_or(Lsn(0), |header| header.after)
     }
 
-    /// Notes that the whole of this closed segment is on the media. Failing to note it costs nothing but the note.
+    /// Records that the whole of this closed segment is on the media. A failure loses only the mark.
     pub fn mark(&self) {
         if let Ok(metadata) = self.file.metadata() {
             let mut bytes = [0; 12];
@@ -164,7 +166,7 @@ pub(super) fn is_segment(name: &str) -> bool {
         .is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Reads on from an offset of its own, so that readers and the writer do not share the file's.
+/// Reads from an offset of its own, so that readers and the writer do not share the file's.
 struct Onward<'a> {
     file: &'a File,
     offset: u64,
@@ -188,7 +190,7 @@ pub(super) struct Reader<'a> {
     payload: Vec<u8>,
 }
 
-/// What is found at the reader's place.
+/// The content at the reader's place.
 pub(super) enum Step<'a> {
     Record {
         lsn: Lsn,
@@ -196,7 +198,7 @@ pub(super) enum Step<'a> {
         payload_offset: u64,
     },
     End,
-    /// No intact record here, although the file goes on. `torn`: it may be one that the death of its writer cut short.
+    /// No intact record here, although the file continues. `torn`: the death of its writer may have cut it short.
     Bad {
         why: &'static str,
         torn: bool,

@@ -1,9 +1,10 @@
-//! The snapshot: what closed segments come to, in one redb file.
+//! The snapshot: the content of closed segments, in one redb file.
 //!
-//! It is opened for each use and closed again: between folds it takes neither memory nor descriptors. It
-//! appears under its name only when complete (temporary name, then rename) and changes only by durable
-//! transactions, each of which also records up to which position it holds the log. Danger avoided: deleting a
-//! segment before its content is somewhere else for good.
+//! It is opened for each use and closed again: between folds it takes neither memory nor descriptors. It appears under
+//! its name only when complete (temporary name, then rename). It changes only by durable transactions, each of which
+//! also records up to which position it holds the log.
+//!
+//! The danger that it avoids: a segment is deleted before its content is durable elsewhere.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -27,7 +28,7 @@ const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const OPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("ops");
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
-/// Not there in what was made before there were hints.
+/// Missing in snapshots of versions without hints.
 const HINTS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("hints");
 /// Missing in snapshots of versions that did not record losses.
 const LOST: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("lost");
@@ -53,8 +54,8 @@ impl Snapshot {
         }
     }
 
-    /// Up to which position it holds the log; 0 when there is none. Every page of it is compared with its checksum: a bit
-    /// that was flipped would be believed for ever, and the next fold would give it a right checksum.
+    /// Up to which position it holds the log; 0 when there is none. Every page is compared with its checksum. Otherwise
+    /// the catalog would believe a flipped bit indefinitely, and the next fold would give it a valid checksum.
     pub fn folded(&self) -> Result<Lsn> {
         if !self.exists() {
             return Ok(Lsn(0));
@@ -75,7 +76,7 @@ impl Snapshot {
         }
     }
 
-    /// A copy in memory, for who only looks: redb writes into what it opens.
+    /// A copy in memory, for a reader that changes nothing: redb writes into what it opens.
     pub fn look(&self) -> Result<Database> {
         let copy = || -> Result<Database, redb::Error> {
             let flags = rustix::fs::MemfdFlags::CLOEXEC;
@@ -87,12 +88,12 @@ impl Snapshot {
         copy().map_err(|error| self.failed("read", error))
     }
 
-    /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`; it ends at `last`.
+    /// Takes `digest` over durably: onto the snapshot's content, or onto nothing when `afresh`; it ends at `last`.
     pub fn fold(&self, digest: &Digest, last: Lsn, afresh: bool) -> Result<()> {
         let folded = if afresh {
             let temporary = self.path.with_extension(TEMPORARY_EXTENSION);
             self.make(&temporary, digest, last).inspect_err(|_| {
-                // Half a snapshot on a full disk would only make it fuller.
+                // Half a snapshot would only fill a full disk further.
                 let _ = std::fs::remove_file(&temporary);
             })
         } else {
@@ -115,7 +116,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
+    /// Returns all that it holds (nothing unless `counts`) with `digest` laid over it, in the order that
     /// [`super::Catalog::load_into`] promises.
     pub fn for_each(&self, digest: &Digest, counts: bool, take: Take<'_>) -> Result<()> {
         let open = || self.open().map_err(|error| self.failed("read", error));
@@ -159,7 +160,7 @@ impl Snapshot {
     }
 }
 
-/// One durable transaction. Quick repair: after a kill the next start does not walk the whole file.
+/// One durable transaction. With quick repair the next start after a kill does not walk the whole file.
 fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Error> {
     let mut write = database.begin_write()?;
     write.set_quick_repair(true);
@@ -273,7 +274,7 @@ fn entries(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> 
     Ok(())
 }
 
-/// Operations on their way and counters are few: merged in memory.
+/// Operations in progress and counters are few: merged in memory.
 fn ops_and_counters(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut ops = BTreeMap::new();
     let mut counters = BTreeMap::new();

@@ -1,11 +1,13 @@
 //! The writing end of the log: many committers, one write(2) for each group of them.
 //!
-//! A committer puts its record into the pending buffer, then queues for the pen. Whoever gets the pen first is the
-//! leader and writes all that is pending; the others find their record written when their turn comes. So the
-//! queue of the lock is the queue of the commit, and an uncontended commit is two locks and one write.
+//! A committer puts its record into the pending buffer, then queues for the pen. The first to get the pen is the leader
+//! and writes all that is pending; the others find their record written when their turn comes. So the lock's queue is
+//! the commit's queue, and an uncontended commit is two locks and one write.
 //!
-//! Invariants: positions grow with offsets; the file has no byte after `end` unless `torn`; nothing is written
-//! while `torn`. Danger avoided: a record after a hole, which recovery would never reach.
+//! Invariants: positions grow with offsets; the file has no byte after `end` unless `torn`; nothing is written while
+//! `torn`.
+//!
+//! The danger that it avoids: a record after a hole, which recovery would never reach.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,10 +19,10 @@ use super::segment::{HEADER_BYTES, Segment};
 use super::{Lsn, record};
 use surgetank_types::model::Change;
 
-/// A buffer that one large batch blew up is given back.
+/// A buffer that one large batch enlarged is freed.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
-/// A panic while a lock is held cannot leave these states half-changed in a way that matters more than stopping.
+/// A panic under a lock cannot leave these states half-changed in a way that matters more than stopping.
 pub(super) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -40,7 +42,7 @@ struct Pending {
     last: Lsn,
 }
 
-/// The right to write, with what goes with it.
+/// The right to write, with its state.
 pub(super) struct Pen {
     pub current: Arc<Segment>,
     pub end: u64,
@@ -53,7 +55,7 @@ pub(super) struct Pen {
     failures: Vec<Failure>,
 }
 
-/// A group that could not be written; kept until each of its committers has been told.
+/// A group that could not be written; kept until each of its committers has the error.
 struct Failure {
     last: Lsn,
     first: Lsn,
@@ -61,7 +63,7 @@ struct Failure {
     error: io::Error,
 }
 
-/// A commit that went well.
+/// A commit that succeeded.
 pub(super) struct Committed {
     pub lsn: Lsn,
     /// A segment was closed on the way.
@@ -97,7 +99,7 @@ impl Writer {
         }
     }
 
-    /// The position of the last commit that went well.
+    /// The position of the last successful commit.
     pub fn written(&self) -> Lsn {
         Lsn(self.written.load(Ordering::Acquire))
     }
@@ -127,7 +129,7 @@ impl Writer {
         Ok(Committed { lsn, rolled })
     }
 
-    /// Writes everything that is pending, the leader's own record among it.
+    /// Writes everything that is pending, the leader's own record included.
     fn lead(&self, pen: &mut Pen) -> io::Result<bool> {
         let mut group = std::mem::take(&mut pen.spare);
         let (records, last) = {
@@ -152,8 +154,8 @@ impl Writer {
         Ok(pen.end >= pen.roll_at && self.roll(pen))
     }
 
-    /// Closes the current segment, if it holds anything, and begins a new one. When that cannot be done now the log goes
-    /// on in the old one, and it is tried again after some more has been written.
+    /// Closes the current segment, if it holds anything, and begins a new one. On failure the log continues in the old
+    /// segment, and the writer tries again after some more bytes.
     pub fn roll(&self, pen: &mut Pen) -> bool {
         if pen.end <= HEADER_BYTES || pen.mend().is_err() {
             return false;
@@ -176,8 +178,8 @@ impl Writer {
         }
     }
 
-    /// Starts over: a fresh segment makes everything before it void from the moment it has its name. Returns the segments that
-    /// are to be deleted once that name is on the media.
+    /// Starts over: a fresh segment voids everything before it from the moment it has its name. Returns the segments to
+    /// be deleted once that name is on the media.
     pub fn restart(&self, pen: &mut Pen) -> io::Result<Vec<Arc<Segment>>> {
         let segment = Segment::create(&self.dir, pen.written, true)?;
         let mut void: Vec<_> = std::mem::take(&mut pen.closed).into_iter().map(|(segment, _)| segment).collect();
@@ -198,7 +200,7 @@ impl Pen {
         crash_point!("catalog.append");
         #[cfg(debug_assertions)]
         if surgetank_types::crash::is_next("catalog.torn") {
-            // As if the machine had been in the middle of it.
+            // As if the machine had died in the middle of it.
             self.current.file.write_all_at(&group[..group.len() / 2], self.end)?;
         }
         crash_point!("catalog.torn");
@@ -233,7 +235,7 @@ impl Pen {
     }
 }
 
-/// The same error once more, for another committer of the group.
+/// The same error, for another committer of the group.
 fn again(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }

@@ -1,4 +1,4 @@
-//! What a log comes to.
+//! The state that a log comes to.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct LeftHandle {
     pub writes: bool,
     pub run: RunId,
     pub direct: bool,
-    /// The request that opened it; when that one comes again, it was not answered.
+    /// The request that opened it; when the kernel sends that request again, it was not answered.
     pub by: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct LeftListing {
     pub dir: FileId,
     pub uid: u32,
     pub gid: u32,
-    /// Where the kernel was told to go on, and the name before that.
+    /// Where the kernel was told to continue, and the name before that.
     pub at: Option<(u64, Box<[u8]>)>,
 }
 
@@ -54,7 +54,7 @@ pub struct Left {
     pub noted: Vec<Vec<u8>>,
     pub runs: BTreeMap<RunId, LeftRun>,
     pub facts: BTreeMap<String, Vec<u8>>,
-    /// The highest handle that was ever given.
+    /// The highest handle that was ever granted.
     pub handle_max: u64,
 }
 
@@ -99,7 +99,7 @@ impl Left {
         }
     }
 
-    /// As few records as say the same.
+    /// The fewest records that say the same.
     pub(super) fn each(&self, mut tell: impl FnMut(&Record<'_>)) {
         for (id, LeftMirror { dir, name, ino, kind }) in &self.mirrors {
             tell(&Record::Mirror { id: *id, dir: *dir, name, ino: *ino, kind: *kind });
@@ -122,7 +122,7 @@ impl Left {
             }
         }
         self.appends.iter().for_each(|(fh, (by, at))| tell(&Record::Appending { fh: *fh, by: *by, at: *at }));
-        // The highest number is not to be given again.
+        // The highest number must not be granted again.
         if !self.handles.contains_key(&self.handle_max) && !self.listings.contains_key(&self.handle_max) {
             tell(&Record::Listing { fh: self.handle_max, dir: FileId::ROOT, uid: 0, gid: 0 });
             tell(&Record::Closed { fh: self.handle_max });

@@ -1,5 +1,7 @@
-//! Who copies a file just now, on this node: a lock on a byte of a file that all of them open, which the kernel gives back
-//! however its holder ends.
+//! Which process copies a file at the moment, on this node.
+//!
+//! A claim is a lock on a byte of a file that all staging processes open. The kernel releases it however its holder
+//! ends.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +12,15 @@ use surgetank_store::{StorePath, checksum};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// All that stage between two places with one state directory.
+/// The claims of all processes that stage between two places with one state directory.
 pub struct Claims {
     file: File,
-    /// The node and the state directory: whoever has another one does not see our locks, and gets temporaries of his own.
+    /// The node and the state directory. A process with another pair does not see these locks, and gets its own
+    /// temporaries.
     owner: Vec<u8>,
 }
 
-/// Given back when it is dropped.
+/// Released when it is dropped.
 pub struct Claim<'a> {
     claims: &'a Claims,
     at: i64,
@@ -36,7 +39,7 @@ impl Claims {
         &self.owner
     }
 
-    /// EAGAIN: another one copies it.
+    /// EAGAIN: another process copies it.
     pub(super) fn claim(&self, to: &StorePath) -> io::Result<Claim<'_>> {
         let at = (checksum::of_bytes(&to.0) >> 2) as i64;
         match self.lock(libc::F_WRLCK, at) {
@@ -66,7 +69,7 @@ impl Claims {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // (What cannot be given back goes with the file.)
+        // (A lock that cannot be released ends with the file.)
         drop(self.claims.lock(libc::F_UNLCK, self.at));
     }
 }

@@ -1,4 +1,4 @@
-//! What is to be copied: a file, a tree, or what a pattern names of one.
+//! What is to be copied: a file, a tree, or the part of one that a pattern names.
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,7 +21,7 @@ pub struct Entry {
     pub from: StorePath,
     pub to: StorePath,
     pub stat: StoreStat,
-    /// A directory that is copied; others are only on the way to something.
+    /// A directory that is copied; other directories only lead to a wanted file.
     pub keeps_attributes: bool,
 }
 
@@ -30,18 +30,18 @@ impl Entry {
         self.stat.attr.kind == Kind::Directory
     }
 
-    /// Of content.
+    /// Bytes of content.
     pub fn bytes(&self) -> u64 {
         if self.stat.attr.kind == Kind::File { self.stat.attr.size_bytes } else { 0 }
     }
 }
 
-/// All below a directory, or what matches a pattern (`*`, `**`, `?`, `[…]`, `{a,b}`), with what is below that.
+/// All below a directory, or the matches of a pattern (`*`, `**`, `?`, `[…]`, `{a,b}`), with all below them.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted(Option<GlobMatcher>);
 
 impl Wanted {
-    /// Relative to the directory that is walked.
+    /// The pattern is relative to the walked directory.
     pub fn matching(pattern: &str) -> Result<Self> {
         let glob = GlobBuilder::new(pattern).literal_separator(true).build();
         let glob = glob.map_err(|why| Error::new(format!("{pattern}: not a pattern")).why(why))?;
@@ -60,15 +60,16 @@ struct Found {
     failed: Vec<(StorePath, io::Error)>,
 }
 
-/// What a walk found, and where it could not look.
+/// What a walk found, and which directories it could not read.
 #[derive(Debug, Default)]
 pub struct Walked {
-    /// Each directory before what is in it.
+    /// Each directory before its content.
     pub entries: Vec<Entry>,
     pub failed: Vec<(StorePath, io::Error)>,
 }
 
-/// Everything that is wanted below `from` (or that file itself). `to`: what `from` itself becomes. An error of the gate ends it.
+/// Walks all wanted files below `from` (or `from` itself, if it is a file). `to`: what `from` itself becomes. An error
+/// of the gate ends the walk.
 pub fn walk(
     store: &dyn Store,
     who: Cred,
@@ -78,7 +79,7 @@ pub fn walk(
 ) -> io::Result<Walked> {
     let stat = store.stat(who, from)?;
     let all = wanted.0.is_none();
-    // The root of what we write to is somebody else's, whatever is put into it.
+    // The target's root keeps its own attributes, whatever is put into it.
     let keeps_attributes = all && !to.0.is_empty();
     let mut entries = vec![Entry { from: from.clone(), to: to.clone(), stat, keeps_attributes }];
     if stat.attr.kind != Kind::Directory {
@@ -106,7 +107,7 @@ pub fn walk(
                     continue;
                 }
                 let stat = match store.glance(who, &path) {
-                    // Gone since the listing.
+                    // Removed since the listing.
                     Err(why) if why.kind() == io::ErrorKind::NotFound => continue,
                     Err(why) => {
                         failed.push((path, why));
@@ -114,7 +115,8 @@ pub fn walk(
                     }
                     Ok(stat) => stat,
                 };
-                // Another store's, that begins here: it says when that one began, which is not so of the copy.
+                // The marker of another store that begins here: it says when that store began, which is not true of the
+                // copy.
                 if is_mark(&name.0, &stat) {
                     continue;
                 }
@@ -138,7 +140,7 @@ pub fn walk(
     }
     if !all {
         drop_ways_to_nothing(&mut entries);
-        // Somebody misspelt it, or what should be there is not.
+        // The user misspelt the path, or the source is missing.
         if entries.is_empty() && failed.is_empty() {
             failed.push((from.clone(), io::Error::new(io::ErrorKind::NotFound, "nothing there matches the pattern")));
         }
@@ -146,7 +148,7 @@ pub fn walk(
     Ok(Walked { entries, failed })
 }
 
-/// Directories below which nothing is wanted.
+/// Drops directories below which no file is wanted.
 fn drop_ways_to_nothing(entries: &mut Vec<Entry>) {
     let mut needed = std::collections::HashSet::new();
     for entry in entries.iter().filter(|entry| !entry.is_dir() || entry.keeps_attributes) {

@@ -136,7 +136,7 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What a death at this moment leaves.
+/// The files that a death at this point leaves.
 fn dead_copy(from: &Path) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -273,7 +273,7 @@ proptest! {
         let left = if flip == 0 { at } else { length };
         let kept = if harmless { length } else if at < HEADER_BYTES { 0 } else { ends[intact] };
         prop_assert_eq!(catalog.recovery().dropped_bytes, left - kept);
-        // A death leaves a log that is cut short; whatever else is wrong with it, people are told.
+        // A death leaves a log that is cut short; any other fault is reported to the user.
         let damage = catalog.recovery().damage.clone();
         let behind = batches.len().saturating_sub(intact + 1) as u64;
         if flip == 0 || harmless {
@@ -284,7 +284,7 @@ proptest! {
             prop_assert_eq!(damage.as_ref().map(|damage| damage.records_behind), Some(batches.len() as u64));
         }
         catalog.damage_told().unwrap();
-        // And the log goes on from there.
+        // The log continues from there.
         catalog.commit(&more).unwrap();
         model.apply(&more);
         drop(catalog);
@@ -414,7 +414,7 @@ fn intact_records_behind_damage_are_kept_and_reported() {
     let log = segments(home.path()).remove(0);
     damage(&log, ends[9] + 20);
     let before = std::fs::read(&log).unwrap();
-    // Whoever dies before it was told leaves it to the next one.
+    // An agent that dies before the report leaves the report to the next one.
     for _ in 0..2 {
         let catalog = LogCatalog::open(home.path()).unwrap();
         assert_eq!(catalog.load().unwrap().files.len(), 10);
@@ -475,7 +475,7 @@ fn look_leaves_the_catalog_unchanged() {
         let (image, recovery) = LogCatalog::look(home.path()).unwrap();
         assert_eq!(bytes_of(home.path()), before);
         assert_eq!(image, states[image.counters["batch"] as usize].image());
-        // As who puts it right finds it.
+        // A start with repair finds the same.
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         assert_eq!(catalog.load().unwrap(), image);
         assert_eq!(catalog.recovery(), &recovery);
