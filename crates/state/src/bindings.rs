@@ -1,7 +1,7 @@
 //! Where the store has each file, and how operations change that.
 //!
-//! While a batch is being carried out, the catalog keeps where everything was before it ([`Before`]). After a crash the
-//! catalog then says where the started operations began, and a look at the store shows how far they came.
+//! While the drain carries out a batch, the catalog keeps where everything was before it ([`Before`]). After a crash
+//! the catalog then says where the started operations began. A query of the store shows how far they came.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use crate::{Inode, Name, Place, Tree, files_of};
 
-/// What the catalog knows of a file that the present batch is about.
+/// What the catalog knows of a file in the present batch.
 #[derive(Debug)]
 pub struct Before {
     /// The names that the store had for the file.
@@ -52,7 +52,7 @@ impl Inode {
         }
     }
 
-    /// It loses one of its names in the store; another one, if it has one, stands for it.
+    /// The file loses one of its names in the store; another name, if it has one, replaces it.
     pub fn leaves(&mut self, at: &Place) {
         let more = self.extra.as_mut().map(|extra| &mut extra.more_applied);
         if self.applied.as_ref() == Some(at) {
@@ -92,7 +92,7 @@ impl Tree {
         }
     }
 
-    /// From now on the catalog keeps the present places of the files of an operation.
+    /// From now on the catalog keeps the present places of the operation's files.
     pub fn hold_books(&mut self, kind: &OpKind) {
         for id in files_of(kind) {
             if let Some(inode) = self.get(id) {
@@ -109,7 +109,7 @@ impl Tree {
         self.way_in_store(id).any(moves) || spilled_into.is_some_and(|dir| self.way_in_store(dir).any(moves))
     }
 
-    /// The same, just now. (Its operation may be carried out, and not be in the books yet.)
+    /// The same at this moment. (Its operation may be carried out, and not be in the catalog yet.)
     pub fn is_moving_in_store(&self, id: FileId) -> bool {
         let mut at = Some(id);
         while let Some(id) = at {
@@ -129,13 +129,13 @@ impl Tree {
         }
     }
 
-    /// Its place in the store, that of its directory, and so on.
+    /// Its place in the store, its directory's, and so on.
     fn way_in_store(&self, id: FileId) -> impl Iterator<Item = &Place> {
         let place = |id: FileId| self.get(id).and_then(|inode| inode.applied.as_ref());
         std::iter::successors(place(id), move |(dir, _)| place(*dir))
     }
 
-    /// Has it, or had it when we first saw it, several names?
+    /// Does it have several names, or did it at the first look-up?
     pub fn is_hard_linked(&self, id: FileId) -> bool {
         self.get(id).is_some_and(|inode| {
             let several =
@@ -144,7 +144,7 @@ impl Tree {
         })
     }
 
-    /// The books may follow again.
+    /// The catalog may follow the tree again.
     pub fn release_books(&mut self, kind: &OpKind) {
         for id in files_of(kind) {
             self.before.remove(&id);
@@ -189,11 +189,11 @@ impl Tree {
         parents.filter(|(_, parent)| is_below(*parent)).map(|(id, _)| id).collect()
     }
 
-    /// The store has carried the operation out. `at` is where the file is if not at its destination (a conflict).
+    /// The store has carried out the operation. `at`: where the file is, if not at its destination (a conflict).
     /// Returns files that lost a name in the store.
     pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
         let at = at.map(|(dir, name)| (dir, self.shared(dir, &name))).or_else(|| self.destination(kind));
-        // (Where another client has the name, the drain took another one, which no operation names.)
+        // (Where another client has the name, the drain used another name, which no operation has.)
         let link = match kind {
             OpKind::Link { dir, name, .. } => Some((*dir, Name::from(&**name))),
             _ => None,

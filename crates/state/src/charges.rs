@@ -1,4 +1,4 @@
-//! What replicas are charged on their devices, and how much of that the store has too.
+//! What each device is charged for replicas, and how much of that the store has too.
 
 use foldhash::HashMap;
 
@@ -6,8 +6,8 @@ use crate::{PlainId, Tree};
 use surgetank_types::model::{DeviceId, FileId};
 
 impl Tree {
-    /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its
-    /// device (with `replica` still the old one and the file not sealed) and after anything else that matters.
+    /// Updates the count of clean bytes to the file's present state. Call it before the replica changes its device,
+    /// with `replica` still the old one and the file not sealed. Also call it after any other change that matters.
     pub fn recount(&mut self, id: FileId) {
         let Some(inode) = self.inodes.get_mut(&id) else {
             return;
@@ -35,13 +35,13 @@ impl Tree {
         files
     }
 
-    /// What comes from the store, or goes again half-way, is not undrained either.
+    /// Bytes on their way from the store, or removed half-way, do not count as undrained either.
     pub fn arriving(&mut self, device: DeviceId, bytes: i64) {
         let count = self.arriving_bytes.entry(device).or_insert(0);
         *count = count.saturating_add_signed(bytes);
     }
 
-    /// What the device has that the store has too.
+    /// The bytes on the device that the store has too.
     pub fn spare_bytes(&self, device: DeviceId) -> u64 {
         let of = |counts: &HashMap<DeviceId, u64>| counts.get(&device).copied().unwrap_or(0);
         of(&self.clean_bytes) + of(&self.arriving_bytes)

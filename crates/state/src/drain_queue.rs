@@ -1,8 +1,12 @@
-//! The queue as the drain sees it: the drain asks for the [next](DrainQueue::next) operations, and reports of each that it is staged,
-//! [begun](DrainQueue::begin), [complete](DrainQueue::complete), or [failed](DrainQueue::fail).
+//! The queue as the drain sees it.
 //!
-//! Invariants: only operations from the head of the queue are published, unless the user gave the order up; an operation that is
-//! begun is in the catalog as begun before the store is asked for anything; an operation leaves the queue only when it is durable.
+//! The drain asks for the [next](DrainQueue::next) operations. It reports each as staged, [begun](DrainQueue::begin),
+//! [complete](DrainQueue::complete), or [failed](DrainQueue::fail).
+//!
+//! Invariants:
+//! - Only operations from the head of the queue are published, unless the user gave up the order.
+//! - The catalog records an operation as begun before the drain asks the store for anything.
+//! - An operation leaves the queue only when it is durable.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -13,20 +17,20 @@ use surgetank_types::model::{FileId, Kind, OpKind, Prepared, Seq};
 
 use crate::{Entry, Name, Op, Progress, Tree, Trouble, files_of, places};
 
-/// So many operations are looked at ahead of the first.
+/// How many operations behind the first one are inspected.
 const WINDOW_OPS: usize = 1024;
-/// So many are published as one batch: one sync, one record.
+/// At most so many operations are published as one batch: one sync, one record.
 pub const BATCH_OPS_MAX: usize = 256;
-/// To a server of objects: what is being published cannot be moved when memory runs short.
+/// For a server of objects: a copy in publication cannot be moved when memory runs short.
 const BATCH_HELD_BYTES_MAX: u64 = 32 << 20;
-/// (Larger files have been sent before.)
+/// (Larger files have been sent before their publication.)
 const HELD_BYTES_MAX: u64 = 16 << 20;
-/// The longest wait until the queue is looked at again.
+/// The longest wait until the next look at the queue.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Until the thread that makes a copy which is not wanted any more has noticed.
+/// The time in which the staging thread notices that its copy is no longer wanted.
 const DISTURBED_WAIT: Duration = Duration::from_millis(2);
 
-/// What the drain may take.
+/// Which operations the drain may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Operations that are due by now may be taken.
@@ -39,18 +43,18 @@ pub struct Limits {
     pub holds_bytes: bool,
 }
 
-/// What the drain is to do next.
+/// The drain's next work.
 #[derive(Debug)]
 pub struct Next {
-    /// To be copied; they are [`Progress::Staging`] from now on.
+    /// Operations to copy; they are [`Progress::Staging`] from now on.
     pub to_stage: Vec<Seq>,
-    /// To be published as one batch.
+    /// Operations to publish as one batch.
     pub batch: Vec<Seq>,
     /// Until the queue is worth another look.
     pub wait: Duration,
-    /// A copy is being made, which may soon belong to the batch.
+    /// A copy in progress may soon belong to the batch.
     pub is_staging: bool,
-    /// Nothing is queued but what belongs to the final drain.
+    /// Only operations of the final drain are queued.
     pub is_empty: bool,
 }
 
@@ -63,7 +67,7 @@ pub struct Copied {
     pub temporary: Name,
     /// What the store has of the copy.
     pub staged: Staged,
-    /// Which version of the file it holds.
+    /// The version of the file that the copy holds.
     pub version: u32,
 }
 
@@ -87,7 +91,7 @@ impl Tree {
     }
 }
 
-/// How far a look at the queue is.
+/// The progress of one look at the queue.
 struct Look<'a> {
     limits: &'a Limits,
     /// Names of temporaries that are still to be removed.
@@ -95,9 +99,10 @@ struct Look<'a> {
     busy: HashMap<FileId, Seq>,
     next: Next,
     held_bytes: u64,
-    /// Everything before was ready.
+    /// All operations before were ready.
     is_open: bool,
-    /// Ordered: an earlier file found no room in the store. Copies of later ones must not keep it out.
+    /// Ordered: an earlier file found no room in the store. Copies of later files must not take the room that becomes
+    /// free.
     is_short: bool,
     gives_way: Vec<Seq>,
     /// Unordered: files of operations that are not ready.
@@ -105,8 +110,8 @@ struct Look<'a> {
 }
 
 impl DrainQueue<'_> {
-    /// What can be staged, and the longest run from the head of the queue that can be published. `None`: something is under way that
-    /// will show whether the store is back.
+    /// The operations that can be staged, and the longest publishable run from the head of the queue. `None`: an
+    /// operation in progress will show whether the store is back.
     pub fn next(&mut self, limits: &Limits, temporary_of: &dyn Fn(Seq) -> Name) -> Option<Next> {
         let tree = &mut *self.tree;
         let is_under_way = |op: &Op| matches!(op.progress, Progress::Staging | Progress::Committing);
@@ -148,7 +153,7 @@ impl DrainQueue<'_> {
         Some(look.next)
     }
 
-    /// Handed out to be staged, and not begun.
+    /// Operations that were handed out for staging, and not begun.
     pub fn hand_back(&mut self, seqs: impl IntoIterator<Item = Seq>) {
         for seq in seqs {
             if let Some(op) = self.tree.ops.get_mut(&seq).filter(|op| op.progress == Progress::Staging) {
@@ -157,7 +162,7 @@ impl DrainQueue<'_> {
         }
     }
 
-    /// Tried again a little later; nothing went wrong.
+    /// The operation is retried a little later, without counting a failure.
     pub fn put_off(&mut self, seq: Seq, by: impl FnOnce(FileId) -> Duration) {
         if let Some(op) = self.tree.ops.get_mut(&seq).filter(|op| op.progress == Progress::Staging) {
             op.progress = Progress::Waiting;
@@ -165,7 +170,8 @@ impl DrainQueue<'_> {
         }
     }
 
-    /// A copy is complete. `false`: the operation was taken back meanwhile, or its file is `changed`, and the copy is not wanted.
+    /// A copy is complete. `false`: the copy is not wanted, because the operation was taken back or its file is
+    /// `changed`.
     pub fn staged(&mut self, seq: Seq, copied: &Copied, is_checked: bool, changed: bool) -> bool {
         let Some(op) = self.tree.ops.get_mut(&seq) else { return false };
         if op.progress != Progress::Staging || changed {
@@ -176,7 +182,7 @@ impl DrainQueue<'_> {
         true
     }
 
-    /// The copies of these were compared with what they should be. Returns those that are still queued.
+    /// The copies of these were compared with their files. Returns those that are still queued.
     pub fn compared(&mut self, seqs: &[Seq]) -> Vec<Seq> {
         let mut queued = Vec::with_capacity(seqs.len());
         for seq in seqs {
@@ -190,8 +196,9 @@ impl DrainQueue<'_> {
         queued
     }
 
-    /// From here on the operations cannot be taken back: that they are begun is to be committed, and what is about to be renamed. The
-    /// catalog keeps where their files were before it until they are complete. Returns those that are begun, with their copies.
+    /// From here on the operations cannot be taken back. The commit must record that they are begun, and what they will
+    /// rename. The catalog keeps where their files were until they are complete. Returns the begun operations, with
+    /// their copies.
     pub fn begin(&mut self, batch: &[Seq]) -> Vec<(Seq, Option<Copied>)> {
         let tree = &mut *self.tree;
         let mut begun = Vec::with_capacity(batch.len());
@@ -208,7 +215,7 @@ impl DrainQueue<'_> {
                     }
                     Some(copied)
                 }
-                // Its copy was given up meanwhile.
+                // Its copy was discarded meanwhile.
                 Progress::Waiting if needs_staging => break,
                 Progress::Waiting => None,
                 Progress::Staging | Progress::Committing => break,
@@ -224,7 +231,8 @@ impl DrainQueue<'_> {
         begun
     }
 
-    /// What was begun and not carried out goes on as before. Returns files that nothing may refer to any more.
+    /// Operations that were begun and not carried out continue as before. Returns files that may have lost their last
+    /// reference.
     pub fn back_to_waiting(&mut self, begun: Vec<(Seq, Option<Copied>)>) -> Vec<FileId> {
         let tree = &mut *self.tree;
         let mut released = Vec::new();
@@ -244,7 +252,7 @@ impl DrainQueue<'_> {
         released
     }
 
-    /// It may have been carried out, only that its directory could not be synced.
+    /// They may have been carried out, and only the sync of their directory failed.
     pub fn doubt(&mut self, seqs: &[Seq]) {
         for seq in seqs {
             if let Some(op) = self.tree.ops.get_mut(seq) {
@@ -253,8 +261,8 @@ impl DrainQueue<'_> {
         }
     }
 
-    /// The operation is durable and leaves the queue. `copied` is what a file's publication brought. Returns its file, and whether that
-    /// has a newer version to publish.
+    /// The operation is durable and leaves the queue. `copied`: what a file's publication brought. Returns its file,
+    /// and whether the file has a newer version to publish.
     pub fn complete(&mut self, seq: Seq, copied: Option<&Prepared>) -> Option<(FileId, bool)> {
         let tree = &mut *self.tree;
         let (op, places) = tree.dequeue(seq)?;
@@ -292,7 +300,8 @@ impl DrainQueue<'_> {
         Some((id, again))
     }
 
-    /// The operation failed, and the reason was removed: it is tried again at once. `false`: it has failed `failures_max` times.
+    /// The operation failed, and its cause was removed: it is retried at once. `false`: it has failed `failures_max`
+    /// times.
     pub fn retry(&mut self, seq: Seq, failures_max: u32) -> bool {
         let Some(op) = self.tree.ops.get_mut(&seq).filter(|op| op.failures + 1 < failures_max) else { return false };
         op.failures += 1;
@@ -301,8 +310,8 @@ impl DrainQueue<'_> {
         true
     }
 
-    /// The operation failed. `judge` gets how often it has, and when it failed first; it answers when the operation is tried again, and
-    /// what is reported to the user.
+    /// The operation failed. `judge` gets the number of failures and the time of the first one. It returns when the
+    /// operation is retried, and the report to the user.
     pub fn fail(&mut self, seq: Seq, judge: impl FnOnce(u32, Instant) -> (Instant, Trouble)) {
         let Some(op) = self.tree.ops.get_mut(&seq) else {
             return;
@@ -317,7 +326,7 @@ impl DrainQueue<'_> {
 }
 
 impl Look<'_> {
-    /// May the operation be published? One that may be staged is noted for that.
+    /// May the operation be published? One that may be staged is recorded for staging.
     fn is_ready(&mut self, tree: &Tree, seq: Seq, op: &Op, temporary_of: &dyn Fn(Seq) -> Name) -> bool {
         let due_at = tree.due(op);
         let due = due_at <= self.limits.now;
@@ -335,7 +344,7 @@ impl Look<'_> {
                 false
             }
             Progress::Waiting if needs_staging(tree, &op.kind) => {
-                // Its last copy has its name until that is removed.
+                // Its last copy has the name until that copy is removed.
                 let taken = !self.discarded.is_empty() && self.discarded.contains(&temporary_of(seq));
                 if taken {
                     self.next.wait = self.next.wait.min(DISTURBED_WAIT);
@@ -348,7 +357,7 @@ impl Look<'_> {
                 self.is_short |= self.limits.ordered && op.error.as_ref().is_some_and(Trouble::is_full);
                 false
             }
-            // What is still to be removed there would change its times.
+            // A temporary that is still to be removed there would change its times.
             Progress::Waiting if due && is_disturbed(tree, seq, &op.kind, &self.busy) => {
                 self.next.wait = self.next.wait.min(DISTURBED_WAIT);
                 false
@@ -357,7 +366,7 @@ impl Look<'_> {
         }
     }
 
-    /// Puts the operation into the batch, or notes that what depends on it has to wait.
+    /// Puts the operation into the batch, or records that operations that depend on it have to wait.
     fn take(&mut self, tree: &Tree, seq: Seq, op: &Op, is_ready: bool) {
         let is_blocked = self.stuck.contains(&op.file()) || touches(&op.kind, &self.stuck);
         let bytes = tree.get(op.file()).map_or(0, |inode| inode.attr.size_bytes);
@@ -376,7 +385,7 @@ impl Look<'_> {
     }
 }
 
-/// A copy that is complete stays.
+/// A complete copy stays.
 fn unless_staged(op: &mut Op) {
     if !matches!(op.progress, Progress::Staged { .. }) {
         op.progress = Progress::Waiting;
@@ -387,10 +396,10 @@ fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
     matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == Kind::File))
 }
 
-/// Processes' next operations on the names of an operation that is begun have to build on what the store will have.
+/// Later operations on the names of a begun operation have to build on what the store will have.
 fn plan(tree: &mut Tree, kind: &OpKind) {
     let (file, dir, name) = match kind {
-        // Of a directory this was settled when it was made; what is queued behind it may plan otherwise by now.
+        // For a directory this was decided when it was made; later operations in the queue may plan otherwise by now.
         OpKind::Publish { file, dir, name, .. }
             if tree.get(*file).is_some_and(|inode| inode.applied.is_none() && !inode.is_dir()) =>
         {
@@ -406,7 +415,7 @@ fn plan(tree: &mut Tree, kind: &OpKind) {
     }
 }
 
-/// With a file's publication its further names are certain too.
+/// The publication of a file also makes its further names certain.
 fn plan_links(tree: &mut Tree, file: FileId) {
     let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
     for (dir, name) in more.unwrap_or_default() {
@@ -418,7 +427,8 @@ fn plan_links(tree: &mut Tree, file: FileId) {
     }
 }
 
-/// Directories in which something is still to be done, that is not refused, and the first of that; if attributes wait for it.
+/// Directories with a pending operation that is not refused, each with the first of them; only where attributes wait
+/// for it.
 fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashMap<FileId, Seq> {
     let ops = || seqs.iter().filter_map(|seq| Some((*seq, tree.ops.get(seq)?))).filter(|(_, op)| op.error.is_none());
     let mut first = HashMap::new();
@@ -436,8 +446,8 @@ fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashMap<FileId, Seq> {
     first
 }
 
-/// Attributes of a directory in which a copy of an earlier operation, which was taken back, is still being made, or waits to be
-/// removed; or, where order does not matter, in which something is still to be done that came before.
+/// Does the operation set attributes of a directory that still changes? A copy of an earlier, cancelled operation is
+/// being made there, or waits to be removed. Or, in unordered mode, an earlier operation there is pending.
 fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind, busy: &HashMap<FileId, Seq>) -> bool {
     let OpKind::SetMeta { file } = kind else { return false };
     if busy.get(file).is_some_and(|first| *first < seq) {
@@ -447,7 +457,7 @@ fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind, busy: &HashMap<FileId, Seq
         || tree.discards.iter().any(|(dir, ..)| dir == file)
 }
 
-/// Is an operation about a file or directory that another one, which cannot go on, is about too?
+/// Is an operation about a file or directory of another operation that cannot continue?
 fn touches(kind: &OpKind, stuck: &[FileId]) -> bool {
     if stuck.is_empty() {
         return false;

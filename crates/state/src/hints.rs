@@ -1,4 +1,5 @@
-//! Hints as the state keeps them: of a file, of a directory for what is made in it from then on, and of names that no file has yet.
+//! Hints as the state keeps them: of a file, of a directory for files made in it from then on, and of names that no
+//! file has yet.
 
 use std::collections::BTreeMap;
 use surgetank_types::sync::Arc;
@@ -10,20 +11,20 @@ use surgetank_types::model::{FileId, HintRecord, Hinted};
 
 use crate::{Inode, OWN_INODE_BASE, Tree};
 
-/// So many changes of a directory's hints are remembered. What was made before that counts as made before there were any.
+/// So many changes of a directory's hints are remembered. Files made before those count as made before any hint.
 const CHANGES_MAX: usize = 64;
 
-/// What was said of one file or directory, oldest first: from which file on.
+/// The hint history of one file or directory, oldest first: from which file on each holds.
 #[derive(Debug, Default)]
 pub struct HintHistory(Vec<(FileId, Arc<Hints>)>);
 
 impl HintHistory {
-    /// What holds now, of a file, or of what is made next in a directory.
+    /// The hints that hold now, for a file, or for the next file made in a directory.
     pub fn now(&self) -> Option<&Arc<Hints>> {
         self.0.last().map(|(_, hints)| hints)
     }
 
-    /// What a directory has for a file with this number.
+    /// The directory's hints for a file with this number.
     pub fn for_file(&self, id: FileId) -> Option<&Arc<Hints>> {
         self.0.iter().rev().find(|(since, _)| *since <= id).map(|(_, hints)| hints)
     }
@@ -60,14 +61,14 @@ impl HintHistory {
     }
 }
 
-/// Of the whole tree.
+/// The hints of the whole tree.
 #[derive(Debug, Default)]
 pub struct KnownHints {
-    /// Any hint was ever given; without one no look-up is made.
+    /// True once any hint was given; without one no look-up is made.
     pub any: bool,
     /// Hints of names, by path.
     pub names: HashMap<Box<[u8]>, Arc<Hints>>,
-    /// In which one of them is.
+    /// Directories with a hinted name.
     pub dirs: HashSet<Box<[u8]>>,
 }
 
@@ -86,7 +87,7 @@ impl KnownHints {
 }
 
 impl Tree {
-    /// A file or directory got this name: what was said of the name is said of it.
+    /// A file or directory got this name: hints of the name become its hints.
     pub fn named(&mut self, id: FileId, path: &[u8]) {
         if self.hints.names.is_empty() {
             return;
@@ -96,7 +97,7 @@ impl Tree {
         self.txn.hints(Hinted::File(id));
     }
 
-    /// What the catalog keeps; `None`: nothing.
+    /// The hints that the catalog keeps; `None`: none.
     pub fn hint_record(&self, of: &Hinted) -> Option<HintRecord> {
         match of {
             Hinted::File(id) => self.get(*id).filter(|inode| inode.owned)?.hint_history().map(HintHistory::record),
@@ -107,13 +108,13 @@ impl Tree {
         }
     }
 
-    /// As far as it is known without asking the store.
+    /// The file at the path, as far as it is known without a query of the store.
     pub fn file_at(&self, path: &[u8]) -> Option<FileId> {
         let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
         names.try_fold(FileId::ROOT, |dir, name| self.entry(dir, name)?.logical())
     }
 
-    /// Changes what holds for the file, or in a directory from now on.
+    /// Changes the hints of the file, or of files made in the directory from now on.
     pub fn say(&mut self, id: FileId, change: impl FnOnce(&mut Hints)) {
         let next = FileId(self.next_id);
         self.hints.any = true;
@@ -125,7 +126,7 @@ impl Tree {
         said.get_or_insert_default().put(since, Arc::new(hints));
     }
 
-    /// Would anything that is made in the directory have a hint from its first moment?
+    /// Would a file made in the directory have a hint from the start?
     pub fn is_hinted(&self, dir: FileId) -> bool {
         if !self.hints.any {
             return false;
@@ -140,7 +141,7 @@ impl Tree {
         self.get(id).and_then(Inode::hint_history).and_then(HintHistory::now)
     }
 
-    /// What directories from `dir` upwards have for the file, the nearest first.
+    /// Hints of directories from `dir` upwards for the file, the nearest first.
     pub fn inherited(&self, dir: FileId, id: FileId, mut heard: impl FnMut(FileId, &Hints)) {
         let mut at = dir;
         while let Some(inode) = self.get(at) {
@@ -154,13 +155,13 @@ impl Tree {
         }
     }
 
-    /// Every hint that the file has, the nearest first, with the directory that it is of.
+    /// Every hint of the file, the nearest first, with the directory that has it.
     pub fn each_hint(&self, id: FileId, mut heard: impl FnMut(Option<FileId>, &Hints)) {
         let Some(inode) = self.get(id).filter(|_| self.hints.any) else { return };
         if let Some(own) = self.hints_of(id) {
             heard(None, own);
         }
-        // What the store had was not made below any.
+        // Files of the store were not made below a hinted directory.
         if let Some((dir, _)) = inode.logical.as_ref().filter(|_| inode.attr.ino >= OWN_INODE_BASE) {
             self.inherited(*dir, id, |dir, hints| heard(Some(dir), hints));
         }

@@ -61,25 +61,25 @@ impl Entry {
 pub struct Dir {
     /// Its names that are not simply as in the store.
     pub children: BTreeMap<Name, Entry>,
-    /// We made it: a name without an entry does not exist, the store need not be asked.
+    /// The agent made it: a name without an entry does not exist, and the store need not be asked.
     pub complete: bool,
     /// Grows when an entry is dropped, so that a look-up in the store that overlapped it is repeated.
     pub generation: u32,
-    /// Names that the store did not have when we looked.
+    /// Names that the store did not have at the last look-up.
     pub absent: HashMap<Name, Instant>,
     /// Names that a listing of the store showed to be absent.
     pub negative_cache: NegativeCache,
-    /// Queued operations that put something into this directory or take it away.
+    /// Queued operations that add to this directory or remove from it.
     pub queued: u32,
-    /// The kernel caches the directory's attributes or listing, which a new name makes wrong.
+    /// The kernel caches the directory's attributes or listing, which a new name invalidates.
     pub is_in_kernel: bool,
-    /// The listing that the kernel may have kept came without its files' attributes.
+    /// The kernel may cache a listing without its files' attributes.
     pub listed_bare: bool,
     /// Names that the kernel caches as absent for a long time.
     pub kernel_negative_entries: KernelNegativeEntries,
-    /// A rename of the directory itself is queued, so its making can no longer be taken back.
+    /// A rename of the directory itself is queued, so its creation can no longer be taken back.
     pub moved: bool,
-    /// A program gave it a time of its own, and has changed no name in it since.
+    /// A program set its times, and has changed no name in it since.
     pub times_given: bool,
     /// Processes create files in it without asking: the kernel must not cache it for long.
     pub is_delegated: bool,
@@ -104,7 +104,7 @@ pub struct Extra {
     pub hints: Option<Box<HintHistory>>,
 }
 
-/// What the file's life is at (DESIGN.md, "The life of a file").
+/// The state of a file's life (ARCHITECTURE.md, "The life of a file").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Some program may write it.
@@ -163,15 +163,15 @@ pub struct Inode {
     pub durable: u32,
     /// The plain file on a tier.
     pub replica: Option<PlainId>,
-    /// The highest version of which the tier was made to keep every byte.
+    /// The highest version of which the tier has synced every byte.
     pub synced: u32,
-    /// Of which version, at least, a program was promised bytes while it was still open (fsync).
+    /// The version, at least, of which a program has synced bytes while it was still open (fsync).
     pub promised: u32,
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     /// The version that the store has, as far as the agent knows.
     pub identity: Option<Box<StoreIdentity>>,
-    /// Of what the kernel may have pages, that are good as long as it is that.
+    /// The content whose pages the kernel may have; they are valid as long as the content stays that.
     pub pages: Option<Box<Pages>>,
     /// The name that processes see; `None`: removed.
     pub logical: Option<Place>,
@@ -187,7 +187,7 @@ pub struct Inode {
     pub handles: u32,
     /// The run that wrote the file last.
     pub run: RunId,
-    /// Times it was opened for writing again before it was drained: doubles the quiet period.
+    /// How often it was opened for writing again before it was drained: each time doubles the quiet period.
     pub reopened: u8,
     /// No process can write it.
     pub sealed: bool,
@@ -201,9 +201,9 @@ pub struct Inode {
     pub checked: Option<Moment>,
     /// CRC-64/NVME of the durable version.
     pub checksum: Option<u64>,
-    /// What it counts for among the evictable bytes of its device.
+    /// Its share of the evictable bytes of its device.
     pub(crate) clean_bytes: u64,
-    /// Opens for reading since it is on its tier, and the last of them.
+    /// Opens for reading since it has been on its tier, and the last of them.
     pub reads: u32,
     /// The last open for reading.
     pub used: Option<Moment>,
@@ -276,7 +276,7 @@ impl Inode {
         Cred { uid: self.attr.uid, gid: self.attr.gid }
     }
 
-    /// The kernel learns of the directory.
+    /// The kernel gets to know the directory.
     pub fn enters_kernel(&mut self) {
         if let Some(dir) = self.dir.as_mut() {
             dir.is_in_kernel = true;
@@ -285,15 +285,15 @@ impl Inode {
 
     // Versions: in memory, on a tier that was made to keep them, and in the store.
 
-    /// Brought to a tier as the store has it (it may have gone from there again), and never written here: another client may
-    /// change it there.
+    /// A copy of the store's file on a tier (or evicted since), never written here: another client may change it in the
+    /// store.
     pub fn is_copy(&self) -> bool {
         let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();
         let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty() && extra.spill.is_none());
         self.owned && self.may_be_copy() && self.applied == self.logical && at_rest && one_name
     }
 
-    /// It is a copy, or will be one when what is queued is done.
+    /// It is a copy, or will be one when the queued operations are done.
     pub fn may_be_copy(&self) -> bool {
         self.attr.kind == Kind::File && self.version == 0 && self.sealed && self.applied.is_some()
     }
@@ -303,17 +303,17 @@ impl Inode {
         self.version == 0 && self.replica.is_some()
     }
 
-    /// The tier has been made to keep the present version.
+    /// The tier has synced the present version.
     pub fn is_synced(&self) -> bool {
         self.sealed && self.synced >= self.version
     }
 
-    /// A program was promised bytes of what is not in the store yet.
+    /// A program has synced bytes that are not in the store yet.
     pub fn is_promised(&self) -> bool {
         self.promised > self.durable
     }
 
-    /// The version that what is there now is, or will be when it is closed.
+    /// The version of the present content, or the one it gets when it is closed.
     pub fn present_version(&self) -> u32 {
         self.version + u32::from(!self.sealed)
     }
@@ -324,11 +324,11 @@ impl Inode {
     }
 }
 
-/// Of what the kernel may have pages.
+/// The content whose pages the kernel may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// Of the store's file, when it was this version.
+    /// The store's file at this version.
     Store(StoreIdentity),
-    /// Of ours, in this epoch.
+    /// The agent's content at this epoch.
     Ours(u32),
 }

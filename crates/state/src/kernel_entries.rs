@@ -1,11 +1,14 @@
-//! Names of a directory that the kernel caches as absent. The danger it avoids: the shim creates a file, and processes without the shim
-//! do not see it because the kernel still believes that its name does not exist.
+//! Names of a directory that the kernel caches as absent.
+//!
+//! The danger that it avoids: the shim creates a file, and processes without the shim do not see it, because the kernel
+//! still believes that the name is absent.
 
 use foldhash::HashSet;
 
 use crate::Name;
 
-/// The cached names. When they are too many, all names count as cached: an invalidation too many costs only a message.
+/// The cached names. When they are too many, all names count as cached: an unnecessary invalidation costs only a
+/// message.
 #[derive(Debug, Default)]
 pub struct KernelNegativeEntries {
     names: HashSet<Name>,

@@ -1,13 +1,15 @@
 //! The live state in memory: files, names, and the queue of operations on their way to the store.
 //!
-//! Every name has two bindings. *Logical* is what programs see; *planned* is what the store will have
-//! once all queued operations are carried out (less the publication of files that it never had: those
-//! can still be taken back). A name without an entry is "as in the store". Where a file is in the store
-//! *now* stands in its inode (`applied`). Nothing here does I/O; the one lock around it is held briefly.
+//! Every name has two bindings. *Logical* is what programs see. *Planned* is what the store will have once all queued
+//! operations are carried out. (It excludes the publication of files that the store never had: those can still be taken
+//! back.) A name without an entry is "as in the store". The inode has where the file is in the store *now* (`applied`).
+//! This crate does no I/O; the one lock around the state is held briefly.
 //!
-//! Invariants: a file that is `owned` is in the catalog, and so are all its ancestors; a file is kept
-//! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
-//! while an operation that names it is queued (`pins`), or else the store would show through too early.
+//! Invariants:
+//! - A file that is `owned` is in the catalog, and so are all its ancestors.
+//! - A file is kept while a name, an operation, an open handle, the store or the kernel refers to it.
+//! - An entry is kept while an operation that names it is queued (`pins`). Otherwise the store would show through too
+//!   early.
 
 #![warn(missing_docs)]
 

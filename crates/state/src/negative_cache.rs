@@ -1,12 +1,18 @@
-//! Names that a directory of the store does not have. A process that creates many files in a directory of the store causes one look-up
-//! for each; after a few look-ups without a result the directory is listed once, and a name that is not in the listing is believed to be absent for `store_ttl`, as a single name is.
+//! Names that a directory of the store does not have.
 //!
-//! The danger it avoids: a name is said to be absent that is there. Names that we bind ourselves count as listed from the moment at which a
-//! listing begins (they may be forgotten here once the store has them), and so do those that programs were shown in a listing since. What can be
-//! looked up need not be listed: upper and lower case are one where the store does not tell them apart (so they are here), and hidden
-//! names (snapshots), those that are not ASCII (which may be spelt in several ways), short forms (`PROGRA~1`) and ends that some
-//! stores leave out are asked for. A directory is made in a new one only when the store was asked (`names/make`): we would take it
-//! for ours alone.
+//! A process that creates many files in a directory of the store causes one look-up for each. After a few look-ups
+//! without a result the agent lists the directory once. It then believes for `store_ttl` that a name outside the
+//! listing is absent, as it does for a single name.
+//!
+//! The danger that it avoids: an existing name is reported absent.
+//!
+//! - Names that the agent binds count as listed from the moment at which a listing begins. This cache may forget them
+//!   once the store has them. So do names that a listing has shown to programs since.
+//! - Upper and lower case are one where the store does not distinguish them; so they are here.
+//! - The agent asks the store for hidden names (snapshots) and for names that are not ASCII, which have several
+//!   spellings. It also asks for short forms (`PROGRA~1`), and for ends that some stores leave out.
+//! - A directory is made in a new one only after a query of the store (`names/make`). Otherwise the agent would take it
+//!   for its own alone.
 
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
@@ -17,7 +23,8 @@ use foldhash::quality::RandomState;
 use surgetank_types::clock;
 use surgetank_types::sync::atomic::{AtomicU32, Ordering};
 
-/// So many look-ups without a result, one soon after the other, cost more than to list a directory of some hundred names.
+/// So many look-ups without a result in quick succession cost more than the listing of a directory of some hundred
+/// names.
 const MISSES: u32 = 8;
 /// Names that the store lists in the time of one look-up.
 const NAMES_A_QUESTION: usize = 64;
@@ -25,7 +32,7 @@ const NAMES_A_QUESTION: usize = 64;
 pub const NAMES_LISTED_MAX: usize = 4096;
 /// Names that the agent binds count as listed until the next listing; at most so many.
 const BOUND_MAX: usize = 16 * NAMES_LISTED_MAX;
-/// After a directory was found to have more, or could not be listed, or that did not pay.
+/// The pause after a directory had more names, could not be listed, or did not pay.
 const REST: Duration = Duration::from_secs(60);
 
 /// The absent names of one directory of the store.
@@ -37,15 +44,15 @@ struct Inner {
     hasher: RandomState,
     misses: u32,
     missed: Option<Instant>,
-    /// When the listing began that is under way.
+    /// When the listing in progress began.
     listing: Option<Instant>,
-    /// When the listing began that is in force.
+    /// When the listing in force began.
     listed: Option<Instant>,
-    /// Hashes: of two names with the same one both are asked for.
+    /// Hashes: if two names have the same hash, the store is asked for both.
     names: HashSet<u64>,
-    /// What listing it was worth, in questions.
+    /// The cost of the listing, in questions.
     cost: u32,
-    /// Questions to the store that the listing made needless.
+    /// Questions to the store that the listing saved.
     spared: AtomicU32,
     rests_until: Option<Instant>,
 }
@@ -82,7 +89,8 @@ impl NegativeCache {
         inner.names.insert(hash);
     }
 
-    /// A name was looked up and is absent. Should the directory be listed? Then [`Self::listed`] has to follow, with what this returns.
+    /// A look-up found the name absent. Should the agent list the directory? Then [`Self::listed`] has to follow, with
+    /// the returned time.
     pub fn missed(&mut self, name: &[u8], ttl: Duration) -> Option<Instant> {
         if !is_plain(name) || ttl.is_zero() {
             return None;
@@ -90,7 +98,7 @@ impl NegativeCache {
         let now = clock::tick();
         let inner = self.0.get_or_insert_default();
         let listed = inner.listed.is_some_and(|at| now.saturating_duration_since(at) < ttl);
-        // (Of a name that may be there again: another listing would not help.)
+        // (The name may exist again: another listing would not help.)
         if listed || inner.listing.is_some() || inner.rests_until.is_some_and(|until| now < until) {
             return None;
         }
@@ -104,7 +112,7 @@ impl NegativeCache {
         let soon = inner.missed.is_some_and(|before| now.saturating_duration_since(before) < ttl);
         inner.misses = if soon { inner.misses + 1 } else { 1 };
         inner.missed = Some(now);
-        // One that has paid for itself is worth another one at once.
+        // A listing that has paid for itself is repeated at once.
         if !had && inner.misses < MISSES {
             return None;
         }
@@ -114,7 +122,7 @@ impl NegativeCache {
         inner.listing
     }
 
-    /// What the store answered. `None`: there are too many names, or it did not answer.
+    /// The store's answer. `None`: there are too many names, or no answer.
     pub fn listed(&mut self, began: Instant, names: Option<&[Box<[u8]>]>) {
         let Some(inner) = self.0.as_deref_mut().filter(|inner| inner.listing == Some(began)) else { return };
         inner.listing = None;

@@ -20,7 +20,7 @@ pub enum Progress {
         /// It was compared with what it should be.
         checked: bool,
     },
-    /// The drain is carrying it out.
+    /// The drain is carrying out the operation.
     Committing,
 }
 
@@ -37,7 +37,8 @@ pub struct Op {
     pub progress: Progress,
     /// Not before this moment (quiet period, retry).
     pub due: Instant,
-    /// While its file is empty not before this moment either: it may have been created for a process that did not get the answer.
+    /// While its file is empty, not before this moment: the file may belong to a process that did not get the answer to
+    /// its create.
     pub not_before: Option<Instant>,
     /// Belongs to the final drain.
     pub last: bool,
@@ -49,7 +50,7 @@ pub struct Op {
     pub first_failure: Option<Instant>,
     /// The last failure.
     pub error: Option<Trouble>,
-    /// May have been carried out in the store already (an agent died, a sync failed).
+    /// The store may have carried it out already (an agent died, a sync failed).
     pub doubtful: bool,
     /// It was begun once: programs' later operations build on it, so it can no longer be taken back.
     pub certain: bool,
@@ -110,8 +111,8 @@ impl Op {
         }
     }
 
-    /// Is the content of its file taken although that is open? Also where a new file's publication was begun before: that cannot
-    /// be taken back, and all that comes after it waits.
+    /// Does the drain take the content of the file although it is open? Also true for a new file whose publication was
+    /// begun before: that cannot be taken back, and all later operations wait.
     pub fn is_taken_open(&self, inode: &Inode) -> bool {
         self.eager || self.certain && !inode.sealed && inode.applied.is_none()
     }

@@ -1,7 +1,8 @@
-//! The queue of operations on their way to the store: what is put into it, taken back, and hastened.
+//! The queue of operations on their way to the store: how operations are added, taken back, and hastened.
 //!
-//! Invariants: an operation that was begun for good (`certain`) is never taken back; nothing that is to be carried out soon waits for
-//! an operation that belongs to the final drain (`last`).
+//! Invariants:
+//! - An operation that was begun for good (`certain`) is never taken back.
+//! - No operation that is due soon waits for an operation of the final drain (`last`).
 
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, Hinted, OpKind, Seq};
@@ -9,7 +10,7 @@ use surgetank_types::model::{FileId, Hinted, OpKind, Seq};
 use crate::{Copied, Inode, Name, Progress, Tree, file_of, files_of, places};
 
 impl Tree {
-    /// Makes a file ours: it and its ancestors are in the catalog from now on.
+    /// Makes a file the agent's own: it and its ancestors are in the catalog from now on.
     pub fn own(&mut self, id: FileId) {
         self.txn.file(id);
         let mut at = id;
@@ -38,7 +39,7 @@ impl Tree {
         }
     }
 
-    /// Something that is drained soon must not wait for a directory that belongs to the final drain.
+    /// An operation that is drained soon must not wait for a directory that belongs to the final drain.
     pub fn hasten_dirs(&mut self, dir: FileId, last: bool) {
         let mut at = dir;
         while !last && at != FileId::ROOT {
@@ -61,13 +62,13 @@ impl Tree {
         }
     }
 
-    /// A directory or file that only now has to be in the store must not wait for the final drain.
+    /// A directory or file that must be in the store from now on must not wait for the final drain.
     pub fn hasten_for_rename(&mut self, id: FileId, to_dir: FileId, last: bool) {
         self.hasten_dirs(to_dir, last);
         self.hasten_dirs(id, last);
     }
 
-    /// The operation and all before it are taken at once, whatever their quiet period.
+    /// The drain takes the operation and all before it at once, whatever their quiet period.
     pub fn hurry(&mut self, upto: Option<Seq>) {
         let Some(upto) = upto else { return };
         let now = clock::tick();
@@ -81,7 +82,7 @@ impl Tree {
             }
             dirs.extend(places(&op.kind).into_iter().map(|place| place.0));
         }
-        // Its directory must be there first.
+        // Its directory must come first.
         for dir in dirs {
             self.hasten_dirs(dir, false);
         }
@@ -97,7 +98,7 @@ impl Tree {
     pub fn undefer(&mut self, kind: &OpKind) {
         let file = file_of(kind);
         let names = places(kind);
-        // A directory that goes takes with it what is in it: all that is queued below comes before.
+        // The removal of a directory removes its content: all operations queued below it come first.
         let goes = match kind {
             OpKind::RemoveDir { file, .. } => Some(*file),
             OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
@@ -161,8 +162,8 @@ impl Tree {
         for (dir, name) in places {
             self.txn.entry(dir, &name);
         }
-        // Carried out, though not for good: from here on the books say what the store has, or the next agent would take it
-        // for somebody else's.
+        // Carried out, and perhaps not durable: from here on the catalog says what the store has. Otherwise the next
+        // agent would take it for another client's.
         if op.doubtful {
             if let (OpKind::Publish { file, .. }, Some(prepared)) = (&op.kind, op.prepared) {
                 self.doubts.insert(*file, prepared);
@@ -178,7 +179,7 @@ impl Tree {
         true
     }
 
-    /// The staged copy goes, to be made again in its turn.
+    /// Discards the staged copy, to be made again in order.
     pub fn unstage(&mut self, seq: Seq) {
         if let Some(op) = self.ops.get_mut(&seq) {
             let (file, progress) = (op.file(), std::mem::replace(&mut op.progress, Progress::Waiting));
@@ -200,7 +201,7 @@ impl Tree {
 
     /// Takes back a publication (and the links that belong to it), unless it was begun.
     pub fn take_back(&mut self, id: FileId, seq: Seq) -> bool {
-        // Of a file that the store has, later operations build on that, not on its next version.
+        // Later operations on a file that the store has build on that file, not on its next version.
         let needed =
             self.ops.get(&seq).is_some_and(|op| op.certain) && self.get(id).is_none_or(|inode| inode.applied.is_none());
         if needed || !self.cancel(seq) {
@@ -220,7 +221,7 @@ impl Tree {
         true
     }
 
-    /// Without the publication at `seq` there is nothing that its links could lead to.
+    /// Without the publication at `seq` its links have no target.
     pub fn take_back_links(&mut self, id: FileId, seq: Seq) {
         let links: Vec<Seq> = self
             .ops
@@ -235,7 +236,7 @@ impl Tree {
 
     /// Does a change of names in this directory belong to the final drain?
     pub fn belongs_last(&self, dir: FileId) -> bool {
-        // Only what was never in the store can wait without disturbing the order of anything else.
+        // Only a name that was never in the store can wait without disturbing the order of other operations.
         let mut at = dir;
         while let Some(inode) = self.get(at) {
             if inode.applied.is_some() || at == FileId::ROOT {
@@ -252,7 +253,7 @@ impl Tree {
         false
     }
 
-    /// What renames a file in the store there, in its turn.
+    /// The operation that renames a file in the store there, in order.
     pub fn rename_op(&self, id: FileId, from: (FileId, &Name), to: (FileId, &Name)) -> OpKind {
         let over = self.planned(to.0, to.1);
         let ((from_dir, from), (to_dir, to)) = ((from.0, Box::from(&**from.1)), (to.0, Box::from(&**to.1)));
@@ -270,7 +271,7 @@ impl Tree {
         op.and_then(|seq| self.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)
     }
 
-    /// Is an operation queued that is about the file? A walk over the queue.
+    /// Is an operation on the file queued? Walks over the queue.
     pub fn is_queued(&self, id: FileId) -> bool {
         self.ops.values().any(|op| files_of(&op.kind).any(|file| file == id))
     }

@@ -1,5 +1,7 @@
-//! In which directories of the store the drain's temporaries may be. The catalog knows it before the first temporary is made there, so
-//! that the next agent finds and removes what a killed agent left.
+//! The directories of the store in which the drain's temporaries may be.
+//!
+//! The catalog records a directory before the first temporary is made there, so that the next agent finds and removes
+//! what a killed agent left.
 
 use std::time::Instant;
 
@@ -17,12 +19,12 @@ pub fn are_expected(image: &Image) -> bool {
     image.counters.iter().any(|(name, there)| *there > 0 && name.starts_with(COUNTER))
 }
 
-/// Directories of the store in which there may be temporaries of ours.
+/// Directories of the store that may have temporaries of this agent.
 #[derive(Debug, Default)]
 pub struct Temporaries {
     /// The directories.
     pub dirs: HashSet<FileId>,
-    /// Since when we have gone on where another agent was killed: in `dirs` a server may make some for it yet.
+    /// Since when this agent has continued after a killed one: a server may still make some for it in `dirs`.
     pub inherited: Option<Instant>,
 }
 
@@ -48,7 +50,7 @@ impl Temporaries {
         }
     }
 
-    /// Where they are, as the store is now.
+    /// Their paths in the store, as it is now.
     pub fn paths(&self, tree: &Tree) -> Vec<(FileId, StorePath)> {
         self.dirs.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?))).collect()
     }

@@ -1,4 +1,4 @@
-//! The tree: every file and name that is known, and what is common to all of them.
+//! The tree: every known file and name, and the state that they share.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::temporaries::Temporaries;
 use crate::txn::Txn;
 use crate::{Dir, Entry, Inode, Name, Place, Progress, State};
 
-/// So many different reasons are remembered before those that no file has any more are dropped.
+/// So many different reasons are kept before those without a file are dropped.
 const REASONS_MAX: usize = 1024;
 
 /// Inode numbers that the agent gives out are above this; those of store files are the store's own.
@@ -33,7 +33,7 @@ pub struct Tree {
     pub ops: BTreeMap<Seq, Op>,
     /// The number of the next file.
     pub next_id: u64,
-    /// Spilled content with a lower number may be a file's of which a damaged catalog has no record.
+    /// Spilled content with a lower number may belong to a file without a record in a damaged catalog.
     pub doubtful_below: u64,
     /// The number of the next operation.
     pub next_seq: u64,
@@ -44,7 +44,7 @@ pub struct Tree {
     /// Reasons of placements, each once.
     reasons: HashSet<Arc<str>>,
     reasons_max: usize,
-    /// Copies that are being made, and where.
+    /// Copies in progress, and their directories.
     pub staging: Vec<(Seq, FileId)>,
     /// Where the drain's temporaries may be.
     pub temporaries: Temporaries,
@@ -54,22 +54,22 @@ pub struct Tree {
     pub clean_bytes: HashMap<DeviceId, u64>,
     /// Charged on each device for files that are still coming from the store.
     pub(crate) arriving_bytes: HashMap<DeviceId, u64>,
-    /// How the catalog calls each device.
+    /// The catalog's number for each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
-    /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
-    /// its path then belongs to another plain file.
+    /// Names for which the agent is making a plain file, and for which file. A name that is bound meanwhile leaves this
+    /// list: its path then belongs to another plain file.
     pub making: HashMap<Place, FileId>,
     /// Delegated directories.
     pub delegations: Delegations,
-    /// Of files in the batch that is being carried out: what the catalog keeps until the batch ends.
+    /// For files in the batch in progress: what the catalog keeps until the batch ends.
     pub before: HashMap<FileId, Before>,
-    /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
+    /// Files whose newest version was lost: the store's version counts again, and the agent must ask the store for it.
     pub reverted: Vec<FileId>,
-    /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
+    /// Publications that were taken back although the store may have carried them out and only its answer was lost.
     pub doubts: HashMap<FileId, Prepared>,
     /// Hints of names, and whether there are any hints.
     pub hints: KnownHints,
-    /// What was changed since the last commit.
+    /// The changes since the last commit.
     pub txn: Txn,
 }
 
@@ -116,7 +116,7 @@ impl Tree {
     pub fn iter(&self) -> impl Iterator<Item = (FileId, &Inode)> {
         self.inodes.iter().map(|(id, inode)| (*id, inode.as_ref()))
     }
-    /// How many files are known.
+    /// The number of known files.
     pub fn count(&self) -> usize {
         self.inodes.len()
     }
@@ -148,7 +148,7 @@ impl Tree {
         self.dir(dir).and_then(|d| d.children.get(name)).copied()
     }
 
-    /// Changes one name; an entry that says nothing any more is dropped.
+    /// Changes one name; an empty entry is dropped.
     pub fn bind(&mut self, dir: FileId, name: &Name, change: impl FnOnce(&mut Entry)) -> Entry {
         let Some(d) = self.dir_mut(dir) else {
             return Entry::default();
@@ -171,7 +171,7 @@ impl Tree {
         entry
     }
 
-    /// A directory's times follow what happens to its names.
+    /// Updates a directory's times after a change of its names.
     pub fn touch_dir(&mut self, dir: FileId, subdirs: i32) {
         let now = clock::now();
         if let Some(inode) = self.get_mut(dir) {
@@ -184,7 +184,7 @@ impl Tree {
         }
     }
 
-    /// Takes one logical name from a file. Returns whether it was its last one.
+    /// Takes one logical name from a file. Returns whether it was the last one.
     pub fn unname(&mut self, id: FileId, dir: FileId, name: &Name) -> bool {
         let Some(inode) = self.get_mut(id) else {
             return true;
@@ -270,11 +270,11 @@ impl Tree {
             || inode.publish.is_some_and(|seq| inode.is_dir() || self.ops.get(&seq).is_some_and(|op| op.certain))
     }
 
-    /// Path that programs use; `None` when some ancestor is unlinked.
+    /// The path that programs use; `None` when some ancestor is unlinked.
     pub fn logical_path(&self, id: FileId) -> Option<Vec<u8>> {
         self.path_by(id, |inode| inode.logical.as_ref())
     }
-    /// Path that the store has.
+    /// The path in the store.
     pub fn applied_path(&self, id: FileId) -> Option<StorePath> {
         self.path_by(id, |inode| inode.applied.as_ref()).map(StorePath)
     }
@@ -348,7 +348,7 @@ impl Tree {
         op.not_before.filter(|_| empty()).map_or(op.due, |not_before| op.due.max(not_before))
     }
 
-    /// Puts an operation at its place and pins the names it is about.
+    /// Puts an operation at its place and pins its names.
     pub fn enqueue(&mut self, seq: Seq, op: Op) {
         for (dir, name) in places(&op.kind) {
             self.bind(dir, &name, |entry| entry.pins += 1);
@@ -359,7 +359,7 @@ impl Tree {
         self.ops.insert(seq, op);
     }
 
-    /// Takes an operation out, done or not. Returns the names that it had pinned.
+    /// Removes an operation, done or not. Returns the names that it had pinned.
     pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
         let op = self.ops.remove(&seq)?;
         let places = places(&op.kind);
@@ -372,13 +372,13 @@ impl Tree {
         Some((op, places))
     }
 
-    /// Is nothing left that refers to the file?
+    /// Does nothing refer to the file any more?
     pub fn unreferenced(&self, id: FileId) -> bool {
         let Some(inode) = self.get(id) else {
             return false;
         };
         id != FileId::ROOT
-            // What is being carried out may have to be done again.
+            // An operation in progress may have to be repeated.
             && !self.before.contains_key(&id)
             && inode.lookups == 0
             && inode.handles == 0
@@ -429,7 +429,7 @@ impl Tree {
             {
                 d.children.remove(&name);
             }
-            // A directory that was kept only for this child may go too.
+            // A directory that was kept only for this child may be dropped too.
             if dir != id {
                 self.forget_mirror(dir);
             }

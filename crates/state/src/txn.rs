@@ -1,4 +1,5 @@
-//! What was changed in the tree since the last commit. Only numbers and names are noted: a commit records the values of that moment.
+//! The changes of the tree since the last commit. It records only numbers and names: a commit writes the values of that
+//! moment.
 
 use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, NodeId, Replica, Seq};
 
@@ -23,7 +24,7 @@ pub struct Txn {
     pub gone: Vec<PlainId>,
     /// Files and paths with changed hints.
     pub hints: Vec<Hinted>,
-    /// The request that this thread serves is carried out with this; it is about that file.
+    /// This transaction carries out the request that this thread serves; the request is about that file.
     pub carried_out: Option<FileId>,
 }
 
@@ -58,7 +59,7 @@ impl Txn {
     pub fn dropped(&mut self, id: FileId) {
         self.dropped.push(id);
     }
-    /// This plain file is removed once the catalog does not name it any more.
+    /// This plain file is removed once the catalog no longer names it.
     pub fn gone(&mut self, plain: Option<PlainId>) {
         self.gone.extend(plain);
     }
@@ -66,7 +67,7 @@ impl Txn {
     pub fn hints(&mut self, of: Hinted) {
         self.hints.push(of);
     }
-    /// If the request comes again it is answered, and not carried out a second time.
+    /// If the request comes again, the agent answers it without carrying it out twice.
     pub fn carried_out(&mut self, id: FileId) {
         self.carried_out = Some(id);
     }
@@ -84,7 +85,7 @@ impl Txn {
 }
 
 impl Txn {
-    /// The present values of all that was noted, as the catalog keeps them.
+    /// The present values of all recorded changes, as the catalog keeps them.
     pub fn changes(&mut self, tree: &Tree) -> Vec<Change> {
         let mut changes = Vec::with_capacity(self.files.len() + self.entries.len() + self.ops.len() + 1);
         for id in self.files.iter().filter(|id| !self.dropped.contains(id)) {
