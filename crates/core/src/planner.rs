@@ -5,8 +5,9 @@
 //! Workload (what is to be done) ─────────┼─► simulate: the estimate ─┐
 //! Setup (mode, nodes, processes, tiers) ─┘   bounds: closed forms ───┴─► Prediction ─► Advice
 //! ```
-//! Sea's equations ([`sea`]) are the limit of the simulation without latency, metadata and computing. Everything here is pure but for
-//! [`workload::Workload::load`]; what is measured comes from `surgetank calibrate`. docs/model.md derives it on a page.
+//! Sea's equations ([`sea`]) are the limit of the simulation without latency, metadata and computing. All functions are
+//! pure except [`workload::Workload::load`]; `surgetank calibrate` measures the machine. docs/model.md derives the
+//! model on one page.
 
 pub mod advise;
 pub mod bounds;

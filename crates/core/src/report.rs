@@ -1,8 +1,9 @@
-//! What the agent reports: one set of shapes for the socket, the tables of the verbs and the JSON output.
+//! The agent's reports: one set of shapes for the socket, the tables of the verbs and the JSON output.
 //!
-//! Every shape is a plain snapshot with public fields. Lists that can be as long as the directory is large
-//! are [`Listing`]s: the first few entries and the true total, so that an answer stays small.
-//! The danger this file avoids: a summary that counts one thing and a verdict that judges another.
+//! Every shape is a plain snapshot with public fields. Lists that can be as long as the directory is large are
+//! [`Listing`]s. A listing has the first few entries and the true total, so that an answer stays small.
+//!
+//! The danger that it avoids: a summary counts one thing and a verdict judges another.
 
 mod audit;
 mod figures;
@@ -25,7 +26,7 @@ use surgetank_policy::config::Survives;
 use surgetank_store::Savings;
 use surgetank_types::model::{Mode, RunId};
 
-/// Most entries a [`Listing`] carries.
+/// The most entries of a [`Listing`].
 pub const LISTED_MAX: usize = 100;
 
 /// A path as bytes. In JSON a string where it is UTF-8, otherwise an array of byte values.
@@ -103,7 +104,7 @@ impl<'de> Deserialize<'de> for PathText {
     }
 }
 
-/// The first entries of a list, and how many there are in truth.
+/// The first entries of a list, and its true length.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing<T> {
     pub total: u64,
@@ -142,11 +143,11 @@ impl<T> FromIterator<T> for Listing<T> {
     }
 }
 
-/// What a question is about: everything, what one run wrote, or what lies under some paths.
+/// The scope of a question: everything, one run's output, or the files below some paths.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Scope {
     pub run: Option<RunId>,
-    /// Relative to the served directory; empty: no restriction. A directory stands for all below it.
+    /// Relative to the served directory; empty: no restriction. A directory includes all below it.
     #[serde(default)]
     pub paths: Vec<PathText>,
 }
@@ -186,7 +187,7 @@ pub struct DeviceStatus {
     pub path: PathText,
     pub used_bytes: u64,
     pub reserved_bytes: u64,
-    /// What the file system still has, other users included.
+    /// The free bytes of the file system, shared with other users.
     pub free_bytes: u64,
     pub health: Health,
 }
@@ -209,7 +210,7 @@ pub struct Oldest {
     pub age_seconds: u64,
 }
 
-/// What waits for the store.
+/// The work that waits for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Queue {
     pub files: u64,
@@ -220,26 +221,27 @@ pub struct Queue {
     pub bytes_per_second: u64,
 }
 
-/// Something that fails now.
+/// A failure at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
     pub path: Option<PathText>,
-    /// Which tier or store.
+    /// The tier or store.
     pub place: String,
     pub reason: String,
     pub since_unix_seconds: i64,
 }
 
-/// How the drain fares with the store, since the agent started.
+/// The drain's state and failures with the store, since the agent started.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DrainStatus {
-    /// Nothing has got to the store since then: the first failure, or a call that has no answer. `troubles` says why.
+    /// No operation has reached the store since then: the time of the first failure, or of a call without an answer.
+    /// `troubles` has the reason.
     pub paused_since_unix_seconds: Option<i64>,
-    /// Tries that failed.
+    /// Failed tries.
     pub failures: u64,
-    /// Copies that verification threw away.
+    /// Copies that verification rejected.
     pub corrupt: u64,
-    /// Where rules compress what goes to the store.
+    /// Present where rules compress files for the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub savings: Option<Savings>,
 }
@@ -263,19 +265,19 @@ pub struct Status {
     pub deadline: Option<DeadlineStatus>,
 }
 
-/// The end of the job, where it is known, and what will be drained by then.
+/// The end of the job, where it is known, and the bytes that can be drained by then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadlineStatus {
     pub unix_seconds: i64,
-    /// Who said so.
+    /// The source of the end's time.
     pub from: String,
     pub left_seconds: u64,
-    /// Of the drain while it works; assumed as long as nothing was `measured`.
+    /// The drain's rate while it works; assumed as long as it is not `measured`.
     pub bytes_per_second: u64,
     pub measured: bool,
-    /// What can be drained until then, with a margin.
+    /// The bytes that can be drained until then, with a margin.
     pub drainable_bytes: u64,
-    /// What has to be.
+    /// The bytes that have to be drained.
     pub undrained_bytes: u64,
     pub fits: bool,
 }
@@ -308,19 +310,19 @@ pub struct AgentStatus {
     pub visibility: Visibility,
     pub since_unix_seconds: i64,
     pub runs: Vec<RunStatus>,
-    /// Other mounts below the directory: bound through, not served by us.
+    /// Other mounts below the directory: bound through, not served by the agent.
     pub bypassed: Vec<PathText>,
     #[serde(flatten)]
     pub content: Status,
 }
 
-/// The agent's life; transitions in `agent/users.rs`.
+/// The agent's life; `agent/users.rs` has the transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Has users, or was told to stay.
+    /// Has users, or was ordered to stay.
     Serving,
-    /// Nobody uses it: what is left is drained, and a new user is still welcome.
+    /// Without users: the agent drains the rest, and still admits a new user.
     Leaving,
     /// Unmounting: a new user has to wait and start another agent.
     Closed,
@@ -366,12 +368,12 @@ pub struct Why {
     /// Where its bytes are read from now, in a few words.
     pub place: String,
     pub mode: Mode,
-    /// Which rule decided the mode, and where that rule is written.
+    /// The rule that decided the mode, and where that rule is written.
     pub rule: String,
-    /// Every hint that it has, the nearest first, and what became of it.
+    /// Every hint of the file, the nearest first, and its effect.
     #[serde(default)]
     pub hints: Vec<String>,
-    /// Why it lies where it lies.
+    /// The reason for its place.
     pub placement: String,
     pub replicas: Vec<ReplicaStatus>,
     pub store_path: PathText,
@@ -379,7 +381,7 @@ pub struct Why {
     pub trouble: Option<Trouble>,
 }
 
-/// What a workflow says of one file or directory, in the words of [`surgetank_policy::hint`].
+/// A workflow's hints for one file or directory, in the words of [`surgetank_policy::hint`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HintOf {
@@ -393,21 +395,21 @@ pub struct RefusedHint {
     pub why: String,
 }
 
-/// How far the drain is. "Done" counts since the final drain of the scope began.
+/// The drain's progress. "Done" counts since the final drain of the scope began.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
     pub undrained_files: u64,
     pub undrained_bytes: u64,
     pub undrained_operations: u64,
     pub done_files: u64,
-    /// With what was copied of files that are not complete, which `undrained_bytes` is without.
+    /// Includes the copied bytes of incomplete files, which `undrained_bytes` excludes.
     pub done_bytes: u64,
-    /// Now; 0 while nothing moves.
+    /// The current rate; 0 without progress.
     pub bytes_per_second: u64,
     #[serde(default)]
     pub average_bytes_per_second: u64,
     pub trouble: Option<Trouble>,
-    /// Nothing in the scope will change any more without somebody's help: all is durable, or the drain gave up.
+    /// Without a user's action the scope will not change any more: all is durable, or the drain gave up.
     pub settled: bool,
 }
 
@@ -430,15 +432,15 @@ pub struct DrainSummary {
     pub bytes: u64,
     /// `bytes` over the time in which the drain worked.
     pub bytes_per_second: u64,
-    /// Tries that failed, of all runs.
+    /// Failed tries of all runs.
     #[serde(default)]
     pub failures: u64,
-    /// Copies that verification threw away and that were made again, of all runs.
+    /// Copies of all runs that verification rejected, and that were made again.
     #[serde(default)]
     pub corrupt: u64,
     /// From the end of the command to the last durable byte.
     pub tail_ms: u64,
-    /// Where rules compress what goes to the store; of all runs.
+    /// Present where rules compress files for the store; of all runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub savings: Option<Savings>,
 }
@@ -461,10 +463,10 @@ pub struct Summary {
     pub mount: MountSummary,
     /// Bytes that are meant for the store, have no durable copy, and would be lost with the node now.
     pub at_risk_node_bytes: u64,
-    /// By all programs that the agent served, not by one run's.
+    /// By all programs that the agent served, of all runs.
     #[serde(default)]
     pub refused: Vec<Refused>,
-    /// Writers for whom there was no room anywhere, and who got the error.
+    /// Writers that got an error because no room was left anywhere.
     #[serde(default)]
     pub no_room: Listing<NoRoom>,
 }
@@ -472,29 +474,29 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NoRoom {
     pub path: PathText,
-    /// Which tiers and which store, and what it said.
+    /// The tiers and the store, and the store's answer.
     pub why: String,
 }
 
-/// Calls that had to fail because there is no mount, of one kind.
+/// Calls of one kind that failed because there is no mount.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Refused {
     pub what: String,
     pub count: u64,
-    /// What the first of them named, as it named it; empty when it named nothing.
+    /// The path in the first of them, as the program gave it; empty without a path.
     pub path: PathText,
-    /// Which program that was.
+    /// The program of the first call.
     pub command: String,
 }
 
-/// What `prefetch` set in motion.
+/// The work that `prefetch` started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Prefetch {
     pub files: u64,
     pub bytes: u64,
 }
 
-/// A living process, for people.
+/// A living process, for the user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     pub pid: u32,
@@ -510,7 +512,7 @@ pub struct RunReport {
     pub over: PathText,
     pub store: PathText,
     pub command: Vec<PathText>,
-    /// As a shell would give it: 128 + signal when killed.
+    /// As a shell returns it: 128 + signal when killed.
     pub command_exit: u8,
     /// What `surgetank run` itself returned.
     pub exit: u8,

@@ -1,5 +1,5 @@
-//! Which mode, which tiers of which size, how many processes: the fastest prediction of all that may be asked for, and whether it is
-//! worth it. Pure: the same machine and workload get the same advice.
+//! The advice: which mode, which tiers of which size, how many processes, and whether it is worth it. It is the fastest
+//! prediction of all permitted ones. Pure: the same machine and workload get the same advice.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::predict::{Prediction, predict};
 use super::simulate::{Mode, Setup};
 use super::workload::Workload;
 
-/// What the user leaves to us, and what not.
+/// The choices that the user leaves open, and those fixed.
 #[derive(Debug, Clone)]
 pub struct Question {
     pub nodes: usize,
@@ -30,13 +30,13 @@ pub struct Advice {
     pub gain_upper: f64,
     pub store: Prediction,
     pub best: Prediction,
-    /// Best of each mode, those that leave the most in the store first.
+    /// The best of each mode; modes that leave the most in the store come first.
     pub considered: Vec<Prediction>,
 }
 
 /// Below this the estimate's own error is larger than the gain.
 pub const GAIN_MIN: f64 = 1.1;
-/// A smaller tier, or fewer processes, are preferred when they cost less than this.
+/// A smaller tier, or fewer processes, win when they cost less than this.
 const AS_GOOD: f64 = 1.02;
 const TIER_STEP_BYTES: u64 = 64 << 20;
 
@@ -68,8 +68,8 @@ pub fn advise(machine: &Calibration, workload: &Workload, question: &Question) -
     })
 }
 
-/// In the order in which less of what is written ends in the store. Without intermediate files there is nothing to keep out of it:
-/// whoever followed that advice would keep results out.
+/// The modes in the order in which fewer written bytes end in the store. Without intermediate files no file can stay
+/// out of it: such advice would keep results out.
 fn safest_first(workload: &Workload, modes: &[Mode]) -> impl Iterator<Item = Mode> {
     let has_intermediate = workload.totals().intermediate_bytes > 0;
     let asked: Vec<Mode> = modes.to_vec();
@@ -93,14 +93,14 @@ fn best_of(machine: &Calibration, workload: &Workload, question: &Question, mode
     if mode == Mode::Store {
         return Some(best);
     }
-    // What was never used of a tier need not be asked for.
+    // The unused part of a tier is not requested.
     let smaller = best.outcome.tier_peak_bytes.iter().zip(&best.setup.tier_bytes);
     let tier_bytes = smaller.map(|(peak, cap)| peak.next_multiple_of(TIER_STEP_BYTES).min(*cap)).collect();
     let tight = predict(machine, workload, &Setup { tier_bytes, ..best.setup.clone() });
     Some(if tight.estimate_s <= best.estimate_s * AS_GOOD { tight } else { best })
 }
 
-/// The first that is as good as the best: they come in the order in which they ask for more, of the machine or of the user.
+/// The first that is as good as the best: the predictions come in the order of their demands on machine and user.
 fn frugal<'a>(predictions: impl Iterator<Item = &'a Prediction> + Clone) -> Option<&'a Prediction> {
     let best_s = predictions.clone().map(|prediction| prediction.estimate_s).reduce(f64::min)?;
     predictions.into_iter().find(|prediction| prediction.estimate_s <= best_s * AS_GOOD)

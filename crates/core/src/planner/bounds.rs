@@ -1,9 +1,12 @@
 //! Closed forms around the estimate: what no schedule can beat, and what no busy schedule can exceed.
 //!
-//! Both add up what the workload asks of each resource. *Lower*: the busiest resource alone, or the longest chain of tasks alone, all
-//! the rest hidden behind it, nothing read twice, every file where it is fastest. Where nothing of what comes later can begin before all
-//! of what comes earlier has ended (a stage's barrier), the parts between are added up. *Upper*: everything one after the other, as in Sea's
-//! equations, with nothing cached: each resource's time, plus the chain, plus the tasks' turns in their slots.
+//! Both add up the workload's demand on each resource.
+//!
+//! - *Lower*: the busiest resource alone, or the longest chain of tasks alone. All the rest is hidden behind it,
+//!   nothing is read twice, and every file is where it is fastest. Where all later work must wait for all earlier work
+//!   (a stage's barrier), the parts between barriers are added up.
+//! - *Upper*: everything one after the other, as in Sea's equations, with nothing cached. It is each resource's time,
+//!   plus the chain, plus the tasks' turns in their slots.
 
 use std::ops::Range;
 
@@ -17,13 +20,13 @@ pub struct Bounds {
     pub upper_s: f64,
 }
 
-/// What can be had at best, or at worst, on one node.
+/// The best, or the worst, rates on one node.
 struct Pace {
     read_bps: f64,
-    /// Of an input that nothing else reads: it is in no cache.
+    /// Of an input without another reader: it is in no cache.
     first_read_bps: f64,
     write_bps: f64,
-    /// Beyond what a write-back cache takes; endless where there is none or another place takes it.
+    /// The rate beyond a write-back cache; infinite where there is none, or another place takes it.
     through_bps: f64,
     ahead_bytes: f64,
     /// Sets that are read once only.
@@ -52,18 +55,18 @@ fn lower(machine: &Calibration, workload: &Workload, setup: &Setup) -> f64 {
     let (before_s, after_s) = edges(machine, workload, setup, &pace);
     let (read_bps, write_bps) = together_bps(machine, setup);
     let reading = load.store_read / read_bps + after_s;
-    // What a write-back cache holds in the end is written all the same.
+    // The final content of a write-back cache has to be written too.
     let writing = before_s + load.store_write / write_bps;
     let whole = busiest.max(all.longest_s).max(all.work_s / slots);
     start_s(machine, setup) + whole.max(parts.sum()).max(reading).max(writing)
 }
 
-/// What passes at the least before the first byte can be written to the store, and after the last byte of input was read from it.
+/// The least time before the first byte can go to the store, and after the last byte of input is read from it.
 ///
-/// The first: the earliest end of what comes before a file that goes there. The second: whoever reads last still computes and
-/// writes; it holds only where inputs are read by a task's first step and by nobody else.
+/// The first: the earliest end of the work before a file that goes there. The second: the last reader still computes
+/// and writes. It holds only where a task's first step alone reads the inputs.
 fn edges(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace) -> (f64, f64) {
-    // (Who writes as he computes may write his first byte at once.)
+    // (A task that writes as it computes may write its first byte at once.)
     if workload.tasks.iter().flat_map(|task| &task.steps).any(|step| step.streams) {
         return (0.0, 0.0);
     }
@@ -91,21 +94,22 @@ fn edges(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace)
         if task.steps.first().is_some_and(|step| step.reads.iter().any(is_input)) {
             let last = task.steps.last().map_or(&[][..], |step| &step.writes);
             let tail = last.iter().map(|&set| tail_s(machine, workload, setup, set)).fold(0.0, f64::max);
-            // What it reads besides may be read after its last input, or before.
+            // Its other reads may come after its last input, or before.
             after = after.min(rest + tail);
         }
         ends.push(now);
     }
-    // In memory what finds no room goes there before any final file does.
+    // Files without room in memory go to the store before any final file does.
     let spills = setup.mode != Mode::Store && !never_spills(workload, setup);
     let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
     (if spills { 0.0 } else { finite(before) }, finite(after))
 }
 
-/// Changes of stage times tasks: more, and to look for barriers takes longer than the simulation. The bound is lower without them.
+/// Changes of stage times tasks. With more of them, the search for barriers takes longer than the simulation. Without
+/// barriers the bound is lower.
 const BARRIERS_SOUGHT_MAX: usize = 100_000_000;
 
-/// Indices at which everything after waits, by whatever chain, for everything before; with both ends.
+/// Indices at which all later tasks wait, by any chain, for all earlier ones; with both ends.
 fn barriers(workload: &Workload) -> Vec<usize> {
     let tasks = &workload.tasks;
     let mut last_follower = vec![0; tasks.len()];
@@ -120,7 +124,7 @@ fn barriers(workload: &Workload) -> Vec<usize> {
     }
     let mut found = vec![0];
     for at in 1..tasks.len() {
-        // Equal tasks of one stage are never apart; everything else would make this quadratic for long chains.
+        // Equal tasks of one stage are never separated; any finer search would be quadratic for long chains.
         if tasks[at].stage == tasks[at - 1].stage {
             continue;
         }
@@ -135,7 +139,8 @@ fn barriers(workload: &Workload) -> Vec<usize> {
     found
 }
 
-/// What cannot be put off to a later part: reading inputs for the first time, computing, the tasks' turns, what no write-back cache takes.
+/// The work that cannot move to a later part: first reads of inputs, computing, the tasks' turns, bytes beyond
+/// write-back caches.
 fn part_s(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace, part: Range<usize>) -> f64 {
     let nodes = setup.nodes as f64;
     let own = chain(workload, part.clone(), pace, |_| 0.0);
@@ -150,7 +155,7 @@ fn part_s(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace
     }
     inputs.sort_unstable();
     inputs.dedup();
-    // Read before by an earlier part, it may be cached.
+    // An earlier part read it, so it may be cached.
     let earlier = workload.tasks[..part.start].iter().flat_map(|task| &task.steps).flat_map(|step| &step.reads);
     let earlier: std::collections::HashSet<usize> = earlier.copied().collect();
     inputs.retain(|set| !earlier.contains(set));
@@ -175,7 +180,7 @@ fn ahead_bytes(machine: &Calibration, setup: &Setup) -> f64 {
     if setup.page_cache { machine.store.dirty_bytes as f64 } else { 0.0 }
 }
 
-/// What the store gives and takes, all nodes together.
+/// The store's read and write rates, all nodes together.
 fn together_bps(machine: &Calibration, setup: &Setup) -> (f64, f64) {
     let (store, nodes) = (&machine.store, setup.nodes as f64);
     let total = |known: Option<f64>, node: f64| known.unwrap_or(node).min(node * nodes);
@@ -250,7 +255,7 @@ fn pace(machine: &Calibration, workload: &Workload, setup: &Setup, best: bool) -
     pace
 }
 
-/// What the workload asks for, in bytes, operations and core seconds.
+/// The workload's demand, in bytes, operations and core seconds.
 struct Load {
     store_read: f64,
     store_write: f64,
@@ -294,7 +299,7 @@ impl Load {
         let store_write = match (setup.mode, best) {
             (Mode::Store, _) => intermediate + last,
             (_, true) => drained + spilled,
-            // Nothing may find room in the worst case that is not surely there.
+            // In the worst case only bytes that are certain to fit count as placed.
             (_, false) => drained.max(intermediate + last - room),
         };
         let files_written = totals.files_written as f64;
@@ -308,7 +313,7 @@ impl Load {
             store_read: match (setup.page_cache && best, with_tiers) {
                 (true, _) => each_input_once,
                 (false, false) => read,
-                // What was evicted or found no room is read from the store.
+                // Evicted files, and those without room, are read from the store.
                 (false, true) if intermediate + last > room || setup.mode == Mode::Move => read,
                 (false, true) => every_input_read,
             },
@@ -328,7 +333,7 @@ impl Load {
         }
     }
 
-    /// Seconds each resource needs for it.
+    /// Seconds that each resource needs for it.
     fn seconds(&self, machine: &Calibration, setup: &Setup, pace: &Pace) -> Vec<f64> {
         let (store, agent, nodes) = (&machine.store, &machine.agent, setup.nodes as f64);
         let (read_bps, write_bps) = together_bps(machine, setup);
@@ -349,7 +354,7 @@ impl Load {
                 seconds.push(self.names / per_second / nodes);
             }
         }
-        // At worst all goes through the slowest tier.
+        // In the worst case all goes through the slowest tier.
         let slowest = machine.tiers.iter().map(|tier| tier.read.all_bps.min(tier.write.all_bps)).reduce(f64::min);
         if let (Some(moved), Some(slowest)) = (self.tier_moved.first(), slowest) {
             seconds.push(moved / slowest / nodes);
@@ -389,7 +394,7 @@ struct Chain {
     work_s: f64,
 }
 
-/// The longest chain among some tasks, with what follows the last of its files.
+/// The longest chain among some tasks, with the time after the last of its files.
 fn chain(workload: &Workload, part: Range<usize>, pace: &Pace, tail_s: impl Fn(usize) -> f64) -> Chain {
     let mut ends: Vec<f64> = Vec::with_capacity(part.len());
     let mut found = Chain { longest_s: 0.0, work_s: 0.0 };
@@ -406,7 +411,7 @@ fn chain(workload: &Workload, part: Range<usize>, pace: &Pace, tail_s: impl Fn(u
     found
 }
 
-/// From the end of a file's last task to its place in the store, at the least.
+/// The least time from the end of a file's last task to its place in the store.
 fn tail_s(machine: &Calibration, workload: &Workload, setup: &Setup, set: usize) -> f64 {
     let drained = match setup.mode {
         Mode::Store => return machine.store.operations.fsync_s,

@@ -1,14 +1,15 @@
-//! Flows that share resources: each resource divides itself equally among those who want it, who needs less gets what it needs, and
-//! what that leaves is for the others (max-min fairness). A flow that needs several runs as fast as its scarcest one lets it.
+//! Flows that share resources by max-min fairness: each resource divides itself equally among its flows. A flow that
+//! needs less gets what it needs, and the other flows share the rest. A flow that needs several resources runs at the
+//! rate of its scarcest one.
 //!
-//! Invariants after [`share`]: no resource gives more than it has, no flow is faster than its own bound. Deterministic: the same
-//! flows in the same order give the same rates.
+//! Invariants after [`share`]: no resource gives more than it has; no flow is faster than its own bound. Deterministic:
+//! the same flows in the same order give the same rates.
 
-/// Something that goes on at a rate: bytes, operations or core seconds.
+/// An activity with a rate: bytes, operations or core seconds.
 #[derive(Debug, Clone)]
 pub struct Flow {
     pub remaining: f64,
-    /// How fast it would be alone on an endless machine, a second.
+    /// Its rate per second alone on an unlimited machine.
     pub bound: f64,
     /// Resource, and how much of it one unit takes.
     pub uses: Vec<(usize, f64)>,
@@ -29,7 +30,7 @@ impl Flow {
     }
 }
 
-/// Rounds after which levels that still move are taken as they are; what they overdraw is scaled down.
+/// After so many rounds the remaining levels are final; their overdraft is scaled down.
 const ROUNDS_MAX: usize = 64;
 const SETTLED: f64 = 1e-10;
 
@@ -71,13 +72,13 @@ pub fn share(capacities: &[f64], flows: &mut [&mut Flow]) {
     }
 }
 
-/// What all resources but `but` let a flow have.
+/// The rate that all resources but `but` allow a flow.
 fn limit(flow: &Flow, levels: &[f64], but: Option<usize>) -> f64 {
     let others = flow.uses.iter().filter(|&&(resource, _)| Some(resource) != but);
     others.map(|&(resource, each)| levels[resource] / each).fold(flow.bound, f64::min)
 }
 
-/// The level at which wishes, each cut off there, fill the capacity; infinite when all can have what they want.
+/// The level at which requests, each limited to it, fill the capacity; infinite when all fit.
 fn water_level(mut wanted: Vec<f64>, capacity: f64) -> f64 {
     if wanted.iter().sum::<f64>() <= capacity {
         return f64::INFINITY;
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn flow_is_limited_by_its_scarcest_resource() {
-        // The first needs both; the second resource gives it 1 only, so the third has 9 of the first.
+        // The first flow needs both; the second resource gives it only 1, so the third flow has 9 of the first.
         let flows = vec![
             Flow::new(1.0, 100.0).using(0, 1.0).using(1, 1.0),
             Flow::new(1.0, 100.0).using(1, 1.0),
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn units_do_not_matter() {
-        // 4 core seconds a second are shared by two that compute and one that needs a tenth of a core for its bytes.
+        // 4 core seconds a second are shared by two computing flows and one that needs a tenth of a core for its bytes.
         let flows = vec![
             Flow::new(1.0, 2.0).using(0, 1.0),
             Flow::new(1.0, 2.0).using(0, 1.0),

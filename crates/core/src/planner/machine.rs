@@ -1,7 +1,7 @@
-//! What a calibration found out about a machine: the figures the model computes with, in base units (bytes, seconds).
+//! The figures of a machine that a calibration measured, in base units (bytes, seconds).
 //!
-//! Written by `surgetank calibrate`, read by `model` and `advise`; a person may edit it, so it is plain JSON and every figure is a
-//! field. `None` means "not measured", never zero.
+//! `surgetank calibrate` writes it; `model` and `advise` read it. A user may edit it, so it is plain JSON and every
+//! figure is a field. `None` means "not measured", never zero.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub struct Calibration {
     /// Seconds since 1970.
     pub taken_at_s: u64,
     pub host: String,
-    /// One-minute load average before and after: what was measured beside others is doubtful.
+    /// One-minute load average before and after: a measurement beside other work is doubtful.
     pub load_before: f64,
     pub load_after: f64,
     pub cores: f64,
@@ -31,7 +31,7 @@ pub struct Calibration {
     /// Fastest first.
     pub tiers: Vec<Place>,
     pub agent: Agent,
-    /// What could not be measured as it should, in words.
+    /// Measurements that failed or are doubtful, in words.
     pub notes: Vec<String>,
 }
 
@@ -41,13 +41,13 @@ pub struct Calibration {
 pub struct Place {
     pub name: String,
     pub path: PathBuf,
-    /// tmpfs: its files are memory, and no page cache lies over them.
+    /// tmpfs: its files are memory, without a page cache over them.
     pub in_memory: bool,
-    /// Our cap there; for the store what is free.
+    /// Surgetank's cap there; for the store the free bytes.
     pub room_bytes: u64,
     pub read: Stream,
     pub write: Stream,
-    /// Reading what the page cache has, and writing what it still takes.
+    /// Reads that the page cache answers, and writes that it still accepts.
     pub cached_read: Stream,
     pub cached_write: Stream,
     /// Bytes that writers may be ahead of the device.
@@ -68,31 +68,31 @@ pub struct Stream {
     pub one_bps: f64,
     /// Of as many processes as there are cores, together.
     pub all_bps: f64,
-    /// Time on a core a byte costs.
+    /// Core time per byte.
     pub cpu_s_per_byte: f64,
-    /// How far rounds lay apart: (largest − smallest) ÷ (2 × median).
+    /// The spread of rounds: (largest − smallest) ÷ (2 × median).
     pub spread: f64,
 }
 
-/// What an operation on a name takes, in seconds, one at a time; `per_second` for all processes together.
+/// The time of one operation on a name, in seconds, one at a time; `per_second` for all processes together.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operations {
     /// open(O_CREAT) and close of a new file.
     pub create_s: f64,
-    /// open and close of one that exists.
+    /// open and close of an existing file.
     pub open_s: f64,
     pub stat_s: f64,
     pub unlink_s: f64,
     /// fsync of a small new file.
     pub fsync_s: f64,
-    /// Core time of creating one.
+    /// Core time of one creation.
     pub cpu_s: f64,
-    /// Creations a second of all processes together.
+    /// Creations per second of all processes together.
     pub per_second: f64,
 }
 
-/// What our own agent costs here.
+/// The costs of Surgetank's own agent here.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agent {
@@ -100,17 +100,17 @@ pub struct Agent {
     pub start_s: f64,
     pub shim: Option<Door>,
     pub mount: Option<Door>,
-    /// One small file, from closed to durable, when many wait: the drain as a whole does so many a second.
+    /// One small file, from closed to durable, when many wait: the inverse of the drain's rate in files.
     pub drain_file_s: f64,
     pub drain_file_cpu_s: f64,
-    /// Of the drain, of large files.
+    /// The drain's rate with large files.
     pub drain_bps: f64,
     pub drain_cpu_s_per_byte: f64,
-    /// How long a closed file is left alone before it is drained.
+    /// How long a closed file rests before the drain takes it.
     pub quiet_s: f64,
 }
 
-/// Files through one of the doors, tier file behind it.
+/// Files through one of the doors, with a tier's file behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Door {
@@ -118,10 +118,10 @@ pub struct Door {
     pub create_cpu_s: f64,
     pub open_s: f64,
     pub open_cpu_s: f64,
-    /// A file that only the store has.
+    /// Opens a file that only the store has.
     pub open_store_s: f64,
     pub open_store_cpu_s: f64,
-    /// Creations a second of all processes together.
+    /// Creations per second of all processes together.
     pub per_second: f64,
 }
 
@@ -141,8 +141,8 @@ impl Calibration {
         Ok(calibration)
     }
 
-    /// Every figure that the simulation computes with lies where its sums and quotients stay finite. What is wrong is named as
-    /// it stands in the file.
+    /// Checks that every figure of the simulation is in a range where its sums and quotients stay finite. The error
+    /// names the wrong figure as in the file.
     pub fn check(&self) -> Result<(), String> {
         within("cores", self.cores, 1.0..=CORES_MAX)?;
         whole("memory_bytes", self.memory_bytes)?;
@@ -169,7 +169,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// The same machine, all of its rates multiplied by what rounds lay apart: +1 the fastest seen, −1 the slowest.
+    /// The same machine, with all of its rates scaled by the spread: +1 is the fastest seen, −1 the slowest.
     #[must_use]
     pub fn at_spread(&self, direction: f64) -> Self {
         let mut machine = self.clone();
@@ -238,15 +238,15 @@ impl Door {
 const CORES_MAX: f64 = 65_536.0;
 /// 8 PiB.
 const BYTES_MAX: u64 = 1 << 53;
-/// From a byte a second to a million times what memory does.
+/// From a byte per second to a million times the rate of memory.
 const RATE_BPS: RangeInclusive<f64> = 1.0..=1e18;
-/// From one in a quarter of an hour.
+/// From one operation in a quarter of an hour.
 const PER_SECOND: RangeInclusive<f64> = 0.001..=1e15;
 /// Eleven days, for one operation.
 const TIME_S: RangeInclusive<f64> = 0.0..=1e6;
 const SPREAD_MAX: f64 = 10.0;
 
-/// NaN is in no range.
+/// NaN is outside every range.
 fn within(what: &str, value: f64, range: RangeInclusive<f64>) -> Result<(), String> {
     if range.contains(&value) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A prediction: lower bound, estimate, upper bound, and what takes the time.
+//! A prediction: lower bound, estimate, upper bound, and the causes of the time.
 
 use serde::Serialize;
 
@@ -10,24 +10,25 @@ use super::workload::Workload;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     pub setup: Setup,
-    /// What no schedule beats at the best rates that were measured, or [`WRONG_BY`] below the estimate, where that is more.
+    /// The bound that no schedule beats at the best measured rates, or [`WRONG_BY`] below the estimate, whichever is
+    /// more.
     pub lower_s: f64,
     pub estimate_s: f64,
     /// [`WRONG_BY`] above the estimate.
     pub upper_s: f64,
-    /// Everything one after the other, as Sea adds, with nothing cached, at the worst rates that were measured.
+    /// Everything one after the other, as Sea adds, with nothing cached, at the worst measured rates.
     pub serial_s: f64,
     pub bottleneck: String,
     pub outcome: Outcome,
 }
 
-/// Busy for more of the makespan than this, a resource is what has to be faster.
+/// A resource that is busy for more of the makespan than this is a bottleneck.
 const BOTTLENECK_BUSY: f64 = 0.6;
 
-/// So that upper ÷ lower is at most 1.5, which is what was asked for. How many of the cells that were predicted first kept to it:
-/// docs/model.md, "How good it is".
+/// With it, upper ÷ lower is at most 1.5, as required. docs/model.md, "How good it is", says how many of the first
+/// predicted cells kept to it.
 const WRONG_BY: f64 = 1.22;
-/// A store lets through at once what was not asked of it in the moment before: a short run was a tenth quicker than any schedule.
+/// A store serves at once what it was not asked for just before: a short run was a tenth quicker than any schedule.
 const BURSTS: f64 = 1.1;
 
 pub fn predict(machine: &Calibration, workload: &Workload, setup: &Setup) -> Prediction {
@@ -61,7 +62,7 @@ fn bottleneck(outcome: &Outcome) -> String {
     }
 }
 
-/// How a cause is called in a sentence.
+/// The name of a cause in a sentence.
 pub fn words(cause: simulate::Cause) -> &'static str {
     use simulate::Cause;
     match cause {

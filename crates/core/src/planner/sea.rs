@@ -1,10 +1,13 @@
-//! Sea's makespan model, equations 1–11 (Hayot-Sasson, Dugré, Glatard: "Sea: A lightweight data-placement library for Big Data
-//! scientific computing", section 3.4), each a pure function under its number, with the paper's symbols.
+//! Sea's makespan model, equations 1–11, each a pure function under its number, with the paper's symbols.
 //!
-//! It knows bandwidths only: no latency, no metadata, no computing. The simulation next door has them, and falls together with these
-//! equations where they are all zero (`makespan/tests.rs`). Units are whatever the caller measures in, as long as all bytes and
-//! seconds agree. The danger: symbols that mean two things. The paper writes `c` both for "compute nodes" and `C` for "cache", and in
-//! equation 9 `r` for the room on a disk; here the fields have names, and the symbols stand in their comments.
+//! Source: Hayot-Sasson, Dugré, Glatard: "Sea: A lightweight data-placement library for Big Data scientific computing",
+//! section 3.4.
+//!
+//! The model has bandwidths only: no latency, no metadata, no computing. The simulation has them, and agrees with these
+//! equations where they are all zero (`planner/tests.rs`). Any units fit, as long as all bytes and seconds agree.
+//!
+//! The danger that it avoids: symbols that mean two things. The paper writes `c` for "compute nodes" and `C` for
+//! "cache", and in equation 9 `r` for the room on a disk. Here the fields have names, and comments have the symbols.
 
 /// The file system that all nodes share, and the nodes that use it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +28,7 @@ pub struct Lustre {
     pub disk_write: f64,
 }
 
-/// What every compute node has of its own.
+/// The resources of each compute node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Node {
     /// C_r, page cache read bandwidth.
@@ -44,7 +47,7 @@ pub struct Node {
     pub disk_write: f64,
 }
 
-/// What the application moves.
+/// The application's traffic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Traffic {
     /// D_I, input data.
@@ -131,12 +134,12 @@ pub fn disks_traffic(traffic: &Traffic, lustre: &Lustre, node: &Node) -> Level {
 pub fn sea_disks(traffic: &Traffic, lustre: &Lustre, node: &Node) -> f64 {
     let level = disks_traffic(traffic, lustre, node);
     let disks = node.disks * lustre.compute_nodes;
-    // A node without disks has no such level, rather than one that takes for ever.
+    // A node without disks has no such level, rather than one that never ends.
     let over = |bytes: f64, bandwidth: f64| if bytes > 0.0 { bytes / (disks * bandwidth) } else { 0.0 };
     over(level.read, node.disk_read) + over(level.written, node.disk_write)
 }
 
-/// Of (10): D_Lr = D_m − D_gr − D_tr and D_Lw = D_m + D_f − D_gw − D_tw: what no local level had room for.
+/// Of (10): D_Lr = D_m − D_gr − D_tr and D_Lw = D_m + D_f − D_gw − D_tw: bytes without room on a local level.
 pub fn spilled_traffic(traffic: &Traffic, lustre: &Lustre, node: &Node) -> Level {
     let tmpfs = tmpfs_traffic(traffic, lustre, node);
     let disks = disks_traffic(traffic, lustre, node);
@@ -253,8 +256,8 @@ mod tests {
     fn bytes_without_local_room_go_to_lustre() {
         let small = Node { tmpfs_room: 10_000.0, disks: 1.0, disk_room: 20_000.0, ..NODE };
         let traffic = Traffic { input: 100_000.0, intermediate: 100_000.0, output: 50_000.0, file: 500.0 };
-        // 5 × (10,000 − 3,000) = 35,000 on tmpfs, 5 × (20,000 − 3,000) = 85,000 on disks: of 100,000 read and 150,000 written
-        // nothing and 30,000 are left.
+        // 5 × (10,000 − 3,000) = 35,000 on tmpfs, 5 × (20,000 − 3,000) = 85,000 on disks. Of 100,000 read and 150,000
+        // written nothing and 30,000 are left.
         assert_eq!(tmpfs_traffic(&traffic, &LUSTRE, &small).written, 35_000.0);
         assert_eq!(disks_traffic(&traffic, &LUSTRE, &small), Level { read: 65_000.0, written: 85_000.0 });
         assert_eq!(spilled_traffic(&traffic, &LUSTRE, &small), Level { read: 0.0, written: 30_000.0 });

@@ -1,12 +1,15 @@
-//! The point estimate: the workload is played on the machine, from event to event.
+//! The point estimate: the workload runs on the machine, from event to event.
 //!
 //! ```text
 //! ready tasks ─► a slot of a node ─► step by step: read sets ─► compute ─► write sets ─► ready tasks …
 //!                                                                            └─► drain (Surgetank) or write-back (store alone)
 //! ```
-//! Everything that takes time is a [`Flow`] over resources (cores, bandwidths, operations); between two events all rates are constant.
-//! The end is when all tasks have ended and all that should be in the store is there. There is no randomness and no wall clock.
-//! The danger it avoids is an estimate that nobody can follow: an outcome says what every resource did and what tasks waited for.
+//! Everything that takes time is a [`Flow`] over resources (cores, bandwidths, operations); between two events all
+//! rates are constant. The end is when all tasks have ended and all files for the store are there. There is no
+//! randomness and no wall clock.
+//!
+//! The danger that it avoids: an estimate without an explanation. An outcome says what every resource did and what
+//! tasks waited for.
 
 mod drain;
 mod memory;
@@ -24,17 +27,17 @@ use memory::{Buffer, PageCache};
 use place::{Places, Where};
 use task::{Into, Running, Todo};
 
-/// Where files go.
+/// The mode: where files go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// No Surgetank.
+    /// Without Surgetank.
     Store,
     /// Intermediate files stay in the tiers (rule `keep`), the others are drained.
     InMemory,
-    /// All is drained and stays in the tiers while there is room.
+    /// All files are drained and stay in the tiers while there is room.
     CopyAll,
-    /// All is drained and leaves the tiers at once.
+    /// All files are drained and leave the tiers at once.
     Move,
 }
 
@@ -68,15 +71,16 @@ pub struct Setup {
     pub processes: usize,
     /// Caps of the calibration's tiers, in their order; 0 leaves one out.
     pub tier_bytes: Vec<u64>,
-    /// Programs go by the mount, without the shim.
+    /// Programs use the mount, without the shim.
     pub mount_only: bool,
     pub drain_threads: usize,
     /// Undrained bytes allowed in memory, on each node.
     pub dirty_bytes_max: u64,
-    /// Whether what was read or written before may be in the page cache.
+    /// May the page cache have earlier reads and writes?
     pub page_cache: bool,
-    /// Between the starts of the first tasks. Equal tasks that begin at the same instant stay in step for ever, all reading and then
-    /// all writing while half of the store rests, until the least difference between them parts them; no real ones stay in step.
+    /// Time between the starts of the first tasks. Equal tasks that begin at the same instant stay in step: all read,
+    /// then all write, while half of the store rests. Only a difference between them ends that, and real tasks always
+    /// differ.
     pub apart_s: f64,
 }
 
@@ -96,10 +100,10 @@ impl Setup {
     }
 }
 
-/// About what it takes to start a program.
+/// About the time to start a program.
 const APART_S: f64 = 1e-3;
 
-/// What a moment was spent on.
+/// The use of a span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -114,7 +118,7 @@ pub enum Cause {
     Compute,
     Wait,
     DirtyLimit,
-    /// After the last task: what is not in the store yet.
+    /// After the last task: files that are not in the store yet.
     LastDrain,
 }
 
@@ -136,7 +140,7 @@ pub const CAUSES: [Cause; 12] = [
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Use {
     pub resource: String,
-    /// Share of the makespan it was busy; 1 is saturated all the time.
+    /// Share of the makespan in which it was busy; 1 is always saturated.
     pub busy: f64,
 }
 
@@ -145,11 +149,11 @@ pub struct Outcome {
     pub makespan_s: f64,
     /// When the last task ended.
     pub tasks_s: f64,
-    /// Seconds of the makespan by what tasks were at; their sum is the makespan.
+    /// Seconds of the makespan by the tasks' activity; their sum is the makespan.
     pub spent: Vec<(Cause, f64)>,
     /// Busiest first.
     pub uses: Vec<Use>,
-    /// Bytes written to each tier, and those that found no room in any.
+    /// Bytes written to each tier, and those without room in any.
     pub tier_bytes: Vec<u64>,
     /// Most that any node used of each tier at a time.
     pub tier_peak_bytes: Vec<u64>,
@@ -158,7 +162,7 @@ pub struct Outcome {
     pub cached_bytes: u64,
 }
 
-/// Resources: those of all, then those of each node.
+/// Resources: the shared ones, then those of each node.
 pub(super) struct Resources {
     pub capacities: Vec<f64>,
     names: Vec<String>,
@@ -235,7 +239,7 @@ impl Resources {
     }
 }
 
-/// Who goes on when a flow ends.
+/// The owner that continues when a flow ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Task(usize),
@@ -282,17 +286,17 @@ pub(super) struct Simulation<'a> {
     cached_bytes: f64,
 }
 
-/// Plays the workload.
+/// Runs the workload.
 pub fn run(machine: &Calibration, workload: &Workload, setup: &Setup) -> Outcome {
     let mut simulation = Simulation::new(machine, workload, setup);
     simulation.play();
     simulation.outcome()
 }
 
-/// Who may be less ahead of a device than this part of what is written is as good as not ahead, and each of the many times at which
-/// he fills that little would be an event.
+/// A writer whose permitted lead over a device is less than this part of its bytes counts as having no lead. Each time
+/// that it fills so small a lead would be an event.
 const AHEAD_PART_LEAST: f64 = 5e-5;
-/// Below this a flow has ended: a billionth of what it was, or a nanosecond of its pace.
+/// Below this a flow has ended: a billionth of its size, or a nanosecond at its rate.
 const NOTHING_S: f64 = 1e-9;
 
 impl<'a> Simulation<'a> {
@@ -354,7 +358,8 @@ impl<'a> Simulation<'a> {
         while !self.finished() {
             self.regulate();
             let Some(step_s) = self.next_event_s() else {
-                // Nothing moves and something is left: a writer waits for room that no drain will make. It gets it.
+                // Without any progress but with work left, a writer waits for room that no drain will free. It gets the
+                // room.
                 if !self.admit_anyhow() {
                     break;
                 }
@@ -375,7 +380,7 @@ impl<'a> Simulation<'a> {
         self.left == 0 && self.drains.iter().all(drain::Drain::is_empty) && unwritten.into_iter().all(Buffer::is_empty)
     }
 
-    /// Write-back caches change their state, then all flows share anew.
+    /// Write-back caches change their state, then all flows share the resources again.
     fn regulate(&mut self) {
         for number in 0..self.buffers.len() {
             let writers = self.active.iter().any(|active| active.writes_into(number));
@@ -393,7 +398,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The flow, with what it uses besides while its write-back cache is full.
+    /// The flow, with its further uses while its write-back cache is full.
     fn as_it_stands(&self, active: &Active) -> Flow {
         let mut flow = active.flow.clone();
         if let Some(into) = active.into.as_ref().filter(|into| self.buffers[into.buffer].full) {
@@ -456,7 +461,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// What has ended is taken away and goes on.
+    /// Removes ended flows and continues their owners.
     fn settle(&mut self) {
         let mut ended = Vec::new();
         let mut number = 0;

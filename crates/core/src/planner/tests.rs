@@ -1,4 +1,4 @@
-//! The simulation against Sea's equations where those hold, and against what must be true of every prediction.
+//! Compares the simulation with Sea's equations where those hold, and with properties that every prediction must have.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -36,7 +36,7 @@ fn place(name: &str, in_memory: bool, room_mib: f64, read: f64, write: f64) -> P
     }
 }
 
-/// Without latency, operations, processor time or page cache: what Sea's equations are about.
+/// A machine without latency, operations, processor time or page cache: the domain of Sea's equations.
 fn bare(cores: f64, ram_mib: f64, disk_mib: f64) -> Calibration {
     let door = Door {
         create_s: 0.0,
@@ -72,7 +72,7 @@ fn bare(cores: f64, ram_mib: f64, disk_mib: f64) -> Calibration {
     }
 }
 
-/// What a real one has on top.
+/// A machine with the costs of a real one.
 fn real() -> Calibration {
     let mut machine = bare(2.0, 1024.0, 8192.0);
     machine.memory_bytes = 4 << 30;
@@ -138,7 +138,7 @@ fn as_sea(machine: &Calibration, processes: f64, file: f64) -> (Lustre, Node) {
         disk_read: store.0,
         disk_write: store.1,
     };
-    // Sea keeps room for one file of each process; we do not have to.
+    // Sea keeps room for one file of each process; Surgetank does not have to.
     let reserve = processes * file;
     let node = Node {
         cache_read: ram.0,
@@ -161,7 +161,7 @@ fn same(got: f64, wanted: f64) {
     assert!((got / wanted - 1.0).abs() < 1e-6, "{got} instead of {wanted}");
 }
 
-/// Equation 1: on the store, without a page cache, all processes at the same thing.
+/// Equation 1: on the store, without a page cache, all processes at the same step.
 #[test]
 fn without_cache_the_store_is_equation_1() {
     let machine = bare(8.0, 0.0, 0.0);
@@ -176,12 +176,13 @@ fn without_cache_the_store_is_equation_1() {
     }
 }
 
-/// Equation 5: all but the first read within the page cache. Here it also ends in the store, which Sea's does not count.
+/// Equation 5: all but the first read is within the page cache. Here the time also includes the writes to the store,
+/// which Sea's does not count.
 #[test]
 fn with_endless_cache_the_tasks_on_the_store_are_equation_5() {
     let mut machine = bare(8.0, 0.0, 0.0);
     machine.store.dirty_bytes = 1 << 40;
-    // The store's own write-back is not to keep anybody waiting.
+    // The store's own write-back must not delay any task.
     machine.store.write = stream(0.001);
     let workload = incrementation(4, 3, 64, 0.0);
     let (lustre, node) = as_sea(&machine, 4.0, 64.0 * MIB);
@@ -190,8 +191,8 @@ fn with_endless_cache_the_tasks_on_the_store_are_equation_5() {
     same(outcome.tasks_s, sea::lustre_cached(&traffic(4.0, 3.0, 64.0), &lustre, &node));
 }
 
-/// Equations 7–10, whatever spills, and 11 when nothing does: one process, so that no two levels are used at a time, and nothing to
-/// drain, since Sea's clock stops when the application ends.
+/// Equations 7–10 whatever spills, and 11 when nothing does. One process, so that no two levels are used at a time.
+/// Nothing to drain, since Sea's clock stops when the application ends.
 #[test]
 fn intermediate_files_alone_are_equations_7_and_11() {
     let text = "[[stage]]\nname='a'\ntasks=1\nbytes_in='64M'\nbytes_out='64M'\niterations=5\nreread=true\n[[stage]]\nname='end'\ntasks=1\nreads=['a']";
@@ -210,7 +211,7 @@ fn intermediate_files_alone_are_equations_7_and_11() {
 
 #[test]
 fn a_drain_behind_equal_computing_costs_only_its_tail() {
-    // 20 files of 50 MiB, 1 s of computing each; the drain takes 1 s a file, too, and is one file behind.
+    // 20 files of 50 MiB, 1 s of computing each; the drain also takes 1 s a file, and is one file behind.
     let mut machine = bare(2.0, 1e4, 0.0);
     machine.tiers[0].write = stream(1e9);
     let workload = Workload::parse("[[stage]]\nname='a'\ntasks=20\nbytes_out='50M'\ncpu_s=1.0").unwrap();
@@ -273,14 +274,14 @@ fn advice(workload: &Workload, machine: &Calibration) -> advise::Advice {
     advise::advise(machine, workload, &question).unwrap()
 }
 
-/// Followed, `keep` for files that are all results had left them out of the store.
+/// Regression: the advice `keep` for files that are all results left them out of the store.
 #[test]
 fn results_are_never_advised_to_stay_out_of_the_store() {
     let machine = real();
     let results = Workload::parse("[[stage]]\nname='a'\ntasks=4\nbytes_in='64M'\nbytes_out='64M'\ncpu_s=0.1").unwrap();
     let told = advice(&results, &machine);
     assert!(told.considered.iter().all(|prediction| prediction.setup.mode != Mode::InMemory), "{told:?}");
-    // With a little that may stay out, and nothing gained by it: as good, and everything is in the store.
+    // A few bytes may stay out, without a gain: a mode that puts everything in the store is as good.
     let text = "[[stage]]\nname='a'\ntasks=4\nbytes_out=4096\n[[stage]]\nname='b'\ntasks=4\nreads=['a']\nbytes_out='64M'\ncpu_s=1";
     let told = advice(&Workload::parse(text).unwrap(), &machine);
     let in_memory = told.considered.iter().find(|prediction| prediction.setup.mode == Mode::InMemory).unwrap();
@@ -289,7 +290,7 @@ fn results_are_never_advised_to_stay_out_of_the_store() {
     assert_eq!(advice(&incrementation(8, 6, 32, 0.0), &machine).best.setup.mode, Mode::InMemory);
 }
 
-/// A cache of a byte fills and takes again for every byte: the answer took longer than the workload.
+/// Regression: a cache of one byte fills and accepts again for every byte, so the answer took longer than the workload.
 #[test]
 fn write_back_cache_of_one_byte_equals_none() {
     let with = |dirty_bytes: u64| {
@@ -300,7 +301,7 @@ fn write_back_cache_of_one_byte_equals_none() {
     assert_eq!(with(1), with(0));
 }
 
-/// Everything that may be different from one prediction to the next.
+/// All parameters that may differ between predictions.
 #[derive(Debug, Clone)]
 struct Any {
     tasks: usize,
@@ -349,7 +350,7 @@ fn any() -> impl Strategy<Value = Any> {
     })
 }
 
-/// Estimates of the same cases each time, with one cap of the first tier and with another, as the second's part of the first.
+/// Estimates of the same cases each time with two caps of the first tier: the second estimate as a part of the first.
 fn compared(machine: &Calibration, cases: usize, caps: impl Fn(&Any, f64) -> (u64, u64)) -> Vec<f64> {
     let mut runner = TestRunner::deterministic();
     let mut drawn = || (any(), 1.0..8.0f64).new_tree(&mut runner).unwrap().current();
@@ -365,13 +366,15 @@ fn compared(machine: &Calibration, cases: usize, caps: impl Fn(&Any, f64) -> (u6
     parts
 }
 
-/// A byte took the opens of a whole set off the store, and it parted equal tasks that were in step otherwise: a tenth faster.
+/// Regression: one byte of a tier took the opens of a whole set off the store. It also separated equal tasks that were
+/// otherwise in step, and made them a tenth faster.
 #[test]
 fn tier_of_one_byte_is_not_better_than_none() {
-    // (A little worse it may be: a task goes to the node that has the byte. And a little better, as it is served that much sooner.)
+    // (It may be a little worse, because a task goes to the node that has the byte. It may be a little better, because
+    // the task is served that much sooner.)
     let parts = compared(&real(), 150, |_, _| (0, 1));
     assert!(parts.iter().all(|part| (0.97..1.05).contains(part)), "{:?}", (parts.first(), parts.last()));
-    // All reading, then all writing: in step the store took 391 s.
+    // All tasks read, then all write: in step the store took 391 s.
     let text = "[[stage]]\nname='a'\ntasks=32\nbytes_in='64M'\nbytes_out='256M'\ncpu_s=1\n[[stage]]\nname='b'\ntasks=32\nreads=['a']\nbytes_out='16M'\ncpu_s=1";
     let workload = Workload::parse(text).unwrap();
     let machine = real();
@@ -379,7 +382,7 @@ fn tier_of_one_byte_is_not_better_than_none() {
         estimate(&machine, &workload, &Setup { tier_bytes: vec![bytes, 0], ..Setup::new(&machine, Mode::CopyAll, 2) })
     };
     assert!((with(1) / with(0) - 1.0).abs() < 0.01, "{} {}", with(0), with(1));
-    // Opens go by the share that the tier has.
+    // Opens are divided by the tier's share.
     let text =
         "[[stage]]\nname='a'\ntasks=1\nfiles_out=20000\nbytes_out='20M'\n[[stage]]\nname='b'\ntasks=1\nreads=['a']";
     let workload = Workload::parse(text).unwrap();
@@ -390,14 +393,14 @@ fn tier_of_one_byte_is_not_better_than_none() {
     assert!(with(10 << 20) < 0.8 * with(0) && with(20 << 20) < 0.8 * with(10 << 20));
 }
 
-/// But for a drain that is slower than the store: what goes by a tier then takes longer to be there.
+/// Except with a drain slower than the store: bytes on a tier then reach the store later.
 #[test]
 fn larger_tier_is_seldom_and_never_much_slower() {
     let mut machine = real();
     machine.agent.drain_bps = 1e12;
     (machine.agent.drain_file_s, machine.agent.quiet_s) = (0.0, 0.0);
     let parts = compared(&machine, 150, |any, factor| (any.ram_mib << 20, (any.ram_mib as f64 * factor * MIB) as u64));
-    // A file leaves as a whole when it is durable, so a little more room can come at the wrong moment.
+    // A file leaves as a whole when it is durable, so a little more room can come at a worse time.
     let slower = parts.iter().filter(|part| **part > 1.01).count();
     assert!(slower <= parts.len() / 50, "{slower} of {}", parts.len());
     assert!(parts.last().is_some_and(|most| *most < 1.10), "{parts:?}");
@@ -422,7 +425,7 @@ fn equal_tasks_overlap_reading_and_computing() {
     let read_s = (32 << 20) as f64 / machine.store.read.all_bps;
     let text = format!("[[stage]]\nname='a'\ntasks=16\nbytes_in='32M'\ncpu_s={read_s}");
     let took_s = estimate(&machine, &Workload::parse(&text).unwrap(), &Setup::new(&machine, Mode::Store, 2));
-    // The store is busy but for the last one's computing.
+    // The store is busy except during the last task's computing.
     assert!(took_s < 18.0 * read_s, "{took_s} {read_s}");
 }
 
@@ -474,7 +477,7 @@ proptest! {
         faster.agent.drain_bps *= factor;
         let (workload, setup) = (any.workload(), any.setup(&machine));
         let (slow, fast) = (estimate(&machine, &workload, &setup), estimate(&faster, &workload, &setup));
-        // A schedule may turn out unluckily (Graham's anomalies): by a task at most.
+        // A schedule may be unlucky (Graham's anomalies), by one task at most.
         let task_s = any.cpu_s * any.iterations as f64;
         prop_assert!(fast <= slow * 1.06 + task_s, "{slow} s, with {factor} times the bandwidth {fast} s");
         let closed = |machine: &Calibration| super::bounds::bounds(machine, machine, &workload, &setup);

@@ -1,8 +1,11 @@
-//! What is to be done: tasks in steps that read and write sets of files, as a graph without circles.
+//! The work: tasks in steps that read and write sets of files, as a graph without cycles.
 //!
-//! A set of files is what one task writes (or what the store has at the start) and others read as a whole. Invariants, checked once by
-//! [`Workload::check`]: every set has at most one writer, a task's index is above those of the tasks it waits for, and every index
-//! exists. The danger it avoids: a description that cannot be carried out is an error here, not a simulation that never ends.
+//! One task writes a set of files (or the store has it at the start), and other tasks read it as a whole.
+//!
+//! Invariants, checked once by [`Workload::check`]: every set has at most one writer; a task's index is above those of
+//! the tasks that it waits for; every index exists.
+//!
+//! The danger that it avoids: an impossible description starts a simulation that never ends. It is an error here.
 
 pub mod describe;
 pub mod recorded;
@@ -19,9 +22,9 @@ use surgetank_types::error::{Error, Result};
 pub enum Fate {
     /// The store has it at the start.
     Input,
-    /// Read again, and wanted by nobody afterwards.
+    /// Read again, and not needed afterwards.
     Intermediate,
-    /// Wanted in the store.
+    /// Needed in the store.
     Final,
 }
 
@@ -33,13 +36,13 @@ pub struct FileSet {
     pub fate: Fate,
 }
 
-/// Reading, then computing, then writing; or computing while it writes.
+/// Reads, then computes, then writes; or computes while it writes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Step {
     pub reads: Vec<usize>,
     /// Core time.
     pub cpu_s: f64,
-    /// Time that passes without any core: sleeping, waiting for somebody else's network.
+    /// Time without any core: sleeping, or waiting for a remote network.
     pub wait_s: f64,
     pub writes: Vec<usize>,
     /// It writes as it computes.
@@ -63,7 +66,7 @@ pub struct Workload {
     pub sets: Vec<FileSet>,
 }
 
-/// Sums, for people and for the bounds.
+/// Sums, for the user and for the bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Totals {
     pub tasks: usize,
@@ -75,17 +78,18 @@ pub struct Totals {
     pub cpu_s: f64,
 }
 
-/// More tasks than this and the simulation would take minutes.
+/// With more tasks than this the simulation would take minutes.
 const TASKS_MAX: usize = 200_000;
 /// 31 years.
 pub(super) const TIME_S_MAX: f64 = 1e9;
-/// 1 EiB: of all sets together, and of what is read of them. Sums stay far from their type's end.
+/// 1 EiB: of all sets together, and of their reads. Sums stay far from the limits of their type.
 const BYTES_MAX: u64 = 1 << 60;
 const FILES_MAX: u64 = 1 << 48;
 const CORES: std::ops::RangeInclusive<f64> = 0.01..=65_536.0;
 
 impl Workload {
-    /// Of a file: a description in TOML or JSON, a WfFormat 1.5 instance, a recorded run. What it is is seen by its content.
+    /// Loads a file: a description in TOML or JSON, a WfFormat 1.5 instance, or a recorded run. The content decides
+    /// which.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             Error::new(format!("the workload {} can't be read", path.display()))
@@ -181,7 +185,7 @@ impl Workload {
     }
 
     pub fn totals(&self) -> Totals {
-        // (Before they are checked they may be anything.)
+        // (Before their check they may have any value.)
         let sum = |figures: &mut dyn Iterator<Item = u64>| figures.fold(0, u64::saturating_add);
         let of = |fate: Fate| sum(&mut self.sets.iter().filter(|set| set.fate == fate).map(|set| set.bytes));
         let steps = || self.tasks.iter().flat_map(|task| &task.steps);

@@ -1,4 +1,4 @@
-//! What `fsck` and `scavenge` tell.
+//! The findings of `fsck` and `scavenge`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,72 +8,72 @@ use serde::{Deserialize, Serialize};
 use super::PathText;
 use surgetank_types::model::Timestamp;
 
-/// What `fsck` finds.
+/// The kinds of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// Its newest version is gone. It stays a finding until the user acknowledges it.
+    /// Its newest version is lost. It stays a finding until the user acknowledges it.
     Lost,
-    /// A plain file has another size than its version had when it was closed.
+    /// A plain file differs in size from its version at the close.
     WrongSize,
-    /// The tier's copy has other bytes than were written to the store; the store's are right.
+    /// The tier's copy differs from what was written to the store; the store's copy is right.
     RottenOnTier,
-    /// The store's copy has other bytes than were written to it; the tier's are right.
+    /// The store's copy differs from what was written to it; the tier's copy is right.
     RottenInStore,
-    /// Neither copy has the bytes that were written.
+    /// Neither copy has the written bytes.
     RottenEverywhere,
-    /// The store does not have what the catalog says it has.
+    /// The store lacks a file that the catalog says it has.
     NotInStore,
-    /// Somebody else changed the store's copy.
+    /// Another client changed the store's copy.
     ChangedInStore,
     /// A plain file that no record names.
     Orphan,
-    /// A half-made copy in the store.
+    /// An incomplete copy in the store.
     Leftover,
-    /// A tier that is not there, or cannot be read; and each file whose newest version is on it.
+    /// A tier that is missing or unreadable; and each file whose newest version is on it.
     Unread,
     /// The machine went down before all of it was synced.
     Unproven,
-    /// The catalog's log, so that what happened since is not known.
+    /// The catalog's log is damaged, so later changes are unknown.
     Damaged,
 }
 
-/// How much of a version is there for sure. A machine that went down leaves doubts, and a plain file that is not as long as it
-/// was.
+/// How much of a version is certain to be there. A machine that went down leaves doubts, and so does a plain file of
+/// another length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Proven {
     Whole,
-    /// What a program had synced of it; what it wrote after that may not be.
+    /// The bytes that a program had synced; later writes may be missing.
     InPart,
     /// Nothing of it.
     Nothing,
-    /// It is not as long as it was when it was closed.
+    /// Its length differs from that at the close.
     Cut,
-    /// Nobody remembers what became of it.
+    /// No record says what became of it.
     Unknown,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub what: What,
-    /// Relative to the directory that is served.
+    /// Relative to the served directory.
     pub path: PathText,
-    /// The plain file, the store's file or the tier that it is about.
+    /// The plain file, the store's file or the tier of the finding.
     pub at: PathText,
     pub text: String,
-    /// It was put right.
+    /// The repair fixed it.
     pub mended: bool,
-    /// What a tier has of a file that the store does not have any more.
+    /// The tier's copy of a file that the store no longer has.
     #[serde(skip)]
     pub copy: Option<TierCopy>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierCopy {
-    /// Where the device has its plain files.
+    /// The directory of the device's plain files.
     pub files: PathBuf,
-    /// Below it.
+    /// Relative to it.
     pub path: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ pub struct Undrained {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Audit {
-    /// Files that were looked at.
+    /// Inspected files.
     pub files: u64,
     /// Bytes that were read and compared with their checksum.
     pub scrubbed_bytes: u64,
@@ -108,12 +108,12 @@ impl Audit {
 }
 
 impl What {
-    /// Nothing can bring it back.
+    /// No copy can restore it.
     pub fn is_lost(self) -> bool {
         matches!(self, Self::Lost | Self::WrongSize | Self::RottenEverywhere | Self::Unproven | Self::Damaged)
     }
 
-    /// The rest is told, and is nothing to be dealt with.
+    /// Other findings are reported, and need no action.
     pub fn is_trouble(self) -> bool {
         !matches!(self, Self::Leftover | Self::ChangedInStore)
     }

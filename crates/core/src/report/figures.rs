@@ -1,6 +1,6 @@
-//! Everything that is counted or measured of a served directory at one moment: what the metrics are made of.
+//! All counts and measurements of a served directory at one time: the source of the metrics.
 //!
-//! Beside what `status` and the summary say, what only a graph over time is interested in.
+//! Besides the content of `status` and the summary, it has values that only a graph over time needs.
 
 use super::run::Event;
 use super::{Status, Summary};
@@ -12,32 +12,32 @@ pub struct Figures {
     pub summary: Summary,
     pub tiers: Vec<TierFigures>,
     pub drain: DrainFigures,
-    /// Asked of the store because a program wanted to know: attributes of a name, and whole directories.
+    /// Questions to the store on behalf of a program: attributes of a name, and whole directories.
     pub store_lookups: u64,
     pub store_listings: u64,
-    /// What was decided and met, by kind, place and reason.
+    /// Decisions and incidents, by kind, place and reason.
     pub events: Vec<Event>,
 }
 
-/// Of one tier, all its devices together; since the agent started.
+/// One tier with all its devices, since the agent started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierFigures {
     pub name: String,
-    /// That are there now.
+    /// Files that are there now.
     pub files: u64,
     pub evictions: u64,
     pub evicted_bytes: u64,
-    /// Calls of a device that failed.
+    /// Failed calls of a device.
     pub errors: u64,
 }
 
-/// Of the drain, since the agent started.
+/// The drain, since the agent started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DrainFigures {
-    /// Read for copies to the store, those that were made again included.
+    /// Bytes read for copies to the store, repeated copies included.
     pub copied_bytes: u64,
-    /// Carried out in the store: files, renames, deletes.
+    /// Operations in the store: files, renames, deletes.
     pub operations: u64,
-    /// Somebody else had changed the store's file.
+    /// Another client had changed the store's file.
     pub conflicts: u64,
 }

@@ -1,7 +1,10 @@
-//! How a process used a file, request by request (`run --trace`): how much of it, in which order, and what of it again.
+//! How a process used a file, request by request (`run --trace`): how much of it, in which order, and what of it
+//! repeatedly.
 //!
-//! Offsets are kept as extents, [`EXTENTS_MAX`] at most; beyond that the nearest are taken for one, and the pattern says so
-//! (`about`). The danger this file avoids: a trace that grows with the number of requests.
+//! Offsets are kept as extents, [`EXTENTS_MAX`] at most. Beyond that the nearest ones are merged, and the pattern
+//! records it (`about`).
+//!
+//! The danger that it avoids: a trace that grows with the number of requests.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,9 +14,9 @@ use super::PathText;
 use super::run::Sizes;
 use surgetank_types::model::FileId;
 
-/// Pieces of a file that are told apart.
+/// The most extents of a file that are kept apart.
 pub const EXTENTS_MAX: usize = 4096;
-/// Distances that are told apart while counting, and that are shown.
+/// The distances that are kept apart while counting, and those that are shown.
 const STRIDES_MAX: usize = 64;
 const STRIDES_SHOWN: usize = 4;
 
@@ -23,37 +26,39 @@ const STRIDES_SHOWN: usize = 4;
 pub struct Access {
     /// Its last name, relative to the directory.
     pub path: PathText,
-    /// For the agent that sees it: what is renamed later has another name in the end.
+    /// For the agent: a file that is renamed later has another name in the end.
     #[serde(skip)]
     pub file: Option<FileId>,
-    /// How large it was at its last open or request.
+    /// Its size at its last open or request.
     pub size_bytes: u64,
-    /// It used what was in the file before it came: not so who made or emptied it, or opened it for both and only wrote.
+    /// The process used earlier content of the file. False if it made or emptied the file, or opened it for both and
+    /// only wrote.
     pub reads: bool,
     pub writes: bool,
-    /// `None`: not opened for that, and no request came.
+    /// `None`: not opened for that, and without a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read: Option<Pattern>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<Pattern>,
 }
 
-/// In one direction.
+/// The requests in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pattern {
     pub opens: u64,
-    /// Requests, as the kernel sent them: of a large call several, of a mapped file one for what was touched.
+    /// Requests, as the kernel sent them: several for a large call; for a mapped file, those of its touched parts.
     pub calls: u64,
     pub bytes: u64,
     /// Different bytes of the file.
     pub distinct_bytes: u64,
-    /// Requests that began where the one before had ended; the first one at 0 is one of them.
+    /// Requests that began where the previous one ended; a first one at 0 counts too.
     pub sequential_calls: u64,
     pub sizes: Sizes,
-    /// Distances between the begins of a request and the one before it, of those that were not sequential; the most frequent first.
+    /// Distances between the starts of a request and the previous one, of requests that were not sequential; the most
+    /// frequent first.
     pub strides: Vec<Stride>,
-    /// `distinct_bytes` is too high by what lies between the pieces: there were too many of them.
+    /// `distinct_bytes` is too high by the gaps between extents, because there were too many of them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub about: bool,
 }
@@ -66,12 +71,12 @@ pub struct Stride {
 }
 
 impl Pattern {
-    /// Bytes that had been read (written) before by the same process.
+    /// Bytes that the same process had read (written) before.
     pub fn again_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.distinct_bytes)
     }
 
-    /// In a word or two.
+    /// The order in a word or two.
     pub fn order(&self) -> String {
         let stride = self.strides.first();
         match stride {
@@ -84,7 +89,7 @@ impl Pattern {
     }
 }
 
-/// A pattern while it comes about.
+/// A pattern under construction.
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
     opens: u64,
@@ -94,7 +99,7 @@ pub struct Tracker {
     sizes: Sizes,
     /// Begin and end of the last request.
     last: Option<(u64, u64)>,
-    /// Begin to end, none touching the next.
+    /// Begin to end; no extent touches the next.
     extents: BTreeMap<u64, u64>,
     strides: HashMap<i64, u64>,
     about: bool,
@@ -123,7 +128,7 @@ impl Tracker {
         self.cover(offset, end);
     }
 
-    /// Some request has come.
+    /// A request has come.
     pub fn has_begun(&self) -> bool {
         self.calls > 0
     }
@@ -144,7 +149,7 @@ impl Tracker {
         }
     }
 
-    /// Half as many: each second one is taken together with the next.
+    /// Halves the extents: merges each second one with the next.
     fn thin(&mut self) {
         self.about = true;
         let all: Vec<(u64, u64)> = std::mem::take(&mut self.extents).into_iter().collect();
@@ -210,7 +215,7 @@ mod tests {
         assert_eq!(tracker.extents, BTreeMap::from([(5, 105)]));
     }
 
-    /// The sum over all bytes of a small file, compared with a table of them.
+    /// Compares the sum over all bytes of a small file with a table of them.
     #[test]
     fn distinct_bytes_are_those_of_a_table() {
         let mut state = 12345_u64;

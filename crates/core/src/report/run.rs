@@ -1,10 +1,12 @@
-//! The record of a run: what happened in it, as the agent writes it down when the run is over (`STATE/KEY/runs/ID.json`)
-//! and as `surgetank report` renders it. docs/report.md describes it for users.
+//! The record of a run: the agent writes it when the run has ended (`STATE/KEY/runs/ID.json`), and `surgetank report`
+//! renders it. docs/report.md describes it for users.
 //!
-//! Every moment is in microseconds since the run began (`…_us`, monotonic clock); `begun_unix_us` anchors them. A list
-//! that could be as long as the run is large is bounded and says what was left out. What is an estimate stands in a field of
-//! its own that says so, never in a sum with what was counted. The danger this file avoids: a second renderer that reads
-//! a field in another sense; so every field says what is counted, and whose.
+//! - Every time is in microseconds since the run began (`…_us`, monotonic clock); `begun_unix_us` anchors them.
+//! - A list that could be as long as the run is large is bounded, and the record says what was left out.
+//! - An estimate has a field of its own whose name says so, and is never added to counts.
+//!
+//! The danger that it avoids: a second renderer reads a field in another sense. So every field says what is counted,
+//! and whose.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,19 +15,19 @@ use super::{PathText, Summary, Verdict};
 use surgetank_policy::config::Survives;
 use surgetank_types::model::{Mode, RunId};
 
-/// Of the record. Fields are added without a new number; a reader takes what it does not find as empty.
+/// The record's format. New fields do not change the number; a reader takes a missing field as empty.
 pub const FORMAT: u32 = 1;
-/// Samples in a record at most: when there are as many, every second one is dropped and the interval doubles.
+/// The most samples of a record: when they are reached, every second one is dropped and the interval doubles.
 pub const SAMPLES_MAX: usize = 600;
-/// Processes in a record at most, those that moved most bytes; all of them are in `programs`.
+/// The most processes of a record, those that moved most bytes; all of them are in `programs`.
 pub const PROCESSES_MAX: usize = 1000;
-/// The same of a traced run, in which they are what is asked for.
+/// The same for a traced run, which is about processes.
 pub const TRACED_PROCESSES_MAX: usize = 20_000;
 /// Files of one process in the record of a traced run.
 pub const ACCESSES_MAX: usize = 10_000;
-/// Files in a record at most.
+/// The most files of a record.
 pub const FILES_MAX: usize = 100;
-/// Characters of a command line at most.
+/// The most characters of a command line.
 pub const COMMAND_CHARS_MAX: usize = 1000;
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -33,67 +35,68 @@ pub const COMMAND_CHARS_MAX: usize = 1000;
 pub struct RunRecord {
     /// [`FORMAT`].
     pub format: u32,
-    /// Of Surgetank.
+    /// The version of Surgetank.
     pub version: String,
-    /// Name of the record, `YYYYMMDD-HHMMSS-UUUUUU-N` (UTC, with microseconds): what `surgetank report` is asked for. In the order of time.
+    /// Name of the record, `YYYYMMDD-HHMMSS-UUUUUU-N` (UTC, with microseconds), as an argument of `surgetank report`.
+    /// Names sort by time.
     pub id: String,
     pub run: RunId,
     pub host: String,
     /// Shortened to [`COMMAND_CHARS_MAX`].
     pub command: String,
-    /// The directory that was served.
+    /// The served directory.
     pub directory: PathText,
-    /// Path or URL, without anything secret.
+    /// Path or URL, without secrets.
     pub store: String,
     pub begun_unix_us: i64,
-    /// When the command had ended; `None`: not known (the run was killed, or detached).
+    /// When the command had ended; `None`: unknown (the run was killed, or detached).
     pub command_ended_us: Option<u64>,
-    /// When the run was over, its final drain included.
+    /// When the run had ended, its final drain included.
     pub ended_us: u64,
-    /// The command's, as a shell would give it.
+    /// The command's exit code, as a shell returns it.
     pub command_exit: Option<u8>,
-    /// Of `surgetank run` itself.
+    /// The exit code of `surgetank run` itself.
     pub exit: Option<u8>,
-    /// Why `exit` is not `command_exit`; empty when it is, or when neither is known.
+    /// Why `exit` differs from `command_exit`; empty when they are equal, or when neither is known.
     pub reason: String,
     pub verdict: Option<Verdict>,
-    /// Of the agent since it started, as in `--json`.
+    /// The agent's summary since it started, as in `--json`.
     pub summary: Option<Summary>,
-    /// How many agents served the run: more than 1 when one was killed and another took over. What the earlier ones had
-    /// counted in the mount since they last wrote it down (every few seconds) is then missing in the figures.
+    /// How many agents served the run: more than 1 when one was killed and another took over. The mount's counts of an
+    /// earlier agent since its last note (every few seconds) are then missing.
     pub agents: u32,
-    /// Other runs over the same directory while this one ran: `tiers`, `store`, `events` and `samples` are the
-    /// agent's and have theirs too; `processes`, `programs` and `files` are this run's alone.
+    /// Other runs over the same directory during this one. `tiers`, `store`, `events` and `samples` are the agent's and
+    /// include theirs; `processes`, `programs` and `files` are this run's alone.
     pub runs_beside: u32,
     pub tiers: Vec<TierRecord>,
     pub store_traffic: StoreTraffic,
-    /// What the engine decided or met, by kind, place and reason.
+    /// Decisions and incidents of the engine, by kind, place and reason.
     pub events: Vec<Event>,
     pub samples: Samples,
     /// In the order of their start.
     pub processes: Vec<Process>,
-    /// How many processes there were, those that are not in `processes` included.
+    /// The number of processes, those outside `processes` included.
     pub processes_total: u64,
-    /// Of these, processes of which nothing is known: they came when no slot to count in was free.
+    /// Processes without any figures, because no slot to count in was free when they started.
     pub processes_lost: u64,
-    /// Processes whose own figures were impossible, because a program wrote over them: what the agent saw of them is all there is.
+    /// Processes with impossible figures, because a program wrote over them: only the agent's counts remain.
     pub processes_disbelieved: u64,
-    /// Each request was seen (`run --trace`), and `Process::files` says which files were read and written.
+    /// Each request was traced (`run --trace`), and `Process::files` says which files were read and written.
     pub traced: bool,
-    /// What a process did to a file, of which there is nothing in its list because it was full.
+    /// Uses of files that are missing in a process's list because it was full.
     pub accesses_left_out: u64,
-    /// A program has cut off or removed the memory that processes count in: what they did afterwards is not known.
+    /// A program has truncated or removed the memory that processes count in: their later work is unknown.
     pub counting_ended: bool,
     /// All processes, by the name of their program; those that moved most bytes first.
     pub programs: Vec<Program>,
     /// The largest and the slowest, [`FILES_MAX`] at most.
     pub files: Vec<File>,
-    /// How many files the run wrote that were closed.
+    /// The number of files that the run wrote and closed.
     pub files_total: u64,
     pub tail: Tail,
 }
 
-/// One tier, over the run: its counters' growth from the run's begin to its end.
+/// One tier during the run: the growth of its counters from the run's begin to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierRecord {
@@ -101,11 +104,12 @@ pub struct TierRecord {
     pub cap_bytes: u64,
     pub survives: Option<Survives>,
     pub devices: Vec<PathText>,
-    /// Files placed here.
+    /// Files placed on this tier.
     pub files: u64,
-    /// Written to it by programs (as far as the agent sees it: the size at the close of what was written directly) and copied to it.
+    /// Bytes that programs wrote to it, and bytes copied to it. For direct writes the agent sees only the size at the
+    /// close.
     pub in_bytes: u64,
-    /// Read from it by the drain and by mediated reads.
+    /// Bytes that the drain and mediated reads read from it.
     pub out_bytes: u64,
     /// Opens answered from here.
     pub hits: u64,
@@ -115,60 +119,61 @@ pub struct TierRecord {
     pub dirty_bytes_max: u64,
 }
 
-/// Between the agent and the store, over the run.
+/// Traffic between the agent and the store during the run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreTraffic {
     /// Files and bytes made durable.
     pub out_files: u64,
     pub out_bytes: u64,
-    /// Bytes fetched: opens that no tier answered, prefetched files, mediated reads of the store.
+    /// Fetched files and bytes: opens that no tier answered, prefetched files, mediated reads of the store.
     pub in_files: u64,
     pub in_bytes: u64,
     /// Time in which the queue was not empty, and the rate over it.
     pub busy_us: u64,
     pub out_bytes_per_second: u64,
-    /// Tries that failed and were made again.
+    /// Tries that failed and were repeated.
     pub failures: u64,
-    /// Copies that verification threw away.
+    /// Copies that verification rejected.
     pub corrupt: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// A new or overwritten file was given this place.
+    /// A new or overwritten file got this place.
     Placed,
     /// A file was opened that a tier had.
     Hit,
     /// A file was opened that only the store had, and was read there.
     Miss,
-    /// A file was brought from the store into a tier.
+    /// A file was fetched from the store into a tier.
     Fetched,
     /// A file had to leave its place in the middle of a write.
     Spilled,
     Evicted,
-    /// Somebody else had changed the store's file: both are kept.
+    /// Another client had changed the store's file: both are kept.
     Conflict,
-    /// A writer for whom there was no room anywhere.
+    /// A writer for which no room was left anywhere.
     NoRoom,
 }
 
-/// How often one thing happened for one reason.
+/// How often one event happened for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     pub kind: EventKind,
     /// Tier, or `store`.
     pub place: String,
-    /// In a few words, without the figures of the single case, so that like ones are counted together. Of `placement::Reason`
-    /// where placement decided.
+    /// In a few words, without the figures of the single case, so that equal ones are counted together. From
+    /// `placement::Reason` where placement decided.
     pub reason: String,
     pub count: u64,
-    /// Of the files concerned, where known when it happened.
+    /// The bytes of these files, where known at that time.
     pub bytes: u64,
 }
 
-/// The state of tiers and queue over time. `points[i]` was taken at `points[i].at_us`; a point is the state at that moment, not an average.
+/// The state of tiers and queue over time. `points[i]` was taken at `points[i].at_us`; a point is the state at that
+/// time, not an average.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Samples {
@@ -183,7 +188,7 @@ pub struct Samples {
 pub struct Sample {
     pub at_us: u64,
     pub tiers: Vec<Fill>,
-    /// What waits for the store: files, renames, deletes …
+    /// The work that waits for the store: files, renames, deletes …
     pub queue_operations: u64,
     pub queue_bytes: u64,
     /// Made durable since the run began; the rate between two points is the difference over the time.
@@ -199,15 +204,15 @@ pub struct Fill {
     pub dirty_bytes: u64,
 }
 
-/// How the figures of a process came about.
+/// The source of a process's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
-    /// By the preload shim, to its end.
+    /// The preload shim, to the process's end.
     Shim,
-    /// By the preload shim, until the process was killed or went on as something that does not count (`exec` of a static program).
+    /// The preload shim, until the process was killed or became one that does not count (`exec` of a static program).
     ShimCutShort,
-    /// By the agent only, in the mount or at seccomp's stops: a static program, one without the shim.
+    /// The agent only, in the mount or at seccomp's stops: a static program, or one without the shim.
     #[default]
     Agent,
 }
@@ -216,26 +221,26 @@ pub enum Counted {
 #[serde(default)]
 pub struct Process {
     pub pid: u32,
-    /// 0: not known.
+    /// 0: unknown.
     pub parent: u32,
     /// Name of the executable, without its directory.
     pub program: String,
-    /// Shortened; empty where nobody saw it.
+    /// Shortened; empty where the agent did not see it.
     pub command: String,
-    /// The first sign of it that we have. A process that calls `exec` is one entry a program.
+    /// The first sign of it. A process that calls `exec` has one entry for each program.
     pub begun_us: u64,
     /// The last sign; `None`: it outlived the run.
     pub ended_us: Option<u64>,
     pub counted: Counted,
-    /// In the directory.
+    /// I/O in the directory.
     pub io: Doors,
-    /// Everything that this process did anywhere, as the kernel counts it (`/proc/PID/io`), where it could be read.
+    /// All I/O of this process anywhere, as the kernel counts it (`/proc/PID/io`), where it could be read.
     pub kernel: Option<Kernel>,
-    /// The parent of a process whose standard input or output is a pipe that the parent does not have itself: who has the same one
-    /// at the same time is a part of the same pipeline. 0: none, or not known. Of traced runs only.
+    /// The parent of a process whose standard input or output is a pipe that the parent does not have itself. Processes
+    /// with the same one at the same time belong to one pipeline. 0: none, or unknown. Of traced runs only.
     #[serde(skip_serializing_if = "is_zero")]
     pub pipeline: u32,
-    /// Of a traced run: what it did to which file, in the order of their names.
+    /// Of a traced run: the process's use of each file, in the order of their names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<Access>,
 }
@@ -254,28 +259,28 @@ pub struct Program {
     /// Sum of the times from their begin to their end.
     pub lived_us: u64,
     pub io: Doors,
-    /// Of those of which it is known.
+    /// Of those processes for which it is known.
     pub kernel: Option<Kernel>,
 }
 
-/// I/O in the directory, by the way it went. A request is in one of them only.
+/// I/O in the directory, by its door. A request is counted in one of them only.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Doors {
-    /// On descriptors that the preload shim handed out: straight on the tier, counted in the program.
+    /// On descriptors that the preload shim granted: directly on the tier, counted in the program.
     pub shim: Io,
     /// On files of the mount that the kernel reads and writes itself, counted in programs that have the shim.
     pub passthrough: Io,
-    /// The same in programs without the shim: nobody counts the requests. Opens are counted; the bytes are an estimate
-    /// (`estimated_read_bytes`, `estimated_write_bytes`).
+    /// The same in programs without the shim: their requests are not counted. Opens are counted; the bytes are an
+    /// estimate (`estimated_read_bytes`, `estimated_write_bytes`).
     pub passthrough_unseen: Io,
-    /// By the agent, request for request.
+    /// Counted by the agent, request by request.
     pub mediated: Io,
-    /// On descriptors that the seccomp door handed out, where there is no mount: as `passthrough_unseen`.
+    /// On descriptors that the seccomp door granted, where there is no mount: as `passthrough_unseen`.
     pub seccomp: Io,
 }
 
-/// What was done through one door. Counted, unless a field's name says that it is an estimate.
+/// I/O through one door. Counted, unless a field's name says that it is an estimate.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Io {
@@ -283,7 +288,7 @@ pub struct Io {
     pub read_opens: u64,
     /// Successful opens for writing, those that made the file included.
     pub write_opens: u64,
-    /// Those that were asked to make the file if need be.
+    /// Opens with permission to make the file.
     pub create_opens: u64,
     /// Bytes that read calls returned and write calls took.
     pub read_bytes: u64,
@@ -292,10 +297,10 @@ pub struct Io {
     pub write_calls: u64,
     /// fsync, fdatasync, msync and the like.
     pub sync_calls: u64,
-    /// Bytes of the files that were mapped (mmap): what the program touched of them is not known, and is in no other figure.
+    /// Bytes of the mapped files (mmap): how much of them the program touched is unknown, and in no other figure.
     pub mapped_bytes: u64,
     pub map_calls: u64,
-    /// By bytes that the call moved.
+    /// By bytes moved per call.
     pub read_sizes: Sizes,
     pub write_sizes: Sizes,
     /// Time in the calls above, from outside: read, write, sync; and in opens. Sampled where requests are small.
@@ -303,7 +308,7 @@ pub struct Io {
     pub write_us: u64,
     pub sync_us: u64,
     pub open_us: u64,
-    /// Of files that nobody could count requests of: their size at the close, once an open for reading or for writing.
+    /// For files whose requests cannot be counted: their size at the close, once per open for reading or for writing.
     pub estimated_read_bytes: u64,
     pub estimated_write_bytes: u64,
 }
@@ -318,12 +323,12 @@ pub struct Sizes(pub Vec<u64>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kernel {
-    /// rchar, wchar: through read and write calls, whatever they were on.
+    /// rchar, wchar: bytes of read and write calls on any file.
     pub read_bytes: u64,
     pub write_bytes: u64,
     pub read_calls: u64,
     pub write_calls: u64,
-    /// read_bytes, write_bytes: caused to be read from and written to block devices.
+    /// read_bytes, write_bytes: reads from and writes to block devices that the process caused.
     pub device_read_bytes: u64,
     pub device_write_bytes: u64,
 }
@@ -334,18 +339,18 @@ pub struct Kernel {
 pub struct File {
     pub path: PathText,
     pub size_bytes: u64,
-    /// How often it was closed after having been written.
+    /// How often it was closed after a write.
     pub versions: u64,
     pub mode: Mode,
-    /// Where it was put: a tier's name, or `store`.
+    /// Its place: a tier's name, or `store`.
     pub place: String,
-    /// Why there, as `surgetank why` says it.
+    /// The reason for the place, as `surgetank why` prints it.
     pub placement: String,
-    /// Which rule decided the mode, and where it is written.
+    /// The rule that decided the mode, and where it is written.
     pub rule: String,
     /// When its last version was closed.
     pub sealed_us: u64,
-    /// When that was in the store; `None`: it never was (kept, removed, deleted or not yet).
+    /// When that version was in the store; `None`: never (kept, removed, deleted or not yet).
     pub durable_us: Option<u64>,
 }
 
@@ -360,7 +365,7 @@ pub struct Tail {
     pub undrained_operations: u64,
 }
 
-/// Programs count for themselves, in memory of theirs: a sum of what they say must not be what stops the one who adds up.
+/// Programs write their own counts, so an overflow in a sum must not stop the recorder.
 fn add(to: &mut u64, more: u64) {
     *to = to.saturating_add(more);
 }
@@ -370,7 +375,7 @@ impl Sizes {
         self.add_many((u64::BITS - bytes.leading_zeros()) as usize, 1);
     }
 
-    /// `count` more in entry `class`.
+    /// Adds `count` to entry `class`.
     pub fn add_many(&mut self, class: usize, count: u64) {
         if count == 0 {
             return;
@@ -416,7 +421,7 @@ impl Io {
         add(&mut self.estimated_write_bytes, other.estimated_write_bytes);
     }
 
-    /// Bytes counted, reads and writes.
+    /// Counted bytes, reads and writes.
     pub fn bytes(&self) -> u64 {
         self.read_bytes.saturating_add(self.write_bytes)
     }
@@ -445,7 +450,7 @@ impl Doors {
         self.seccomp.join(&other.seccomp);
     }
 
-    /// Everything that was counted or estimated, whichever way it went.
+    /// All counted and estimated I/O, through every door.
     pub fn total(&self) -> Io {
         let mut total = Io::default();
         for (_, io) in self.all() {
@@ -467,7 +472,7 @@ impl Kernel {
 }
 
 impl Samples {
-    /// Takes a point; where there is no room, every second one goes and they are half as dense from here on.
+    /// Adds a point. Without room, drops every second point, and doubles the interval from here on.
     pub fn push(&mut self, point: Sample) {
         if self.points.len() >= SAMPLES_MAX {
             let mut nth = 0_usize;

@@ -1,7 +1,7 @@
-//! The verdict: what the exit code is decided by.
+//! The verdict: the basis of the exit code.
 //!
-//! The danger this file avoids: a loss that is reported once. What is lost never becomes durable, so it stays in every
-//! verdict until the user acknowledges it.
+//! The danger that it avoids: a loss that is reported only once. A lost file never becomes durable, so it stays in
+//! every verdict until the user acknowledges it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +11,12 @@ use super::{Listing, PathText};
 pub struct NotDurable {
     pub path: PathText,
     pub why: String,
-    /// Where the newest bytes are. Empty when a look found no copy, or when the copy cannot be looked at.
+    /// Where the newest bytes are. Empty when no copy was found, or when the copy cannot be checked.
     pub safe_at: PathText,
 }
 
-/// A file whose newest version has no copy any more. Every command reports it until the user acknowledges it
-/// (`scavenge --forget`).
+/// A file whose newest version has no copy any more. Every command reports it until the user acknowledges it (`scavenge
+/// --forget`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     pub path: PathText,
@@ -28,7 +28,7 @@ pub struct Lost {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     pub path: PathText,
-    /// Name under which our copy was put into the store.
+    /// The name under which the agent's copy was put into the store.
     pub kept_as: PathText,
 }
 
@@ -39,7 +39,7 @@ pub struct Undelivered {
     pub why: String,
 }
 
-/// What the exit code is decided by.
+/// The basis of the exit code.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Verdict {
     pub not_durable: Listing<NotDurable>,
@@ -47,7 +47,7 @@ pub struct Verdict {
     pub lost: Listing<Lost>,
     pub conflicts: Listing<Conflict>,
     pub undelivered: Listing<Undelivered>,
-    /// By rule `keep`: not in the store, on purpose; no failure.
+    /// Kept by rule `keep`: not in the store, on purpose; not a failure.
     pub kept: Listing<PathText>,
 }
 
@@ -56,7 +56,7 @@ impl Verdict {
         self.is_drained() && self.lost.is_empty()
     }
 
-    /// Nothing is left that can still be brought to the store.
+    /// No operation is left that can still reach the store.
     pub fn is_drained(&self) -> bool {
         self.not_durable.is_empty() && self.conflicts.is_empty() && self.undelivered.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The drain of each node: sets in the order in which they were closed, some at a time, each copied and then published.
+//! The drain of each node: sets in the order of their closes, some at a time, each copied and then published.
 
 use std::collections::VecDeque;
 
@@ -8,9 +8,9 @@ use super::{Cause, DRAIN, Mode, Owner, PUBLISH, STORE_WRITE, Simulation, TO_STOR
 #[derive(Default)]
 pub struct Drain {
     waiting: VecDeque<usize>,
-    /// Under way, in the order in which their flows were started, each with what is still to be done.
+    /// Sets in progress, in the order in which their flows were started, each with its remaining work.
     working: Vec<(usize, VecDeque<Todo>)>,
-    /// Bytes in memory that are to be drained and are not yet.
+    /// Undrained bytes in memory.
     pub dirty_bytes: f64,
     pub drained_bytes: f64,
 }
@@ -22,13 +22,13 @@ impl Drain {
 }
 
 impl Simulation<'_> {
-    /// Whether a set that is going to be drained may be begun, by the limit of undrained bytes in memory.
+    /// Does the limit of undrained bytes in memory admit a new set that will be drained?
     pub(super) fn admits(&self, node: usize, bytes: f64) -> bool {
         let dirty = self.drains[node].dirty_bytes;
         dirty < 1.0 || dirty + bytes <= self.setup.dirty_bytes_max as f64
     }
 
-    /// A set that is to be drained has been closed.
+    /// A set for the drain has been closed.
     pub(super) fn closed(&mut self, node: usize, set: usize) {
         self.drains[node].waiting.push_back(set);
         self.feed(node);
@@ -78,7 +78,7 @@ impl Simulation<'_> {
         todo
     }
 
-    /// A flow of the drain has ended: the set's next one, or it is durable.
+    /// A flow of the drain has ended: starts the set's next one, or makes the set durable.
     pub(super) fn drained(&mut self, owner: usize) {
         let (node, set) = (owner / self.workload.sets.len(), owner % self.workload.sets.len());
         let Some(at) = self.drains[node].working.iter().position(|(working, _)| *working == set) else { return };

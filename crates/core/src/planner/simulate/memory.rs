@@ -1,12 +1,12 @@
-//! The kernel's page cache: what may be read from memory again, and how far writers may be ahead of a device.
+//! The kernel's page cache: which sets memory still has, and how far writers may be ahead of a device.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// What one node's page cache holds: whole sets, least recently used out first.
+/// The content of one node's page cache: whole sets, least recently used out first.
 #[derive(Debug, Clone)]
 pub struct PageCache {
     room: f64,
-    /// Taken by tiers in memory.
+    /// Memory that tiers take.
     lent: f64,
     held: f64,
     sets: HashMap<usize, (u64, f64)>,
@@ -19,7 +19,7 @@ impl PageCache {
         Self { room, lent: 0.0, held: 0.0, sets: HashMap::new(), oldest: BTreeMap::new(), tick: 0 }
     }
 
-    /// Bytes of the set that are there.
+    /// Bytes of the set in the cache.
     pub fn has(&self, set: usize) -> f64 {
         self.sets.get(&set).map_or(0.0, |(_, bytes)| *bytes)
     }
@@ -36,7 +36,7 @@ impl PageCache {
         self.shrink();
     }
 
-    /// Memory goes to a tier, or comes back from it.
+    /// Memory moves to a tier, or returns from it.
     pub fn delegate(&mut self, bytes: f64) {
         self.lent += bytes;
         self.shrink();
@@ -61,8 +61,8 @@ impl PageCache {
 
 /// Dirty pages of one device: writers run at memory's speed until it is full, then at the device's.
 ///
-/// While it is full they write *through*: what they put in pushes as much out. The rest goes on being written back beside them.
-/// Writing back begins with a little that has come together, or when nobody writes any more.
+/// While it is full, writers write *through*: each byte in pushes one out. The write-back of the rest continues beside
+/// them. Write-back begins with a small minimum, or when no flow writes any more.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     pub level: f64,
@@ -70,10 +70,10 @@ pub struct Buffer {
     pub full: bool,
 }
 
-/// Once full, it takes more again when there is this much room: the kernel lets writers off in bursts, too.
+/// Once full, it accepts bytes again with this much room: the kernel also releases writers in bursts.
 const TAKES_AGAIN: f64 = 0.9;
 const WRITES_BACK_FROM: f64 = 0.05;
-/// Levels are sums of many steps: this little of the limit, or of a byte, is none.
+/// Levels are sums of many steps: less than this part of the limit, or of a byte, counts as zero.
 const ROUNDING: f64 = 1e-9;
 
 impl Buffer {

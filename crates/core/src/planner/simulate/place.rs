@@ -1,7 +1,9 @@
-//! Where sets lie: in tiers of nodes, in the store, or partly both; and the room that is left.
+//! Where sets are stored: in tiers of nodes, in the store, or partly both; and the remaining room.
 //!
-//! As the agent places: the fastest tier that has room, the rest to the next one, what is left to the store. What is durable makes
-//! room for what is new, oldest first. Invariant: of no tier more than its cap is used.
+//! As the agent places: the fastest tier with room, the rest in the next one, the remainder in the store. Durable sets
+//! make room for new ones, oldest first.
+//!
+//! Invariant: no tier holds more than its cap.
 
 use std::collections::VecDeque;
 
@@ -14,7 +16,7 @@ pub enum Where {
 }
 
 pub struct Places {
-    /// Of each set: parts and their bytes. Empty: not written yet.
+    /// The parts of each set and their bytes. Empty: not written yet.
     pub parts: Vec<Vec<(Where, f64)>>,
     caps: Vec<f64>,
     /// By node and tier.
@@ -22,7 +24,7 @@ pub struct Places {
     /// Sets on a node that are durable, oldest first.
     evictable: Vec<VecDeque<usize>>,
     pub written_bytes: Vec<f64>,
-    /// Most that was used of each tier on any node.
+    /// The peak use of each tier on any node.
     pub peak_bytes: Vec<f64>,
     pub spilled_bytes: f64,
 }
@@ -46,7 +48,7 @@ impl Places {
         }
     }
 
-    /// Finds room for a set's bytes on a node and takes it. The second: bytes per tier that were freed for it.
+    /// Finds room for a set's bytes on a node and takes it. Returns the bytes per tier that were freed for it.
     pub fn put(&mut self, node: usize, set: usize, bytes: f64, mode: Mode) -> Vec<(usize, f64)> {
         let mut freed = Vec::new();
         let mut left = bytes;
@@ -76,7 +78,7 @@ impl Places {
         freed
     }
 
-    /// The set is in the store: it may leave, and does at once in mode `move`.
+    /// The set is in the store: it may leave its tiers, and does so at once in mode `move`.
     pub fn durable(&mut self, node: usize, set: usize, mode: Mode) -> Vec<(usize, f64)> {
         if mode == Mode::Move {
             return self.leave(set);
@@ -85,7 +87,7 @@ impl Places {
         Vec::new()
     }
 
-    /// Out of its tiers. Bytes per tier.
+    /// Removes a set from its tiers. Returns the bytes per tier.
     fn leave(&mut self, set: usize) -> Vec<(usize, f64)> {
         let mut freed = Vec::new();
         let mut whole = 0.0;

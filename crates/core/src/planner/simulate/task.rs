@@ -1,4 +1,4 @@
-//! What a task does, one thing after the other, and what each of them costs on this machine.
+//! A task's steps in their order, and the cost of each on this machine.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -17,11 +17,11 @@ pub struct Running {
     pub held: bool,
 }
 
-/// One thing to do. Reading and writing become flows when their turn comes: only then is it known where bytes are.
+/// One step. Reads and writes become flows only when their turn comes: before that, the place of the bytes is unknown.
 #[derive(Debug)]
 pub enum Todo {
     Read(usize),
-    /// And what is computed for each byte, in core seconds.
+    /// Also the computing for each byte, in core seconds.
     Write(usize, f64),
     Closed(usize),
     Flow {
@@ -31,7 +31,7 @@ pub enum Todo {
     },
 }
 
-/// Written into a write-back cache: as long as it is full, also through it.
+/// A write into a write-back cache; also through it while the cache is full.
 #[derive(Debug, Clone)]
 pub struct Into {
     pub buffer: usize,
@@ -46,13 +46,14 @@ impl Todo {
 }
 
 impl Simulation<'_> {
-    /// Ready tasks into free slots: the node with most of a task's input, then the emptiest.
+    /// Assigns ready tasks to free slots: the node with most of a task's input, then the emptiest.
     pub(super) fn dispatch(&mut self) {
         if self.ready.is_empty() {
             return;
         }
-        // A store serves who asks first. Of equal tasks that begin together each gets its input when the one before has its own; shared
-        // out among them it would come to all at once, and they would stay in step, all reading, then all computing.
+        // A store serves requests in their order. Of equal tasks that begin together, each gets its input after the one
+        // before. If they shared the bandwidth, all inputs would arrive at once. The tasks would then stay in step: all
+        // reading, then all computing.
         let mut served_s = vec![0.0; self.setup.nodes];
         let mut served = HashSet::new();
         while !self.ready.is_empty() {
@@ -88,7 +89,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// How long a task reads before it does anything else, if nobody else reads; not what others read with it.
+    /// How long a task reads before its next step if no other task reads; excludes input that other tasks read with it.
     fn first_reading_s(&self, node: usize, task: usize, served: &mut HashSet<(usize, usize)>) -> f64 {
         let first = self.workload.tasks[task].steps.first();
         let sets = first.iter().flat_map(|step| &step.reads).filter(|&&set| served.insert((node, set)));
@@ -108,7 +109,7 @@ impl Simulation<'_> {
             todo.extend(step.reads.iter().map(|&set| Todo::Read(set)));
             let cpu_s_per_byte = self.cpu_s_per_byte(step);
             if step.cpu_s > 0.0 && cpu_s_per_byte == 0.0 {
-                // Which node's cores is known when the turn comes: see `go_on`.
+                // The node whose cores it uses is known when the turn comes: see `go_on`.
                 todo.push_back(Todo::flow(Cause::Compute, Flow::new(step.cpu_s, task.cores)));
             }
             if step.wait_s > 0.0 {
@@ -119,13 +120,13 @@ impl Simulation<'_> {
         todo
     }
 
-    /// Computed while writing; 0 where that is done before.
+    /// Core time per written byte; 0 where the computing is done before.
     fn cpu_s_per_byte(&self, step: &Step) -> f64 {
         let bytes: f64 = step.writes.iter().map(|&set| self.workload.sets[set].bytes as f64).sum();
         if step.streams && bytes > 0.0 { step.cpu_s / bytes } else { 0.0 }
     }
 
-    /// The next thing of a slot's task; when there is none, the task has ended.
+    /// The next step of a slot's task; without one the task has ended.
     pub(super) fn go_on(&mut self, slot: usize) {
         loop {
             let Some(running) = self.running[slot].as_mut() else { return };
@@ -158,7 +159,7 @@ impl Simulation<'_> {
                     if flow.remaining <= 0.0 {
                         continue;
                     }
-                    // (Of what is written while it is computed it is told already.)
+                    // (For streaming writes, which compute as they write, this is reported already.)
                     if cause == Cause::Compute && flow.uses.is_empty() {
                         flow = flow.using(self.resources.own(node, CORES), 1.0);
                     }
@@ -209,7 +210,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The drain has made progress: who was held tries again, in the order of slots.
+    /// The drain has made progress: held writers try again, in the order of slots.
     pub(super) fn let_in(&mut self, node: usize) {
         for slot in 0..self.running.len() {
             if let Some(running) = self.running[slot].as_mut()
@@ -221,7 +222,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Nobody moves: one who is held is let through, whatever the limit says. False: nobody is held.
+    /// Without progress anywhere, one held writer is admitted beyond the limit. False: no writer is held.
     pub(super) fn admit_anyhow(&mut self) -> bool {
         let Some(slot) = self.running.iter().position(|running| running.as_ref().is_some_and(|running| running.held))
         else {
@@ -248,7 +249,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Opening and reading a set, part by part.
+    /// Opens and reads a set, part by part.
     fn reading(&mut self, node: usize, set: usize) -> Vec<Todo> {
         let files = self.workload.sets[set].files as f64;
         let mut parts = self.places.parts[set].clone();
@@ -257,7 +258,7 @@ impl Simulation<'_> {
         }
         let in_tiers: f64 = parts.iter().filter(|(place, _)| *place != Where::Store).map(|(_, bytes)| bytes).sum();
         let whole: f64 = parts.iter().map(|(_, bytes)| bytes).sum();
-        // A set's files are alike: what a tier has of the bytes it has of the files, and no more of them are opened there.
+        // A set's files are alike: a tier has the same share of files as of bytes, and only those are opened there.
         let here = if whole > 0.0 { files * in_tiers / whole } else { 0.0 };
         let mut todo = self.opening(node, here, files - here);
         let in_cache = self.caches[node].has(set);
@@ -274,7 +275,7 @@ impl Simulation<'_> {
                         todo.extend(self.cached_or(node, bytes, in_cache, place, &[resource], Cause::ReadTier));
                     }
                 }
-                // Another node's tier comes over the network, as the store's bytes do.
+                // The content of another node's tier comes over the network, as the store's does.
                 Where::Tier { .. } => {
                     let resource = self.resources.own(node, FROM_STORE);
                     todo.push(self.stream(node, bytes, &self.machine.store.read, &[resource], Cause::ReadTier));
@@ -328,7 +329,7 @@ impl Simulation<'_> {
         Todo::flow(cause, flow)
     }
 
-    /// What the page cache has from there, the rest from the device.
+    /// Takes from the page cache what it has of that place, the rest from the device.
     fn cached_or(
         &self,
         node: usize,
@@ -350,7 +351,7 @@ impl Simulation<'_> {
         todo
     }
 
-    /// Creating and writing a set: room is taken now.
+    /// Creates and writes a set: room is taken now.
     fn writing(&mut self, node: usize, set: usize) -> Vec<Todo> {
         let FileCount { files, bytes } = FileCount::of(self, set);
         let cores = self.resources.own(node, CORES);
@@ -395,7 +396,7 @@ impl Simulation<'_> {
         todo
     }
 
-    /// Into the write-back cache of a device, and through it while it is full.
+    /// Writes into the write-back cache of a device, and through it while it is full.
     fn buffered(
         &self,
         node: usize,
@@ -406,7 +407,7 @@ impl Simulation<'_> {
         cause: Cause,
     ) -> Todo {
         let mediated_cpu = if tier.is_none() && self.setup.mode != Mode::Store {
-            // What no tier has room for goes through the agent's hands.
+            // Bytes without room in any tier go through the agent.
             self.machine.agent.drain_cpu_s_per_byte
         } else {
             0.0
@@ -424,7 +425,7 @@ impl Simulation<'_> {
         Todo::Flow { cause, flow, into: Some(into) }
     }
 
-    /// Writing back what a write-back cache holds.
+    /// Writes back the content of a write-back cache.
     pub(super) fn flush_flow(&self, buffer: usize) -> Flow {
         let (node, at) = (buffer / (self.resources.tiers + 1), buffer % (self.resources.tiers + 1));
         let tier = (at < self.resources.tiers).then_some(at);

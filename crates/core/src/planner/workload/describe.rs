@@ -1,7 +1,7 @@
 //! A workload described by hand: stages of equal tasks, in TOML or JSON (docs/model.md has the keys).
 //!
-//! A stage's tasks share out what the stages before have written: as many tasks as sets, one each; fewer, each gathers several;
-//! more, several read the same. Pure: text in, [`Workload`] out.
+//! A stage's tasks share the output of earlier stages. With as many tasks as sets, each task reads one. With fewer
+//! tasks, each reads several; with more, several tasks read the same set. Pure: text in, [`Workload`] out.
 
 use serde::Deserialize;
 
@@ -40,7 +40,7 @@ struct Stage {
     files_out: u64,
     #[serde(default)]
     bytes_out: Size,
-    /// What is written is kept in the store; left out, it is when no stage reads it.
+    /// The output is kept in the store; by default, if no stage reads it.
     #[serde(default)]
     keep_out: Option<bool>,
     /// Core time of one step.
@@ -94,12 +94,12 @@ pub fn refused(error: impl std::fmt::Display) -> Error {
     Error::new("the description is not understood").why(error).remedy("`surgetank help model` explains descriptions")
 }
 
-/// Of what is made of a description. Its own text may be short and ask for anything: it is counted before it is made.
+/// Limit for the steps of a description. A short text may demand any number, so they are counted before they are built.
 const STEPS_MAX: u64 = 500_000;
-/// Reads and waits of tasks for tasks.
+/// Limit for reads and waits between tasks.
 const EDGES_MAX: u64 = 5_000_000;
 
-/// Refuses a stage before memory goes into it.
+/// Refuses a stage before memory is used for it.
 fn is_small_enough(stage: &Stage, tasks_before: usize, sources: &[&Written], asked: &mut (u64, u64)) -> Result<()> {
     let (tasks, iterations) = (stage.tasks as u64, stage.iterations as u64);
     let part = |source: &&Written| {
@@ -124,7 +124,7 @@ fn is_small_enough(stage: &Stage, tasks_before: usize, sources: &[&Written], ask
     Ok(())
 }
 
-/// What a stage has written: one entry a task, the sets of its last step.
+/// The output of a stage: one entry per task, the sets of its last step.
 struct Written {
     name: String,
     sets: Vec<usize>,
@@ -222,14 +222,14 @@ fn output(made: &mut Workload, stage: &Stage, which: &str, fate: Fate) -> Option
     Some(made.sets.len() - 1)
 }
 
-/// Which of `parts` the `number`th of `tasks` reads.
+/// The parts that task `number` of `tasks` reads.
 fn share(parts: usize, tasks: usize, number: usize, all: bool) -> std::ops::Range<usize> {
     if all {
         return 0..parts;
     }
     let from = number * parts / tasks;
     let to = (number + 1) * parts / tasks;
-    // Fewer parts than tasks: the share may be empty, and then it is the part one stands in.
+    // With fewer parts than tasks the share may be empty; the task then reads the part at its position.
     if from == to && from < parts { from..from + 1 } else { from..to }
 }
 

@@ -1,11 +1,16 @@
-//! A recorded run (`STATE/KEY/runs/ID.json`, docs/report.md) as a workload: what programs did, to be played on another machine.
+//! A recorded run (`STATE/KEY/runs/ID.json`, docs/report.md) as a workload: the programs' work, to be predicted for
+//! another machine.
 //!
-//! The record tells of each process when it lived and what it moved, not which files: so a task is a process that moved something, and it
-//! waits for those that had ended when it began. Of the largest files it tells when they were closed for the last time and whether they went to
-//! the store: such a file is the output of whoever wrote enough and ended soonest after that. What it read past the shim was
-//! the store's, for what lies in a tier the shim opens. The rest, and where the shim was not used, is shared between the
-//! store and what others have written in the proportion that the whole run had. Time that a process did not spend in I/O counts as
-//! computing, and time between its beginning and the last end before it as waiting. Only the fields that are used are read.
+//! The record has each process's life and bytes, not its files. So the model assumes:
+//! - A task is a process that moved bytes. It waits for the processes that had ended when it began.
+//! - For the largest files the record has the time of the last close, and whether they went to the store. Such a file
+//!   is the output of the process that wrote enough and ended soonest after that.
+//! - Reads past the shim come from the store, because the shim opens files on a tier.
+//! - The other bytes, and all bytes without the shim, are divided between the store and other processes' output. The
+//!   whole run's proportion decides.
+//! - Time outside I/O counts as computing. Time between a process's start and the last end before it counts as waiting.
+//!
+//! The parser reads only the fields that it uses.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -75,7 +80,7 @@ impl Process {
     fn read_bytes(&self) -> u64 {
         self.sum(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes]))
     }
-    /// Past the shim.
+    /// Bytes read past the shim.
     fn other_read_bytes(&self) -> u64 {
         let others = self.io.iter().filter(|(door, _)| *door != "shim").map(|(_, io)| io);
         total(others.map(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes])))
@@ -100,20 +105,20 @@ impl Process {
     }
 }
 
-/// Figures of a file that anybody may have edited: what is too much is refused later, by [`Workload::check`].
+/// Sums figures of a file that a user may have edited: [`Workload::check`] refuses excessive ones later.
 fn total(figures: impl IntoIterator<Item = u64>) -> u64 {
     figures.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Shells and make between two programs take no longer.
+/// Shells and make take at most this long between two programs.
 const OWN_START_US_MAX: u64 = 250_000;
-/// The agent learns of a close, and whoever closed ends, at about the same time.
+/// The agent learns of a close at about the time when the closing process ends.
 const SEALED_LATE_US: u64 = 50_000;
 
-/// Each is compared with each process. A record has the hundred largest.
+/// Each file is compared with each process. A record has the hundred largest files.
 const FILES_MAX: usize = 1_000;
 
-/// Each is compared with each. A record keeps far fewer.
+/// Each process is compared with each. A record keeps far fewer.
 const PROCESSES_MAX: usize = 10_000;
 
 pub fn workload(value: Value) -> Result<Workload> {
@@ -140,12 +145,12 @@ pub fn workload(value: Value) -> Result<Workload> {
     let files_from_store = share(traffic.in_files, opened(Process::read_opens));
     let others_read = total(moved.iter().map(|process| process.other_read_bytes()));
     let shim_read = total(moved.iter().map(|process| process.shim_read_bytes()));
-    // (Half: what is mapped counts for more than what is read of it, and what several read of one file for each.)
+    // (Half: a mapping counts for more than the bytes read of it. Several readers of one file count each.)
     let doors_tell = shim_read > 0 && traffic.in_bytes > 0 && others_read >= traffic.in_bytes / 2;
     let of_others = share(traffic.in_bytes, others_read);
     let files_of_others = share(traffic.in_files, opened(Process::other_read_opens));
 
-    // Which files of whom went to the store, as far as is told; the rest is shared.
+    // The files of each process that went to the store, as far as they are known; the rest is divided.
     let mut known = vec![(0u64, 0u64); moved.len()];
     for file in record.files.iter().take(FILES_MAX).filter(|file| file.durable_us.is_some() && file.size_bytes > 0) {
         let wrote = |number: &usize| {
@@ -171,11 +176,11 @@ pub fn workload(value: Value) -> Result<Workload> {
     for (number, process) in moved.iter().enumerate() {
         let over: Vec<usize> = (0..number).filter(|&other| ended(moved[other]) <= process.begun_us).collect();
         let before_us = over.iter().map(|&other| ended(moved[other])).max().unwrap_or(0);
-        // Who was over before one of those began is waited for by that one.
+        // A process that had ended before one of those began precedes that one.
         let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
         let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
         let part = |bytes: u64, share: f64| ((bytes as f64 * share) as u64).min(bytes);
-        // Programs do not compute all before they write anything; how they do it is not told.
+        // Programs do not compute everything before they write; how they interleave is unknown.
         let mut step = Step { streams: true, ..Step::default() };
         let inputs = if doors_tell {
             part(process.other_read_bytes(), of_others)
@@ -195,13 +200,13 @@ pub fn workload(value: Value) -> Result<Workload> {
                 left = left.saturating_sub(made.sets[output].bytes);
             }
         }
-        // A parent that waits for its children computes nothing of its own.
+        // A parent that waits for its children computes nothing itself.
         let waits = record.processes.iter().any(|child| child.parent == process.pid);
         let lived_us = ended(process).saturating_sub(process.begun_us);
         step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
-        // Others were at work meanwhile that moved nothing: make, shells.
+        // Meanwhile only processes that moved no bytes were at work: make, shells.
         let alone_us = process.begun_us.saturating_sub(before_us);
-        // (What took long, a driver perhaps, kept all who waited with it, and not each of them in turn.)
+        // (A slow process, perhaps a driver, delayed all waiting processes together, not each in order.)
         let began_us = if number > 0 { moved[number - 1].begun_us } else { 0 };
         let with_others_us = process.begun_us.saturating_sub(before_us.max(began_us));
         step.wait_s = if alone_us <= OWN_START_US_MAX { alone_us } else { with_others_us } as f64 * 1e-6;
@@ -250,7 +255,7 @@ mod tests {
         assert_eq!(workload.tasks[2].after, [0, 1]);
         assert_eq!(workload.tasks[0].steps[0].cpu_s, 1.5);
         let totals = workload.totals();
-        // Half of what was read came from the store, half of what was written went there.
+        // Half of the reads came from the store, half of the writes went there.
         assert_eq!((totals.input_bytes, totals.intermediate_bytes, totals.final_bytes), (100, 50, 50));
         let read = &workload.tasks[2].steps[0].reads;
         assert!(read.iter().any(|&set| workload.sets[set].fate == Fate::Intermediate), "{workload:?}");
@@ -262,9 +267,9 @@ mod tests {
         let workload = Workload::parse(RECORD).unwrap();
         let files =
             |fate: Fate| workload.sets.iter().filter(|set| set.fate == fate).map(|set| set.files).collect::<Vec<_>>();
-        // A fifth of all files went to the store; what was written by one process is at least one file.
+        // A fifth of all files went to the store; one process's output is at least one file.
         assert_eq!((files(Fate::Intermediate), files(Fate::Final)), (vec![4, 1], vec![1, 1]));
-        // Two of seven files that were opened came from there.
+        // Two of seven opened files came from there.
         assert_eq!(files(Fate::Input), [1, 1]);
     }
 
@@ -290,7 +295,7 @@ mod tests {
             sets.filter(|set| set.fate == fate).map(|set| set.bytes).sum::<u64>()
         };
         assert_eq!((of(0, Fate::Input), of(1, Fate::Input), of(2, Fate::Input)), (1000, 0, 0));
-        // Ten bytes are nobody's that is told.
+        // Ten bytes belong to no known file.
         assert!(of(0, Fate::Final) <= 5 && of(1, Fate::Final) <= 5 && (1000..=1005).contains(&of(2, Fate::Final)));
         assert_eq!(workload.totals().final_bytes / 10, 100);
     }

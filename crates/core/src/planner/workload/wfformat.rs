@@ -1,7 +1,7 @@
 //! WfFormat 1.5 instances (wfcommons.org): a recorded workflow with its files' sizes and its tasks' run times.
 //!
-//! Core time is the run time times the average use of the processor; where that was not recorded the whole run time counts as computing,
-//! which makes the model believe less in I/O than there was. Tasks are put in an order in which parents come first.
+//! Core time is the run time times the average use of the processor. Without a recorded use the whole run time counts
+//! as computing, so the model underestimates I/O. Tasks are ordered so that parents come first.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -108,10 +108,11 @@ pub fn workload(value: Value) -> Result<Workload> {
             found.dedup();
             found
         };
-        // A file that two tasks name as theirs counts for the first; one that a task reads and writes is read.
+        // A file that two tasks declare as output counts for the first; a file that a task reads and writes counts as
+        // read.
         let mut reads = known(&task.input_files);
         let mut writes = known(&task.output_files);
-        // So is one that somebody has read already: the store had it.
+        // A file that an earlier task has read counts as read too: the store had it.
         writes.retain(|set| !writer.contains_key(set) && !read_before.contains(set) && !reads.contains(set));
         for &set in &writes {
             writer.insert(set, tasks.len());
@@ -127,7 +128,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         let run = executed.get(task.id.as_str());
         let runtime_s = run.map_or(0.0, |run| run.runtime_in_seconds);
         let average = run.and_then(|run| run.average_cpu).map_or(1.0, |percent| percent / 100.0);
-        // A product of two that are wrong may look right.
+        // A product of two wrong figures may look right.
         for (what, value, most) in
             [("runtimeInSeconds", runtime_s, TIME_S_MAX), ("avgCPU", 100.0 * average, PERCENT_MAX)]
         {
@@ -138,7 +139,7 @@ pub fn workload(value: Value) -> Result<Workload> {
             }
         }
         let mut after: Vec<usize> = task.parents.iter().filter_map(|id| position.get(id.as_str()).copied()).collect();
-        // A file says who comes first, too, where the instance does not.
+        // Files also imply an order, where the instance has none.
         after.extend(reads.iter().filter_map(|set| writer.get(set).copied()));
         after.sort_unstable();
         after.dedup();
@@ -154,7 +155,7 @@ fn stage_of(name: &str) -> &str {
     name.rfind("_ID").map_or(name, |at| &name[..at])
 }
 
-/// Kahn's order, the file's own among equals.
+/// Kahn's order; among equals, the file's own.
 fn parents_first(tasks: &[Specified]) -> Result<Vec<usize>> {
     let number: HashMap<&str, usize> = tasks.iter().enumerate().map(|(at, task)| (task.id.as_str(), at)).collect();
     let mut waits = vec![0usize; tasks.len()];
