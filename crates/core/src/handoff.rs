@@ -36,7 +36,7 @@ use surgetank_types::model::{FileId, Kind, RunId};
 
 pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
 
-/// One fact that the kernel or a program has been told, or is about to be told.
+/// One fact that the kernel or a program has from the agent, or is about to get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record<'a> {
     /// This number means a file that only the store has: the one of that name in that directory.
@@ -296,7 +296,7 @@ impl Handoff {
     }
 
     fn at(&self, half: usize) -> NonNull<u8> {
-        // SAFETY: both halves lie within the mapping.
+        // SAFETY: both halves are within the mapping.
         unsafe { self.base.add(HEADER_BYTES + half * self.half_bytes) }
     }
 }

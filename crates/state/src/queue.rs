@@ -94,7 +94,7 @@ impl Tree {
         }
     }
 
-    /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.
+    /// What an operation builds on must not wait for the final drain while the operation itself is carried out earlier.
     pub fn undefer(&mut self, kind: &OpKind) {
         let file = file_of(kind);
         let names = places(kind);

@@ -23,7 +23,7 @@ use super::directory::TEMPORARY_EXTENSION;
 use super::record::{FRAME_BYTES, Frame};
 use super::segment::{HEADER_BYTES, Segment, Step};
 
-/// What the damaged log tells of itself.
+/// The place and extent of a log's damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The file with the first bad byte, and that byte's offset. (For a log whose header is bad: 0.)

@@ -31,7 +31,7 @@ pub struct LeftListing {
     pub dir: FileId,
     pub uid: u32,
     pub gid: u32,
-    /// Where the kernel was told to continue, and the name before that.
+    /// The offset at which the kernel continues, and the name before it.
     pub at: Option<(u64, Box<[u8]>)>,
 }
 

@@ -66,7 +66,7 @@ fn damaged_record_is_noticed() {
         let handoff = Handoff::of_size(64 << 10).unwrap();
         log(&handoff);
         let right = handoff.left();
-        // SAFETY: within the log's first half, which nobody else reads or writes.
+        // SAFETY: within the log's first half, which no other thread reads or writes.
         unsafe { *handoff.at(0).as_ptr().add(at) ^= 1 << (at % 8) };
         assert!(handoff.left() != right && !handoff.is_whole(), "byte {at}");
     }

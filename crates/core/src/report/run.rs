@@ -3,7 +3,7 @@
 //!
 //! - Every time is in microseconds since the run began (`…_us`, monotonic clock); `begun_unix_us` anchors them.
 //! - A list that could be as long as the run is large is bounded, and the record says what was left out.
-//! - An estimate has a field of its own whose name says so, and is never added to counts.
+//! - An estimate has its own field, named as an estimate, and is never added to counts.
 //!
 //! The danger that it avoids: a second renderer reads a field in another sense. So every field says what is counted,
 //! and whose.
