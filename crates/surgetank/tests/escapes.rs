@@ -24,7 +24,11 @@ fn write_past_the_mount_is_an_error_with_its_name() {
         &format!("{PAST}; echo fine > fine; mkdir $past/deep; echo lost > $past/deep/escaped; test ! -e deep"),
     );
     let ended = ended.exits(3);
-    assert!(ended.stderr.contains("deep/escaped: was not written through surgetank"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("deep/escaped: was written to the bare directory under the mount"),
+        "{}",
+        ended.stderr
+    );
     assert_eq!(fs::read(scene.path("../elsewhere/fine")).unwrap(), b"fine\n");
     assert_eq!(fs::read(scene.path("deep/escaped")).unwrap(), b"lost\n", "it is not touched");
 }
@@ -34,7 +38,7 @@ fn a_run_that_stays_inside_is_no_escape() {
     let Some((scene, store)) = prepare("nothing_escaped") else { return };
     let ended =
         scene.run(&["--store", &store], "mkdir d; echo fine > d/fine; mkdir /proc/$PPID/root$PWD/only-a-directory");
-    assert!(!ended.exits(0).stderr.contains("was not written through"), "directories are not data");
+    assert!(!ended.exits(0).stderr.contains("was written to the bare directory"), "directories are not data");
 }
 
 /// The file is then the store's own, and programs see it.

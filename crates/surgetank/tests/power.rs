@@ -332,7 +332,7 @@ time.sleep(100)
     assert_eq!(store_of(&scene).0, BTreeMap::new());
     scene.ext4_renumbered("project");
     // (That it was closed was not on the disk.)
-    scene.run(&TIER, "true").exits(3).says(&["synced data is there"]);
+    scene.run(&TIER, "true").exits(3).says(&["what was synced is there"]);
     scene.holds("synced", &[b's'; 5000]);
 }
 
@@ -472,7 +472,7 @@ put('z', b'z', sync=True)
 there()"
     );
     until_the_power_fails(&scene, &["--no-preload"], &program, false);
-    let ended = scene.run(&TIER, "stat -c %s p; wc -c <p; printf c >>p").exits(3).says(&["synced data is there"]);
+    let ended = scene.run(&TIER, "stat -c %s p; wc -c <p; printf c >>p").exits(3).says(&["what was synced is there"]);
     let sizes: Vec<&str> = ended.stdout.lines().collect();
     assert_eq!(sizes[0], sizes[1]);
     let size: usize = sizes[0].parse().unwrap();

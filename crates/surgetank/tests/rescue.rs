@@ -94,7 +94,7 @@ fn fsck_reports_damage_and_changes_nothing() {
         assert!(!scene.path("d/good").exists(), "fsck without --repair changed the store");
     }
     let told = verb(&scene, &["fsck"]).exits(3).stdout;
-    assert!(told.contains("d/lost: it is gone from the tier fast") && told.contains("3 found"), "{told}");
+    assert!(told.contains("d/lost: it is gone from the tier fast") && told.contains("3 findings"), "{told}");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn damage_inside_the_log_keeps_writes_before_a_boot() {
 fn clean_state_is_reported() {
     let Some(scene) = prepare("fsck_clean") else { return };
     let told = verb(&scene, &["fsck"]).exits(0).stdout;
-    assert!(told.contains("0 found"), "{told}");
+    assert!(told.contains("0 findings"), "{told}");
     scene.run(&[], "echo x >file").exits(0);
     verb(&scene, &["fsck", "--scrub", "--repair"]).exits(0);
     verb(&scene, &["scavenge"]).exits(0);
@@ -329,7 +329,7 @@ fn scrub_under_a_mount_replaces_a_corrupt_copy() {
     assert_eq!(found(&audit), pairs(&[("rotten-on-tier", "f7"), ("rotten-on-tier", "f11")]));
     assert_eq!(audit["scrubbed_bytes"], 2 * 20 * 100_000);
     let mended = fs::read_to_string("/mnt/told/mended").unwrap();
-    assert_eq!(mended.matches("(mended)").count(), 2, "{mended}");
+    assert_eq!(mended.matches("(repaired)").count(), 2, "{mended}");
     assert_eq!(fs::read_to_string("/mnt/told/codes").unwrap(), "3\n0\n");
     for n in 1..=20 {
         assert_eq!(fs::read(scene.path(&format!("f{n}"))).unwrap(), vec![b'x'; 100_000]);
@@ -360,7 +360,7 @@ fn scrub_rewrites_a_corrupt_file_in_the_store() {
     fs::write("/mnt/told/rotten", "").unwrap();
     let ended = running.ends().exits(0);
     let mended = fs::read_to_string("/mnt/told/mended").unwrap();
-    assert!(mended.contains("rotten in store") && mended.contains("(mended)"), "{mended}{}", ended.stderr);
+    assert!(mended.contains("rotten in store") && mended.contains("(repaired)"), "{mended}{}", ended.stderr);
     assert_eq!(ended.stdout.lines().last(), Some("0"), "{}", fs::read_to_string("/mnt/told/again").unwrap());
     assert_eq!(fs::read(store.join("f")).unwrap(), good);
 }
@@ -541,7 +541,7 @@ fn fsck_reports_changes_by_other_clients_in_the_store() {
     );
     assert!(scene.path(&leftover).exists(), "fsck without --repair changed the store");
     let told = verb(&scene, &["fsck", "--repair"]).exits(3).stdout;
-    assert!(told.contains("not in the store any more") && told.contains("2 to be dealt with"), "{told}");
+    assert!(told.contains("not in the store any more") && told.contains("2 need action"), "{told}");
     assert!(!scene.path("gone").exists(), "what others remove stays removed");
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone")).unwrap(), "an earlier one");
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone+")).unwrap(), "content of gone\n");

@@ -246,7 +246,7 @@ fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
     }
     let mut text = String::new();
     for finding in &audit.findings {
-        let mended = if finding.mended { " (mended)" } else { "" };
+        let mended = if finding.mended { " (repaired)" } else { "" };
         let path = if finding.path.0.is_empty() { String::new() } else { format!("{}: ", finding.path) };
         text += &format!("{:<16} {path}{} [{}]{mended}\n", finding.what.to_string(), finding.text, finding.at);
     }
