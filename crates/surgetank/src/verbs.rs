@@ -79,51 +79,51 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Run a command on the fast tiers; return when what it made is in the store
+    /// Run a command on the fast tiers; return when its output is in the store
     Run(run::Args),
-    /// Mount over a directory for every program of this machine, until `umount`
+    /// Mount over a directory for all programs of this machine, until `umount`
     Mount(mount::MountArgs),
-    /// Drain, then take a mount away
+    /// Drain, then unmount
     Umount(mount::UmountArgs),
-    /// Tiers, queue, rates, runs, what is not durable yet
+    /// Show tiers, queue, rates, runs, and files that are not durable
     Status(status::Args),
-    /// What happened in a run: where the bytes went, which programs did the I/O, what slowed it
+    /// Report a run: where the bytes went, which programs did the I/O, what slowed it
     Report(report::ReportArgs),
     /// Wait until all, or these paths, are durable
     Wait(wait::Args),
-    /// Where a file is, in which state, by which rule and decision
+    /// Show where a file is, its state, and the rule and decision for it
     Why(why::Args),
     /// Give back the tier space of durable files
     Evict(tend::PathsArgs),
     /// Keep files in their tier
     Pin(tend::PathsArgs),
-    /// Let files be evicted again
+    /// Allow eviction of files again
     Unpin(tend::PathsArgs),
-    /// Bring files into the tiers before they are asked for
+    /// Copy files to the tiers before programs open them
     Prefetch(tend::PrefetchArgs),
-    /// Tell what a workflow knows of its files, there or yet to be made: NAME=VALUE… PATH…
+    /// Give hints about files, existing or future ones: NAME=VALUE… PATH…
     Hint(hint::Args),
-    /// See what others changed in the store from now on, however long it is believed
+    /// Revalidate the store now, so that changes of other clients are visible
     Refresh(tend::RefreshArgs),
-    /// Cancel uploads to a server that were begun and never finished
+    /// Abort unfinished uploads to a server
     Gc(gc::GcArgs),
     /// Copy files and trees from a store to this node, or from store to store; asked for again it goes on where it was
     StageIn(stage::StageArgs),
     /// The same from this node to a store
     StageOut(stage::StageArgs),
-    /// What the rules would do to the files below a directory, without doing it
+    /// Show what the rules would do with the files below a directory, without changes
     Plan(plan::PlanArgs),
-    /// Compare catalog, tiers and store, when no agent lives; under a mount, scrub what lies twice
+    /// Compare catalog, tiers and store while no agent runs; under a mount, scrub files that tier and store have
     Fsck(rescue::FsckArgs),
-    /// Bring what a dead agent left in the tiers to the store, or copy it elsewhere
+    /// Drain files that a dead agent left in the tiers, or copy them elsewhere
     Scavenge(rescue::ScavengeArgs),
-    /// What this machine can do for Surgetank, and what to do about what it cannot
+    /// Check what this machine offers, and name remedies for what it lacks
     Doctor(doctor::DoctorArgs),
     /// Measure this machine's tiers, store and agent, for `model` and `advise`
     Calibrate(calibrate::CalibrateArgs),
     /// Predict how long a workload takes, on the store and in each mode
     Model(model::ModelArgs),
-    /// Say whether to use Surgetank for a workload, and how
+    /// Advise whether to use Surgetank for a workload, and how
     Advise(advise::AdviseArgs),
     /// What a workflow's graph knows: import, explain, plot, hints, run, replay, crate (needs the Python package)
     Workflow(workflow::WorkflowArgs),

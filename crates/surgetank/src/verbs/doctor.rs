@@ -28,10 +28,10 @@ use crate::service::stores::Address;
 pub struct DoctorArgs {
     #[command(flatten)]
     pub settings: Settings,
-    /// Also write and read in each tier and in the store, and say how fast it was
+    /// Also measure the speed of each tier and of the store
     #[arg(long)]
     pub measure: bool,
-    /// Also remove from shared memory what agents left that were killed
+    /// Also remove leftovers of killed agents from shared memory
     #[arg(long)]
     pub clean: bool,
     /// Write JSON

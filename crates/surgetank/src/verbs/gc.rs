@@ -18,13 +18,13 @@ use crate::service::stores;
 
 #[derive(Debug, clap::Args)]
 pub struct GcArgs {
-    /// What was begun so long ago, by whomever
+    /// Uploads of any client that are older than this
     #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = wait::duration_millis)]
     older_than: u64,
-    /// Deduplicated content that no file has referred to for so long
+    /// Deduplicated content without references for this time
     #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = wait::duration_millis)]
     unused_for: u64,
-    /// Only say what would go
+    /// Only list what would be removed
     #[arg(long)]
     dry_run: bool,
     /// As JSON

@@ -126,7 +126,7 @@ pub struct ModelArgs {
     /// Only this mode; may be given several times [default: all]
     #[arg(long = "mode", value_name = "MODE")]
     modes: Vec<ModeName>,
-    /// Programs go by the mount, as with `run --no-preload`
+    /// Programs use the mount, as with `run --no-preload`
     #[arg(long)]
     no_preload: bool,
     /// The same for several values of one quantity: a tier's size, processes or nodes

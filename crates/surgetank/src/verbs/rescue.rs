@@ -37,7 +37,7 @@ pub struct FsckArgs {
     /// Read every byte whose checksum is known, and compare it
     #[arg(long)]
     scrub: bool,
-    /// Repair what can be repaired: take up what an agent left, drain it, replace rotten copies by good ones
+    /// Repair: continue an agent's work, drain its files, replace rotten copies by good ones
     #[arg(long)]
     repair: bool,
     /// As JSON
@@ -52,10 +52,10 @@ pub struct ScavengeArgs {
     /// The served directory [default: the current one]
     #[arg(value_name = "DIR", conflicts_with = "over")]
     directory: Option<PathBuf>,
-    /// Only say what is not in the store, and where it lies
+    /// Only list files that are not in the store, and where they are
     #[arg(long, conflicts_with = "to")]
     list: bool,
-    /// Copy it into this new directory instead of the store; nothing is changed where it lies
+    /// Copy the files into this new directory instead of the store; the originals stay unchanged
     #[arg(long, value_name = "OUT")]
     to: Option<PathBuf>,
     /// Acknowledge lost files: name them one last time, and stop reporting them. Gives up files on a tier that is not there, too

@@ -41,25 +41,25 @@ use final_drain::Drained;
 pub struct Args {
     #[command(flatten)]
     settings: Settings,
-    /// Write the account of the run there
+    /// Write the run's summary to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Leave the final drain to the agent (needs a global mount: `surgetank mount`)
     #[arg(long)]
     detach_drain: bool,
-    /// No progress and no summary; trouble is told all the same
+    /// No progress and no summary; problems are still reported
     #[arg(long, short)]
     quiet: bool,
     /// No progress
     #[arg(long)]
     no_progress: bool,
-    /// No summary; progress and trouble are told
+    /// No summary; progress and problems are reported
     #[arg(long)]
     no_summary: bool,
     /// Record which process reads and writes which file, and where in it. Everything goes through the agent then, and is slower
     #[arg(long)]
     trace: bool,
-    /// Say what is done on the way
+    /// Report each step
     #[arg(long, short)]
     verbose: bool,
     #[arg(last = true, required = true, value_name = "COMMAND")]

@@ -11,7 +11,7 @@ pub struct Settings {
     /// Directory to serve [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub over: Option<PathBuf>,
-    /// Where files are kept in the end: a path or file:///path [default: the directory itself, underneath the mount]
+    /// The store: a path or file:///path [default: the directory itself, underneath the mount]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// A tier and its devices, fastest tier first; may be given several times [default: found]
@@ -20,7 +20,7 @@ pub struct Settings {
     /// surgetank.toml or Sea's sea.ini [default: what lies in the directory]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// What becomes of files that match; may be given several times
+    /// Mode of files that match; may be given several times
     #[arg(long = "rule", value_name = "GLOB=keep|copy|move|remove")]
     pub rules: Vec<String>,
     /// Directory of journals and sockets [default: /var/tmp/surgetank-UID]
@@ -50,13 +50,13 @@ pub struct Settings {
     /// Limit of the drain's speed; 0: none
     #[arg(long, value_name = "SIZE", help_heading = "Tuning")]
     pub drain_bytes_per_second_max: Option<String>,
-    /// How long what is known of the store is believed
+    /// How long cached metadata of the store is valid
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub store_ttl: Option<String>,
-    /// How long a closed file is left alone before it is drained
+    /// How long a closed file waits before it is drained
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub quiet_period: Option<String>,
-    /// How long a closed file may wait until its tier is made to keep it through a reboot
+    /// How long a closed file may wait until it is synced on its tier
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub sync_after: Option<String>,
     /// How long a failing store is tried again
@@ -74,7 +74,7 @@ pub struct Settings {
     /// Serve metrics for Prometheus there, while the agent lives: a port of 127.0.0.1, or IP:PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
-    /// The token that who reads them has to show, or none [default: one is made in the state directory]
+    /// The token that a reader of the metrics has to present, or none [default: one is made in the state directory]
     #[arg(long, value_name = "FILE", help_heading = "Tuning")]
     pub metrics_token_file: Option<String>,
     /// When the job ends: 2h30m from now, a point in time, or none [default: SLURM_JOB_END_TIME]
@@ -89,13 +89,13 @@ pub struct Settings {
     /// How programs reach the directory: auto, fuse (a mount) or seccomp (system calls are answered by the agent)
     #[arg(long, value_name = "DOOR")]
     pub door: Option<String>,
-    /// Leave programs as they are: everything goes by the mount
+    /// Do not preload the shim: all programs use the mount
     #[arg(long, conflicts_with = "preload")]
     pub no_preload: bool,
-    /// Whether programs get the preload shim, which spares them the way through the kernel: true or false
+    /// Whether programs get the preload shim, which avoids the kernel's FUSE: true or false
     #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
     pub preload: Option<String>,
-    /// Programs that do not get it, by name
+    /// Programs that do not get the shim, by name
     #[arg(long, value_name = "NAME[,NAME…]", help_heading = "Tuning")]
     pub preload_skip: Option<String>,
 }
