@@ -94,7 +94,10 @@ impl Tree {
         }
         let Some(given) = self.hints.names.get(path).cloned() else { return };
         self.say(id, |said| said.update(&given));
-        self.txn.hints(Hinted::File(id));
+        // (The catalog has no record of a file that only the store has.)
+        if self.get(id).is_some_and(|inode| inode.owned) {
+            self.txn.hints(Hinted::File(id));
+        }
     }
 
     /// The hints that the catalog keeps; `None`: none.

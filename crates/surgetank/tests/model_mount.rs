@@ -183,7 +183,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
         };
         by_agent += number_before(["from", "the", "agent"]);
         by_index += number_before(["opens", "from", "the"]);
-        lent += number_before(["made", "in", "lent"]);
+        lent += number_before(["created", "in", "delegated"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
         let done = if processes == 1 { done.join("\n") } else { String::new() };
         assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);

@@ -351,12 +351,12 @@ fn gc_aborts_uploads_of_a_lost_node() {
         told(&command.args(options).output().unwrap())
     };
     let nothing = "0 contents, 0 B, removed\n";
-    assert_eq!(gc(&[]), format!("0 uploads given up\n{nothing}"), "they are young");
+    assert_eq!(gc(&[]), format!("0 uploads aborted\n{nothing}"), "they are young");
     std::thread::sleep(Duration::from_secs(1));
-    assert!(gc(&["--older-than", "0s", "--dry-run"]).contains("\n1 uploads would be given up\n"));
+    assert!(gc(&["--older-than", "0s", "--dry-run"]).contains("\n1 uploads would be aborted\n"));
     assert_eq!(bucket.uploads("").unwrap().len(), 1);
     let told = gc(&["--older-than", "0s"]);
-    assert!(told.starts_with("d/big  begun ") && told.contains("1 uploads given up\n"), "{told}");
+    assert!(told.starts_with("d/big  begun ") && told.contains("1 uploads aborted\n"), "{told}");
     assert_eq!(bucket.uploads("").unwrap().len(), 0);
     assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
 }

@@ -10,7 +10,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use surgetank_state::Tree;
+use surgetank_state::{Tree, Txn};
 use surgetank_types::model::{FileId, OpKind, Prepared, RunId, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{MutexGuard, PoisonError};
@@ -48,8 +48,11 @@ impl DerefMut for WriteTree<'_> {
 
 impl Drop for WriteTree<'_> {
     fn drop(&mut self) {
-        // After a panic the catalog does not have the tree's present state: recovery starts from the last commit.
-        if !std::thread::panicking() {
+        // After a panic the catalog does not have the tree's present state: recovery starts from the last commit. The next thread must
+        // not commit half of a change.
+        if std::thread::panicking() {
+            self.tree.txn = Txn::default();
+        } else {
             self.namespace.commit(&mut self.tree);
         }
     }

@@ -64,8 +64,7 @@ impl Namespace {
         match (placed.content.location, &placed.spill) {
             (Location::Tier(device), _) => {
                 let plain = PlainId { device, ..placed.plain };
-                inode.replica = Some(plain);
-                inode.synced = 0;
+                let before = (inode.replica.replace(plain), std::mem::take(&mut inode.synced));
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
                     Some(path) if path != placed.at => {
@@ -78,6 +77,9 @@ impl Namespace {
                         if renamed.is_err()
                             && device.plain_at(&path).ok().flatten().map(|plain| plain.ino) != Some(placed.plain.ino)
                         {
+                            if let Some(inode) = tree.get_mut(id) {
+                                (inode.replica, inode.synced) = before;
+                            }
                             return Err(renamed.err().map_or(Errno::IO.into(), Into::into));
                         }
                     }

@@ -184,22 +184,28 @@ impl Namespace {
         inode.handles = 1;
         inode.lookups = u32::from(via.is_mount());
         tree.insert(id, inode);
-        if let Err(fault) = self.adopt(&mut tree, id, &placed) {
-            tree.remove(id);
-            self.undo_placed(&mut tree, &placed);
-            return Err(fault);
-        }
+        // The kernel sends no request for a file that the shim will write, so the file is open before it is visible.
+        let adopted = self.adopt(&mut tree, id, &placed).and_then(|()| match via {
+            Via::Shim(_) | Via::Only(_) => self.attach_new(id, &placed, via).map(Some),
+            Via::Mount | Via::Synced => Ok(None),
+        });
+        let early = match adopted {
+            Ok(early) => early,
+            Err(fault) => {
+                tree.remove(id);
+                self.undo_placed(&mut tree, &placed);
+                if let Location::Tier(device) = placed.content.location {
+                    drop(self.tiers.device(device).unlink_if(&path, placed.plain.ino));
+                }
+                return Err(fault);
+            }
+        };
         crash_point!("make.adopted");
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         tree.own(id);
         tree.named(id, &path);
         tree.txn.entry(dir, &name);
         tree.touch_dir(dir, 0);
-        // The kernel sends no request for a file that the shim will write, so the file is open before it is visible.
-        let early = match via {
-            Via::Shim(_) | Via::Only(_) => Some(self.attach_new(id, &placed, via)?),
-            Via::Mount | Via::Synced => None,
-        };
         tree.txn.carried_out(id);
         self.commit(&mut tree);
         let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
