@@ -16,7 +16,7 @@
 #define RING_BYTES (ST_RING_SLOTS_OFFSET + ST_CLAIMS * sizeof(struct st_claim))
 #define NO_RING ((struct st_ring *)-1)
 #define OWN_NAMES ".surgetank"
-#define OWN_INODES (UINT64_C(1) << 56) /* as crates/core/src/namespace/tree.rs has it */
+#define OWN_INODES (UINT64_C(1) << 56) /* as crates/state/src/tree.rs has it */
 /* Of open's flags, those that an open file keeps, and those of the descriptor. */
 #define PASSED_ON (O_ACCMODE | O_APPEND | O_NONBLOCK | O_NOATIME | O_CLOEXEC)
 
