@@ -149,7 +149,7 @@ fn several_independent_servers_are_refused() {
     let (Some(one), Some(other)) = (RedisServer::start(), RedisServer::start()) else { return };
     let url = format!("redis://127.0.0.1:{},127.0.0.1:{}/?prefix={{a}}:", one.port(), other.port());
     let why = Redis::open(Place::parse(&url).unwrap()).unwrap_err().to_string();
-    assert!(why.contains("no cluster"), "{why}");
+    assert!(why.contains("does not belong to a cluster"), "{why}");
 }
 
 /// A change that found half of the keys took files for deleted whose values had already moved.
