@@ -3,10 +3,6 @@
 //! It is stored in memory that the supervisor holds (a memfd). So it survives the agent and nothing else, and costs no
 //! I/O.
 //!
-//! A record has a checksum: a byte that a bug or the memory changed would be a handle that means another file, and a log with a
-//! hole would be one that forgot some. [`Handoff::is_whole`] reports damage, and no agent takes over then. It has no
-//! version: agents are forked by one supervisor and never execute anything, so who reads it is the binary that wrote it.
-//!
 //! - There are two halves. When the log has grown to twice its compacted size, the agent writes the records that still
 //!   count to the other half. Then one store turns the header over to it.
 //! - A record counts once the half's length includes it; an unfinished record does not count.

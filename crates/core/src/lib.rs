@@ -1,7 +1,7 @@
 //! Surgetank's core: everything that decides and remembers, without a mount or a process around it.
 //!
 //! Imports point one way (see `ARCHITECTURE.md`):
-//! `drain → namespace → {report, transfer} → {handoff, catalog}`, and below them the crates `state → tier → policy → store → types`.
+//! `{drain, audit, planner} → namespace → {report, transfer} → {handoff, catalog}`, and below them the crates `state → tier → policy → store → types`.
 
 #[macro_use]
 extern crate surgetank_types;

@@ -4,13 +4,8 @@
 //! through the operation queue. Content is in plain files on tiers ([`content`]). The store alone has files that no
 //! process has touched.
 //!
-//! Locks, in the order in which they may be taken:
-//! - `moving`: a directory of the store changes its place;
-//! - an inode's lock: its content is opened, sealed, evicted;
-//! - `tree`: everything in memory.
-//!
-//! The namespace does no store I/O under `tree`, except for an optional question that ends after a time limit
-//! (`timed_query`). It does a tier's operations on names under `tree`, so that a path means one thing at a time.
+//! ARCHITECTURE.md, "Locks, in their order", has the order of the locks. The namespace does no store I/O under `tree`. It does a tier's
+//! operations on names under `tree`, so that a path means one thing at a time.
 //!
 //! The danger that this avoids: two doors, or a door and the drain, disagree about what a name means.
 

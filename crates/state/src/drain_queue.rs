@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - Only operations from the head of the queue are published, unless the user gave up the order.
-//! - The catalog records an operation as begun before the drain asks the store for anything.
+//! - The catalog records an operation as begun before the drain changes a name in the store for it.
 //! - An operation leaves the queue only when it is durable.
 
 use std::collections::{HashMap, HashSet};

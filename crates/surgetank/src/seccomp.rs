@@ -9,7 +9,7 @@
 //!    └────────────── a descriptor, or the result ◄──────────┘
 //! ```
 //! The kernel itself reads, writes and maps. Directories are the bare ones, so that entering them and paths out of them
-//! work. They are created there at once (`namespace/early`); everything else appears in them when it is drained.
+//! work. They are created there at once (`namespace/eager_publish`); everything else appears in them when it is drained.
 //!
 //! The kernel reads the path of a continued call again: a program that changes the path in another thread meanwhile
 //! reaches the bare directory. This door protects against accidents, not against malicious programs.

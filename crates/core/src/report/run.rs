@@ -1,4 +1,4 @@
-//! The record of a run: the agent writes it when the run has ended (`STATE/KEY/runs/ID.json`), and `surgetank report`
+//! The record of a run: the agent writes it when the run has ended (`STATE/PLACE/runs/ID.json`), and `surgetank report`
 //! renders it. docs/report.md describes it for users.
 //!
 //! - Every time is in microseconds since the run began (`…_us`, monotonic clock); `begun_unix_us` anchors them.

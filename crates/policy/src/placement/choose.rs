@@ -1,8 +1,9 @@
 //! The choice of a device.
 //!
-//! Tiers are tried in order, fastest first (a preferred tier before all). Within a tier the best device is the one with the
-//! most free space and the least load; among near equals a salt from the caller decides. There are two rounds: first a place
-//! where the whole file is known to fit, then a place to begin, from which the agent moves the file.
+//! Placement tries the fastest tier first. With a preferred tier it tries that one, then the slower ones, then the faster
+//! ones. Within a tier the best device is the one with the most free space and the least load; among near equals a salt
+//! from the caller decides. There are two rounds: first a place where the whole file is known to fit, then a place to
+//! begin, from which the agent moves the file.
 //!
 //! Invariants:
 //! - no file is put on a device out of use, or on a volatile one when it must persist;

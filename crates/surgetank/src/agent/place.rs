@@ -2,7 +2,7 @@
 //!
 //! | file | meaning |
 //! |---|---|
-//! | `agent.lock` | flock held by the living agent from its first to its last instruction |
+//! | `agent.lock` | flock held by the agent and its supervisor until both have ended |
 //! | `start.lock` | flock held by the process that starts or joins, so that eight simultaneous runs share one agent; or that inspects what is left |
 //! | `agent.sock` | the socket |
 //! | `agent.json` | over, pid: finds a mount whose agent was killed |

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! starter ── spawns ──► supervisor (one thread) ── forks ──► agent ── killed ──► forks ──► the next agent …
-//!                        │ holds: lock, namespaces, the bare directories, memory (`core::bequest`),
+//!                        │ holds: lock, namespaces, the bare directories, memory (`core::handoff`),
 //!                        │        and what the agent sends it: the mount's descriptor and its clones, the socket, …
 //!                        └─ ends as the agent ended, when that ended in order
 //! ```

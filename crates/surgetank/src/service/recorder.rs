@@ -1,5 +1,5 @@
 //! Writes the record of each run: it samples tiers and queue, gathers the counters of processes, and stores the record
-//! in `STATE/KEY/runs/` when the run ends.
+//! in `STATE/PLACE/runs/` when the run ends.
 //!
 //! ```text
 //! join ─► begun ─► (tick: gather ended processes, take a sample, note the progress) … ─► finished ─► runs/ID.json

@@ -5,7 +5,7 @@
 //! An agent aborts its own uploads at its end; the next agent aborts those of a killed one. What remains belongs to
 //! nodes that never came back. The danger: a server does not say which process owns an upload. An upload in progress
 //! should be younger than `--older-than`; if it is not, its file is sent again, and no data is lost. For content a
-//! mistake costs more: no process may be about to refer to it (`shared::unused` in the core).
+//! mistake costs more: no process may be about to refer to it (`packed::shared::unused` of the crate `store`).
 
 use std::time::Duration;
 

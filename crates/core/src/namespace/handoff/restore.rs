@@ -21,8 +21,8 @@ use surgetank_types::model::{FileId, OpKind, Timestamp};
 const NUMBERS_LEFT_OUT: u64 = 1 << 20;
 
 impl Namespace {
-    /// The same. Then it counts as handed out, and is looked at until
-    /// it is closed. The inode's lock is held.
+    /// Can a process still write the plain file? Then the file counts as handed out, and the tender looks at it until it is closed. The
+    /// caller holds the inode's lock.
     pub(in super::super) fn still_handed(&self, id: FileId, content: &Content) -> bool {
         if !self.succession.is_handed_still(content) {
             return false;

@@ -1,4 +1,4 @@
-//! A recorded run (`STATE/KEY/runs/ID.json`, docs/report.md) as a workload: the programs' work, to be predicted for
+//! A recorded run (`STATE/PLACE/runs/ID.json`, docs/report.md) as a workload: the programs' work, to be predicted for
 //! another machine.
 //!
 //! The record has each process's life and bytes, not its files. So the model assumes:

@@ -1,4 +1,4 @@
-//! The records on disk: the last hundred files `STATE/KEY/runs/ID.json`, 0600, each written atomically. `now-RUN.json`
+//! The records on disk: the last hundred files `STATE/PLACE/runs/ID.json`, 0600, each written atomically. `now-RUN.json`
 //! is the note of a run's progress for an agent that takes over.
 //!
 //! The danger that it avoids: a name from outside that leads out of the directory. A record is found by comparing
