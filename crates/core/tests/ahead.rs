@@ -243,7 +243,7 @@ fn change_in_the_store_during_a_prefetch_ends_the_prefetch() {
     }
 }
 
-/// Regression: the agent expected a version that the store no longer had, and copied the file three times in vain.
+/// Regression: the agent expected a version that the store no longer had, and copied the file three times without success.
 #[test]
 fn file_changed_before_a_prefetch_is_copied_once() {
     let world = mediated();

@@ -152,3 +152,15 @@ fn mkdir_fails_when_another_node_made_the_directory() {
     let made = world.namespace.mkdir(&world.caller, FileId::ROOT, b"shared", 0o755);
     assert_eq!(made.unwrap_err().errno, Errno::EXIST);
 }
+
+/// Regression: the look-up of a store's file whose name has a hint wrote a record to the catalog, also in a run that only reads.
+#[test]
+fn lookup_of_a_hinted_store_file_writes_no_record() {
+    let world = world(Duration::from_secs(600));
+    world.put("theirs", b"theirs");
+    let hints = [("mode".to_owned(), "keep".to_owned())].into();
+    assert!(world.namespace.hint(&[(b"theirs", &hints)]).is_empty());
+    let before = world.namespace.catalog.position();
+    world.find("theirs").unwrap();
+    assert_eq!(world.namespace.catalog.position(), before);
+}

@@ -15,7 +15,7 @@ use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct State {
     /// The number whose turn it is.
     next: usize,
-    /// The first number that failed; those behind it wait in vain.
+    /// The first number that failed; those behind it do not get their turn.
     failed: Option<usize>,
 }
 

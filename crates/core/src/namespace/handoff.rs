@@ -261,7 +261,7 @@ impl Succession {
         }
     }
 
-    /// Nobody has it open any more, and it has no name.
+    /// No process has the file open any more, and it has no name.
     pub(in crate::namespace) fn give_up_content(&self, id: FileId) {
         if let Some(keeper) = &self.keeper {
             keeper.give_up(&kept_as(id));

@@ -1,7 +1,7 @@
 //! The worker pool: the threads that serve one session.
 //!
 //! Each thread reads a request, runs it and writes the answer. One thread is enough, and fastest, for operations that
-//! do not block: then no other thread waits in `read` and wakes in vain. The [`lookout`] adds a thread in two cases:
+//! do not block: then no other thread waits in `read` and wakes without a request. The [`lookout`] adds a thread in two cases:
 //! all threads sleep in an operation (an fsync to a slow store), or none has time to wait any more. It dismisses idle
 //! threads again. A thread's buffers are allocated when it starts and freed when it ends.
 //!

@@ -66,7 +66,7 @@ impl Looks {
         }
     }
 
-    /// A request came after `waited`, mostly spent asleep after polling in vain.
+    /// A request came after `waited`, mostly spent asleep after polling without a request.
     fn slept(&mut self, waited: Duration) {
         self.window = if waited <= LOOK_MAX { (self.window * 2).min(LOOK_MAX) } else { LOOK_MIN };
     }

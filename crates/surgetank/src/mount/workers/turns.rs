@@ -46,7 +46,7 @@ pub struct Turns {
 #[derive(Debug)]
 struct Release {
     unique: u64,
-    /// A thread waited for it in vain.
+    /// A thread waited for it until its time limit.
     slow: bool,
 }
 

@@ -37,7 +37,7 @@ impl Served {
         })
     }
 
-    /// Writers that wait for room, or waited in vain.
+    /// Writers that wait for room, or waited without success.
     pub(super) fn short_of_room(&self, refused: bool) -> impl Iterator<Item = Trouble> {
         let place = self.namespace.store.describe();
         let patience = self.namespace.config.wait_for_room;
