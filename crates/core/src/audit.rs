@@ -94,7 +94,7 @@ impl Look<'_> {
             path: path.into(),
             at: at.into(),
             text: text.into(),
-            mended: false,
+            repaired: false,
             copy: None,
         });
     }

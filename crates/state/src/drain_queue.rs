@@ -61,7 +61,7 @@ pub struct Next {
 /// A copy in a temporary.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Copied {
-    /// The temporary's directory and name.
+    /// The temporary's directory.
     pub dir: FileId,
     /// The temporary's name.
     pub temporary: Name,

@@ -35,9 +35,7 @@ impl Temporaries {
         let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));
         Self { dirs: dirs.collect(), inherited: None }
     }
-}
 
-impl Temporaries {
     /// To be committed before the first temporary is made there.
     pub fn expect_in(dir: FileId, txn: &mut Txn) {
         txn.counter(format!("{COUNTER}{}", dir.0), 1);

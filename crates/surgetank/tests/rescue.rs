@@ -107,7 +107,7 @@ fn fsck_repair_drains_leftovers_and_keeps_only_copies() {
     let audit = verb(&scene, &["fsck", "--repair", "--json"]).exits(3).json();
     // What is lost stays lost, and is told; the stranger is put aside.
     assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/stranger")]));
-    assert!(audit["findings"].as_array().unwrap().iter().all(|one| one["mended"] == false), "{audit:#}");
+    assert!(audit["findings"].as_array().unwrap().iter().all(|one| one["repaired"] == false), "{audit:#}");
     assert_eq!(fs::read_to_string(scene.path("d/good")).unwrap(), "content of good\n");
     assert!(!scene.path("d/lost").exists());
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/stranger")).unwrap(), "whose?");
@@ -313,7 +313,7 @@ fn scrub_under_a_mount_replaces_a_corrupt_copy() {
         until test -e /mnt/told/rotten; do sleep 0.05; done
         code=0; /mnt/surgetank fsck --scrub --json --state /mnt/state >/mnt/told/found || code=$?
         echo $code >>/mnt/told/codes
-        /mnt/surgetank fsck --scrub --repair --state /mnt/state >/mnt/told/mended
+        /mnt/surgetank fsck --scrub --repair --state /mnt/state >/mnt/told/repaired
         code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
         echo $code >>/mnt/told/codes
         cat f* | tr -d x | wc -c";
@@ -328,8 +328,8 @@ fn scrub_under_a_mount_replaces_a_corrupt_copy() {
     let audit: Value = serde_json::from_str(&fs::read_to_string("/mnt/told/found").unwrap()).unwrap();
     assert_eq!(found(&audit), pairs(&[("rotten-on-tier", "f7"), ("rotten-on-tier", "f11")]));
     assert_eq!(audit["scrubbed_bytes"], 2 * 20 * 100_000);
-    let mended = fs::read_to_string("/mnt/told/mended").unwrap();
-    assert_eq!(mended.matches("(repaired)").count(), 2, "{mended}");
+    let repaired = fs::read_to_string("/mnt/told/repaired").unwrap();
+    assert_eq!(repaired.matches("(repaired)").count(), 2, "{repaired}");
     assert_eq!(fs::read_to_string("/mnt/told/codes").unwrap(), "3\n0\n");
     for n in 1..=20 {
         assert_eq!(fs::read(scene.path(&format!("f{n}"))).unwrap(), vec![b'x'; 100_000]);
@@ -345,7 +345,7 @@ fn scrub_rewrites_a_corrupt_file_in_the_store() {
         /mnt/surgetank wait --state /mnt/state .
         touch /mnt/told/there
         until test -e /mnt/told/rotten; do sleep 0.05; done
-        /mnt/surgetank fsck --repair --scrub --state /mnt/state >/mnt/told/mended
+        /mnt/surgetank fsck --repair --scrub --state /mnt/state >/mnt/told/repaired
         /mnt/surgetank wait --state /mnt/state .
         code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
         echo $code";
@@ -359,8 +359,8 @@ fn scrub_rewrites_a_corrupt_file_in_the_store() {
     fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(b"R", at as u64 + 50).unwrap();
     fs::write("/mnt/told/rotten", "").unwrap();
     let ended = running.ends().exits(0);
-    let mended = fs::read_to_string("/mnt/told/mended").unwrap();
-    assert!(mended.contains("rotten in store") && mended.contains("(repaired)"), "{mended}{}", ended.stderr);
+    let repaired = fs::read_to_string("/mnt/told/repaired").unwrap();
+    assert!(repaired.contains("rotten in store") && repaired.contains("(repaired)"), "{repaired}{}", ended.stderr);
     assert_eq!(ended.stdout.lines().last(), Some("0"), "{}", fs::read_to_string("/mnt/told/again").unwrap());
     assert_eq!(fs::read(store.join("f")).unwrap(), good);
 }
@@ -453,7 +453,7 @@ fn cut_off(by: &str) {
         "fsck" => {
             let audit = verb(&scene, &["fsck", "--repair", "--json"]).exits(3).json();
             assert_eq!(found(&audit), pairs(&[("wrong-size", "d/short")]));
-            assert_eq!(audit["findings"][0]["mended"], false, "{audit:#}");
+            assert_eq!(audit["findings"][0]["repaired"], false, "{audit:#}");
         }
         "run" | "fsynced" => {
             let told = scene.run(&[], "true").exits(3).stderr;

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((total, files.len()), (10_000, FILES_MAX * 3 / 4));
         assert_eq!(files[0].size_bytes, 9_999);
         assert!(files.windows(2).all(|two| two[0].size_bytes == two[1].size_bytes + 1));
-        assert_eq!(events.files(RunId(2), begun).0, 0, "nobody asked for that run");
+        assert_eq!(events.files(RunId(2), begun).0, 0, "no process asked for that run");
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Namespace {
             path: lost.path,
             at: lost.at,
             text: lost.why,
-            mended: false,
+            repaired: false,
             copy: None,
         }));
         audit
@@ -56,7 +56,7 @@ impl Namespace {
         let path = tree.logical_path(id)?;
         let what = if absent.lasting && device.is_there() { What::Lost } else { What::Unread };
         let at = device.shown(&path)[..].into();
-        Some(Finding { what, path: path[..].into(), at, text: absent.text, mended: false, copy: None })
+        Some(Finding { what, path: path[..].into(), at, text: absent.text, repaired: false, copy: None })
     }
 
     fn pair(&self, id: FileId) -> Option<Pair> {
@@ -111,7 +111,7 @@ impl Namespace {
         if !still || self.opens().get(&pair.id).is_some_and(|open| open.writers() > 0) {
             return None;
         }
-        let mended = repair
+        let repaired = repair
             && match what {
                 What::RottenOnTier => self.evict_locked(pair.id, "its bytes had gone bad on the tier", true) > 0,
                 What::RottenInStore => self.publish_again(pair.id),
@@ -123,7 +123,7 @@ impl Namespace {
             format!("{}/{}", device.files_path().display(), String::from_utf8_lossy(&pair.path))
         };
         let (path, at) = (pair.path.as_slice().into(), at.into_bytes().as_slice().into());
-        Some(Finding { what, path, at, text: text.to_owned(), mended, copy: None })
+        Some(Finding { what, path, at, text: text.to_owned(), repaired, copy: None })
     }
 
     /// The store's copy is bad: the tier's copy becomes a new version.

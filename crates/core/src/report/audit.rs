@@ -63,7 +63,7 @@ pub struct Finding {
     pub at: PathText,
     pub text: String,
     /// The repair fixed it.
-    pub mended: bool,
+    pub repaired: bool,
     /// The tier's copy of a file that the store no longer has.
     #[serde(skip)]
     pub copy: Option<TierCopy>,

@@ -173,7 +173,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     for mut finding in before.findings {
         let known = |other: &surgetank_core::report::Finding| other.path == finding.path && other.what == finding.what;
         if !after.findings[..by_reading].iter().any(known) {
-            finding.mended =
+            finding.repaired =
                 !again.findings.iter().any(known) && !finding.what.is_lost() && finding.what != What::NotInStore;
             after.findings.push(finding);
         }
@@ -238,7 +238,7 @@ fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
 }
 
 fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
-    let bad = audit.findings.iter().filter(|finding| !finding.mended && finding.what.is_trouble()).count();
+    let bad = audit.findings.iter().filter(|finding| !finding.repaired && finding.what.is_trouble()).count();
     let code = if bad == 0 { exit::OK } else { exit::NOT_DURABLE };
     if json {
         print_json(audit)?;
@@ -246,9 +246,9 @@ fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
     }
     let mut text = String::new();
     for finding in &audit.findings {
-        let mended = if finding.mended { " (repaired)" } else { "" };
+        let repaired = if finding.repaired { " (repaired)" } else { "" };
         let path = if finding.path.0.is_empty() { String::new() } else { format!("{}: ", finding.path) };
-        text += &format!("{:<16} {path}{} [{}]{mended}\n", finding.what.to_string(), finding.text, finding.at);
+        text += &format!("{:<16} {path}{} [{}]{repaired}\n", finding.what.to_string(), finding.text, finding.at);
     }
     let scrubbed = match audit.scrubbed_bytes {
         0 => String::new(),
@@ -344,7 +344,7 @@ fn without_record(files: &[Undrained]) -> Vec<Finding> {
         path: one.path.clone(),
         at: one.at.clone(),
         text: "no state of the directory is known: if it is missed, copy it to where it belongs".into(),
-        mended: false,
+        repaired: false,
         copy: None,
     };
     files.iter().map(finding).collect()

@@ -121,12 +121,12 @@ impl Turns {
         match self.reading.try_lock() {
             Ok(behind) => behind.is_empty(),
             Err(TryLockError::Poisoned(behind)) => behind.into_inner().is_empty(),
-            // The reader sleeps until a request comes; or it polls, for the second time since then in vain; or it has a
+            // The reader sleeps until a request comes; or it has polled twice since then without a request; or it has a
             // request and runs.
             Err(TryLockError::WouldBlock) => {
                 let reader = self.reader.load(Ordering::SeqCst);
-                let in_vain = || self.looks.load(Ordering::SeqCst) >= looks + 2;
-                reader > NOBODY && (in_vain() || sleeps(reader)) && self.reader.load(Ordering::SeqCst) == reader
+                let polled_twice = || self.looks.load(Ordering::SeqCst) >= looks + 2;
+                reader > NOBODY && (polled_twice() || sleeps(reader)) && self.reader.load(Ordering::SeqCst) == reader
             }
         }
     }
