@@ -50,7 +50,7 @@ mod tests {
     use super::KernelNegativeEntries;
 
     #[test]
-    fn each_name_once_and_too_many_always() {
+    fn names_count_once_and_too_many_always() {
         let mut entries = KernelNegativeEntries::default();
         assert!(!entries.take(b"a"));
         entries.add(b"a");

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_made_while_the_directory_was_listed_was_said_to_be_absent() {
+    fn name_made_during_a_listing_is_not_absent() {
         let mut cache = NegativeCache::default();
         let began = asked_for(&mut cache);
         cache.may_be_there(b"made-meanwhile");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_listing_need_not_show_is_asked_for() {
+    fn names_that_a_listing_may_omit_are_not_absent() {
         let cache = listed(&["old", "Makefile"]);
         for name in [".snapshot", "e\u{301}t\u{e9}", "PROGRA~1", "old.", "old ", "makefile", "OLD"] {
             assert!(!cache.is_absent(name.as_bytes(), LONG), "{name}");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_millions_was_listed_again_and_again() {
+    fn huge_directory_is_not_listed_again() {
         let mut cache = NegativeCache::default();
         let began = asked_for(&mut cache);
         cache.listed(began, None);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_that_spared_nothing_was_repeated() {
+    fn listing_that_saved_no_lookup_is_not_repeated() {
         let mut cache = listed(&[]);
         cache.may_be_there(b"x.part");
         assert!((0..100).all(|_| cache.missed(b"x.part", LONG).is_none()), "it is believed all the same");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_an_earlier_listing_counted_as_that_to_a_later_one() {
+    fn answer_to_an_earlier_listing_does_not_count() {
         let mut cache = NegativeCache::default();
         let first = asked_for(&mut cache);
         // `refresh`.
