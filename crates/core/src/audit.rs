@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::catalog::Damage;
-use crate::namespace::losses::{gone_from, lost_from};
+use crate::metadata::losses::{gone_from, lost_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use surgetank_store::{Cred, Store, StorePath, checksum};

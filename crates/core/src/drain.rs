@@ -21,6 +21,7 @@ mod stage;
 mod throttle;
 mod turns;
 
+use crate::base::users::own_cred;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -91,7 +92,7 @@ impl Drain {
             jobs: Mutex::default(),
             job_came: Condvar::new(),
             stop: AtomicBool::new(false),
-            throttle: Throttle::new(namespace.config.drain_bytes_per_second_max),
+            throttle: Throttle::new(namespace.base.config.drain_bytes_per_second_max),
             staging: RwLock::new(()),
             staged: Mutex::default(),
             copying: Mutex::default(),
@@ -112,10 +113,10 @@ impl Drain {
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
         threads.push(spawn("sync", Self::sync_loop)?);
-        if drain.namespace.tiers.devices().any(surgetank_tier::Device::in_memory) {
+        if drain.namespace.base.tiers.devices().any(surgetank_tier::Device::in_memory) {
             threads.push(spawn("memory", Self::memory_loop)?);
         }
-        for _ in 0..drain.namespace.config.drain_threads.max(1) {
+        for _ in 0..drain.namespace.base.config.drain_threads.max(1) {
             threads.push(spawn("stage", Self::stage_loop)?);
         }
         *drain.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
@@ -127,10 +128,10 @@ impl Drain {
         self.stop.store(true, Ordering::Relaxed);
         drop(self.jobs.lock());
         self.job_came.notify_all();
-        self.namespace.wake();
-        self.namespace.end_deferred();
-        self.namespace.end_unsynced();
-        self.namespace.end_memory_pressure();
+        self.namespace.metadata.wake();
+        self.namespace.base.deferred.end_deferred();
+        self.namespace.files.syncs.end_unsynced();
+        self.namespace.files.memory_pressure.end_memory_pressure();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             while !surgetank_types::sync::is_finished(&thread)
@@ -150,9 +151,9 @@ impl Drain {
         self.discard();
         self.take_back_jobs();
         self.discard();
-        self.namespace.discard_late_at_the_end();
-        if self.namespace.read_tree().ops.is_empty()
-            && let Err(why) = self.namespace.store.collect()
+        self.namespace.files.temporaries.discard_late_at_the_end();
+        if self.namespace.metadata.read_tree().ops.is_empty()
+            && let Err(why) = self.namespace.base.store.collect()
         {
             tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
         }
@@ -160,7 +161,7 @@ impl Drain {
 
     /// The files that wait for the store, and how much of each is copied.
     pub fn queued(&self, scope: &Scope) -> Queued {
-        self.namespace.queued(scope, &|seq| {
+        self.namespace.questions.queued(scope, &|seq| {
             self.copying.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).copied().unwrap_or(0)
         })
     }
@@ -168,7 +169,7 @@ impl Drain {
     /// Bytes that became durable per second, over the time in which the drain worked.
     pub fn average_bytes_per_second(&self) -> u64 {
         let bytes = self.counters.bytes.load(Ordering::Relaxed);
-        (bytes as f64 / self.namespace.end.busy().as_secs_f64().max(1e-3)) as u64
+        (bytes as f64 / self.namespace.base.end.busy().as_secs_f64().max(1e-3)) as u64
     }
 
     pub(crate) fn stopping(&self) -> bool {
@@ -194,7 +195,7 @@ impl Drain {
                 }
             };
             self.stage(seq);
-            self.namespace.wake();
+            self.namespace.metadata.wake();
         }
     }
 
@@ -203,39 +204,39 @@ impl Drain {
         let mut polled = clock::tick();
         let mut asked = polled;
         while !self.stopping() {
-            self.namespace.end_promises(crate::namespace::KEPT_FOR);
-            let next = self.namespace.seal_deferred();
+            self.namespace.files.opener.end_promises(crate::files::KEPT_FOR);
+            let next = self.namespace.files.descriptors.seal_deferred();
             if polled.elapsed() >= POLL_PERIOD {
                 polled = clock::tick();
-                self.namespace.tiers.poll();
-                self.namespace.watch_the_end();
-                self.namespace.watch_delegations();
-                self.namespace.watch_direct_writers();
-                self.namespace.retry_handed();
+                self.namespace.base.tiers.poll();
+                self.namespace.files.deadline.watch_the_end();
+                self.namespace.files.delegation.watch_delegations();
+                self.namespace.files.eviction.watch_direct_writers();
+                self.namespace.files.descriptors.retry_handed();
                 if asked.elapsed() >= HANGS && self.hangs_for().is_some_and(|time| time >= HANGS) {
                     asked = clock::tick();
-                    self.namespace.queries.ask_whether_alive();
+                    self.namespace.base.queries.ask_whether_alive();
                 }
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
             let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
-            self.namespace.wait_deferred(pause, &|| self.stopping());
+            self.namespace.base.deferred.wait_deferred(pause, &|| self.stopping());
         }
     }
 
     /// Syncs the tiers' files that have been closed for a while.
     fn sync_loop(&self) {
         while !self.stopping() {
-            let next = self.namespace.sync_closed(false);
-            self.namespace.wait_unsynced(next, &|| self.stopping());
+            let next = self.namespace.files.syncs.sync_closed(false);
+            self.namespace.files.syncs.wait_unsynced(next, &|| self.stopping());
         }
     }
 
     /// Keeps the tiers in memory within the job's memory limit.
     fn memory_loop(&self) {
         while !self.stopping() {
-            let next = self.namespace.relieve_memory();
-            self.namespace.wait_memory_pressure(next, &|| self.stopping());
+            let next = self.namespace.files.memory_pressure.relieve_memory();
+            self.namespace.files.memory_pressure.wait_memory_pressure(next, &|| self.stopping());
         }
     }
 
@@ -247,13 +248,13 @@ impl Drain {
                 Next::Publish(batch) => {
                     ready_since = None;
                     self.publish(&batch);
-                    self.namespace.changed.notify_all();
+                    self.namespace.metadata.changed.notify_all();
                 }
-                Next::Wait(time) => self.namespace.wait_woken(time),
+                Next::Wait(time) => self.namespace.metadata.wait_woken(time),
                 Next::Sleep => {
-                    self.namespace.forget_temporaries();
-                    self.namespace.wait_woken(Duration::from_millis(500));
-                    self.namespace.drain_asleep.store(false, Ordering::Relaxed);
+                    self.namespace.files.temporaries.forget_temporaries();
+                    self.namespace.metadata.wait_woken(Duration::from_millis(500));
+                    self.namespace.metadata.drain_asleep.store(false, Ordering::Relaxed);
                 }
             }
         }
@@ -262,20 +263,20 @@ impl Drain {
     /// Removes staged copies whose operation was taken back.
     fn discard(&self) {
         let discards: Vec<_> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.namespace.metadata.read_tree();
             let place =
                 |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir).map(|dir| dir.join(name)), *cred);
             tree.discards.iter().map(place).collect()
         };
         for (path, cred) in &discards {
             if let Some(path) = path
-                && let Err(why) = self.as_owner(*cred, |who| self.namespace.store.discard(who, path))
+                && let Err(why) = self.as_owner(*cred, |who| self.namespace.base.store.discard(who, path))
             {
                 tracing::warn!(%path, %why, "a temporary in the store could not be removed");
             }
         }
         if !discards.is_empty() {
-            self.namespace.write_tree().discards.drain(..discards.len());
+            self.namespace.metadata.write_tree().discards.drain(..discards.len());
         }
     }
 
@@ -288,16 +289,16 @@ impl Drain {
         let now = clock::tick();
         let limits = Limits {
             now,
-            ordered: self.namespace.config.ordered,
+            ordered: self.namespace.base.config.ordered,
             one: may == May::One,
-            holds_bytes: !self.namespace.store.features().plain_files,
+            holds_bytes: !self.namespace.base.store.features().plain_files,
         };
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.namespace.metadata.write_tree();
         let Some(next) = tree.drain_queue().next(&limits, &|seq| self.temporary(seq)) else {
             return Next::Wait(POLL_PERIOD);
         };
         // With the tree locked: a process that queues an operation after this sees that it must wake the drain.
-        self.namespace.drain_asleep.store(next.is_empty, Ordering::Relaxed);
+        self.namespace.metadata.drain_asleep.store(next.is_empty, Ordering::Relaxed);
         drop(tree);
         let more = !next.to_stage.is_empty();
         if more {
@@ -315,7 +316,7 @@ impl Drain {
     /// Operations that were handed out but not begun wait for their turn again.
     fn take_back_jobs(&self) {
         let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
-        self.namespace.write_tree().drain_queue().hand_back(left);
+        self.namespace.metadata.write_tree().drain_queue().hand_back(left);
     }
 
     /// Store I/O with the owner's ids. Where they do not suffice (a file whose owner changed), with the agent's own
@@ -327,11 +328,11 @@ impl Drain {
     ) -> std::io::Result<T> {
         let root = rustix::process::geteuid().is_root();
         if !root || owner.uid == 0 {
-            return self.pause.call(|| act(self.namespace.own_cred(owner)));
+            return self.pause.call(|| act(own_cred(owner)));
         }
         match self.pause.call(|| act(owner)) {
             Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-                self.pause.call(|| act(self.namespace.own_cred(owner)))
+                self.pause.call(|| act(own_cred(owner)))
             }
             other => other,
         }
@@ -354,7 +355,7 @@ impl Drain {
     /// How long the store has been in one call, when that is too long: it does not answer other questions either, or is
     /// very slow.
     pub fn stalled_for(&self) -> Option<Duration> {
-        let least = if self.namespace.queries.silent_for().is_some() { HANGS } else { SLOW };
+        let least = if self.namespace.base.queries.silent_for().is_some() { HANGS } else { SLOW };
         self.hangs_for().filter(|time| *time >= least)
     }
 
@@ -370,24 +371,24 @@ impl Drain {
 
     /// The queue will not progress in this scope by itself: all is done, or the rest is refused for good.
     pub fn settled(&self, run: Option<surgetank_types::model::RunId>) -> bool {
-        if !self.namespace.deferred_files().is_empty() {
+        if !self.namespace.base.deferred.deferred_files().is_empty() {
             return false;
         }
         // The drain gives up a store that does not answer at all like one that fails.
-        let retry = self.namespace.config.retry;
+        let retry = self.namespace.base.config.retry;
         let silent = |time: Option<Duration>| time.is_some_and(|time| time >= retry);
-        let away =
-            silent(self.hangs_for()) && silent(self.namespace.queries.silent_for()) || silent(self.pause.away_for());
-        if away && self.namespace.ending_for(run) >= retry {
+        let away = silent(self.hangs_for()) && silent(self.namespace.base.queries.silent_for())
+            || silent(self.pause.away_for());
+        if away && self.namespace.questions.ending_for(run) >= retry {
             return true;
         }
-        let tree = self.namespace.read_tree();
+        let tree = self.namespace.metadata.read_tree();
         let mut blocked = false;
         for op in tree.ops.values() {
             let mine = run.is_none_or(|run| op.run == run || op.run == surgetank_types::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
             // Operations refused for good, and those behind them, are retried at intervals; that is not progress.
-            if mine && !(blocked && (self.namespace.config.ordered || op.error.is_some())) {
+            if mine && !(blocked && (self.namespace.base.config.ordered || op.error.is_some())) {
                 return false;
             }
         }

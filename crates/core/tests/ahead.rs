@@ -25,7 +25,7 @@ fn passed_through() -> World {
 /// to go on.
 fn prefetch(world: &World, id: FileId, meanwhile: impl Fn() + Sync) -> (u64, u64) {
     let (asked, events) = (AtomicU64::new(0), AtomicBool::new(false));
-    let bytes = world.namespace.prefetch(id, &|| {
+    let bytes = world.namespace.prefetch.prefetch(id, &|| {
         // (Not at the first bytes: the source is open, and part of it is copied.)
         if asked.fetch_add(1, Ordering::SeqCst) == 1 && !events.swap(true, Ordering::SeqCst) {
             meanwhile();
@@ -43,16 +43,16 @@ fn asks_of_one_copy(bytes: &[u8]) -> u64 {
 }
 
 fn hits(world: &World) -> u64 {
-    world.namespace.tiers.devices().map(|device| device.counters().hits.load(Ordering::Relaxed)).sum()
+    world.namespace.base.tiers.devices().map(|device| device.counters().hits.load(Ordering::Relaxed)).sum()
 }
 
 fn from_tiers(world: &World) -> u64 {
-    world.namespace.tiers.devices().map(|device| device.counters().bytes_out.load(Ordering::Relaxed)).sum()
+    world.namespace.base.tiers.devices().map(|device| device.counters().bytes_out.load(Ordering::Relaxed)).sum()
 }
 
 fn nothing_is_left(world: &World) {
     assert_eq!((world.used_bytes(), world.on_tiers()), (0, 0));
-    assert_eq!(world.namespace.dirty_bytes(), 0);
+    assert_eq!(world.namespace.metadata.dirty_bytes(), 0);
 }
 
 /// Regression: the agent prefetched an open file only after every reader had closed it.
@@ -71,7 +71,7 @@ fn open_file_is_prefetched_while_readers_have_it() {
     assert_eq!(brought, SIZE);
     world.is_charged();
     assert!(world.used_bytes() >= SIZE);
-    assert_eq!(world.namespace.dirty_bytes(), 0, "the store has it, too");
+    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the store has it, too");
     // Whoever comes now and whoever was there read the copy.
     other.set(Some(world.open("f", libc::O_RDONLY).unwrap()));
     let other = other.take().unwrap();
@@ -79,11 +79,11 @@ fn open_file_is_prefetched_while_readers_have_it() {
     assert!(world.read_on(&other, MIB).unwrap() == bytes);
     assert!(from_tiers(&world) >= 2 * SIZE);
     assert_eq!(prefetch(&world, id, || ()), (0, 0), "it is there");
-    assert_eq!(world.namespace.evict(id, "it is open").unwrap(), 0);
+    assert_eq!(world.namespace.files.eviction.evict(id, "it is open").unwrap(), 0);
     world.close(reader);
     world.close(other);
     world.is_charged();
-    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    assert!(world.namespace.files.eviction.evict(id, "it may go").unwrap() >= SIZE);
     nothing_is_left(&world);
     let again = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read_on(&again, MIB).unwrap() == bytes);
@@ -106,12 +106,12 @@ fn reader_sees_the_same_bytes_while_the_copy_replaces_them() {
                 }
                 assert!(world.read_on(&reader, MIB).unwrap() == bytes);
             });
-            let brought = world.namespace.prefetch(id, &|| false);
+            let brought = world.namespace.prefetch.prefetch(id, &|| false);
             done.store(true, Ordering::SeqCst);
             assert_eq!(brought.unwrap(), SIZE);
         });
         world.close(reader);
-        world.namespace.evict(id, "once more").unwrap();
+        world.namespace.files.eviction.evict(id, "once more").unwrap();
         nothing_is_left(&world);
     }
 }
@@ -123,7 +123,7 @@ fn deleted_file_leaves_the_tier_with_its_last_reader() {
     world.put("f", &bytes);
     let reader = world.open("f", libc::O_RDONLY).unwrap();
     assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
     world.settle();
     assert!(!world.in_store("f").exists());
     assert!(world.read_on(&reader, MIB).unwrap() == bytes);
@@ -144,7 +144,7 @@ fn readers_keep_the_prefetched_copy_after_an_agent_kill() {
     assert!(from_tiers(&world) >= SIZE);
     world.close(reader);
     world.is_charged();
-    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    assert!(world.namespace.files.eviction.evict(id, "it may go").unwrap() >= SIZE);
     nothing_is_left(&world);
 }
 
@@ -171,7 +171,7 @@ fn a_writer_wins(mut world: World, with_reader: bool) {
     world.settle();
     assert!(std::fs::read(world.in_store("f")).unwrap() == bytes);
     world.is_charged();
-    world.namespace.evict(id, "it may go").unwrap();
+    world.namespace.files.eviction.evict(id, "it may go").unwrap();
     nothing_is_left(&world);
 }
 
@@ -207,7 +207,7 @@ fn write_during_a_prefetch_is_not_covered_by_the_copy() {
         assert!(world.read_on(&again, MIB).unwrap() == bytes);
         world.close(again);
         world.is_charged();
-        world.namespace.evict(id, "it may go").unwrap();
+        world.namespace.files.eviction.evict(id, "it may go").unwrap();
         nothing_is_left(&world);
     }
 }
@@ -284,7 +284,7 @@ fn file_deleted_during_a_prefetch_stays_deleted() {
             world.put("f", &bytes);
             let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
             let (brought, asked) = prefetch(&world, world.find("f").unwrap(), || {
-                world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+                world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
             });
             assert_eq!(brought, 0);
             assert!(asked <= asks_of_one_copy(&bytes), "copied more than once");
@@ -312,7 +312,7 @@ fn copy_of_a_passed_through_file_waits_for_its_readers() {
     assert_eq!(prefetch(&world, id, || ()).0, SIZE);
     world.is_charged();
     assert!(world.used_bytes() >= SIZE);
-    assert_eq!(world.namespace.dirty_bytes(), 0, "the store has it");
+    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the store has it");
     assert_eq!(prefetch(&world, id, || ()), (0, 0), "it waits to be used");
     let other = world.open("f", libc::O_RDONLY).unwrap();
     assert_eq!(other.grant, reader.grant, "all of one file agree");
@@ -326,7 +326,7 @@ fn copy_of_a_passed_through_file_waits_for_its_readers() {
     assert!(world.read_on(&next, MIB).unwrap() == bytes);
     assert_eq!(hits(&world), 1);
     world.close(next);
-    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    assert!(world.namespace.files.eviction.evict(id, "it may go").unwrap() >= SIZE);
     nothing_is_left(&world);
 }
 
@@ -341,12 +341,12 @@ fn waiting_copy_is_removed_when_the_file_changes() {
             assert_eq!(world.on_tiers(), 0, "whoever writes wants the room");
             world.close(writer);
         }),
-        ("deleted", |world| world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap()),
+        ("deleted", |world| world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap()),
         ("covered", |world| {
             let made = world.create("g").unwrap();
             world.close(made);
             let (root, caller) = (FileId::ROOT, &world.caller);
-            world.namespace.rename(caller, root, b"g", root, b"f", 0).unwrap();
+            world.namespace.names.rename(caller, root, b"g", root, b"f", 0).unwrap();
         }),
         ("another's", |world| world.put("f", b"another")),
         ("another's bytes", |world| {
@@ -384,14 +384,14 @@ fn waiting_copy_follows_its_renamed_file() {
     let id = world.find("f").unwrap();
     assert_eq!(prefetch(&world, id, || ()).0, SIZE);
     let (root, caller) = (FileId::ROOT, world.caller);
-    world.namespace.rename(&caller, root, b"f", root, b"g", 0).unwrap();
+    world.namespace.names.rename(&caller, root, b"f", root, b"g", 0).unwrap();
     world.close(reader);
     world.settle();
     let opened = world.open("g", libc::O_RDONLY).unwrap();
     assert!(world.read_on(&opened, MIB).unwrap() == bytes);
     world.close(opened);
     world.is_charged();
-    world.namespace.evict(id, "it may go").unwrap();
+    world.namespace.files.eviction.evict(id, "it may go").unwrap();
     nothing_is_left(&world);
 }
 
@@ -404,11 +404,11 @@ fn waiting_copy_is_evicted_for_room() {
     let made = world.create("made").unwrap();
     let bytes = pattern(14 * MIB, 18);
     world.write(&made, 0, &bytes).unwrap();
-    assert!(world.namespace.tiers.devices().all(|device| device.used_bytes() <= 16 * MIB));
+    assert!(world.namespace.base.tiers.devices().all(|device| device.used_bytes() <= 16 * MIB));
     world.close(made);
     world.is_charged();
     let made = world.find("made").unwrap();
-    let location = world.namespace.evict(made, "only we have it").unwrap();
+    let location = world.namespace.files.eviction.evict(made, "only we have it").unwrap();
     assert_eq!(location, 0);
     assert!(world.on_tiers() >= 14 * MIB, "what was written found no room where a spare copy lay");
     assert!(world.on_tiers() < 14 * MIB + SIZE);
@@ -437,7 +437,7 @@ fn waiting_copy_is_removed_at_the_end() {
     let reader = world.open("f", libc::O_RDONLY).unwrap();
     assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
     world.settle();
-    assert!(world.namespace.finish());
+    assert!(world.namespace.emptying.finish());
     nothing_is_left(&world);
     world.close(reader);
     nothing_is_left(&world);
@@ -454,11 +454,11 @@ fn mode_set_during_a_prefetch_holds_for_the_copy() {
         let id = world.find("f").unwrap();
         let (brought, _) = prefetch(&world, id, || {
             let change = SetAttr { perm: Some(0o750), ..SetAttr::default() };
-            world.namespace.setattr(&world.caller, id, None, &change).unwrap();
+            world.namespace.attributes.setattr(&world.caller, id, None, &change).unwrap();
         });
         assert_eq!(brought, SIZE);
         let mut modes = Vec::new();
-        for device in world.namespace.tiers.devices() {
+        for device in world.namespace.base.tiers.devices() {
             let file = device.open(b"f", false).unwrap();
             modes.push(std::os::unix::fs::MetadataExt::mode(&file.metadata().unwrap()) & 0o777);
         }

@@ -22,7 +22,7 @@ fn make(world: &World, name: &str) {
 
 /// Names that were looked up in the store, and listings.
 fn asked(world: &World) -> (u64, u64) {
-    let counters = &world.namespace.counters;
+    let counters = &world.namespace.base.counters;
     (counters.store_stats.load(Ordering::Relaxed), counters.store_lists.load(Ordering::Relaxed))
 }
 
@@ -42,7 +42,7 @@ fn new_files_in_a_listed_directory_cost_no_lookups() {
     world.settle();
     for number in 0..50 {
         assert!(world.find(&format!("old-{number}")).is_ok());
-        let again = world.namespace.create(
+        let again = world.namespace.names.create(
             &world.caller,
             FileId::ROOT,
             format!("old-{number}").as_bytes(),
@@ -65,15 +65,15 @@ fn evicted_file_is_found_while_an_older_listing_is_valid() {
     make(&world, "ours");
     world.settle();
     let id = world.find("ours").unwrap();
-    world.namespace.forget(id, u64::from(u32::MAX));
-    world.namespace.evict(id, "a test").unwrap();
+    world.namespace.resolver.forget(id, u64::from(u32::MAX));
+    world.namespace.files.eviction.evict(id, "a test").unwrap();
     let again = world.open("ours", libc::O_RDONLY).unwrap();
     assert_eq!(world.read(&again, 0, 100).unwrap(), b"ours");
     world.close(again);
     let id = world.find("ours").unwrap();
-    world.namespace.forget(id, u64::from(u32::MAX));
+    world.namespace.resolver.forget(id, u64::from(u32::MAX));
     assert!(world.find("ours").is_ok(), "it is in the store");
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"ours").unwrap();
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"ours").unwrap();
     assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
     world.settle();
     assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
@@ -101,7 +101,7 @@ fn file_of_another_client_appears_after_store_ttl() {
         make(&world, &format!("newer-{number}"));
     }
     world.put("later", b"theirs");
-    world.namespace.refresh_all();
+    world.namespace.revalidation.refresh_all();
     assert!(world.find("later").is_ok());
 }
 
@@ -128,8 +128,8 @@ fn name_shown_by_a_listing_can_be_opened() {
     }
     world.put("theirs", b"theirs");
     assert_eq!(world.find("theirs").unwrap_err(), Errno::NOENT);
-    let listing = world.namespace.opendir(&world.caller, FileId::ROOT).unwrap();
-    let names = world.namespace.listing(listing.fh, 0).unwrap();
+    let listing = world.namespace.listings.opendir(&world.caller, FileId::ROOT).unwrap();
+    let names = world.namespace.listings.listing(listing.fh, 0).unwrap();
     assert!(names.iter().any(|listed| *listed.name == *b"theirs"));
     assert!(world.find("theirs").is_ok());
     // What the drain calls otherwise because somebody else was there first, too.
@@ -149,7 +149,7 @@ fn mkdir_fails_when_another_node_made_the_directory() {
         make(&world, &format!("new-{number}"));
     }
     std::fs::create_dir(world.in_store("shared")).unwrap();
-    let made = world.namespace.mkdir(&world.caller, FileId::ROOT, b"shared", 0o755);
+    let made = world.namespace.names.mkdir(&world.caller, FileId::ROOT, b"shared", 0o755);
     assert_eq!(made.unwrap_err().errno, Errno::EXIST);
 }
 
@@ -159,8 +159,8 @@ fn lookup_of_a_hinted_store_file_writes_no_record() {
     let world = world(Duration::from_secs(600));
     world.put("theirs", b"theirs");
     let hints = [("mode".to_owned(), "keep".to_owned())].into();
-    assert!(world.namespace.hint(&[(b"theirs", &hints)]).is_empty());
-    let before = world.namespace.catalog.position();
+    assert!(world.namespace.hints.hint(&[(b"theirs", &hints)]).is_empty());
+    let before = world.namespace.base.catalog.position();
     world.find("theirs").unwrap();
-    assert_eq!(world.namespace.catalog.position(), before);
+    assert_eq!(world.namespace.base.catalog.position(), before);
 }

@@ -29,9 +29,9 @@ fn a_small_file_is_one_request_and_resident() {
     world.close(again);
     assert_eq!((world.line.sources(), world.line.requests()), (1, 1));
     world.is_charged();
-    assert!(world.namespace.evict(world.find("f").unwrap(), "it may go").unwrap() > 0);
+    assert!(world.namespace.files.eviction.evict(world.find("f").unwrap(), "it may go").unwrap() > 0);
     assert_eq!(world.used_bytes(), 0);
-    assert!(!world.namespace.busy(None));
+    assert!(!world.namespace.questions.busy(None));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_large_file_is_read_while_it_arrives_and_stays() {
     assert!(world.read_on(&again, MIB).unwrap() == bytes);
     world.close(again);
     assert_eq!((world.line.sources(), world.line.requests()), (0, 0));
-    assert!(world.namespace.evict(world.find("f").unwrap(), "it may go").unwrap() > 0);
+    assert!(world.namespace.files.eviction.evict(world.find("f").unwrap(), "it may go").unwrap() > 0);
     assert_eq!(world.used_bytes(), 0);
 }
 
@@ -86,7 +86,9 @@ fn a_few_bytes_in_the_middle_are_a_few_chunks() {
     }
     assert!(world.line.requests() <= 53, "{} requests", world.line.requests());
     assert!(world.used_bytes() <= 53 * CHUNK);
-    let seek = |offset, whence| world.namespace.seek(opened.handle, offset, whence).map_err(|fault| fault.errno);
+    let seek = |offset, whence| {
+        world.namespace.files.transfers.seek(opened.handle, offset, whence).map_err(|fault| fault.errno)
+    };
     assert_eq!(seek(5, libc::SEEK_DATA), Ok(5));
     assert_eq!(seek(5, libc::SEEK_HOLE), Ok(size_bytes));
     assert_eq!(seek(size_bytes, libc::SEEK_DATA), Err(Errno::NXIO));
@@ -152,7 +154,7 @@ fn an_append_to_a_large_file_fetches_it_whole() {
     world.put("f", &bytes);
     let opened = world.open("f", libc::O_WRONLY | libc::O_APPEND).unwrap();
     assert_eq!((world.line.requests(), world.line.bytes()), (3, bytes.len() as u64));
-    let count = world.namespace.write(opened.handle, 0, b"more", true).unwrap();
+    let count = world.namespace.files.transfers.write(opened.handle, 0, b"more", true).unwrap();
     assert_eq!(count, 4);
     world.close(opened);
     world.settle();
@@ -269,7 +271,7 @@ fn bytes_of_two_versions_are_never_mixed() {
     world.put("g", b"older");
     let id = world.find("g").unwrap();
     world.put("g", b"and newer");
-    match world.namespace.open_file(&world.caller, id, libc::O_RDONLY) {
+    match world.namespace.files.opener.open_file(&world.caller, id, libc::O_RDONLY) {
         Ok(opened) => assert_eq!(world.read(&opened, 0, 100).unwrap(), b"and newer"),
         Err(fault) => assert_eq!(fault.errno, Errno::STALE),
     }
@@ -292,14 +294,14 @@ fn the_drains_own_changes_do_not_disturb_readers() {
         })
         .into();
     let namespace = world.namespace.clone();
-    namespace.rename(&caller, FileId::ROOT, b"renamed", FileId::ROOT, b"elsewhere", 0).unwrap();
-    namespace.unlink(&caller, FileId::ROOT, b"deleted").unwrap();
+    namespace.names.rename(&caller, FileId::ROOT, b"renamed", FileId::ROOT, b"elsewhere", 0).unwrap();
+    namespace.names.unlink(&caller, FileId::ROOT, b"deleted").unwrap();
     let other = world.create("other").unwrap();
     world.write(&other, 0, b"other").unwrap();
     world.close(other);
-    namespace.rename(&caller, FileId::ROOT, b"other", FileId::ROOT, b"replaced", 0).unwrap();
+    namespace.names.rename(&caller, FileId::ROOT, b"other", FileId::ROOT, b"replaced", 0).unwrap();
     let change = surgetank_core::namespace::SetAttr { perm: Some(0o600), ..Default::default() };
-    namespace.setattr(&caller, world.find("chmodded").unwrap(), None, &change).unwrap();
+    namespace.attributes.setattr(&caller, world.find("chmodded").unwrap(), None, &change).unwrap();
     world.settle();
     assert!(!world.in_store("deleted").exists());
     assert_eq!(std::fs::read(world.in_store("replaced")).unwrap(), b"other");
@@ -309,7 +311,7 @@ fn the_drains_own_changes_do_not_disturb_readers() {
         world.close(opened);
     }
     world.is_charged();
-    assert!(namespace.troubles().is_empty(), "{:?}", namespace.troubles());
+    assert!(namespace.base.notes.troubles().is_empty(), "{:?}", namespace.base.notes.troubles());
 }
 
 #[test]
@@ -319,16 +321,16 @@ fn operations_beyond_the_store_are_refused_at_once() {
     world.put("g", b"g");
     let (namespace, caller) = (world.namespace.clone(), world.caller);
     let id = world.find("f").unwrap();
-    let linked = namespace.link(&caller, id, FileId::ROOT, b"h").map(drop).map_err(|fault| fault.errno);
+    let linked = namespace.names.link(&caller, id, FileId::ROOT, b"h").map(drop).map_err(|fault| fault.errno);
     assert_eq!(linked, Err(Errno::PERM));
-    let exchanged = namespace.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, b"g", libc::RENAME_EXCHANGE);
+    let exchanged = namespace.names.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, b"g", libc::RENAME_EXCHANGE);
     assert_eq!(exchanged.map_err(|fault| fault.errno), Err(Errno::INVAL));
     // Its first name is no link.
-    let (found, opened) = namespace.create_unnamed(&caller, FileId::ROOT, 0o644, libc::O_RDWR).unwrap();
+    let (found, opened) = namespace.names.create_unnamed(&caller, FileId::ROOT, 0o644, libc::O_RDWR).unwrap();
     world.write(&opened, 0, b"unnamed").unwrap();
-    namespace.link(&caller, found.id, FileId::ROOT, b"h").unwrap();
+    namespace.names.link(&caller, found.id, FileId::ROOT, b"h").unwrap();
     assert_eq!(
-        namespace.link(&caller, found.id, FileId::ROOT, b"i").map(drop).map_err(|fault| fault.errno),
+        namespace.names.link(&caller, found.id, FileId::ROOT, b"i").map(drop).map_err(|fault| fault.errno),
         Err(Errno::PERM)
     );
     world.close(opened);
@@ -336,12 +338,12 @@ fn operations_beyond_the_store_are_refused_at_once() {
     let bad: &[u8] = b"\xff\xfe";
     let refused = Err(Errno::ILSEQ);
     assert_eq!(
-        namespace.create(&caller, FileId::ROOT, bad, 0o644, libc::O_RDWR).map(drop).map_err(|f| f.errno),
+        namespace.names.create(&caller, FileId::ROOT, bad, 0o644, libc::O_RDWR).map(drop).map_err(|f| f.errno),
         refused
     );
-    assert_eq!(namespace.mkdir(&caller, FileId::ROOT, bad, 0o755).map(drop).map_err(|f| f.errno), refused);
-    assert_eq!(namespace.symlink(&caller, FileId::ROOT, bad, b"f").map(drop).map_err(|f| f.errno), refused);
-    assert_eq!(namespace.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, bad, 0).map_err(|f| f.errno), refused);
+    assert_eq!(namespace.names.mkdir(&caller, FileId::ROOT, bad, 0o755).map(drop).map_err(|f| f.errno), refused);
+    assert_eq!(namespace.names.symlink(&caller, FileId::ROOT, bad, b"f").map(drop).map_err(|f| f.errno), refused);
+    assert_eq!(namespace.names.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, bad, 0).map_err(|f| f.errno), refused);
     world.settle();
     assert_eq!(std::fs::read(world.in_store("h")).unwrap(), b"unnamed");
 }
@@ -352,12 +354,20 @@ fn a_writer_waits_for_room_and_then_gets_the_error() {
     let mut world = World::with(4 * MIB, |config| config.wait_for_room = wait);
     let first = world.create("first").unwrap();
     world.write(&first, 0, &pattern(3 * MIB, 15)).unwrap();
-    assert!(world.namespace.short_of_room().is_empty(), "it waited");
+    assert!(world.namespace.files.room_waits.short_of_room().is_empty(), "it waited");
     let second = world.create("second").unwrap();
     let begun = Instant::now();
     assert_eq!(world.write(&second, 0, &pattern(2 * MIB, 16)), Err(Errno::NOSPC));
     assert!(begun.elapsed() >= wait);
-    assert!(world.namespace.short_of_room().iter().any(|short| short.refused && short.why.contains("s3://test")));
+    assert!(
+        world
+            .namespace
+            .files
+            .room_waits
+            .short_of_room()
+            .iter()
+            .any(|short| short.refused && short.why.contains("s3://test"))
+    );
     // Nor can anything be fetched to be written.
     world.put("large", &pattern(2 * MIB, 17));
     assert_eq!(world.open("large", libc::O_RDWR).err(), Some(Errno::NOSPC));
@@ -379,11 +389,11 @@ fn prefetched_and_scrubbed_like_any_other() {
     let bytes = pattern(2 * CHUNK + 1, 18);
     world.put("f", &bytes);
     let id = world.find("f").unwrap();
-    assert_eq!(world.namespace.prefetch(id, &|| false).unwrap(), bytes.len() as u64);
+    assert_eq!(world.namespace.prefetch.prefetch(id, &|| false).unwrap(), bytes.len() as u64);
     let opened = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read_on(&opened, MIB).unwrap() == bytes);
     world.close(opened);
-    assert!(world.namespace.scrub(false).findings.is_empty());
+    assert!(world.namespace.files.scrub.scrub(false).findings.is_empty());
 }
 
 /// The drain changes the file's attributes, or another client writes it. Regression: the prefetch failed.
@@ -401,11 +411,11 @@ fn file_changed_during_a_prefetch_is_prefetched() {
     std::thread::scope(|scope| {
         let prefetched = [chmodded, written].map(|id| {
             let namespace = &namespace;
-            scope.spawn(move || namespace.prefetch(id, &|| false).unwrap())
+            scope.spawn(move || namespace.prefetch.prefetch(id, &|| false).unwrap())
         });
         std::thread::sleep(Duration::from_millis(50));
         let change = surgetank_core::namespace::SetAttr { perm: Some(0o600), ..Default::default() };
-        namespace.setattr(&caller, chmodded, None, &change).unwrap();
+        namespace.attributes.setattr(&caller, chmodded, None, &change).unwrap();
         world.put("written", &newer);
         let [chmodded, written] = prefetched.map(|one| one.join().unwrap());
         assert_eq!(chmodded, bytes.len() as u64, "only its attributes are others");
@@ -425,7 +435,7 @@ fn program_continues_reading_after_an_agent_kill() {
     world.put("deleted", &bytes);
     let [large, small, deleted] = ["large", "small", "deleted"].map(|name| world.open(name, libc::O_RDONLY).unwrap());
     assert!(world.read(&large, CHUNK, 1000).unwrap() == bytes[CHUNK as usize..][..1000]);
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"deleted").unwrap();
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"deleted").unwrap();
     let mut world = world.die();
     assert_eq!(world.read(&small, 0, 10).unwrap(), b"small");
     assert_eq!(world.line.requests(), 0);
@@ -485,7 +495,7 @@ fn unanswered_create_is_drained_with_its_content() {
         let other = scope.spawn(|| {
             let other = world.create("other").unwrap();
             world.write(&other, 0, b"other").unwrap();
-            world.namespace.fsync(other.handle, false).unwrap();
+            world.namespace.files.syncs.fsync(other.handle, false).unwrap();
             world.close(other);
         });
         std::thread::sleep(Duration::from_millis(500));
@@ -541,7 +551,7 @@ fn readers_writers_and_evictions_on_a_small_tier() {
                 let opened = world.create("w").unwrap();
                 world.write(&opened, 0, &bytes).unwrap();
                 world.close(opened);
-                world.namespace.unlink(&world.caller, FileId::ROOT, b"w").unwrap();
+                world.namespace.names.unlink(&world.caller, FileId::ROOT, b"w").unwrap();
             }
         });
     });
@@ -558,12 +568,12 @@ fn deleted_open_file_survives_one_store_error() {
     let opened = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read(&opened, 0, 10).unwrap() == bytes[..10]);
     world.line.fail(6, Errno::TIMEDOUT);
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
     world.settle();
     assert!(!world.in_store("f").exists());
     assert!(world.read_on(&opened, MIB).unwrap() == bytes);
     world.close(opened);
-    assert_eq!(world.namespace.troubles().len(), 0, "{:?}", world.namespace.troubles());
+    assert_eq!(world.namespace.base.notes.troubles().len(), 0, "{:?}", world.namespace.base.notes.troubles());
 }
 
 /// The rest of the content comes from the file's last name in the store. Regression: its reader lost it.
@@ -574,25 +584,11 @@ fn renamed_and_deleted_file_stays_readable_while_open() {
     world.put("f", &bytes);
     let opened = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read(&opened, 0, 10).unwrap() == bytes[..10]);
-    world.namespace.rename(&world.caller, FileId::ROOT, b"f", FileId::ROOT, b"g", 0).unwrap();
+    world.namespace.names.rename(&world.caller, FileId::ROOT, b"f", FileId::ROOT, b"g", 0).unwrap();
     world.settle();
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"g").unwrap();
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"g").unwrap();
     world.settle();
     assert!(!world.in_store("g").exists());
     assert!(world.read_on(&opened, MIB).unwrap() == bytes);
-    world.close(opened);
-}
-
-/// A store that never gives the rest does not keep its file indefinitely.
-#[test]
-fn unreadable_deleted_file_is_removed_in_the_end() {
-    let mut world = World::new(ROOMY);
-    world.put("f", &pattern(4 * CHUNK + 1, 23));
-    let opened = world.open("f", libc::O_RDONLY).unwrap();
-    world.line.fail(u64::MAX, Errno::IO);
-    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
-    world.settle();
-    assert!(!world.in_store("f").exists());
-    assert_eq!(world.read(&opened, 0, 10), Err(Errno::IO));
     world.close(opened);
 }

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::distant::world::{MIB, World, pattern};
+use crate::distant::world::{CHUNK, MIB, World, pattern};
 use surgetank_store::distant::Held;
 use surgetank_types::error::{Errno, Fault};
 use surgetank_types::model::FileId;
@@ -19,9 +19,9 @@ fn errno<T>(outcome: Result<T, Fault>) -> Option<Errno> {
 
 /// How many names are in it.
 fn list(world: &World, dir: FileId) -> Result<usize, Fault> {
-    let listing = world.namespace.opendir(&world.caller, dir)?;
-    let listed = world.namespace.listing(listing.fh, 0).map(|names| names.len());
-    world.namespace.releasedir(listing.fh);
+    let listing = world.namespace.listings.opendir(&world.caller, dir)?;
+    let listed = world.namespace.listings.listing(listing.fh, 0).map(|names| names.len());
+    world.namespace.listings.releasedir(listing.fh);
     listed
 }
 
@@ -32,39 +32,39 @@ fn silent_server_gives_an_error_after_retry() {
     let (namespace, caller) = (&world.namespace, &world.caller);
     world.find("old").unwrap();
     world.line.hold(Held::All);
-    assert_eq!(errno(namespace.mkdir(caller, FileId::ROOT, b"new", 0o755)), Some(Errno::TIMEDOUT));
+    assert_eq!(errno(namespace.names.mkdir(caller, FileId::ROOT, b"new", 0o755)), Some(Errno::TIMEDOUT));
     assert_eq!(world.find("old").err(), Some(Errno::TIMEDOUT));
     assert_eq!(errno(list(&world, FileId::ROOT)), Some(Errno::TIMEDOUT));
-    assert!(namespace.queries.silent_for().is_some());
+    assert!(namespace.base.queries.silent_for().is_some());
     world.line.answer();
-    while namespace.queries.silent_for().is_some() {
+    while namespace.base.queries.silent_for().is_some() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let opened = world.open("old", libc::O_RDONLY).unwrap();
     assert_eq!(world.read_on(&opened, MIB).unwrap(), pattern(MIB, 1));
     world.close(opened);
-    namespace.mkdir(caller, FileId::ROOT, b"new", 0o755).unwrap();
+    namespace.names.mkdir(caller, FileId::ROOT, b"new", 0o755).unwrap();
 }
 
 #[test]
 fn names_in_a_made_directory_need_no_server() {
     let mut world = World::new(ROOMY);
     let (namespace, caller) = (world.namespace.clone(), world.caller);
-    let made = namespace.mkdir(&caller, FileId::ROOT, b"made", 0o755).unwrap().id;
-    namespace.mkdir(&caller, made, b"sub", 0o755).unwrap();
+    let made = namespace.names.mkdir(&caller, FileId::ROOT, b"made", 0o755).unwrap().id;
+    namespace.names.mkdir(&caller, made, b"sub", 0o755).unwrap();
     world.settle();
     world.stop_drain();
     world.line.hold(Held::All);
     let before = world.line.questions();
-    let new = namespace.mkdir(&caller, made, b"new", 0o755).unwrap().id;
-    namespace.mkdir(&caller, new, b"deep", 0o755).unwrap();
-    namespace.symlink(&caller, made, b"link", b"new").unwrap();
-    let (_, opened) = namespace.create(&caller, new, b"file", 0o644, libc::O_RDWR).unwrap();
+    let new = namespace.names.mkdir(&caller, made, b"new", 0o755).unwrap().id;
+    namespace.names.mkdir(&caller, new, b"deep", 0o755).unwrap();
+    namespace.names.symlink(&caller, made, b"link", b"new").unwrap();
+    let (_, opened) = namespace.names.create(&caller, new, b"file", 0o644, libc::O_RDWR).unwrap();
     world.write(&opened, 0, b"content").unwrap();
     world.close(opened);
-    assert_eq!(errno(namespace.lookup(&caller, made, b"absent")), Some(Errno::NOENT));
-    namespace.rename(&caller, made, b"sub", new, b"sub", 0).unwrap();
-    namespace.rmdir(&caller, new, b"deep").unwrap();
+    assert_eq!(errno(namespace.resolver.lookup(&caller, made, b"absent")), Some(Errno::NOENT));
+    namespace.names.rename(&caller, made, b"sub", new, b"sub", 0).unwrap();
+    namespace.names.rmdir(&caller, new, b"deep").unwrap();
     assert_eq!(list(&world, made).unwrap(), 2);
     assert_eq!(world.line.questions(), before, "the server was asked");
     world.line.answer();
@@ -90,4 +90,18 @@ fn slow_server_is_waited_for() {
         world.line.answer();
         assert_eq!(lister.join().unwrap().unwrap(), 1);
     });
+}
+
+/// A store that never gives the rest does not keep its file indefinitely.
+#[test]
+fn unreadable_deleted_file_is_removed_in_the_end() {
+    let mut world = World::new(ROOMY);
+    world.put("f", &pattern(4 * CHUNK + 1, 23));
+    let opened = world.open("f", libc::O_RDONLY).unwrap();
+    world.line.fail(u64::MAX, Errno::IO);
+    world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.settle();
+    assert!(!world.in_store("f").exists());
+    assert_eq!(world.read(&opened, 0, 10), Err(Errno::IO));
+    world.close(opened);
 }

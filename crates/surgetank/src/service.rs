@@ -127,11 +127,11 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, survival)?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
-    namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+    namespace.base.runs.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     let asked = runs.clone();
-    namespace.set_run_known(Box::new(move |run| asked.known(run)));
-    namespace.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
-    namespace.succession.set_request(afterlife::request);
+    namespace.base.runs.set_run_known(Box::new(move |run| asked.known(run)));
+    namespace.base.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
+    namespace.base.succession.set_request(afterlife::request);
     if by_calls {
         return serve_calls(namespace, runs, guard, &over, &state);
     }
@@ -168,7 +168,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         Error::new("prefetching could not be started").why(why)
     })?;
     let again = afterlife.is_another();
-    let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
+    let shim = namespace.base.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
     if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
         shim.keep(keeper);
     }
@@ -212,7 +212,7 @@ fn serve_calls(
         cannot(why)
     })?;
     let place =
-        namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
+        namespace.base.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // It counts no requests; the engine needs it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
     let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
@@ -233,7 +233,7 @@ fn serve_calls(
 
 fn tally_of(namespace: &Arc<Namespace>, runs: &Arc<runs::Runs>) -> Arc<tally::Tally> {
     let asked = Arc::downgrade(namespace);
-    let named = Box::new(move |file| asked.upgrade().and_then(|namespace| namespace.path_and_size(file)));
+    let named = Box::new(move |file| asked.upgrade().and_then(|namespace| namespace.eager.path_and_size(file)));
     Arc::new(tally::Tally::new(runs.clone(), named))
 }
 

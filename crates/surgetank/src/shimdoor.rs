@@ -94,10 +94,11 @@ pub fn open(
     only_ids: Option<(u32, u32)>,
     again: bool,
 ) -> io::Result<Opened> {
-    let places = namespace.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
+    let places =
+        namespace.base.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
     let index = create_index(namespace.key(), state, places, only_ids, again)?;
-    let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.number_to_delegate())
+    let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.metadata.number_to_delegate())
         .inspect_err(|why| tracing::debug!(%why, "no directories are lent to programs"))
         .ok();
     if ring.is_some() {
@@ -111,7 +112,7 @@ pub fn open(
         giving: RwLock::default(),
         ring,
     });
-    namespace.set_shim(door.clone());
+    namespace.metadata.set_shim(door.clone());
     door.index().open(mount_dev);
     let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let socket = state.join(SOCKET);
@@ -192,7 +193,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(namespace) = self.door.namespace() {
-            namespace.end_delegation();
+            namespace.metadata.end_delegation();
         }
         self.door.index().memory().live_until(0);
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
@@ -226,11 +227,11 @@ impl Door {
 
     fn take_closings(&self) {
         let Some(namespace) = self.namespace() else { return };
-        let heard = || namespace.settle();
+        let heard = || namespace.metadata.settle();
         self.closings.take(heard, |closed| match closed {
-            Closed::Of(id) => namespace.handed_closed(id),
+            Closed::Of(id) => namespace.files.descriptors.handed_closed(id),
             Closed::Any => {
-                namespace.any_handed_closed();
+                namespace.files.descriptors.any_handed_closed();
                 true
             }
         });

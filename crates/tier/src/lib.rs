@@ -46,7 +46,7 @@ use memory::{Memory, MemoryRoom};
 use scope::Scope;
 
 use surgetank_policy::config::{Survives, TierConfig};
-use surgetank_types::error::{Error, Result};
+use surgetank_types::error::{Errno, Error, Result};
 use surgetank_types::model::DeviceId;
 
 /// Twice the rate at which programs can allocate memory: the next poll comes when half of what is left could be used.
@@ -110,6 +110,13 @@ impl Tiers {
         match tier.checked_sub(self.inner.tiers.len()) {
             None => &self.inner.tiers[tier][usize::from(id.device)],
             Some(index) => &self.left()[index],
+        }
+    }
+
+    /// An operation on a device failed: some errors say that the device itself is ill.
+    pub fn device_failed(&self, id: DeviceId, why: &std::io::Error) {
+        if let Some(code) = why.raw_os_error() {
+            self.device(id).report_error(Errno::from_raw_os_error(code));
         }
     }
 

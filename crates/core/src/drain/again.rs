@@ -14,18 +14,18 @@ use super::execute::{gone_already, not_yet};
 impl Drain {
     /// For files whose publication was taken back in doubt: does the store have that version, or the one before?
     pub(super) fn settle_doubts(&self, kind: &OpKind) -> io::Result<()> {
-        if self.namespace.read_tree().doubts.is_empty() {
+        if self.namespace.metadata.read_tree().doubts.is_empty() {
             return Ok(());
         }
         for id in files_of(kind) {
             let known = {
-                let tree = self.namespace.read_tree();
+                let tree = self.namespace.metadata.read_tree();
                 let doubt = tree.doubts.get(&id).copied();
                 doubt.zip(tree.applied_path(id)).zip(tree.get(id).map(Inode::cred))
             };
             let Some(((prepared, path), owner)) = known else { continue };
             let there = self.there(&path, owner)?.map(|there| there.identity);
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.namespace.metadata.write_tree();
             tree.doubts.remove(&id);
             let ours = there.filter(|there| prepared.is(there) && prepared.identity.ino == there.ino);
             if let (Some(ours), Some(inode)) = (ours, tree.get_mut(id)) {
@@ -42,7 +42,7 @@ impl Drain {
         owner: Cred,
         path: &StorePath,
     ) -> io::Result<Option<(StoreStat, u32)>> {
-        let prepared = self.namespace.read_tree().ops.get(&seq).and_then(|op| op.prepared);
+        let prepared = self.namespace.metadata.read_tree().ops.get(&seq).and_then(|op| op.prepared);
         let Some(prepared) = prepared else { return Ok(None) };
         let is_it = |there: &StoreStat| prepared.is(&there.identity) && prepared.identity.ino == there.identity.ino;
         Ok(self.there(path, owner)?.filter(is_it).map(|there| (there, prepared.version)))
@@ -69,7 +69,7 @@ impl Drain {
         if let Some(copied) = staged
             && self.has_these_bytes(owner, path, &copied.staged)?
         {
-            return self.as_owner(owner, |who| self.namespace.store.stat(who, path)).map(Some);
+            return self.as_owner(owner, |who| self.namespace.base.store.stat(who, path)).map(Some);
         }
         self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         Err(not_yet("its copy is neither in place nor beside it, and is made again"))
@@ -82,8 +82,8 @@ impl Drain {
         };
         let mut expected = *staged;
         expected.identity.ino = there.identity.ino;
-        let verify = self.namespace.config.verify;
-        match self.as_owner(owner, |who| self.namespace.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
+        let verify = self.namespace.base.config.verify;
+        match self.as_owner(owner, |who| self.namespace.base.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
             Ok(()) => Ok(true),
             Err(why) if why.kind() == io::ErrorKind::InvalidData || gone_already(&why) => Ok(false),
             // The drain can read its own files.

@@ -8,8 +8,8 @@ mod names;
 use std::io;
 use surgetank_types::sync::PoisonError;
 
-use crate::namespace::content::Location;
-use crate::namespace::inode_locks::BUSY_PATIENCE;
+use crate::content::Location;
+use crate::metadata::inode_locks::BUSY_PATIENCE;
 use surgetank_state::{Copied, Inode, Name, Place, Tree, file_of};
 use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
@@ -51,7 +51,8 @@ impl Drain {
     fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
-        let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().location == Location::Store);
+        let in_place =
+            || self.namespace.metadata.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         Some(if identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
         } else if identity.is_touched() || tree.is_hard_linked(id) {
@@ -63,12 +64,12 @@ impl Drain {
 
     /// Does the store have what the agent knows? A program that writes in place may change both during the check.
     fn is_as_known(&self, owner: Cred, path: &StorePath, expect: impl Fn(&Tree) -> Expect) -> io::Result<bool> {
-        let mut known = expect(&self.namespace.read_tree());
+        let mut known = expect(&self.namespace.metadata.read_tree());
         loop {
-            if self.as_owner(owner, |who| self.namespace.store.check(who, path, &known))? {
+            if self.as_owner(owner, |who| self.namespace.base.store.check(who, path, &known))? {
                 return Ok(true);
             }
-            let now = expect(&self.namespace.read_tree());
+            let now = expect(&self.namespace.metadata.read_tree());
             if now == known {
                 return Ok(false);
             }
@@ -94,7 +95,7 @@ impl Drain {
     /// `turn`: the operation runs together with others, and must show after those before it.
     pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
-            let tree = self.namespace.read_tree();
+            let tree = self.namespace.metadata.read_tree();
             let Some(op) = tree.ops.get(&seq) else {
                 return Ok(Done::default());
             };
@@ -105,7 +106,7 @@ impl Drain {
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
-                let what = self.namespace.read_tree().get(*file).map(|inode| inode.attr.kind);
+                let what = self.namespace.metadata.read_tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
                     Some(Kind::File) => self.publish_file(&one, *file, *over, turn),
                     Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
@@ -133,11 +134,11 @@ impl Drain {
             OpKind::Publish { file, over, .. } | OpKind::Rename { file, over, .. } => over.filter(|over| over != file),
             _ => None,
         };
-        let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) else { return Ok(()) };
-        self.namespace.let_arrive(id, &|| self.stopping()).or_else(|why| {
-            let tried = self.namespace.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
+        let Some(id) = goes.filter(|_| !self.namespace.base.store.features().plain_files) else { return Ok(()) };
+        self.namespace.files.fetches.let_arrive(id, &|| self.stopping()).or_else(|why| {
+            let tried = self.namespace.metadata.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
             // Readers do not delay later operations indefinitely.
-            if tried.is_some_and(|first| first.elapsed() >= self.namespace.config.retry) {
+            if tried.is_some_and(|first| first.elapsed() >= self.namespace.base.config.retry) {
                 return Ok(());
             }
             let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
@@ -147,11 +148,11 @@ impl Drain {
 
     /// May an earlier agent have carried it out?
     fn is_doubtful(&self, seq: Seq) -> bool {
-        self.namespace.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful)
+        self.namespace.metadata.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful)
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
-        let dir = self.namespace.read_tree().applied_path(at.0).ok_or_else(no_place)?;
+        let dir = self.namespace.metadata.read_tree().applied_path(at.0).ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
     }
@@ -159,7 +160,7 @@ impl Drain {
     /// What the store has at the path. The name is absent only if the store says so. After any other error the answer
     /// is unknown, and an operation that took the error for an answer would be dropped without a message.
     pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
-        match self.as_owner(owner, |who| self.namespace.store.stat(who, path)) {
+        match self.as_owner(owner, |who| self.namespace.base.store.stat(who, path)) {
             Ok(stat) => Ok(Some(stat)),
             Err(why) if gone_already(&why) => Ok(None),
             Err(why) => Err(why),
@@ -199,7 +200,7 @@ impl Drain {
     /// Sets the file's place and identity in one step, because look-ups compare the two.
     fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
         let gone = {
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.namespace.metadata.write_tree();
             let gone = tree.carried_out(kind, at);
             if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
                 inode.identity = Some(Box::new(identity));
@@ -215,7 +216,7 @@ impl Drain {
     /// The store removed one name of a file. If the file has others, its ctime changed there by the drain's own work.
     fn lost_a_link(&self, file: FileId) {
         let rest = {
-            let tree = self.namespace.read_tree();
+            let tree = self.namespace.metadata.read_tree();
             tree.applied_path(file).zip(tree.get(file).map(Inode::cred))
         };
         if let Some((path, owner)) = rest {
@@ -232,7 +233,7 @@ impl Drain {
     ) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
-            let tree = self.namespace.read_tree();
+            let tree = self.namespace.metadata.read_tree();
             let inode = tree.get(file).ok_or_else(|| not_yet("the file is not known"))?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
@@ -251,7 +252,7 @@ impl Drain {
             self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
             return Err(not_yet("its copy lay in a directory that went, and is made again"));
         };
-        let store = &self.namespace.store;
+        let store = &self.namespace.base.store;
         let mut name: Box<[u8]> = Box::from(at.1);
         let expect = |tree: &Tree| match is_again {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
@@ -259,7 +260,7 @@ impl Drain {
         };
         let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
         let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
-        if new && expect(&self.namespace.read_tree()) == Expect::Absent {
+        if new && expect(&self.namespace.metadata.read_tree()) == Expect::Absent {
             match self.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
                 Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(why) => return Err(why),
@@ -276,7 +277,7 @@ impl Drain {
             if ours.is_some_and(|_| !is_older) {
                 // It was renamed before a crash or a failed sync; only the catalog was behind.
                 if let Some(Copied { dir, temporary, .. }) = &staged {
-                    self.namespace.write_tree().discards.push((*dir, temporary.clone(), owner));
+                    self.namespace.metadata.write_tree().discards.push((*dir, temporary.clone(), owner));
                 }
                 return self.found_published(one, at, (&path, owner), &staged);
             }
@@ -301,7 +302,7 @@ impl Drain {
             true => self.begin_overwrite(file, owner, &temporary, &target)?,
             false => None,
         };
-        let open = self.is_spill(file, &staged).then(|| self.namespace.open_of(file)).flatten();
+        let open = self.is_spill(file, &staged).then(|| self.namespace.metadata.open_of(file)).flatten();
         if replaces || open.is_some() {
             in_turn()?;
         }
@@ -327,7 +328,7 @@ impl Drain {
     /// An earlier agent's copy is not in place. The catalog records this agent's copy, so that the next agent
     /// recognises it.
     fn write_down(&self, seq: Seq, staged: &Option<Copied>) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.namespace.metadata.write_tree();
         let (Some(op), Some(copied)) = (tree.ops.get_mut(&seq), staged) else {
             return;
         };
@@ -338,7 +339,7 @@ impl Drain {
         op.prepared = Some(now);
         tree.txn.op(seq);
         drop(tree);
-        if let Err(why) = self.namespace.sync_catalog() {
+        if let Err(why) = self.namespace.metadata.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
         }
     }
@@ -347,10 +348,10 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, mut meta) = self.owner_and_meta(file)?;
         // A later mode is set in order: until then the owner puts files into the directory.
-        if self.namespace.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
+        if self.namespace.metadata.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
             meta.perm |= 0o700;
         }
-        let store = &self.namespace.store;
+        let store = &self.namespace.base.store;
         let there = match self.as_owner(owner, |who| store.stat(who, &path)) {
             Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
             Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
@@ -367,14 +368,14 @@ impl Drain {
                         _ => self.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
                     }
                 } else {
-                    if let Some(d) = self.namespace.write_tree().dir_mut(file) {
+                    if let Some(d) = self.namespace.metadata.write_tree().dir_mut(file) {
                         d.complete = false;
                     }
                     identity
                 }
             }
             None => {
-                self.namespace.expect_temporaries_in(at.0);
+                self.namespace.files.temporaries.expect_temporaries_in(at.0);
                 let temporary = dir.join(&self.temporary(one.seq));
                 let made = self.as_owner(owner, |who| {
                     store.discard(who, &temporary)?;
@@ -404,13 +405,13 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
         let (kind, device, target) = {
-            let tree = self.namespace.read_tree();
+            let tree = self.namespace.metadata.read_tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
             (inode.attr.kind, inode.attr.device, target)
         };
-        let store = &self.namespace.store;
-        self.namespace.expect_temporaries_in(at.0);
+        let store = &self.namespace.base.store;
+        self.namespace.files.temporaries.expect_temporaries_in(at.0);
         let temporary = dir.join(&self.temporary(one.seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
@@ -434,7 +435,7 @@ impl Drain {
 
     /// Does a link to the same target exist already?
     fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
-        match self.as_owner(owner, |who| self.namespace.store.read_link(who, path)) {
+        match self.as_owner(owner, |who| self.namespace.base.store.read_link(who, path)) {
             Ok(there) => Ok(target == Some(&*there)),
             // Not a link, or absent.
             Err(why) if gone_already(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
@@ -443,23 +444,23 @@ impl Drain {
     }
 
     pub(super) fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
-        let tree = self.namespace.read_tree();
+        let tree = self.namespace.metadata.read_tree();
         let inode = tree.get(file).ok_or_else(no_place)?;
         Ok((inode.cred(), meta_of(inode)))
     }
 
     fn set_meta(&self, one: &Work<'_>, file: FileId) -> io::Result<Done> {
-        let Some(path) = self.namespace.read_tree().applied_path(file) else {
+        let Some(path) = self.namespace.metadata.read_tree().applied_path(file) else {
             return Ok(Done::default());
         };
         // With the inode's lock no program begins or ends to write in place meanwhile, and newer attributes do not
         // arrive early. Older attributes must not replace newer ones, nor what is known of a newer version. (A file on
         // a tier is opened there, and never waits for the store.)
-        let in_place = self.namespace.store.features().plain_files
-            && self.namespace.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
-        let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
+        let in_place = self.namespace.base.store.features().plain_files
+            && self.namespace.metadata.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
+        let _inode = in_place.then(|| self.namespace.metadata.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        let (kind, again) = self.namespace.read_tree().get(file).map_or((Kind::File, false), |inode| {
+        let (kind, again) = self.namespace.metadata.read_tree().get(file).map_or((Kind::File, false), |inode| {
             (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
         });
         // Later attributes are set in order, after the files that the owner puts into the directory.
@@ -470,7 +471,8 @@ impl Drain {
         if in_place {
             meta.times = None;
         }
-        let ours = self.as_owner(owner, |who| self.namespace.is_ours_there(file, who, &path, &meta, in_place));
+        let ours =
+            self.as_owner(owner, |who| self.namespace.files.access.is_ours_there(file, who, &path, &meta, in_place));
         match ours {
             Ok(true) => {}
             // The catalog does not record an earlier agent's changes to it: the file may still be the agent's own.
@@ -482,10 +484,10 @@ impl Drain {
             Err(why) if gone_already(&why) => return Ok(Done::default()),
             Err(why) => return Err(why),
         }
-        match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
+        match self.as_owner(owner, |who| self.namespace.base.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
                 crash_point!("drain.attributes_set");
-                if let Some(inode) = self.namespace.write_tree().get_mut(file)
+                if let Some(inode) = self.namespace.metadata.write_tree().get_mut(file)
                     && !inode.is_dir()
                 {
                     inode.identity = Some(Box::new(identity));
@@ -499,13 +501,13 @@ impl Drain {
     }
 
     pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.namespace.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
+        self.namespace.metadata.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 
     /// Called after the drain changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
         let there = self.there(path, owner);
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.namespace.metadata.write_tree();
         let Some(inode) = tree.get_mut(file).filter(|inode| !inode.is_dir()) else { return };
         match there {
             Ok(Some(stat)) => {

@@ -4,7 +4,7 @@ use std::io;
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::namespace::content::Location;
+use crate::content::Location;
 use surgetank_state::{Copied, Inode, Name, Op, Progress};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
@@ -48,7 +48,7 @@ impl Drain {
             self.put_off(seq);
             return;
         };
-        let mut work = self.namespace.end.work();
+        let mut work = self.namespace.base.end.work();
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, 0);
         if let Some(bytes) = self.copy(seq, job) {
             work.copied(bytes);
@@ -56,7 +56,7 @@ impl Drain {
         drop(work);
         // Complete or given up; the queue knows which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-        self.namespace.write_tree().staging.retain(|(other, _)| *other != seq);
+        self.namespace.metadata.write_tree().staging.retain(|(other, _)| *other != seq);
     }
 
     /// Returns how many bytes were copied, if any.
@@ -64,7 +64,7 @@ impl Drain {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 let copied_bytes = (!job.in_place).then_some(job.size_bytes);
-                let mut tree = self.namespace.write_tree();
+                let mut tree = self.namespace.metadata.write_tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 let copied = Copied { dir: job.dir, temporary: job.temporary, staged, version: job.version };
                 if !tree.drain_queue().staged(seq, &copied, checked, !unchanged) && !job.in_place {
@@ -75,7 +75,7 @@ impl Drain {
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
                 if !job.in_place {
-                    self.namespace.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
+                    self.namespace.metadata.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
                 // An operation before it moves its directory, or moved it before a crash.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
@@ -103,34 +103,34 @@ impl Drain {
             }
             stays
         });
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.namespace.metadata.write_tree();
         let lies_there = |op: &Op| matches!(&op.progress, Progress::Staged { copied, .. } if copied.dir == dir);
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| tree.unstage(seq));
         drop(tree);
-        self.as_owner(owner, |who| self.namespace.discard_left_in(who, path))
+        self.as_owner(owner, |who| self.namespace.files.temporaries.discard_left_in(who, path))
     }
 
     fn is_head(&self, seq: Seq) -> bool {
-        let tree = self.namespace.read_tree();
+        let tree = self.namespace.metadata.read_tree();
         tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
     }
 
     /// Is it the tier that does not have the file?
     fn is_absent(&self, id: FileId) -> bool {
-        self.namespace.absence(&self.namespace.read_tree(), id).is_some()
+        self.namespace.files.copies.absence(&self.namespace.metadata.read_tree(), id).is_some()
     }
 
     /// The operation is retried a little later, without counting a failure.
     fn put_off(&self, seq: Seq) {
-        let moves = |file| self.namespace.end.interrupted().contains(&file);
+        let moves = |file| self.namespace.base.end.interrupted().contains(&file);
         let by = |file| if moves(file) { UNTIL_MOVED } else { PUT_OFF };
-        self.namespace.write_tree().drain_queue().put_off(seq, by);
+        self.namespace.metadata.write_tree().drain_queue().put_off(seq, by);
     }
 
     /// Collects what the copy needs, under the tree's lock.
     fn job(&self, seq: Seq) -> Option<Job> {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.namespace.metadata.write_tree();
         let op = tree.ops.get(&seq)?;
         let OpKind::Publish { file: id, dir: bound_dir, .. } = &op.kind else {
             return None;
@@ -163,22 +163,22 @@ impl Drain {
         };
         tree.staging.push((seq, job.dir));
         if job.dir != bound_dir {
-            self.namespace.queue_times_behind(&mut tree, seq, job.dir);
+            self.namespace.metadata.queue_times_behind(&mut tree, seq, job.dir);
         }
         Some(job)
     }
 
     fn is_nameless(&self, id: FileId) -> bool {
-        self.namespace.read_tree().get(id).is_some_and(|inode| inode.logical.is_none())
+        self.namespace.metadata.read_tree().get(id).is_some_and(|inode| inode.logical.is_none())
     }
 
     pub(super) fn temporary(&self, seq: Seq) -> Name {
-        self.namespace.staged_name(seq)
+        self.namespace.files.temporaries.staged_name(seq)
     }
 
     /// Is the operation still wanted, for the content that the thread copies?
     fn current(&self, seq: Seq, job: &Job) -> bool {
-        let tree = self.namespace.read_tree();
+        let tree = self.namespace.metadata.read_tree();
         tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
             && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
     }
@@ -204,20 +204,20 @@ impl Drain {
             self.pause.moved();
             if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
-        let store = &self.namespace.store;
+        let store = &self.namespace.base.store;
         let staged = if job.in_place {
             self.as_owner(job.owner, |who| store.stage_in_place(who, &job.path, &job.meta, &gate))?
         } else {
-            let open = self.namespace.open_of(job.id);
+            let open = self.namespace.metadata.open_of(job.id);
             let content = match open {
                 Some(open) => Some(open.content()),
-                None => self.namespace.content_of(job.id),
+                None => self.namespace.files.copies.content_of(job.id),
             };
             let mut read_from = None;
             let file = match content {
                 Some(content) => {
                     if let Location::Tier(device) = content.location {
-                        read_from = Some(self.namespace.tiers.device(device).counters());
+                        read_from = Some(self.namespace.base.tiers.device(device).counters());
                     }
                     content.file
                 }
@@ -228,7 +228,7 @@ impl Drain {
                 }
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
-            self.namespace.expect_temporaries_in(job.dir);
+            self.namespace.files.temporaries.expect_temporaries_in(job.dir);
             let counted = |bytes: u64| {
                 gate(bytes)?;
                 if let Some(counters) = read_from {
@@ -249,10 +249,10 @@ impl Drain {
         }
         self.as_owner(job.owner, |who| {
             store.settle(who, std::slice::from_ref(&job.path))?;
-            if job.in_place && !self.namespace.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
+            if job.in_place && !self.namespace.metadata.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
                 return Ok(());
             }
-            store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)
+            store.verify(who, &job.path, &staged, self.namespace.base.config.verify, &free)
         })
         .inspect_err(|why| self.found_corrupt(why))?;
         Ok((staged, true))

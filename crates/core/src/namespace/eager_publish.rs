@@ -6,14 +6,16 @@
 //! and ends. All else waits for the drain. The danger that this avoids: a directory that appears under a name that a
 //! queued operation still changes.
 
-use surgetank_types::sync::PoisonError;
-
-use surgetank_store::{Meta, StorePath};
+use surgetank_state::{Name, Progress};
+use surgetank_store::{Meta, Store, StorePath};
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{FileId, Kind, OpKind};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::Namespace;
-use surgetank_state::{Name, Progress};
+use crate::base::Base;
+use crate::base::users::own_cred;
+use crate::files::Files;
+use crate::metadata::Metadata;
 
 /// A path in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,15 +25,25 @@ pub struct Real {
     pub in_place: bool,
 }
 
-impl Namespace {
+/// Files and directories whose real path a process without the mount needs.
+pub struct EagerPublish {
+    store: Arc<dyn Store>,
+    metadata: Arc<Metadata>,
+}
+
+impl EagerPublish {
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        Self { store: base.store.clone(), metadata: files.metadata.clone() }
+    }
+
     /// The path below the directory, as programs see it.
     pub fn path_of(&self, id: FileId) -> Option<Vec<u8>> {
-        self.read_tree().logical_path(id)
+        self.metadata.read_tree().logical_path(id)
     }
 
     /// The same with the file's known size.
     pub fn path_and_size(&self, id: FileId) -> Option<(Vec<u8>, u64)> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let path = tree.logical_path(id)?;
         tree.get(id).map(|inode| (path, inode.attr.size_bytes))
     }
@@ -42,7 +54,7 @@ impl Namespace {
             return Ok(real);
         }
         let parent = {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             let op = tree.get(id).and_then(|inode| inode.publish).and_then(|seq| tree.ops.get(&seq));
             match op.map(|op| &op.kind) {
                 Some(OpKind::Publish { dir, .. }) => *dir,
@@ -59,7 +71,7 @@ impl Namespace {
     }
 
     fn real(&self, id: FileId) -> FsResult<Option<Real>> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
         if !inode.is_dir() {
             return Err(Errno::NOTDIR.into());
@@ -79,9 +91,9 @@ impl Namespace {
 
     /// Makes a directory in the store before its turn, if no other queued operation concerns its name.
     fn make_early(&self, id: FileId) -> FsResult<()> {
-        let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let _moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
         let (seq, at, path, owner, meta) = {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let Some(inode) = tree.get(id) else { return Err(Errno::NOENT.into()) };
             if inode.applied.is_some() {
                 return Ok(());
@@ -105,21 +117,21 @@ impl Namespace {
             tree.txn.op(seq);
             (seq, at, path, owner, meta)
         };
-        let who = self.own_cred(owner);
+        let who = own_cred(owner);
         let made = match self.store.stat(who, &path) {
             Ok(there) if there.attr.kind == Kind::Directory => Ok(false),
             Ok(_) => Err(Errno::EXIST.into()),
-            Err(why) if super::resolve::is_absent(&why) => self.store.stage_dir(who, &path, &meta).map(|_| true),
+            Err(why) if crate::base::queries::is_absent(&why) => self.store.stage_dir(who, &path, &meta).map(|_| true),
             Err(why) => Err(why),
         };
         let identity = made.and_then(|made| Ok((made, self.store.stat(who, &path)?.identity)));
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         if let Some(op) = tree.ops.get_mut(&seq) {
             op.progress = Progress::Waiting;
         }
         let (made, identity) = identity?;
         if !made {
-            self.recall_delegation(&mut tree, Some(id));
+            self.metadata.recall_delegation(&mut tree, Some(id));
         }
         if let Some(inode) = tree.get_mut(id) {
             inode.identity = Some(Box::new(identity));
@@ -137,17 +149,17 @@ impl Namespace {
     /// Makes every queued operation due now.
     pub fn hurry_everything(&self) {
         {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let last = tree.ops.keys().next_back().copied();
             tree.hurry(last);
-            self.commit(&mut tree);
+            self.metadata.commit(&mut tree);
         }
-        self.wake();
+        self.metadata.wake();
     }
 
     /// The store's path of a file that is exactly as programs see it. `EAGAIN`: it will be; `EACCES`: it never will be.
     pub fn real_file(&self, id: FileId) -> FsResult<StorePath> {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
         let (publish, meta) = (inode.publish, inode.set_meta);
         if inode.sealed && !inode.dirty() && publish.is_none() && meta.is_none() {
@@ -161,7 +173,7 @@ impl Namespace {
         for seq in [publish, meta] {
             tree.hurry(seq);
         }
-        self.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         Err(Errno::AGAIN.into())
     }
 }

@@ -10,16 +10,22 @@
 //! applies to files that it was not given for.
 
 use std::collections::BTreeMap;
-use surgetank_types::sync::Arc;
 
 use surgetank_policy::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
 use surgetank_policy::rule::Decision;
+use surgetank_state::{HintHistory, Tree, parent};
+use surgetank_tier::Tiers;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, Hinted, Image, Mode, Seq};
+use surgetank_types::sync::{Arc, OnceLock};
 
-use super::Namespace;
-use super::xattrs::{CREATE, REPLACE};
-use surgetank_state::{HintHistory, Tree, parent};
+use crate::base::Base;
+use crate::base::runs::Runs;
+use crate::base::users::is_drained;
+use crate::files::Files;
+use crate::files::evict::Eviction;
+use crate::metadata::Metadata;
+use crate::namespace::xattrs::{CREATE, REPLACE};
 
 /// Names of one request are taken in steps of this size, so that other requests can run between them.
 const NAMES_AT_ONCE: usize = 256;
@@ -34,11 +40,30 @@ struct Then {
 /// One path and its hints, as given.
 pub type Given<'a> = (&'a [u8], &'a BTreeMap<String, String>);
 
-impl Namespace {
+/// Hints to files and directories.
+pub struct FileHints {
+    tiers: Arc<Tiers>,
+    eviction: Arc<Eviction>,
+    metadata: Arc<Metadata>,
+    runs: Arc<Runs>,
+    prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
+}
+
+impl FileHints {
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        Self {
+            tiers: base.tiers.clone(),
+            runs: base.runs.clone(),
+            eviction: files.eviction.clone(),
+            metadata: files.metadata.clone(),
+            prefetcher: OnceLock::new(),
+        }
+    }
+
     /// Sets the function that is called with each path that a hint wants prefetched.
     pub fn set_prefetcher(&self, wanted: Box<dyn Fn(Vec<u8>) + Send + Sync>) {
         drop(self.prefetcher.set(wanted));
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let asks = tree.hints.names.iter().filter(|(_, hints)| hints.advice().prefetch == Some(true));
         let paths: Vec<Vec<u8>> = asks.map(|(path, _)| path.to_vec()).collect();
         drop(tree);
@@ -51,27 +76,8 @@ impl Namespace {
         }
     }
 
-    /// The decision of rules and hints for a file.
-    pub(crate) fn decided(&self, tree: &Tree, id: FileId, path: &[u8]) -> Decision {
-        let mut advice = Advice::default();
-        tree.each_hint(id, |_, hints| advice.or(hints.advice()));
-        self.rules.decide_hinted(path, &advice)
-    }
-
-    /// The same for a file that is about to be made in a directory, under that path.
-    pub(super) fn decided_new(&self, tree: &Tree, dir: FileId, path: &[u8]) -> Decision {
-        let mut advice = Advice::default();
-        if tree.hints.any {
-            if let Some(given) = tree.hints.names.get(path) {
-                advice.or(given.advice());
-            }
-            tree.inherited(dir, FileId(u64::MAX), |_, hints| advice.or(hints.advice()));
-        }
-        self.rules.decide_hinted(path, &advice)
-    }
-
     /// Every hint of a file in words, the nearest first, and whether it has effect.
-    pub(super) fn hints_in_words(&self, tree: &Tree, id: FileId, decision: &Decision) -> Vec<String> {
+    pub(crate) fn hints_in_words(&self, tree: &Tree, id: FileId, decision: &Decision) -> Vec<String> {
         let mut lines = Vec::new();
         let mut nearer = Advice::default();
         tree.each_hint(id, |dir, hints| {
@@ -119,16 +125,16 @@ impl Namespace {
     // ---- as attributes
 
     /// The hint for the attribute `name`; the outer `None`: the attribute is not a hint.
-    pub(super) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
+    pub(crate) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok());
         let value = name.zip(tree.hints_of(id)).and_then(|(name, hints)| hints.value(name));
         Some(value.map(|value| value.as_bytes().to_vec()).ok_or_else(|| Errno::NODATA.into()))
     }
 
     /// The caller has checked the permission.
-    pub(super) fn set_hint(&self, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
+    pub(crate) fn set_hint(&self, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
         let known = self.understood(name, value).map_err(|why| self.refuse_hint(id, &why))?;
         self.change_hint(id, |hints| {
             let there = hints.is_some_and(|hints| known.texts().all(|(name, _)| has(hints, name)));
@@ -140,7 +146,7 @@ impl Namespace {
         })
     }
 
-    pub(super) fn remove_hint(&self, id: FileId, name: &[u8]) -> FsResult<()> {
+    pub(crate) fn remove_hint(&self, id: FileId, name: &[u8]) -> FsResult<()> {
         let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok()).ok_or(Errno::NODATA)?;
         self.change_hint(id, |hints| {
             if hints.is_none_or(|hints| hints.value(name).is_none()) {
@@ -155,9 +161,9 @@ impl Namespace {
     /// Changes the hints of a file, and of its name if that has hints. The next file of that name must not get a hint
     /// that this one lost.
     fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
-        self.recall_delegations_below(&mut tree, id);
+        self.metadata.recall_delegations_below(&mut tree, id);
         tree.own(id);
         tree.say(id, &change);
         tree.txn.hints(Hinted::File(id));
@@ -176,7 +182,7 @@ impl Namespace {
     }
 
     fn refuse_hint(&self, id: FileId, why: &str) -> Fault {
-        let path = self.read_tree().logical_path(id).unwrap_or_default();
+        let path = self.metadata.read_tree().logical_path(id).unwrap_or_default();
         let path = String::from_utf8_lossy(&path).into_owned();
         tracing::warn!(path, why, "a hint was refused");
         Fault::new(Errno::INVAL, format!("{path}: {why}"))
@@ -211,7 +217,7 @@ impl Namespace {
         let mut refused = Vec::new();
         for (step, some) in given.chunks(NAMES_AT_ONCE).enumerate() {
             let mut then = Then::default();
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             for (at, (path, texts)) in some.iter().enumerate() {
                 let texts = texts.iter().map(|(name, value)| (name.as_str(), value.as_str()));
                 match plain(path).and_then(|path| Ok((path, self.understood_all(texts)?))) {
@@ -232,10 +238,10 @@ impl Namespace {
     fn hint_name(&self, tree: &mut Tree, path: Vec<u8>, hints: &Hints, then: &mut Then) {
         // Files that are made under it from here on get the hint.
         if let Some(dir) = tree.file_at(parent(&path)) {
-            self.recall_delegation(tree, Some(dir));
+            self.metadata.recall_delegation(tree, Some(dir));
         }
         let known = tree.file_at(&path);
-        known.into_iter().for_each(|id| self.recall_delegations_below(tree, id));
+        known.into_iter().for_each(|id| self.metadata.recall_delegations_below(tree, id));
         let of = Hinted::Path(path.clone().into());
         Arc::make_mut(tree.hints.of_name(&path)).update(hints);
         tree.txn.hints(of);
@@ -266,7 +272,7 @@ impl Namespace {
         if inode.is_dir() || inode.dirty() {
             self.rules_changed(tree, id);
             self.retime(tree, id, &path);
-        } else if inode.replica.is_some() && self.decided(tree, id, &path).mode == Mode::Move {
+        } else if inode.replica.is_some() && self.metadata.decided(tree, id, &path).mode == Mode::Move {
             then.leaves.push(id);
         }
     }
@@ -275,7 +281,7 @@ impl Namespace {
     fn retime(&self, tree: &mut Tree, id: FileId, path: &[u8]) {
         let Some(inode) = tree.get(id) else { return };
         let (publish, set_meta) = (inode.publish, inode.set_meta);
-        let last = self.is_last(&self.decided(tree, id, path));
+        let last = self.runs.is_last(&self.metadata.decided(tree, id, path));
         if !last {
             // Its further names are queued behind it.
             let linked = publish.filter(|_| !inode.is_dir() && inode.attr.links > 1);
@@ -294,24 +300,24 @@ impl Namespace {
             && tree.take_back(id, seq)
         {
             // At the end of the queue, where no operation builds on it.
-            self.queue_publish(tree, id);
+            self.metadata.queue_publish(tree, id);
         }
     }
 
     fn do_then(&self, then: Then) {
         for id in then.leaves {
-            if let Err(why) = self.evict(id, "a hint says move: evicted once it was in the store") {
+            if let Err(why) = self.eviction.evict(id, "a hint says move: evicted once it was in the store") {
                 tracing::warn!(%why, "evict");
             }
         }
         self.want(then.wanted);
-        self.nudge();
+        self.metadata.nudge();
     }
 
     // ---- from one agent to the next
 
-    pub(super) fn take_up_hints(&self, image: &mut Image) {
-        let mut tree = self.write_tree();
+    pub(crate) fn take_up_hints(&self, image: &mut Image) {
+        let mut tree = self.metadata.write_tree();
         for (of, record) in std::mem::take(&mut image.hints) {
             tree.hints.any = true;
             let said = HintHistory::of_record(&record);
@@ -334,12 +340,12 @@ impl Namespace {
     }
 
     /// The last agent ends and leaves files: those keep their hints, and later files do not get them.
-    pub(super) fn end_hints(&self) {
-        let mut tree = self.write_tree();
+    pub(crate) fn end_hints(&self) {
+        let mut tree = self.metadata.write_tree();
         if !tree.hints.any {
             return;
         }
-        self.recall_delegation(&mut tree, None);
+        self.metadata.recall_delegation(&mut tree, None);
         tree.hints.dirs.clear();
         for path in std::mem::take(&mut tree.hints.names).into_keys() {
             tree.txn.hints(Hinted::Path(path));
@@ -349,6 +355,50 @@ impl Namespace {
         for dir in dirs {
             tree.say(dir, |hints| *hints = Hints::default());
             tree.txn.hints(Hinted::File(dir));
+        }
+    }
+
+    /// Files that moved with their directory may have other rules and other hinted names now.
+    pub(crate) fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
+        let hinted = tree.hints.any();
+        let mut below: Vec<FileId> = Vec::new();
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            let Some(d) = tree.dir(dir) else { continue };
+            for child in d.children.values().filter_map(|entry| entry.logical()) {
+                let Some(inode) = tree.get(child) else { continue };
+                if inode.is_dir() {
+                    dirs.push(child);
+                }
+                if hinted || !inode.is_dir() && inode.dirty() && inode.sealed {
+                    below.push(child);
+                }
+            }
+        }
+        for id in below {
+            if hinted && let Some(path) = tree.logical_path(id) {
+                tree.named(id, &path);
+            }
+            self.rules_changed(tree, id);
+        }
+        self.metadata.commit(tree);
+    }
+
+    /// A file that the store does not have completely may have to be drained now, or not any more. A running
+    /// publication continues.
+    pub(crate) fn rules_changed(&self, tree: &mut Tree, id: FileId) {
+        if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
+            return;
+        }
+        let Some(path) = tree.logical_path(id) else { return };
+        let drained = is_drained(self.metadata.mode_for(tree, id, &path));
+        let pending = tree.get(id).and_then(|inode| inode.publish);
+        match pending {
+            None => self.metadata.queue_publish(tree, id),
+            Some(seq) if !drained && !tree.in_store(id) => {
+                tree.take_back(id, seq);
+            }
+            Some(_) => {}
         }
     }
 }

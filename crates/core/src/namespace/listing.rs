@@ -4,15 +4,24 @@
 //! stays. The danger that this avoids: a removed file appears again, because the store still lists it.
 
 use std::collections::{BTreeMap, HashSet};
+
+use foldhash::HashMap;
+
+use surgetank_state::{Inode, Name};
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::{Caller, FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
+use crate::base::queries::StoreQueries;
+use crate::base::succession::Succession;
+use crate::base::users::Permissions;
+use crate::base::{Base, Counters};
+use crate::files::Files;
+use crate::files::open_files::OpenFiles;
 use crate::handoff::{LeftListing, Record};
-use surgetank_types::error::{Errno, FsResult};
-use surgetank_types::model::{Caller, FileId, Kind};
-
-use super::Namespace;
-use surgetank_state::{Inode, Name};
+use crate::metadata::Metadata;
+use crate::metadata::access::Access;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
@@ -43,20 +52,45 @@ pub struct Listing {
     pub bare: bool,
 }
 
-impl Namespace {
+/// Directories that processes read.
+pub struct Listings {
+    counters: Arc<Counters>,
+    queries: Arc<StoreQueries>,
+    succession: Arc<Succession>,
+    access: Arc<Access>,
+    metadata: Arc<Metadata>,
+    open_files: Arc<OpenFiles>,
+    permissions: Arc<Permissions>,
+    listings: Mutex<HashMap<u64, Arc<Mutex<Snapshot>>>>,
+}
+
+impl Listings {
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        Self {
+            counters: base.counters.clone(),
+            queries: base.queries.clone(),
+            succession: base.succession.clone(),
+            permissions: base.permissions.clone(),
+            access: files.access.clone(),
+            metadata: files.metadata.clone(),
+            open_files: files.open_files.clone(),
+            listings: Mutex::default(),
+        }
+    }
+
     /// Returns a handle, and whether only the agent changes the directory (the kernel may then keep its listing).
     pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<Listing> {
         let (cache, keep_cache, bare) = {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let inode = tree.get_mut(dir).ok_or(Errno::STALE)?;
-            self.permit(caller, &inode.attr, 4)?;
+            self.permissions.permit(caller, &inode.attr, 4)?;
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
             // False if a process made a file without the kernel's knowledge since the last notification.
             let keep = std::mem::replace(&mut d.is_in_kernel, true);
             (d.complete && !d.is_delegated, d.complete && !d.is_delegated && keep, d.listed_bare)
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
-        let fh = self.new_handle();
+        let fh = self.open_files.new_handle();
         self.succession.hand_off(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok(Listing { fh, cache, keep_cache, bare })
@@ -91,7 +125,7 @@ impl Namespace {
     }
 
     /// A directory that programs had open when an earlier agent was killed.
-    pub(super) fn listing_left(&self, fh: u64, left: &LeftListing) {
+    pub(crate) fn listing_left(&self, fh: u64, left: &LeftListing) {
         let caller = Caller { uid: left.uid, gid: left.gid, pid: 0, umask: 0 };
         let resumed = left.at.as_ref().map(|(position, before)| (*position, Name::from(&**before)));
         let snapshot = Snapshot { dir: left.dir, caller, entries: None, resumed };
@@ -99,11 +133,11 @@ impl Namespace {
     }
 
     pub fn parent(&self, dir: FileId) -> FileId {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         tree.get(dir).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0)
     }
 
-    pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
+    pub(crate) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
         if let Some(listed) = self.listed_complete(dir)? {
             return Ok(listed);
         }
@@ -113,9 +147,9 @@ impl Namespace {
         // store's answer.)
         let mut copies: HashSet<FileId> = HashSet::new();
         {
-            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let _moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
             let path = {
-                let tree = self.read_tree();
+                let tree = self.metadata.read_tree();
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
                 // The drain may carry out the removal of these names during the listing. Then no entry hides them any
                 // more, and they must not come back.
@@ -130,7 +164,7 @@ impl Namespace {
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
                 let ask = |who| self.queries.must_ask((who, &path), |store, who, path| store.list(who, path, false));
-                for entry in self.let_caller_in(caller, dir, ask)? {
+                for entry in self.access.let_caller_in(caller, dir, ask)? {
                     names.insert(Name::from(entry.name), (entry.kind, entry.ino));
                 }
             }
@@ -138,7 +172,7 @@ impl Namespace {
         for name in hidden {
             names.remove(&name);
         }
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         // A name that is shown now must also be found by a look-up.
         if let Some(d) = tree.dir_mut(dir).filter(|d| !d.complete) {
             for name in names.keys() {
@@ -164,7 +198,7 @@ impl Namespace {
 
     /// The listing of a directory that only the agent has: it needs no request and no merge.
     fn listed_complete(&self, dir: FileId) -> FsResult<Option<Vec<Listed>>> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
         if !d.complete {
             return Ok(None);

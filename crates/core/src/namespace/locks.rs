@@ -24,17 +24,21 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
-use surgetank_types::sync::atomic::{AtomicUsize, Ordering};
-use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
-use super::Namespace;
-use super::content::{Handle, Location};
-use super::handoff::Keeper;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, FileLock, LockKind, LockRequest};
+use surgetank_types::sync::atomic::{AtomicUsize, Ordering};
+use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::base::Base;
+use crate::base::succession::Keeper;
+use crate::base::waits::Waits;
+use crate::content::{Handle, Location};
+use crate::files::Files;
+use crate::files::open_files::OpenFiles;
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
@@ -49,7 +53,7 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// Files on which programs have locks, or had them until a close.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
+pub(crate) struct Locks {
     files: Mutex<HashMap<FileId, Arc<Locked>>>,
     waiting: AtomicUsize,
     /// Holds descriptions beyond this agent's death.
@@ -138,10 +142,21 @@ impl Description {
     }
 }
 
-impl Namespace {
+/// Locks that programs set on files.
+pub struct FileLocks {
+    waits: Arc<Waits>,
+    open_files: Arc<OpenFiles>,
+    locks: Locks,
+}
+
+impl FileLocks {
+    pub(crate) fn new(base: &Base, files: &Files, keeper: Option<Arc<dyn Keeper>>) -> Self {
+        Self { waits: base.waits.clone(), open_files: files.open_files.clone(), locks: Locks::kept_by(keeper) }
+    }
+
     /// Takes or releases a lock. `EAGAIN` when another lock conflicts and `wait` is false.
     pub fn lock(&self, id: FileId, asked: &LockRequest, wait: bool) -> FsResult<()> {
-        let handle = self.handle(asked.handle)?;
+        let handle = self.open_files.handle(asked.handle)?;
         let party = Party::of(asked);
         if asked.lock.kind == LockKind::None {
             return self.locks.unlock(id, party, asked);
@@ -181,7 +196,7 @@ impl Namespace {
 
     /// The lock that conflicts with a range; kind `None` without a conflict.
     pub fn lock_in_the_way(&self, id: FileId, asked: &LockRequest) -> FsResult<FileLock> {
-        let handle = self.handle(asked.handle)?;
+        let handle = self.open_files.handle(asked.handle)?;
         let party = Party::of(asked);
         let locked = self.locks.find(id);
         let descriptions = locked.as_deref().map(Locked::descriptions);
@@ -219,6 +234,36 @@ impl Namespace {
     /// An open file of the mount has ended, with all locks that were taken through it. Called before the file is released.
     pub fn unlock_handle(&self, id: FileId, handle: u64) {
         self.locks.end(id, |description| description.handles.contains(&handle));
+    }
+
+    /// Takes over the locks that an earlier agent held for programs. They were never released.
+    pub(crate) fn restore_locks(&self, kept: &mut HashMap<String, File>) {
+        let names: Vec<String> = kept.keys().filter(|name| name.starts_with(KEPT_AS)).cloned().collect();
+        for name in names {
+            let words: Vec<&str> = name[KEPT_AS.len()..].split('-').collect();
+            let [id, kind, number, handle, pid, access] = words[..] else { continue };
+            let Some(file) = kept.remove(&name) else { continue };
+            let (Ok(id), Ok(number), Ok(handle), Ok(pid)) = (id.parse(), number.parse(), handle.parse(), pid.parse())
+            else {
+                continue;
+            };
+            let party = if kind == "h" { Party::Handle(number) } else { Party::Owner(number) };
+            let kept = Some(Kept { name: name.clone(), keeper: self.locks.guardian.clone() });
+            let description = Description {
+                party,
+                file,
+                writable: access == "w",
+                pid,
+                handles: vec![handle],
+                // The agent does not know any more whether its end would be reported.
+                ends_late: true,
+                kept,
+            };
+            // Otherwise the open file ended while no agent served.
+            if self.open_files.handle(handle).is_ok() {
+                self.locks.of(FileId(id)).descriptions().list.push(description);
+            }
+        }
     }
 }
 
@@ -420,38 +465,6 @@ fn keep(
     let kept = keeper.keep(&name, file.as_fd());
     kept.inspect_err(|why| tracing::warn!(%why, "a lock would not survive this agent")).ok()?;
     Some(Kept { name, keeper: guardian.clone() })
-}
-
-impl Namespace {
-    /// Takes over the locks that an earlier agent held for programs. They were never released.
-    pub(super) fn restore_locks(&self, kept: &mut HashMap<String, File>) {
-        let names: Vec<String> = kept.keys().filter(|name| name.starts_with(KEPT_AS)).cloned().collect();
-        for name in names {
-            let words: Vec<&str> = name[KEPT_AS.len()..].split('-').collect();
-            let [id, kind, number, handle, pid, access] = words[..] else { continue };
-            let Some(file) = kept.remove(&name) else { continue };
-            let (Ok(id), Ok(number), Ok(handle), Ok(pid)) = (id.parse(), number.parse(), handle.parse(), pid.parse())
-            else {
-                continue;
-            };
-            let party = if kind == "h" { Party::Handle(number) } else { Party::Owner(number) };
-            let kept = Some(Kept { name: name.clone(), keeper: self.locks.guardian.clone() });
-            let description = Description {
-                party,
-                file,
-                writable: access == "w",
-                pid,
-                handles: vec![handle],
-                // The agent does not know any more whether its end would be reported.
-                ends_late: true,
-                kept,
-            };
-            // Otherwise the open file ended while no agent served.
-            if self.handle(handle).is_ok() {
-                self.locks.of(FileId(id)).descriptions().list.push(description);
-            }
-        }
-    }
 }
 
 /// A waiting request, counted while this value exists.

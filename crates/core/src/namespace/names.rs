@@ -6,25 +6,103 @@
 mod make;
 mod rename;
 
-use surgetank_policy::config::Survives;
-use surgetank_store::StorePath;
-use surgetank_tier::Remains;
+use surgetank_policy::config::{Config, Survives};
+use surgetank_policy::rule::RuleSet;
+use surgetank_state::{Inode, Name, Tree};
+use surgetank_store::{Store, StorePath};
+use surgetank_tier::{Remains, Tiers};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
-use surgetank_types::model::{Caller, FileId, OpKind, RunId};
+use surgetank_types::model::{Caller, FileId, RunId};
+use surgetank_types::sync::Arc;
 
-use super::Namespace;
-use surgetank_state::{Inode, Name, Tree};
+use crate::base::Base;
+use crate::base::queries::StoreQueries;
+use crate::base::runs::Runs;
+use crate::base::succession::Succession;
+use crate::base::users::{Permissions, who};
+use crate::files::Files;
+use crate::files::descriptor_grant::Descriptors;
+use crate::files::open::Opener;
+use crate::files::open_files::OpenFiles;
+use crate::files::place::Placer;
+use crate::files::room_wait::RoomWaits;
+use crate::files::seal::Sealer;
+use crate::files::sync::Syncs;
+use crate::metadata::Metadata;
+use crate::metadata::access::Access;
+use crate::namespace::attributes::FileAttributes;
+use crate::namespace::hints::FileHints;
+use crate::namespace::listing::Listings;
+use crate::namespace::resolve::Resolver;
 
 /// The limit of tries while another process keeps giving the name to other files during one operation.
 const LOOKS_MAX: usize = 1000;
 
-impl Namespace {
+/// Operations on names: make, link, rename, remove.
+pub struct Names {
+    pub(super) config: Arc<Config>,
+    pub(super) queries: Arc<StoreQueries>,
+    pub(super) rules: Arc<RuleSet>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) succession: Arc<Succession>,
+    pub(super) tiers: Arc<Tiers>,
+    pub(super) permissions: Arc<Permissions>,
+    pub(super) runs: Arc<Runs>,
+    pub(super) access: Arc<Access>,
+    pub(super) attributes: Arc<FileAttributes>,
+    pub(super) descriptors: Arc<Descriptors>,
+    pub(super) hints: Arc<FileHints>,
+    pub(super) listings: Arc<Listings>,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) open_files: Arc<OpenFiles>,
+    pub(super) opener: Arc<Opener>,
+    pub(super) placer: Arc<Placer>,
+    pub(super) resolver: Arc<Resolver>,
+    pub(super) room_waits: Arc<RoomWaits>,
+    pub(super) sealer: Arc<Sealer>,
+    pub(super) syncs: Arc<Syncs>,
+}
+
+impl Names {
+    pub(crate) fn new(
+        base: &Base,
+        files: &Files,
+        attributes: &Arc<FileAttributes>,
+        hints: &Arc<FileHints>,
+        listings: &Arc<Listings>,
+        resolver: &Arc<Resolver>,
+    ) -> Self {
+        Self {
+            config: base.config.clone(),
+            queries: base.queries.clone(),
+            rules: base.rules.clone(),
+            store: base.store.clone(),
+            succession: base.succession.clone(),
+            tiers: base.tiers.clone(),
+            permissions: base.permissions.clone(),
+            runs: base.runs.clone(),
+            access: files.access.clone(),
+            attributes: attributes.clone(),
+            descriptors: files.descriptors.clone(),
+            hints: hints.clone(),
+            listings: listings.clone(),
+            metadata: files.metadata.clone(),
+            open_files: files.open_files.clone(),
+            opener: files.opener.clone(),
+            placer: files.placer.clone(),
+            resolver: resolver.clone(),
+            room_waits: files.room_waits.clone(),
+            sealer: files.sealer.clone(),
+            syncs: files.syncs.clone(),
+        }
+    }
+
     /// May the caller make or remove names in the directory? Where the store has the directory, the store decides too:
     /// an error now is better than one in the drain.
-    pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
+    pub(crate) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
         let look = || -> FsResult<Option<StorePath>> {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
             if !inode.is_dir() {
                 return Err(Errno::NOTDIR.into());
@@ -32,24 +110,24 @@ impl Namespace {
             if inode.logical.is_none() && dir != FileId::ROOT {
                 return Err(Errno::NOENT.into());
             }
-            self.permit(caller, &inode.attr, 3)?;
+            self.permissions.permit(caller, &inode.attr, 3)?;
             if inode.dir.as_ref().is_some_and(|d| d.complete) {
                 return Ok(None);
             }
             Ok(tree.applied_path(dir))
         };
-        if look()?.is_none() || self.queries.is_changeable(dir, Self::who(caller)) {
+        if look()?.is_none() || self.queries.is_changeable(dir, who(caller)) {
             return Ok(());
         }
         // The drain must not rename the directory between the look at its path and the use of it.
-        let _moving = self.moving.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
+        let _moving = self.metadata.moving.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
-        self.let_caller_in(caller, dir, |who| self.queries.may_change(dir, who, &path)).map_err(Into::into)
+        self.access.let_caller_in(caller, dir, |who| self.queries.may_change(dir, who, &path)).map_err(Into::into)
     }
 
     /// Would `permit_change` have to ask the store?
-    pub(super) fn change_would_ask(&self, caller: &Caller, dir: FileId) -> bool {
-        !self.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.queries.is_changeable(dir, Self::who(caller))
+    pub(crate) fn change_would_ask(&self, caller: &Caller, dir: FileId) -> bool {
+        !self.metadata.read_tree().dir(dir).is_some_and(|d| d.complete) && !self.queries.is_changeable(dir, who(caller))
     }
 
     /// Can the store keep a file of this name? An error now is better than one in the drain.
@@ -60,7 +138,7 @@ impl Namespace {
 
     /// The sticky bit: only the owner of the file or of the directory removes names.
     fn permit_sticky(&self, tree: &Tree, caller: &Caller, dir: FileId, id: FileId) -> FsResult<()> {
-        if !self.checks_permissions || caller.uid == 0 {
+        if !self.permissions.checks_permissions || caller.uid == 0 {
             return Ok(());
         }
         let (Some(dir), Some(inode)) = (tree.get(dir), tree.get(id)) else {
@@ -70,26 +148,6 @@ impl Namespace {
             return Err(Errno::PERM.into());
         }
         Ok(())
-    }
-
-    /// No file has the name logically any more, and none follows: queues the removal of the store's file there.
-    pub(super) fn vacate(&self, tree: &mut Tree, dir: FileId, name: &Name, run: RunId) {
-        let Some(occupant) = tree.planned(dir, name) else {
-            return;
-        };
-        tree.bind(dir, name, |entry| entry.set_planned(None));
-        let is_dir = tree.get(occupant).is_some_and(surgetank_state::Inode::is_dir);
-        let name_bytes = Box::from(&**name);
-        let kind = if is_dir {
-            OpKind::RemoveDir { file: occupant, dir, name: name_bytes }
-        } else {
-            OpKind::Unlink { file: occupant, dir, name: name_bytes }
-        };
-        tree.own(dir);
-        tree.own(occupant);
-        let last = tree.belongs_last(dir);
-        self.queue(tree, kind, run, last, 0);
-        tree.txn.entry(dir, name);
     }
 
     /// What the unlinking of a name means for file, tier and store; used by unlink and by a rename over a name.
@@ -103,7 +161,7 @@ impl Namespace {
         run: RunId,
     ) -> Detached {
         // Its plain file moves, or loses its name.
-        self.watch_apart(tree, id);
+        self.descriptors.watch_apart(tree, id);
         // The agent owns it from now on, even if only the store had it: the store's file still has to go.
         tree.own(id);
         tree.own(dir);
@@ -142,27 +200,27 @@ impl Namespace {
             inode.set_meta = None;
         }
         if !replaced {
-            self.vacate(tree, dir, name, run);
+            self.metadata.vacate(tree, dir, name, run);
         }
         if requeue {
-            self.queue_publish(tree, id);
+            self.metadata.queue_publish(tree, id);
         }
         let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
         if last {
             tree.txn.gone(replica);
         }
         let mut charged_bytes = 0;
-        if last && !self.opens().contains_key(&id) {
+        if last && !self.metadata.opens().contains_key(&id) {
             charged_bytes = tree.get(id).filter(|inode| inode.replica.is_some()).map_or(0, |inode| inode.charged_bytes);
-            self.drop_content(tree, id, 0);
+            self.sealer.drop_content(tree, id, 0);
         }
-        let open = self.opens().get(&id).cloned();
+        let open = self.metadata.opens().get(&id).cloned();
         if let Some(open) = open.as_ref().filter(|_| last) {
             self.succession.keep_content(open);
         }
         let until_synced = last && vouched && open.is_none();
-        let aside = (open.is_some() || until_synced).then(|| super::files::hidden_name(id));
-        let shown_perm = if last { self.perm_to_leave(tree, id) } else { None };
+        let aside = (open.is_some() || until_synced).then(|| crate::files::hidden_name(id));
+        let shown_perm = if last { self.metadata.perm_to_leave(tree, id) } else { None };
         Detached {
             device: replica.map(|plain| plain.device),
             old_path,
@@ -173,13 +231,6 @@ impl Namespace {
             until_synced,
             charged_bytes,
         }
-    }
-
-    /// The mode that the plain file has to get when the namespace forgets the file. Processes may have the plain file
-    /// itself open, and then it is all that they can ask. `None`: it has that mode.
-    pub(super) fn perm_to_leave(&self, tree: &Tree, id: FileId) -> Option<u32> {
-        let perm = tree.get(id)?.attr.perm;
-        (self.shim.get().is_some() && perm & 0o777 | 0o600 != perm).then_some(perm)
     }
 
     /// The tier's side of `detach`, after the catalog has it. The caller drops the result after it unlocks the tree.
@@ -198,7 +249,7 @@ impl Namespace {
             (None, None) => device.unlink_with(old, detached.shown_perm),
         };
         if let Err(why) = result {
-            self.device_failed(device.id(), &why);
+            self.tiers.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old), "a tier did not follow an unlink");
         }
         Some(remains)
@@ -210,22 +261,22 @@ impl Namespace {
             return;
         };
         let device = self.tiers.device(device);
-        let done = self.sync_catalog().and_then(|()| device.unlink_with(aside, detached.shown_perm));
+        let done = self.metadata.sync_catalog().and_then(|()| device.unlink_with(aside, detached.shown_perm));
         if let Err(why) = done {
             tracing::warn!(%why, "a file that was replaced stays on its tier until the next start");
         }
     }
 
     pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
-        let run = self.run(caller);
+        let run = self.runs.run(caller);
         let name = Name::from(name);
         let mut looks = 0;
         let (id, mut tree) = loop {
-            let id = self.resolve(caller, dir, &name)?;
+            let id = self.resolver.resolve(caller, dir, &name)?;
             self.permit_change(caller, dir)?;
-            self.spare_unknown_names(id)?;
-            self.await_begun(id);
-            let tree = self.write_tree();
+            self.syncs.spare_unknown_names(id)?;
+            self.opener.await_begun(id);
+            let tree = self.metadata.write_tree();
             if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) == Some(id) {
                 break (id, tree);
             }
@@ -242,26 +293,26 @@ impl Namespace {
         crash_point!("unlink.begun");
         let detached = self.detach(&mut tree, (dir, &name), id, false, run);
         tree.touch_dir(dir, 0);
-        self.reap(&mut tree, id);
+        self.metadata.reap(&mut tree, id);
         tree.txn.carried_out(id);
-        self.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         crash_point!("unlink.written_down");
         let remains = self.detach_on_tier(&detached);
         crash_point!("unlink.tier_done");
         drop(tree);
         drop(remains);
-        self.nudge();
+        self.metadata.nudge();
         Ok(())
     }
 
     pub fn rmdir(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
-        let id = self.resolve(caller, dir, name)?;
+        let id = self.resolver.resolve(caller, dir, name)?;
         self.permit_change(caller, dir)?;
         self.must_be_empty(caller, id)?;
-        let run = self.run(caller);
+        let run = self.runs.run(caller);
         let name = Name::from(name);
-        let mut tree = self.write_tree();
-        self.recall_delegation(&mut tree, Some(id));
+        let mut tree = self.metadata.write_tree();
+        self.metadata.recall_delegation(&mut tree, Some(id));
         if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) != Some(id) {
             return Err(Errno::NOENT.into());
         }
@@ -270,15 +321,15 @@ impl Namespace {
         let path = tree.child_path(dir, &name);
         self.remove_dir_entry(&mut tree, (dir, &name), id, false, run);
         tree.touch_dir(dir, -1);
-        self.reap(&mut tree, id);
+        self.metadata.reap(&mut tree, id);
         tree.txn.carried_out(id);
-        self.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         crash_point!("rmdir.written_down");
         if let Some(path) = path {
             self.remove_on_tiers(&path);
         }
         drop(tree);
-        self.nudge();
+        self.metadata.nudge();
         Ok(())
     }
 
@@ -293,7 +344,7 @@ impl Namespace {
     /// The logical side of the removal of an (empty) directory, and the operation for the store.
     fn remove_dir_entry(&self, tree: &mut Tree, (dir, name): (FileId, &Name), id: FileId, replaced: bool, run: RunId) {
         // Its plain file moves, or loses its name.
-        self.watch_apart(tree, id);
+        self.descriptors.watch_apart(tree, id);
         // The agent owns it from now on, even if only the store had it: the store's file still has to go.
         tree.own(id);
         tree.own(dir);
@@ -325,17 +376,17 @@ impl Namespace {
             tree.bind(dir, name, |entry| entry.set_planned(None));
         }
         if !replaced {
-            self.vacate(tree, dir, name, run);
+            self.metadata.vacate(tree, dir, name, run);
         }
     }
 
     /// `ENOTEMPTY` unless programs see nothing in the directory.
     fn must_be_empty(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let is_dir = self.read_tree().get(id).is_some_and(surgetank_state::Inode::is_dir);
+        let is_dir = self.metadata.read_tree().get(id).is_some_and(surgetank_state::Inode::is_dir);
         if !is_dir {
             return Err(Errno::NOTDIR.into());
         }
-        if self.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
+        if self.listings.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 }
 

@@ -1,283 +1,59 @@
-//! Prefetch: it brings files to a tier before their use. The user asks for it (`surgetank prefetch`), or rules do at
-//! the agent's start.
-//!
-//! Steps: copy without any lock, under a hidden name of its own; then adopt the copy, if the file has not changed
-//! since. Invariants: processes never wait for a prefetch, and it evicts nothing. Without free room the file stays
-//! where it is.
-//!
-//! Processes that only read the file do not prevent it (a database that all tasks read is hardly ever closed). Mediated
-//! readers continue with the copy and do not notice. The kernel reads the store's file itself for direct readers. Then
-//! the copy waits until the last of them closes the file (`waiting`).
-//!
-//! The danger that this avoids: a copy of another version than the one that programs see.
+//! Which files are wanted on a tier ahead of use: a command, a rule or a hint names them. [`fetches`](crate::files::prefetch) brings
+//! them.
 
-mod waiting;
-
-use std::io;
-
-use crate::report::run::EventKind;
-use surgetank_policy::placement::AskKind;
-use surgetank_store::source::identity_of;
-use surgetank_store::{Cred, StorePath};
+use surgetank_policy::rule::RuleSet;
 use surgetank_types::error::{Errno, Error, FsResult, Result};
-use surgetank_types::model::{Caller, FileId, Kind, Mode, StoreIdentity, data_bytes};
+use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::Arc;
-use surgetank_types::sync::atomic::Ordering;
 
-use super::Namespace;
-use super::content::{Content, Location, Open};
-use super::files::{Given, Placed, Wish, hidden_name, reopen_read_only};
-use surgetank_state::Tree;
+use crate::base::Base;
+use crate::files::Files;
+use crate::files::fetch_open::Fetches;
+use crate::files::prefetch::{BroughtIn, COPIES_MAX, Outcome, ourselves};
+use crate::metadata::Metadata;
+use crate::namespace::listing::Listings;
+use crate::namespace::questions::Questions;
+use crate::namespace::resolve::Resolver;
 
-pub(super) use waiting::Waiting;
-
-/// The agent's own drain may rename the file or change its attributes during the copy: then it is copied again. A file
-/// that another client keeps writing is left alone.
-const COPIES_MAX: usize = 2;
-/// The limit of looks until the drain has recorded what it did to a file.
-const LOOKS_MAX: usize = 50;
-const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
-
-/// A file that could be prefetched, as it is now.
-struct Source {
-    path: Vec<u8>,
-    store_path: StorePath,
-    size_bytes: u64,
-    owner: Cred,
-    identity: Option<StoreIdentity>,
-    perm: u32,
-    wish: Wish,
-    /// The open file, if processes have it open.
-    readers: Option<Arc<Open>>,
+/// Files that users or rules want on a tier ahead of use.
+pub struct Prefetch {
+    rules: Arc<RuleSet>,
+    fetches: Arc<Fetches>,
+    listings: Arc<Listings>,
+    metadata: Arc<Metadata>,
+    questions: Arc<Questions>,
+    resolver: Arc<Resolver>,
 }
 
-/// The plain file under its hidden name, with one version of a file.
-struct Copied {
-    placed: Placed,
-    version: StoreIdentity,
-    size_bytes: u64,
-    charged_bytes: u64,
-}
+impl Prefetch {
+    pub(crate) fn new(
+        base: &Base,
+        files: &Files,
+        listings: &Arc<Listings>,
+        questions: &Arc<Questions>,
+        resolver: &Arc<Resolver>,
+    ) -> Self {
+        Self {
+            rules: base.rules.clone(),
+            fetches: files.fetches.clone(),
+            listings: listings.clone(),
+            metadata: files.metadata.clone(),
+            questions: questions.clone(),
+            resolver: resolver.clone(),
+        }
+    }
 
-/// The result of a prefetch.
-enum Outcome {
-    Brought(u64),
-    Not,
-    /// The copy is useless: the file got another version or another name meanwhile, perhaps from the drain.
-    Overtaken,
-}
-
-/// The files and bytes that a prefetch brought in.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct BroughtIn {
-    pub files: u64,
-    pub bytes: u64,
-}
-
-fn failed(why: &dyn std::fmt::Display) -> Error {
-    Error::new("a file could not be prefetched").why(why).data("the store has it, nothing is lost")
-}
-
-/// The agent itself is the caller.
-fn ourselves() -> Caller {
-    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: 0, umask: 0 }
-}
-
-/// Do the readers of the store's file read this version of it? (An earlier file may have had the name.)
-fn read_this(readers: &Open, version: &StoreIdentity) -> bool {
-    identity_of(&readers.content().file).is_ok_and(|theirs| version.is_still(&theirs))
-}
-
-impl Namespace {
     /// Brings a file of the store to a tier. Returns its bytes; 0 when the tier has it already, a process writes it, or
     /// no tier has room. `stop` ends a running copy.
     pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
         for _ in 0..COPIES_MAX {
-            match self.bring_ahead(id, stop)? {
+            match self.fetches.bring_ahead(id, stop)? {
                 Outcome::Brought(bytes) => return Ok(bytes),
                 Outcome::Not => return Ok(0),
                 Outcome::Overtaken => {}
             }
         }
         Ok(0)
-    }
-
-    fn bring_ahead(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<Outcome> {
-        let Some((source, version, from)) = self.source_of(id)? else {
-            return Ok(Outcome::Not);
-        };
-        // The copy has its own id, and so its own hidden name: the file itself may be placed meanwhile.
-        let copy = self.write_tree().new_id();
-        let kind = AskKind::Prefetch { bytes: source.size_bytes };
-        let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
-            Err(fault) if fault.errno == Errno::NOSPC => return Ok(Outcome::Not),
-            other => other.map_err(|why| failed(&why))?,
-        };
-        let Location::Tier(device) = placed.content.location else {
-            return Ok(Outcome::Not);
-        };
-        let device = self.tiers.device(device);
-        let gate = |_| {
-            if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
-        };
-        let copied = placed.writable().and_then(|target| {
-            from.copy_to(&target, source.size_bytes, &gate)?;
-            Ok(u64::try_from(rustix::fs::fstat(&target)?.st_blocks).unwrap_or(0) * 512)
-        });
-        device.unreserve(placed.reserved_bytes);
-        let discard = || drop(device.unlink(&hidden_name(copy)));
-        let charged_bytes = match copied {
-            Ok(charged_bytes) => charged_bytes,
-            Err(why) => {
-                discard();
-                return match why.raw_os_error() {
-                    _ if stop() => Ok(Outcome::Not),
-                    Some(libc::ESTALE) => Ok(Outcome::Overtaken),
-                    _ => Err(failed(&why)),
-                };
-            }
-        };
-        let copied = Copied { placed, version, size_bytes: source.size_bytes, charged_bytes };
-        crash_point!("prefetch.copied");
-        // From here on, opens and closes of the file wait.
-        let _inode = self.lock_inode(id);
-        // If another client changed the file during the copy, the copy matches no version.
-        let unchanged = self
-            .store
-            .stat(self.own_cred(source.owner), &source.store_path)
-            .is_ok_and(|stat| version.is_still(&stat.identity));
-        let readers = self.open_of(id).filter(|open| !open.direct);
-        let theirs = readers.is_none_or(|open| read_this(&open, &version));
-        let mut tree = self.write_tree();
-        let outcome = match self.worth_bringing(&tree, id) {
-            None => Outcome::Not,
-            Some(now) if now.path != source.path || now.identity != source.identity => Outcome::Overtaken,
-            Some(_) if !unchanged && tree.is_queued(id) => Outcome::Overtaken,
-            Some(_) if !unchanged || !theirs => Outcome::Not,
-            Some(Source { readers: Some(open), .. }) if open.direct => {
-                drop(tree);
-                self.let_wait(id, copied);
-                return Ok(Outcome::Brought(source.size_bytes));
-            }
-            Some(now) => {
-                let adopted = self.adopt_copy(&mut tree, id, &copied, now.readers.as_deref());
-                if adopted.is_ok() {
-                    device.add_used(i64::try_from(charged_bytes).unwrap_or(i64::MAX));
-                    return Ok(Outcome::Brought(source.size_bytes));
-                }
-                drop(tree);
-                discard();
-                return adopted.map(|()| Outcome::Not).map_err(|why| failed(&why));
-            }
-        };
-        drop(tree);
-        discard();
-        Ok(outcome)
-    }
-
-    /// The copy becomes the file's content, also for its `readers`, whose reads are all mediated. A read that is under
-    /// way ends on the store's file, which has the same bytes. The caller charges the copy under the same lock of the
-    /// tree, unless it already has. The caller holds the inode's lock, and the file is at rest.
-    fn adopt_copy(&self, tree: &mut Tree, id: FileId, copied: &Copied, readers: Option<&Open>) -> FsResult<()> {
-        let placed = &copied.placed;
-        let Location::Tier(device) = placed.content.location else { return Err(Errno::STALE.into()) };
-        let target = placed.writable()?;
-        // A descriptor for writing would prevent the agent's own leases.
-        let file = readers.map(|_| reopen_read_only(&target)).transpose()?;
-        // Its mode and times are those that programs see; the store's may be older.
-        let attr = tree.get(id).ok_or(Errno::STALE)?.attr;
-        Given::known(&attr).give(&target)?;
-        if let Err(fault) = self.adopt(tree, id, placed) {
-            if let Some(inode) = tree.get_mut(id) {
-                inode.replica = None;
-            }
-            return Err(fault);
-        }
-        tree.own(id);
-        let device = self.tiers.device(device);
-        let written_bytes = data_bytes(copied.size_bytes, copied.charged_bytes / 512);
-        device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
-        self.events.count(EventKind::Fetched, device.tier_name(), "prefetched", written_bytes);
-        if let Some(inode) = tree.get_mut(id) {
-            inode.charged_bytes = copied.charged_bytes;
-            inode.prefetched = true;
-        }
-        tree.recount(id);
-        if let Some((open, file)) = readers.zip(file) {
-            open.charged_bytes.store(copied.charged_bytes, Ordering::Relaxed);
-            open.replace(Content { file: Arc::new(file), location: placed.content.location, writable: false });
-        }
-        crash_point!("prefetch.adopted");
-        // The commit also publishes the file to the shim's index.
-        self.commit(tree);
-        Ok(())
-    }
-
-    /// The file, its known version, and its bytes in the store, if a prefetch is worthwhile.
-    fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, surgetank_store::Source)>> {
-        for _ in 0..LOOKS_MAX {
-            let Some(source) = self.worth_bringing(&self.read_tree(), id) else {
-                return Ok(None);
-            };
-            let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
-                // The drain moved it meanwhile, or it was deleted: a later prefetch may find it.
-                Err(_) if !self.is_unmoved(id, &source) => return Ok(None),
-                other => other.map_err(|why| failed(&why))?,
-            };
-            let is = from.identity().map_err(|why| failed(&why))?;
-            if let Some(version) = source.identity.filter(|known| known.is_still(&is)) {
-                let theirs = source.readers.as_ref().is_none_or(|open| open.direct || read_this(open, &version));
-                return Ok(theirs.then_some((source, version, from)));
-            }
-            // Another client has changed it since the look, so a copy would be useless; or the drain did.
-            let _inode = self.lock_inode(id);
-            if self.look_quietly(id).is_err() {
-                return Ok(None);
-            }
-            if self.read_tree().is_queued(id) {
-                surgetank_types::sync::thread::sleep(LOOK_EVERY);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Is the file still where the look found it, without a queued operation that moves it or a directory above it?
-    fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
-        let tree = self.read_tree();
-        let mut at = id;
-        while at != FileId::ROOT {
-            if tree.is_queued(at) {
-                return false;
-            }
-            let Some(dir) = tree.get(at).and_then(|inode| inode.applied.as_ref()).map(|place| place.0) else {
-                return false;
-            };
-            at = dir;
-        }
-        tree.applied_path(id).as_ref() == Some(&source.store_path)
-    }
-
-    /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or somebody writes it.
-    fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
-        let readers = self.opens().get(&id).cloned();
-        let only_read = |open: &Arc<Open>| {
-            open.content().location == Location::Store && open.writers() == 0 && !open.handed.load(Ordering::Relaxed)
-        };
-        if !tree.is_at_rest(id) || !readers.as_ref().is_none_or(only_read) || self.has_waiting(id) {
-            return None;
-        }
-        let inode = tree.get(id)?;
-        let path = tree.logical_path(id)?;
-        Some(Source {
-            wish: Wish { mode: Mode::Copy, ..self.wish(tree, id, &path) },
-            path,
-            store_path: tree.applied_path(id)?,
-            size_bytes: inode.attr.size_bytes,
-            owner: inode.cred(),
-            identity: inode.identity.as_deref().copied(),
-            perm: inode.attr.perm,
-            readers,
-        })
     }
 
     /// Prefetches the files that rules with `prefetch` name. Looks only into directories that such a rule can mean, and
@@ -316,18 +92,18 @@ impl Namespace {
         done: &mut BroughtIn,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> FsResult<()> {
-        let id = match self.find(path) {
+        let id = match self.questions.find(path) {
             Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             other => other?,
         };
-        let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
+        let kind = self.metadata.read_tree().get(id).map(|inode| inode.attr.kind);
         if kind == Some(Kind::File) {
             self.prefetch_ruled(path, id, done, stop);
         }
         if kind != Some(Kind::Directory) {
             return Ok(());
         }
-        for listed in self.merged(&ourselves(), id)? {
+        for listed in self.listings.merged(&ourselves(), id)? {
             if stop() {
                 break;
             }
@@ -338,11 +114,13 @@ impl Namespace {
             child.extend_from_slice(&listed.name);
             match listed.kind {
                 Kind::Directory => todo.push(child),
-                Kind::File if self.decide(&child).prefetch => match self.resolve(&ourselves(), id, &listed.name) {
-                    Ok(file) => self.prefetch_ruled(&child, file, done, stop),
-                    Err(fault) if fault.errno == Errno::NOENT => {}
-                    Err(fault) => return Err(fault),
-                },
+                Kind::File if self.rules.decide(&child).prefetch => {
+                    match self.resolver.resolve(&ourselves(), id, &listed.name) {
+                        Ok(file) => self.prefetch_ruled(&child, file, done, stop),
+                        Err(fault) if fault.errno == Errno::NOENT => {}
+                        Err(fault) => return Err(fault),
+                    }
+                }
                 _ => {}
             }
         }
@@ -350,7 +128,7 @@ impl Namespace {
     }
 
     fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &(dyn Fn() -> bool + Sync)) {
-        if !self.decide(path).prefetch {
+        if !self.rules.decide(path).prefetch {
             return;
         }
         match self.prefetch(id, stop) {
@@ -371,13 +149,13 @@ impl Namespace {
         let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
         let caller = ourselves();
         let mut files = Vec::new();
-        let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
+        let mut todo = vec![self.questions.find(path).map_err(|why| failed(&why))?];
         while let Some(id) = todo.pop() {
-            let kind = self.read_tree().get(id).map(|inode| inode.attr.kind);
+            let kind = self.metadata.read_tree().get(id).map(|inode| inode.attr.kind);
             match kind {
                 Some(Kind::Directory) => {
-                    for listed in self.merged(&caller, id).map_err(|why| failed(&why))? {
-                        match self.resolve(&caller, id, &listed.name) {
+                    for listed in self.listings.merged(&caller, id).map_err(|why| failed(&why))? {
+                        match self.resolver.resolve(&caller, id, &listed.name) {
                             Ok(child) => todo.push(child),
                             Err(fault) if fault.errno == Errno::NOENT => {}
                             Err(fault) => return Err(failed(&fault)),
@@ -406,7 +184,7 @@ impl Namespace {
         let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
         let mut files = Vec::new();
         for id in self.files_below(plain.join("/").as_bytes())? {
-            let path = self.read_tree().logical_path(id).unwrap_or_default();
+            let path = self.metadata.read_tree().logical_path(id).unwrap_or_default();
             let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
             if matcher.is_match(std::path::Path::new(path)) {
                 files.push(id);

@@ -2,14 +2,31 @@
 //!
 //! The danger that this avoids: a verdict that reports everything as durable because the queue misses a file.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::report::Scope;
-use surgetank_policy::config::Survives;
-use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
+use foldhash::HashMap;
 
-use super::Namespace;
+use surgetank_policy::config::Config;
+use surgetank_policy::rule::RuleSet;
 use surgetank_state::{Inode, PlainId, Progress, State, Tree};
+use surgetank_store::Store;
+use surgetank_tier::Tiers;
+use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
+use surgetank_types::sync::{Arc, Mutex};
+
+use crate::base::Base;
+use crate::base::deferred::DeferredSeals;
+use crate::base::queries::StoreQueries;
+use crate::base::runs::Runs;
+use crate::base::users::is_drained;
+use crate::files::Files;
+use crate::files::copies::Copies;
+use crate::files::evict::Eviction;
+use crate::files::open_files::OpenFiles;
+use crate::metadata::Metadata;
+use crate::namespace::hints::FileHints;
+use crate::namespace::resolve::Resolver;
+use crate::report::Scope;
 
 /// The place of a file and the reason for it (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,14 +100,54 @@ pub struct Queued {
     pub operations: u64,
 }
 
-impl Namespace {
+/// Answers for status, verdicts and commands that wait.
+pub struct Questions {
+    config: Arc<Config>,
+    queries: Arc<StoreQueries>,
+    rules: Arc<RuleSet>,
+    started: Instant,
+    store: Arc<dyn Store>,
+    tiers: Arc<Tiers>,
+    copies: Arc<Copies>,
+    deferred: Arc<DeferredSeals>,
+    eviction: Arc<Eviction>,
+    hints: Arc<FileHints>,
+    metadata: Arc<Metadata>,
+    open_files: Arc<OpenFiles>,
+    resolver: Arc<Resolver>,
+    runs: Arc<Runs>,
+    /// Since when a command waits for all of its run, or of everything, to be drained.
+    waited_for: Mutex<HashMap<Option<RunId>, Instant>>,
+}
+
+impl Questions {
+    pub(crate) fn new(base: &Base, files: &Files, hints: &Arc<FileHints>, resolver: &Arc<Resolver>) -> Self {
+        Self {
+            config: base.config.clone(),
+            queries: base.queries.clone(),
+            rules: base.rules.clone(),
+            started: base.started,
+            store: base.store.clone(),
+            tiers: base.tiers.clone(),
+            deferred: base.deferred.clone(),
+            runs: base.runs.clone(),
+            copies: files.copies.clone(),
+            eviction: files.eviction.clone(),
+            hints: hints.clone(),
+            metadata: files.metadata.clone(),
+            open_files: files.open_files.clone(),
+            resolver: resolver.clone(),
+            waited_for: Mutex::default(),
+        }
+    }
+
     pub fn where_is(&self, id: FileId) -> Option<Where> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
-        let decision = self.decided(&tree, id, &path);
-        let mode = self.mode_as(&tree, id, decision.mode);
-        let hints = self.hints_in_words(&tree, id, &decision);
+        let decision = self.metadata.decided(&tree, id, &path);
+        let mode = self.metadata.mode_as(&tree, id, decision.mode);
+        let hints = self.hints.hints_in_words(&tree, id, &decision);
         let mut rule = self.rules.why(decision.reason);
         if decision.reason.is_hint()
             && let Some(hint) = hints.iter().find(|hint| hint.starts_with("mode=") || hint.starts_with("Replication="))
@@ -131,7 +188,7 @@ impl Namespace {
         });
         Some(Where {
             kind: inode.attr.kind,
-            size_bytes: self.attr_of(id, inode).size_bytes,
+            size_bytes: self.open_files.attr_of(id, inode).size_bytes,
             state: tree.state_of(id)?,
             location: places.join(" "),
             tier,
@@ -142,7 +199,7 @@ impl Namespace {
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,
-            pinned: self.pinned(&tree, id),
+            pinned: self.eviction.pinned(&tree, id),
             pending,
             replica,
             store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),
@@ -163,33 +220,15 @@ impl Namespace {
             if name == b".." {
                 return Err(rustix::io::Errno::INVAL.into());
             }
-            at = self.resolve(&caller, at, name)?;
+            at = self.resolver.resolve(&caller, at, name)?;
         }
         Ok(at)
-    }
-
-    /// Bytes that a device holds and the store does not.
-    pub fn dirty_bytes_on(&self, tree: &Tree, device: &surgetank_tier::Device) -> u64 {
-        device.used_bytes().saturating_sub(tree.spare_bytes(device.id()))
-    }
-
-    /// Bytes on all tiers that the store does not have.
-    pub fn dirty_bytes(&self) -> u64 {
-        let tree = self.read_tree();
-        self.tiers.devices().map(|device| self.dirty_bytes_on(&tree, device)).sum()
-    }
-
-    /// Those of them on tiers that do not outlive the machine.
-    pub fn volatile_dirty_bytes(&self) -> u64 {
-        let tree = self.read_tree();
-        let volatile = self.tiers.devices().filter(|device| device.survives() == Survives::Agent);
-        volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
     /// The amount of queued work, for callers that poll while the drain carries it out: so no text is made under the
     /// tree's lock. `copied`: the bytes of an operation's file that are copied so far, while the copy runs.
     pub fn queued(&self, scope: &Scope, copied: &dyn Fn(Seq) -> u64) -> Queued {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let mut queued = Queued::default();
         for (seq, op) in &tree.ops {
             let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
@@ -214,7 +253,7 @@ impl Namespace {
 
     /// Files and operations that should be in the store and are not, of one run or of all. Files that are still open count.
     pub fn undurable(&self, run: Option<RunId>) -> Vec<Undurable> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let mut list = Vec::new();
         let mut behind: Option<String> = None;
         for op in tree.ops.values() {
@@ -259,17 +298,21 @@ impl Namespace {
         for (id, inode) in tree.iter() {
             // Files that an earlier run left count for every run.
             let others = |inode: &Inode| {
-                run.is_some_and(|run| inode.run != run) && (inode.handles > 0 || self.absence(&tree, id).is_none())
+                run.is_some_and(|run| inode.run != run)
+                    && (inode.handles > 0 || self.copies.absence(&tree, id).is_none())
             };
             if inode.sealed || inode.logical.is_none() || others(inode) {
                 continue;
             }
             let path = tree.logical_path(id).unwrap_or_default();
-            if Self::drained(self.mode_for(&tree, id, &path)) {
+            if is_drained(self.metadata.mode_for(&tree, id, &path)) {
                 list.push(Undurable {
-                    why: self.absence(&tree, id).map_or_else(|| "still open for writing".into(), |absent| absent.text),
+                    why: self
+                        .copies
+                        .absence(&tree, id)
+                        .map_or_else(|| "still open for writing".into(), |absent| absent.text),
                     file: id,
-                    bytes: self.attr_of(id, inode).size_bytes,
+                    bytes: self.open_files.attr_of(id, inode).size_bytes,
                     is_content: true,
                     operation: String::new(),
                     path,
@@ -292,13 +335,13 @@ impl Namespace {
             })
             .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
             .filter_map(|(id, _)| Some((id, tree.logical_path(id)?)))
-            .filter(|(id, path)| Self::drained(self.mode_for(tree, *id, path)))
+            .filter(|(id, path)| is_drained(self.metadata.mode_for(tree, *id, path)))
             .collect()
     }
 
     /// Queues the files that the queue misses.
     fn remember_forgotten(&self, run: Option<RunId>) {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         for (id, path) in self.forgotten(&tree, run) {
             tracing::error!(path = %String::from_utf8_lossy(&path), "was neither in the store nor queued");
             if let Some(inode) = tree.get_mut(id)
@@ -307,13 +350,13 @@ impl Namespace {
                 inode.version += 1;
             }
             tree.txn.file(id);
-            self.queue_publish(&mut tree, id);
+            self.metadata.queue_publish(&mut tree, id);
         }
     }
 
     /// Paths of files that are open for writing, by one run or by all. `None`: the file has no name any more.
     pub fn unsealed(&self, run: Option<RunId>) -> Vec<Option<Vec<u8>>> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         tree.iter()
             .filter(|(_, inode)| !inode.sealed && run.is_none_or(|run| inode.run == run))
             .map(|(id, _)| tree.logical_path(id))
@@ -322,7 +365,7 @@ impl Namespace {
 
     /// The first operation that failed, if the drain stands still because of it.
     pub fn stuck(&self) -> Option<Stuck> {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         tree.ops.values().find_map(|op| {
             let trouble = op.error.as_ref()?;
             Some(Stuck {
@@ -336,7 +379,7 @@ impl Namespace {
     }
 
     pub fn waiting(&self) -> Waiting {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         let mut waiting = Waiting::default();
         for op in tree.ops.values() {
             if let (OpKind::Publish { file, .. }, Some(inode)) = (&op.kind, tree.get(op.file()))
@@ -358,45 +401,23 @@ impl Namespace {
 
     /// The number of files on each device.
     pub fn files_on_devices(&self) -> foldhash::HashMap<DeviceId, u64> {
-        self.read_tree().files_on_devices()
-    }
-
-    pub fn dirty_bytes_of(&self, device: &surgetank_tier::Device) -> u64 {
-        self.dirty_bytes_on(&self.read_tree(), device)
+        self.metadata.read_tree().files_on_devices()
     }
 
     pub fn no_deferred(&self) -> bool {
-        self.deferred_files().is_empty()
+        self.deferred.deferred_files().is_empty()
     }
 
     /// Waits until the queue changes, for `at_most`.
     pub fn wait_change(&self, at_most: Duration) {
-        let tree = self.read_tree();
-        drop(self.wait_changed(tree, at_most));
-    }
-
-    /// Files that their rule keeps out of the store.
-    pub fn kept(&self, run: Option<RunId>, mode: Mode) -> Vec<(FileId, Vec<u8>, u64)> {
-        let tree = self.read_tree();
-        tree.iter()
-            .filter(|(_, inode)| {
-                inode.attr.kind == Kind::File
-                    && inode.sealed
-                    && inode.dirty()
-                    && inode.publish.is_none()
-                    && inode.logical.is_some()
-            })
-            // Files that an earlier agent left count for every run.
-            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
-            .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
-            .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
-            .collect()
+        let tree = self.metadata.read_tree();
+        drop(self.metadata.wait_changed(tree, at_most));
     }
 
     /// Drains the `keep` files of a run after all (`--keep-at-exit=drain`).
     pub fn drain_kept(&self, run: Option<RunId>) {
-        let kept = self.kept(run, Mode::Keep);
-        let mut tree = self.write_tree();
+        let kept = self.metadata.kept(run, Mode::Keep);
+        let mut tree = self.metadata.write_tree();
         for (id, ..) in kept {
             let Some(inode) = tree.get(id) else { continue };
             let Some((dir, name)) = inode.logical.clone() else {
@@ -405,17 +426,17 @@ impl Namespace {
             let run = inode.run;
             let over = tree.planned(dir, &name);
             let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
-            let seq = self.queue(&mut tree, kind, run, false, 0);
+            let seq = self.metadata.queue(&mut tree, kind, run, false, 0);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
         }
         drop(tree);
-        self.wake();
+        self.metadata.wake();
     }
 
     pub fn pin(&self, id: FileId, on: bool) {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         tree.own(id);
         if let Some(inode) = tree.get_mut(id) {
             inode.pinned = on;
@@ -425,21 +446,21 @@ impl Namespace {
     /// How long a command has waited for it to be drained.
     pub(crate) fn ending_for(&self, run: Option<RunId>) -> Duration {
         let waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
-        waited_for.get(&run).map_or_else(|| self.uptime(), std::time::Instant::elapsed)
+        waited_for.get(&run).map_or_else(|| self.started.elapsed(), std::time::Instant::elapsed)
     }
 
     /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,
     /// too, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
-            self.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);
+            self.runs.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);
         }
         let mut waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         waited_for.insert(run, surgetank_types::clock::tick());
         drop(waited_for);
         self.remember_forgotten(run);
         {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let now = surgetank_types::clock::tick();
             for op in tree.ops.values_mut() {
                 if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
@@ -454,23 +475,23 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drains.fetch_add(1, surgetank_types::sync::atomic::Ordering::Relaxed);
+                self.runs.final_drains.fetch_add(1, surgetank_types::sync::atomic::Ordering::Relaxed);
             }
         }
-        self.wake();
+        self.metadata.wake();
     }
 
     /// One caller of `begin_final_drain(None)` has stopped waiting.
     pub fn end_final_drain(&self) {
-        self.final_drains.fetch_sub(1, surgetank_types::sync::atomic::Ordering::Relaxed);
+        self.runs.final_drains.fetch_sub(1, surgetank_types::sync::atomic::Ordering::Relaxed);
     }
 
     /// Is any operation queued, or any file not yet sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
-        let tree = self.read_tree();
+        let tree = self.metadata.read_tree();
         tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
             || !tree.staging.is_empty()
             || !tree.discards.is_empty()
-            || !self.deferred_files().is_empty()
+            || !self.deferred.deferred_files().is_empty()
     }
 }

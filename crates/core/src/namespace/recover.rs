@@ -15,22 +15,28 @@ mod started;
 mod tiers;
 
 use std::collections::{HashMap, HashSet};
-use surgetank_types::sync::{Arc, PoisonError};
 
+use load::load_names;
+
+use surgetank_state::{Inode, Tree};
 use surgetank_tier::{Plain, Remembered, Standing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Change, DeviceId, FileId, Image, Kind, Mode, RunId};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::Namespace;
-use super::content::{Content, Location};
+use crate::base::Base;
+use crate::content::{Content, Location};
+use crate::files::Files;
+use crate::files::copies::STORE_PATIENCE;
+use crate::metadata::Metadata;
+use crate::metadata::losses::Losses;
+use crate::namespace::hints::FileHints;
+use crate::namespace::restore::Restore;
+
 pub(crate) use damaged::is_damage;
-use load::load_names;
-use lost::Held;
 pub use lost::unproven_name;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
 pub use orphans::keep_copy;
-pub(crate) use spilled::STORE_PATIENCE;
-use surgetank_state::{Inode, Tree};
 
 /// Plain files without a record are moved here.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -43,7 +49,7 @@ pub fn is_spent(image: &Image) -> bool {
     empty && image.lost.is_empty() && !surgetank_state::temporaries_are_expected(image) && !damaged::is_doubtful(image)
 }
 
-struct OnTier {
+pub(crate) struct OnTier {
     path: Vec<u8>,
     plain: Plain,
 }
@@ -53,36 +59,28 @@ type Gone = foldhash::HashSet<u64>;
 /// An agent continues after another one: loads the catalog, matches it with tiers and store, and takes the queue up again. It ends
 /// before a process is served.
 pub(crate) struct Recovery<'a> {
-    namespace: &'a Namespace,
-}
-
-impl<'a> Recovery<'a> {
-    pub(crate) fn new(namespace: &'a Namespace) -> Self {
-        Self { namespace }
-    }
-}
-
-impl Namespace {
-    /// The user says that tiers that are absent do not come back: their files count as lost.
-    pub fn give_up_absent(&self) {
-        Recovery::new(self).give_up_absent();
-    }
+    pub(crate) base: &'a Base,
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) losses: &'a Losses,
+    pub(crate) files: &'a Files,
+    pub(crate) hints: &'a FileHints,
+    pub(crate) restore: &'a Restore,
 }
 
 impl Recovery<'_> {
-    pub(super) fn recover(&self) -> Result<()> {
-        let mut image = self.namespace.catalog.load()?;
-        self.namespace.succession.remember_requests(&image);
-        *self.namespace.losses.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut image.lost);
+    pub(crate) fn recover(&self) -> Result<()> {
+        let mut image = self.base.catalog.load()?;
+        self.base.succession.remember_requests(&image);
+        *self.losses.losses.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut image.lost);
         let damage = self.damage(&image);
         if let Some(damage) = &damage {
             self.tell_damage(damage, &image);
         }
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
-        if image.files.is_empty() && image.ops.is_empty() && !self.namespace.has_claimed() {
-            self.namespace.take_up_hints(&mut image);
-            let gone = super::pending_unlink::remembered(&image);
+        if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_claimed() {
+            self.hints.take_up_hints(&mut image);
+            let gone = crate::metadata::pending_unlink::remembered(&image);
             let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
             self.remember_boot(&image, &walked);
             if damage.is_some() {
@@ -92,17 +90,17 @@ impl Recovery<'_> {
             }
             return Ok(());
         }
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         tree.reserve(image.files.len());
         tree.temporaries = surgetank_state::Temporaries::remembered(&image);
-        let gone = super::pending_unlink::remembered(&image);
+        let gone = crate::metadata::pending_unlink::remembered(&image);
         self.load_files(&mut tree, &mut image, &ids);
         load_names(&mut tree, &mut image);
         self.load_queue(&mut tree, &mut image);
-        self.namespace.take_in_claimed(&mut tree);
+        self.metadata.take_in_claimed(&mut tree);
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
-        self.namespace.take_up_hints(&mut image);
+        self.hints.take_up_hints(&mut image);
         crash_point!("recover.loaded");
         self.settle_started()?;
         if damage.is_some() {
@@ -120,14 +118,14 @@ impl Recovery<'_> {
         if damage.is_some() {
             self.keep_spills()?;
         }
-        self.namespace.discard_leftovers();
+        self.files.temporaries.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
         self.remember_boot(&image, &walked);
         if damage.is_some() {
             self.damage_is_told();
         }
         crash_point!("recover.cleaned");
-        let tree = self.namespace.read_tree();
+        let tree = self.metadata.read_tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
         Ok(())
     }
@@ -151,7 +149,7 @@ impl Recovery<'_> {
             wanted.push(one.cloned().unwrap_or_else(|| (*number, Remembered::nameless(*number))));
         }
         wanted.sort_unstable_by_key(|(number, _)| *number);
-        let ids = self.namespace.tiers.take_up(&wanted)?;
+        let ids = self.base.tiers.take_up(&wanted)?;
 
         let mut taken: HashSet<DeviceId> = named;
         taken.extend(described.iter().map(|(number, _)| *number));
@@ -163,8 +161,8 @@ impl Recovery<'_> {
             .filter(|number| !taken.contains(number));
         let mut strange = HashSet::new();
         let mut changes = Vec::new();
-        let mut tree = self.namespace.write_tree();
-        for device in self.namespace.tiers.devices() {
+        let mut tree = self.metadata.write_tree();
+        for device in self.base.tiers.devices() {
             let known = described.iter().find(|(_, one)| one.token() == device.token());
             let number = match ids.iter().find(|(_, id)| **id == device.id()) {
                 Some((number, _)) => *number,
@@ -186,11 +184,11 @@ impl Recovery<'_> {
             }
         }
         if !changes.is_empty()
-            && let Err(why) = self.namespace.catalog.commit(&changes)
+            && let Err(why) = self.base.catalog.commit(&changes)
         {
             // Held back: these changes precede the first replica that is recorded.
             tracing::warn!(%why, "the tiers could not be written down yet");
-            self.namespace.unwritten.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
+            self.metadata.unwritten.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
         }
         Ok((ids, strange))
     }
@@ -222,7 +220,7 @@ impl Recovery<'_> {
                 None
             }
             // Of no use without the run that made it.
-            Worth::Promised | Worth::Doubtful if self.namespace.mode_for(tree, id, &path) == Mode::Remove => {
+            Worth::Promised | Worth::Doubtful if self.metadata.mode_for(tree, id, &path) == Mode::Remove => {
                 self.lose(tree, id);
                 None
             }
@@ -238,26 +236,24 @@ impl Recovery<'_> {
     /// Does a process continue to write it?
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
         let handed = || {
-            let file = self.namespace.tiers.device(device).open(path, false).ok()?;
-            Some(self.namespace.succession.is_handed_still(&Content {
+            let file = self.base.tiers.device(device).open(path, false).ok()?;
+            Some(self.base.succession.is_handed_still(&Content {
                 file: Arc::new(file),
                 location: Location::Tier(device),
                 writable: false,
             }))
         };
-        self.namespace.succession.left_written(id) || handed().unwrap_or(false)
+        self.base.succession.left_written(id) || handed().unwrap_or(false)
     }
 
     /// Seals the files that were open when the agent died. No process can have them open any more, unless processes continue.
     fn seal_recovered(&self) -> Result<()> {
         let open: Vec<FileId> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
                 // What cannot be read now is completed when its tier is back.
-                .filter(|(_, inode)| {
-                    inode.replica.is_none_or(|plain| self.namespace.tiers.device(plain.device).is_there())
-                })
+                .filter(|(_, inode)| inode.replica.is_none_or(|plain| self.base.tiers.device(plain.device).is_there()))
                 .map(|(id, _)| id)
                 .collect()
         };
@@ -265,20 +261,20 @@ impl Recovery<'_> {
         let open = in_order(open);
         let until = surgetank_types::clock::tick() + STORE_PATIENCE;
         for id in open {
-            let _inode = self.namespace.lock_inode(id);
-            if self.namespace.succession.left_written(id) {
+            let _inode = self.metadata.lock_inode(id);
+            if self.base.succession.left_written(id) {
                 self.leave_to_writer(id);
                 continue;
             }
-            if let Some(content) = self.content_left_in(id, until)? {
-                if self.namespace.still_handed(id, &content) {
+            if let Some(content) = self.files.copies.content_left_in(id, until)? {
+                if self.restore.still_handed(id, &content) {
                     self.leave_to_writer(id);
                     continue;
                 }
-                self.namespace.finish_seal(id, None, &content);
+                self.files.sealer.finish_seal(id, None, &content);
                 continue;
             }
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             let path = tree.logical_path(id);
             let Some(inode) = tree.get_mut(id) else { continue };
             let has_content = inode.replica.is_some() || inode.spill().is_some();
@@ -288,7 +284,7 @@ impl Recovery<'_> {
             };
             drop(tree);
             // Sealed it would be the version before, and what was written since be removed as its copy.
-            self.namespace.note(
+            self.base.notes.note(
                 RunId(0),
                 String::from_utf8_lossy(&path).into_owned(),
                 "it was being written when an earlier agent died, and what there is of it cannot be opened: it is remembered, and not in the store; start again when it can",
@@ -296,27 +292,27 @@ impl Recovery<'_> {
             );
         }
         let dirty: Vec<FileId> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             // What a program has open is queued when it is closed.
             let is_owed = |inode: &Inode| inode.sealed && inode.dirty() && inode.publish.is_none();
             tree.iter().filter(|(_, inode)| is_owed(inode)).map(|(id, _)| id).collect()
         };
         let dirty = in_order(dirty);
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         for id in dirty {
-            self.namespace.queue_publish(&mut tree, id);
+            self.metadata.queue_publish(&mut tree, id);
         }
-        self.namespace.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
-        files.into_iter().for_each(|id| self.namespace.to_be_synced(&tree, id));
-        self.namespace.succession.await_makers(&mut tree);
+        files.into_iter().for_each(|id| self.files.syncs.to_be_synced(&tree, id));
+        self.base.succession.await_makers(&mut tree);
         Ok(())
     }
 
     /// A queued publication would bring half of what a process is writing. If a process waits in an fsync, it asks
     /// again; otherwise the close queues the file.
     fn leave_to_writer(&self, id: FileId) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
             tree.take_back(id, seq);
         }

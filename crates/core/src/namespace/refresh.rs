@@ -2,9 +2,9 @@
 //!
 //! The danger that this avoids: a refresh that drops the agent's own changes.
 
-use super::Namespace;
+use crate::namespace::revalidation::Revalidation;
 
-impl Namespace {
+impl Revalidation {
     /// Drops the store's answers from the caches of the agent and the kernel. Files that were made or changed here
     /// stay: the drain brings them to the store. Returns the number of files.
     pub fn refresh_all(&self) -> u64 {
@@ -12,7 +12,7 @@ impl Namespace {
         let mut known = Vec::new();
         let mut names = Vec::new();
         {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let ids: Vec<_> = tree.iter().map(|(id, _)| id).collect();
             for id in ids {
                 let Some(inode) = tree.get_mut(id) else { continue };

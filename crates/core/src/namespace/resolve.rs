@@ -4,18 +4,28 @@
 //! The danger that this avoids: the store's answer, older than a change by the agent itself, replaces that change.
 
 use std::io;
-use surgetank_types::sync::PoisonError;
-use surgetank_types::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::handoff::Record;
-use surgetank_store::verdict::{self, Verdict};
-use surgetank_store::{Cred, StorePath, StoreStat};
+use surgetank_policy::config::Config;
+use surgetank_state::{Entry, Inode, Name, Tree};
+use surgetank_store::{Cred, Store, StorePath, StoreStat};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::{Found, Namespace};
-use surgetank_state::{Entry, Inode, Name, Tree};
+use crate::base::queries::{StoreQueries, is_absent, passes};
+use crate::base::succession::Succession;
+use crate::base::users::{Permissions, own_cred, who};
+use crate::base::{Base, Counters};
+use crate::files::Files;
+use crate::files::evict::Eviction;
+use crate::files::open::Opener;
+use crate::files::open_files::OpenFiles;
+use crate::handoff::Record;
+use crate::metadata::Metadata;
+use crate::metadata::access::Access;
 
 /// The limit of tries for a look-up in the store that keeps overlapping changes.
 const TRIES_MAX: usize = 100;
@@ -27,11 +37,54 @@ enum Ask {
     Store(StorePath, u32, Option<Entry>),
 }
 
-impl Namespace {
+/// The answer of a look-up or a creation.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    pub id: FileId,
+    pub attr: Attr,
+    /// How long the kernel may cache name and attributes.
+    pub ttl: Duration,
+}
+
+/// The least time for which the kernel caches a name, whether the name exists or not.
+pub const NAME_TTL_MIN: Duration = Duration::from_secs(1);
+
+/// Looks names up, in the tree and in the store.
+pub struct Resolver {
+    pub(super) config: Arc<Config>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) queries: Arc<StoreQueries>,
+    store: Arc<dyn Store>,
+    succession: Arc<Succession>,
+    pub(super) access: Arc<Access>,
+    eviction: Arc<Eviction>,
+    pub(super) metadata: Arc<Metadata>,
+    open_files: Arc<OpenFiles>,
+    opener: Arc<Opener>,
+    permissions: Arc<Permissions>,
+}
+
+impl Resolver {
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        Self {
+            config: base.config.clone(),
+            counters: base.counters.clone(),
+            queries: base.queries.clone(),
+            store: base.store.clone(),
+            succession: base.succession.clone(),
+            permissions: base.permissions.clone(),
+            access: files.access.clone(),
+            eviction: files.eviction.clone(),
+            metadata: files.metadata.clone(),
+            open_files: files.open_files.clone(),
+            opener: files.opener.clone(),
+        }
+    }
+
     pub fn lookup(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<Found> {
         for _ in 0..TRIES_MAX {
             let id = self.resolve(caller, dir, name)?;
-            if !self.found_again(caller.pid, id) {
+            if !self.opener.found_again(caller.pid, id) {
                 continue;
             }
             match self.found(id) {
@@ -53,18 +106,18 @@ impl Namespace {
     }
 
     fn resolve_known(&self, caller: &Caller, dir: FileId, name: &Name) -> Option<FileId> {
-        let _moving = self.moving.try_read().ok()?;
+        let _moving = self.metadata.moving.try_read().ok()?;
         let (path, generation, entry, links_changed) = {
-            let tree = self.read_tree();
-            self.permit(caller, &tree.get(dir)?.attr, 1).ok()?;
+            let tree = self.metadata.read_tree();
+            self.permissions.permit(caller, &tree.get(dir)?.attr, 1).ok()?;
             match self.ask(&tree, dir, name) {
                 Ask::Known(id) => return Some(id),
                 Ask::Absent => return None,
                 Ask::Store(path, generation, entry) => (path, generation, entry, tree.links_changed),
             }
         };
-        let stat = self.store.told(Self::who(caller), &path)?.ok()?;
-        let mut tree = self.write_tree();
+        let stat = self.store.told(who(caller), &path)?.ok()?;
+        let mut tree = self.metadata.write_tree();
         let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, name) == entry;
         let counted = tree.links_changed == links_changed || stat.attr.links == 1;
         let ours = entry.and_then(Entry::logical).is_some_and(|id| tree.get(id).is_some_and(Inode::is_copy));
@@ -72,18 +125,18 @@ impl Namespace {
     }
 
     /// Counts one more reference that the kernel holds.
-    pub(super) fn found(&self, id: FileId) -> FsResult<Found> {
-        let mut tree = self.write_tree();
+    pub(crate) fn found(&self, id: FileId) -> FsResult<Found> {
+        let mut tree = self.metadata.write_tree();
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
         inode.enters_kernel();
-        let ttl = self.ttl(id, inode);
-        let attr = self.attr_of(id, inode);
+        let ttl = self.metadata.ttl(id, inode);
+        let attr = self.open_files.attr_of(id, inode);
         Ok(Found { id, attr, ttl })
     }
 
     pub fn forget(&self, id: FileId, count: u64) {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -91,8 +144,8 @@ impl Namespace {
         if inode.lookups == 0 {
             let owned = inode.owned;
             if owned {
-                self.reap(&mut tree, id);
-                self.commit(&mut tree);
+                self.metadata.reap(&mut tree, id);
+                self.metadata.commit(&mut tree);
             } else if tree.forget_mirror(id) {
                 self.succession.hand_off(&Record::Forgotten { id });
             }
@@ -100,7 +153,7 @@ impl Namespace {
     }
 
     /// The file under a name, or `ENOENT`. Asks the store where the agent does not know.
-    pub(super) fn resolve(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<FileId> {
+    pub(crate) fn resolve(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<FileId> {
         if name == b"." {
             return Ok(dir);
         }
@@ -113,12 +166,12 @@ impl Namespace {
         let name: Name = Name::from(name);
         // Known answers do not wait for the store, or for requests that do.
         let look = || -> FsResult<(Ask, u64)> {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
             if !inode.is_dir() {
                 return Err(Errno::NOTDIR.into());
             }
-            self.permit(caller, &inode.attr, 1)?;
+            self.permissions.permit(caller, &inode.attr, 1)?;
             Ok((self.ask(&tree, dir, &name), tree.links_changed))
         };
         match look()?.0 {
@@ -127,23 +180,24 @@ impl Namespace {
             Ask::Store(..) => {}
         }
         for _ in 0..TRIES_MAX {
-            let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, generation, entry, links_changed) = match look()? {
                 (Ask::Known(id), _) => return Ok(id),
                 (Ask::Absent, _) => return Err(Errno::NOENT.into()),
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let copy =
-                entry.and_then(Entry::logical).filter(|id| self.read_tree().get(*id).is_some_and(Inode::is_copy));
+            let copy = entry
+                .and_then(Entry::logical)
+                .filter(|id| self.metadata.read_tree().get(*id).is_some_and(Inode::is_copy));
             let result = match copy {
-                Some(id) => match self.look_at_copy(Self::who(caller), &path) {
+                Some(id) => match self.look_at_copy(who(caller), &path) {
                     Some(answer) => answer,
                     None => return Ok(id),
                 },
-                None => self.let_caller_in(caller, dir, |who| self.glance_at(who, &path)),
+                None => self.access.let_caller_in(caller, dir, |who| self.glance_at(who, &path)),
             };
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
             drop(moving);
@@ -158,7 +212,7 @@ impl Namespace {
             {
                 let known = tree.get(id).and_then(|inode| inode.identity.as_deref());
                 let same = result.as_ref().is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
-                if !same && !self.disown_copy(&mut tree, id) {
+                if !same && !self.eviction.disown_copy(&mut tree, id) {
                     return Ok(id);
                 }
             }
@@ -192,7 +246,7 @@ impl Namespace {
     }
 
     /// What a name means, as far as the agent knows without the store. The outer `None`: the store has to be asked.
-    pub(super) fn known(&self, tree: &Tree, dir: FileId, name: &Name) -> Option<Option<FileId>> {
+    pub(crate) fn known(&self, tree: &Tree, dir: FileId, name: &Name) -> Option<Option<FileId>> {
         match self.ask(tree, dir, name) {
             Ask::Known(id) => Some(Some(id)),
             Ask::Absent => Some(None),
@@ -209,7 +263,7 @@ impl Namespace {
                 return Ask::Absent;
             };
             let believed = tree.get(id).is_some_and(|inode| {
-                let ours = inode.owned && (!inode.is_copy() || self.opens().contains_key(&id));
+                let ours = inode.owned && (!inode.is_copy() || self.metadata.opens().contains_key(&id));
                 ours || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
             });
             if believed {
@@ -244,7 +298,7 @@ impl Namespace {
             && let Some(id) = tree.hard_links.get(&stat.attr.ino).copied()
             && tree.get(id).is_some()
             // A file system reuses an inode number only when no process has the old file open.
-            && (stat.attr.links > 1 || self.opens().contains_key(&id))
+            && (stat.attr.links > 1 || self.metadata.opens().contains_key(&id))
         {
             tree.bind(dir, name, |entry| {
                 entry.set_logical(Some(id));
@@ -268,7 +322,7 @@ impl Namespace {
             });
             tree.is_found_at(id, &(dir, name.clone()));
             if owned {
-                self.commit_apart(tree, |tree| {
+                self.metadata.commit_apart(tree, |tree| {
                     tree.own(dir);
                     tree.txn.file(id);
                     tree.txn.entry(dir, name);
@@ -328,7 +382,7 @@ impl Namespace {
     }
 
     /// Takes the store's new attributes of a file. A directory keeps the agent's own changes since then.
-    pub(super) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
+    pub(crate) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
         // Programs see only the agent's names in it, and the store changes it when the drain gets there. Programs would
         // see a directory that changes by itself (tar fails on one).
         let complete = tree.dir(id).is_some_and(|dir| dir.complete);
@@ -359,7 +413,7 @@ impl Namespace {
     }
 
     /// Asks the store again about its file, when the known attributes are too old.
-    pub(super) fn revalidate(&self, id: FileId) -> FsResult<()> {
+    pub(crate) fn revalidate(&self, id: FileId) -> FsResult<()> {
         for _ in 0..TRIES_MAX {
             if self.look_again(id)? {
                 return Ok(());
@@ -371,7 +425,7 @@ impl Namespace {
     /// `false`: the drain changed a link count during the look.
     fn look_again(&self, id: FileId) -> FsResult<bool> {
         let look = || -> Option<(StorePath, Cred, u64, bool)> {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             let inode = tree.get(id)?;
             let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
@@ -383,12 +437,12 @@ impl Namespace {
         if look().is_none() {
             return Ok(true);
         }
-        let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
         let Some((path, who, links_changed, is_dir)) = look() else {
             return Ok(true);
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-        let who = self.own_cred(who);
+        let who = own_cred(who);
         let result = if is_dir {
             // The way to what lies in the tiers: while the store does not tell, it is as it was.
             match self.queries.would_ask(move |store| store.stat(who, &path)) {
@@ -399,7 +453,7 @@ impl Namespace {
         } else {
             self.glance_at(who, &path)
         };
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         drop(moving);
         match result {
             Ok(stat) => {
@@ -422,17 +476,22 @@ impl Namespace {
         }
     }
 
-    /// Credentials for the agent's own requests, not on behalf of a caller: root where the agent is root.
-    pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
-        if rustix::process::geteuid().is_root() { Cred { uid: 0, gid: 0 } } else { owner }
+    /// How long the kernel may cache that a name of the directory does not exist, right after a look-up failed. The
+    /// time is always short, for two reasons. Another client may have made the directory in the store, with files in
+    /// it. And the next agent asks the store for the directory's content. Neither of them can correct everything that
+    /// the kernel cached.
+    pub fn absent_ttl(&self, dir: FileId, name: &[u8]) -> Duration {
+        crash_point!("lookup.missed");
+        let mut tree = self.metadata.write_tree();
+        // A process with the shim may have created it since. It looked here before, and did not notify the kernel.
+        let absent = tree.entry(dir, name).and_then(surgetank_state::Entry::logical).is_none();
+        match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_delegated) {
+            // Only the agent makes names in its own directory. The kernel sees each one, or gets a notification.
+            Some(d) => {
+                d.kernel_negative_entries.add(name);
+                self.config.store_ttl.max(NAME_TTL_MIN)
+            }
+            None => Duration::ZERO,
+        }
     }
-}
-
-/// The store is in trouble, not the file.
-pub(super) fn passes(why: &io::Error) -> bool {
-    verdict::classify(verdict::errno_of(why)) == Verdict::Retry
-}
-
-pub(super) fn is_absent(why: &io::Error) -> bool {
-    matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }

@@ -12,19 +12,48 @@
 
 use std::collections::HashSet;
 
-use surgetank_types::model::{FileId, Kind, OpKind, RunId};
-
-use super::Namespace;
-use super::resolve::is_absent;
 use surgetank_state::{Entry, Inode, Place, Tree};
+use surgetank_store::Store;
+use surgetank_types::model::{FileId, Kind, OpKind, RunId};
+use surgetank_types::sync::{Arc, OnceLock};
+
+use crate::base::queries::is_absent;
+use crate::base::runs::Runs;
+use crate::base::users::own_cred;
+use crate::base::{Base, Door};
+use crate::files::Files;
+use crate::files::sync::Syncs;
+use crate::metadata::Metadata;
+use crate::namespace::resolve::Resolver;
 
 /// Changes of the catalog come in batches of this size.
 const FORGOTTEN_AT_ONCE_MAX: usize = 4096;
 
-impl Namespace {
-    pub(super) fn revalidate_with_store(&self) {
+/// After a restart: is the store as the catalog remembers it?
+pub struct Revalidation {
+    pub(super) door: Arc<OnceLock<Arc<dyn Door>>>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) metadata: Arc<Metadata>,
+    resolver: Arc<Resolver>,
+    runs: Arc<Runs>,
+    syncs: Arc<Syncs>,
+}
+
+impl Revalidation {
+    pub(crate) fn new(base: &Base, files: &Files, resolver: &Arc<Resolver>) -> Self {
+        Self {
+            door: base.door.clone(),
+            store: base.store.clone(),
+            runs: base.runs.clone(),
+            metadata: files.metadata.clone(),
+            resolver: resolver.clone(),
+            syncs: files.syncs.clone(),
+        }
+    }
+
+    pub(crate) fn revalidate_with_store(&self) {
         let mut dirs: Vec<(Vec<u8>, FileId)> = {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             // Operations that move names may have been carried out before a crash: then a place is uncertain.
             if tree.ops.values().any(|op| !matches!(op.kind, OpKind::Publish { .. } | OpKind::SetMeta { .. })) {
                 return;
@@ -47,8 +76,8 @@ impl Namespace {
 
     /// Forgets files that the store has completely, and directories that become empty. Runs while the agent serves no
     /// program.
-    pub(super) fn forget_what_the_store_has(&self) {
-        let mut tree = self.write_tree();
+    pub(crate) fn forget_what_the_store_has(&self) {
+        let mut tree = self.metadata.write_tree();
         let queued = queued(&tree);
         let mut owned: Vec<(bool, Vec<u8>, FileId)> = tree
             .iter()
@@ -61,26 +90,26 @@ impl Namespace {
             for (_, _, id) in some {
                 forget(&mut tree, *id);
             }
-            self.commit(&mut tree);
+            self.metadata.commit(&mut tree);
         }
     }
 
     fn revalidate_dir(&self, dir: FileId) {
         let (path, who) = {
-            let tree = self.read_tree();
+            let tree = self.metadata.read_tree();
             // Void if a directory above it was missing.
             let Some((path, inode)) = tree.applied_path(dir).zip(tree.get(dir)) else {
                 return;
             };
-            (path, self.own_cred(inode.cred()))
+            (path, own_cred(inode.cred()))
         };
         match self.store.stat(who, &path) {
             Ok(stat) if stat.attr.kind == Kind::Directory => {
-                let mut tree = self.write_tree();
+                let mut tree = self.metadata.write_tree();
                 if let Some(inode) = tree.get_mut(dir) {
                     inode.identity = Some(Box::new(stat.identity));
                 }
-                self.refresh(&mut tree, dir, &stat);
+                self.resolver.refresh(&mut tree, dir, &stat);
             }
             Ok(_) => self.make_again(dir),
             Err(why) if is_absent(&why) => self.make_again(dir),
@@ -90,7 +119,7 @@ impl Namespace {
 
     /// The store has nothing of `top` and below: the agent's own files there count as new.
     fn make_again(&self, top: FileId) {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         let mut below: Vec<(Vec<u8>, FileId)> = tree
             .iter()
             .filter(|(id, _)| tree.is_within(*id, top))
@@ -105,9 +134,9 @@ impl Namespace {
             inode.identity = None;
             if let Some(own) = inode.dir.as_mut() {
                 own.complete = true;
-                let last = self.is_last(&self.decided(&tree, id, &path));
+                let last = self.runs.is_last(&self.metadata.decided(&tree, id, &path));
                 let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: None };
-                let seq = self.queue(&mut tree, kind, RunId(0), last, 0);
+                let seq = self.metadata.queue(&mut tree, kind, RunId(0), last, 0);
                 if let Some(inode) = tree.get_mut(id) {
                     inode.publish = Some(seq);
                 }
@@ -130,8 +159,8 @@ impl Namespace {
                     tree.txn.dropped(id);
                 } else {
                     tree.recount(id);
-                    self.queue_publish(&mut tree, id);
-                    self.to_be_synced(&tree, id);
+                    self.metadata.queue_publish(&mut tree, id);
+                    self.syncs.to_be_synced(&tree, id);
                 }
             }
             tree.txn.file(id);

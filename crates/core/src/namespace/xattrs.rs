@@ -1,17 +1,26 @@
 //! Extended attributes: the user's, which reach the store; those that show where a file is; and hints
-//! ([`super::hints`]), which the store never gets.
+//! ([`crate::namespace::hints`]), which the store never gets.
 //!
 //! The danger that this avoids: a change by one door overwrites a change by another one.
 
 use std::collections::BTreeMap;
-use surgetank_types::sync::PoisonError;
 
-use super::{Namespace, STORE_TO_BE_ASKED};
 use surgetank_policy::hint::ATTRIBUTE_PREFIX;
 use surgetank_state::Inode;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, Xattrs};
+use surgetank_types::sync::{Arc, PoisonError};
+
+use crate::base::Base;
+use crate::base::queries::StoreQueries;
+use crate::base::runs::Runs;
+use crate::base::users::{Permissions, own_cred};
+use crate::files::open::Opener;
+use crate::files::{Files, STORE_TO_BE_ASKED};
+use crate::metadata::Metadata;
+use crate::namespace::hints::FileHints;
+use crate::namespace::questions::Questions;
 
 /// The attributes that show where a file is.
 const VIRTUAL: [&[u8]; 4] =
@@ -19,19 +28,42 @@ const VIRTUAL: [&[u8]; 4] =
 const XATTR_NAME_BYTES_MAX: usize = 255;
 const XATTR_VALUE_BYTES_MAX: usize = 65536;
 /// Linux's flags of setxattr.
-pub(super) const CREATE: i32 = 1;
-pub(super) const REPLACE: i32 = 2;
+pub(crate) const CREATE: i32 = 1;
+pub(crate) const REPLACE: i32 = 2;
 
-impl Namespace {
+/// Extended attributes, the virtual ones among them.
+pub struct ExtendedAttributes {
+    queries: Arc<StoreQueries>,
+    hints: Arc<FileHints>,
+    metadata: Arc<Metadata>,
+    opener: Arc<Opener>,
+    permissions: Arc<Permissions>,
+    questions: Arc<Questions>,
+    runs: Arc<Runs>,
+}
+
+impl ExtendedAttributes {
+    pub(crate) fn new(base: &Base, files: &Files, hints: &Arc<FileHints>, questions: &Arc<Questions>) -> Self {
+        Self {
+            queries: base.queries.clone(),
+            permissions: base.permissions.clone(),
+            runs: base.runs.clone(),
+            hints: hints.clone(),
+            metadata: files.metadata.clone(),
+            opener: files.opener.clone(),
+            questions: questions.clone(),
+        }
+    }
+
     /// The present attributes, from the store if the agent has none of its own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
-        if let Some(known) = self.read_tree().get(id).and_then(Self::known_xattrs) {
+        if let Some(known) = self.metadata.read_tree().get(id).and_then(Self::known_xattrs) {
             return Ok(known);
         }
-        let asked = self.asked_of_it(id, || {
-            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.opener.asked_of_it(id, || {
+            let _moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
-                let tree = self.read_tree();
+                let tree = self.metadata.read_tree();
                 let inode = tree.get(id).ok_or(Errno::STALE)?;
                 if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
                     return Ok(xattrs.clone());
@@ -41,7 +73,7 @@ impl Namespace {
                     _ => return Ok(BTreeMap::new()),
                 }
             };
-            Ok(self.queries.must_ask((self.own_cred(who), &path), |store, who, path| store.xattrs(who, path))?)
+            Ok(self.queries.must_ask((own_cred(who), &path), |store, who, path| store.xattrs(who, path))?)
         });
         match asked {
             Err(fault) if fault.errno == Errno::OPNOTSUPP => Ok(BTreeMap::new()),
@@ -52,7 +84,7 @@ impl Namespace {
     /// Virtual attributes: location and state. They are not listed, so `cp -a` does not copy them.
     fn virtual_xattr(&self, id: FileId, name: &[u8]) -> Option<Vec<u8>> {
         let what = name.strip_prefix(b"user.surgetank.").filter(|_| VIRTUAL.contains(&name))?;
-        let answer = self.where_is(id)?;
+        let answer = self.questions.where_is(id)?;
         match what {
             b"location" => Some(answer.location.into_bytes()),
             b"state" => Some(answer.state.to_string().into_bytes()),
@@ -72,13 +104,14 @@ impl Namespace {
 
     /// The agent's own attributes. `None`: not one of them, or the file does not exist.
     fn own_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
-        self.virtual_xattr(id, name).map(Ok).or_else(|| self.hint_attribute(id, name))
+        self.virtual_xattr(id, name).map(Ok).or_else(|| self.hints.hint_attribute(id, name))
     }
 
     /// Answers without the store. `None`: the store has to be asked, or the file does not exist.
     pub fn attribute_known(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.own_attribute(id, name).or_else(|| {
-            let known = self.read_tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
+            let known =
+                self.metadata.read_tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
             Some(known.get(name).map(|value| value.to_vec()).ok_or_else(|| Errno::NODATA.into()))
         })
     }
@@ -111,7 +144,7 @@ impl Namespace {
             return Err(Errno::RANGE.into());
         }
         if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
-            return self.set_hint(id, hint, value, flags);
+            return self.hints.set_hint(id, hint, value, flags);
         }
         let asked = self.xattrs_of(id)?;
         self.change_xattrs(caller, id, Some(asked), |xattrs| {
@@ -131,7 +164,7 @@ impl Namespace {
     pub fn set_attribute_known(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8]) -> Option<FsResult<()>> {
         if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
             let stays = |inode: &Inode| !inode.sealed || inode.dirty() || inode.replica.is_none();
-            let stays = self.read_tree().get(id).is_some_and(stays);
+            let stays = self.metadata.read_tree().get(id).is_some_and(stays);
             return stays.then(|| self.setxattr(caller, id, name, value, 0));
         }
         let set = || {
@@ -150,7 +183,7 @@ impl Namespace {
     pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
         self.may_set_xattr(caller, id, name)?;
         if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
-            return self.remove_hint(id, hint);
+            return self.hints.remove_hint(id, hint);
         }
         let asked = self.xattrs_of(id)?;
         self.change_xattrs(caller, id, Some(asked), |xattrs| {
@@ -159,7 +192,7 @@ impl Namespace {
     }
 
     fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
-        let attr = self.read_tree().get(id).ok_or(Errno::STALE)?.attr;
+        let attr = self.metadata.read_tree().get(id).ok_or(Errno::STALE)?.attr;
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -174,10 +207,10 @@ impl Namespace {
             return Err(Errno::PERM.into());
         }
         // A sticky directory belongs to all users, so only its owner may set its attributes.
-        if self.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
-            self.permit_owner(caller, &attr)?;
+        if self.permissions.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
+            self.permissions.permit_owner(caller, &attr)?;
         }
-        self.permit(caller, &attr, 2)
+        self.permissions.permit(caller, &attr, 2)
     }
 
     /// In one step, because another door may do the same. `asked`: the store's attributes, if the agent has none of its own.
@@ -188,19 +221,19 @@ impl Namespace {
         asked: Option<Xattrs>,
         change: impl FnOnce(&mut Xattrs) -> FsResult<()>,
     ) -> FsResult<()> {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         let inode = tree.get(id).ok_or(Errno::STALE)?;
         let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
         change(&mut xattrs)?;
-        self.recall_delegation(&mut tree, Some(id));
+        self.metadata.recall_delegation(&mut tree, Some(id));
         tree.own(id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.extra_mut().xattrs = Some(xattrs);
         inode.attr.ctime = clock::now();
-        self.queue_meta(&mut tree, id, self.run(caller), false);
+        self.metadata.queue_meta(&mut tree, id, self.runs.run(caller), false);
         tree.txn.carried_out(id);
         drop(tree);
-        self.nudge();
+        self.metadata.nudge();
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ impl World {
     /// The agent is killed, and another one goes on.
     pub fn die(mut self) -> Self {
         self.stop_drain();
-        let (kind, config, handoff) = (self.kind, self.namespace.config.clone(), self.handoff.clone());
+        let (kind, config, handoff) = (self.kind, self.namespace.base.config.as_ref().clone(), self.handoff.clone());
         let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
         let gone = Arc::downgrade(&self.namespace);
         drop(self);
@@ -174,28 +174,33 @@ impl World {
     }
 
     pub fn find(&self, name: &str) -> Result<FileId, Errno> {
-        self.namespace.lookup(&self.caller, FileId::ROOT, name.as_bytes()).map(|found| found.id).map_err(|f| f.errno)
+        self.namespace
+            .resolver
+            .lookup(&self.caller, FileId::ROOT, name.as_bytes())
+            .map(|found| found.id)
+            .map_err(|f| f.errno)
     }
 
     pub fn open(&self, name: &str, flags: i32) -> Result<Opened, Errno> {
         let id = self.find(name)?;
-        self.namespace.open_file(&self.caller, id, flags).map_err(|fault| fault.errno)
+        self.namespace.files.opener.open_file(&self.caller, id, flags).map_err(|fault| fault.errno)
     }
 
     pub fn create(&self, name: &str) -> Result<Opened, Errno> {
-        let made = self.namespace.create(&self.caller, FileId::ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+        let made = self.namespace.names.create(&self.caller, FileId::ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
         made.map(|(_, opened)| opened).map_err(|fault| fault.errno)
     }
 
     pub fn read(&self, opened: &Opened, offset: u64, length: u64) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; length as usize];
-        let count = self.namespace.read(opened.handle, offset, &mut bytes).map_err(|fault| fault.errno)?;
+        let count =
+            self.namespace.files.transfers.read(opened.handle, offset, &mut bytes).map_err(|fault| fault.errno)?;
         bytes.truncate(count);
         Ok(bytes)
     }
 
     pub fn write(&self, opened: &Opened, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.namespace.write(opened.handle, offset, bytes, false).map_err(|fault| fault.errno)
+        self.namespace.files.transfers.write(opened.handle, offset, bytes, false).map_err(|fault| fault.errno)
     }
 
     /// As programs read that go from the beginning to the end.
@@ -211,17 +216,17 @@ impl World {
     }
 
     pub fn close(&self, opened: Opened) {
-        self.namespace.release(opened.handle);
+        self.namespace.files.opener.release(opened.handle);
     }
 
     pub fn used_bytes(&self) -> u64 {
-        self.namespace.tiers.devices().map(surgetank_tier::Device::used_bytes).sum()
+        self.namespace.base.tiers.devices().map(surgetank_tier::Device::used_bytes).sum()
     }
 
     /// Bytes that plain files on the tiers take, named or not yet.
     pub fn on_tiers(&self) -> u64 {
         let mut blocks = 0;
-        for device in self.namespace.tiers.devices() {
+        for device in self.namespace.base.tiers.devices() {
             device.walk(&mut |_: &[u8], plain| blocks += plain.blocks_bytes).unwrap();
         }
         blocks
@@ -242,8 +247,8 @@ impl World {
             self.start_drain();
         }
         let until = Instant::now() + PATIENCE;
-        while self.namespace.busy(None) {
-            assert!(Instant::now() < until, "the drain hangs: {:?}", self.namespace.stuck());
+        while self.namespace.questions.busy(None) {
+            assert!(Instant::now() < until, "the drain hangs: {:?}", self.namespace.questions.stuck());
             std::thread::sleep(Duration::from_millis(1));
         }
     }

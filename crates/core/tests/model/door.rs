@@ -90,24 +90,24 @@ impl Mounted {
             if open.contains(&id) {
                 self.lookups.insert(id, count);
             } else {
-                self.namespace.forget(id, count);
+                self.namespace.resolver.forget(id, count);
             }
         }
     }
 
     pub fn close_all(&mut self) {
         for slot in self.slots.iter_mut().filter_map(Option::take) {
-            self.namespace.release(slot.handle);
+            self.namespace.files.opener.release(slot.handle);
         }
     }
 
     /// All bytes of a file, read through a handle of its own.
     pub fn content(&mut self, path: &str) -> Result<Vec<u8>, Errno> {
         let there = self.find(path)?;
-        let opened = told(self.namespace.open_file(&self.caller, there.id, libc::O_RDONLY))?;
+        let opened = told(self.namespace.files.opener.open_file(&self.caller, there.id, libc::O_RDONLY))?;
         let mut bytes = vec![0; there.attr.size_bytes as usize + 1];
-        let count = told(self.namespace.read(opened.handle, 0, &mut bytes));
-        self.namespace.release(opened.handle);
+        let count = told(self.namespace.files.transfers.read(opened.handle, 0, &mut bytes));
+        self.namespace.files.opener.release(opened.handle);
         bytes.truncate(count?);
         if self.forgets {
             self.forget();
@@ -125,13 +125,13 @@ impl Mounted {
             Kind::File => return Err(Errno::NOTDIR),
             Kind::Symlink => return Err(Errno::NOENT),
         }
-        let found = self.namespace.lookup(&self.caller, dir, name.as_bytes()).map_err(|fault| fault.errno)?;
+        let found = self.namespace.resolver.lookup(&self.caller, dir, name.as_bytes()).map_err(|fault| fault.errno)?;
         self.met(found.id);
         Ok(Met { id: found.id, kind: kind_of(found.attr.kind), attr: found.attr })
     }
 
     fn find(&mut self, path: &str) -> Result<Met, Errno> {
-        let root = self.namespace.getattr(FileId::ROOT, None).map_err(|fault| fault.errno)?;
+        let root = self.namespace.attributes.getattr(FileId::ROOT, None).map_err(|fault| fault.errno)?;
         let mut at = Met { id: FileId::ROOT, kind: Kind::Directory, attr: root.attr };
         for name in path.split('/').filter(|name| !name.is_empty()) {
             at = self.child(at.id, at.kind, name)?;
@@ -161,7 +161,7 @@ impl Mounted {
 
     fn opened(&mut self, slot: usize, opened: Slot) {
         if let Some(before) = self.slots[slot].replace(opened) {
-            self.namespace.release(before.handle);
+            self.namespace.files.opener.release(before.handle);
         }
     }
 
@@ -186,7 +186,7 @@ impl Mounted {
                     return Err(Errno::LOOP);
                 }
                 let flags = flags(*access, *append, *truncate) | if *exclusive { libc::O_EXCL } else { 0 };
-                let (found, opened) = told(namespace.create(&caller, dir, name, *perm, flags))?;
+                let (found, opened) = told(namespace.names.create(&caller, dir, name, *perm, flags))?;
                 self.met(found.id);
                 self.opened(*slot, Slot { handle: opened.handle, id: found.id, access: *access, append: *append });
             }
@@ -195,7 +195,8 @@ impl Mounted {
                 if there.kind == Kind::Symlink {
                     return Err(Errno::LOOP);
                 }
-                let opened = told(namespace.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
+                let opened =
+                    told(namespace.files.opener.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
                 self.opened(*slot, Slot { handle: opened.handle, id: there.id, access: *access, append: *append });
             }
             Operation::Read { slot, offset, length } => {
@@ -204,7 +205,7 @@ impl Mounted {
                     return Err(Errno::BADF);
                 }
                 let mut buffer = vec![0; *length];
-                let count = told(namespace.read(slot.handle, *offset, &mut buffer))?;
+                let count = told(namespace.files.transfers.read(slot.handle, *offset, &mut buffer))?;
                 buffer.truncate(count);
                 return Ok(Outcome::Bytes(buffer));
             }
@@ -214,17 +215,25 @@ impl Mounted {
                     return Err(Errno::BADF);
                 }
                 let data = vec![*byte; *length];
-                let offset =
-                    if slot.append { told(namespace.getattr(slot.id, None))?.attr.size_bytes } else { *offset };
+                let offset = if slot.append {
+                    told(namespace.attributes.getattr(slot.id, None))?.attr.size_bytes
+                } else {
+                    *offset
+                };
                 let mut done = 0;
                 while done < data.len() {
-                    done += told(namespace.write(slot.handle, offset + done as u64, &data[done..], slot.append))?;
+                    done += told(namespace.files.transfers.write(
+                        slot.handle,
+                        offset + done as u64,
+                        &data[done..],
+                        slot.append,
+                    ))?;
                 }
             }
             Operation::Truncate { path, size } => {
                 let there = self.find_followed(path)?;
                 let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
-                told(namespace.setattr(&caller, there.id, None, &change))?;
+                told(namespace.attributes.setattr(&caller, there.id, None, &change))?;
             }
             Operation::TruncateOpen { slot, size } => {
                 let slot = self.slot(*slot)?;
@@ -232,7 +241,7 @@ impl Mounted {
                     return Err(Errno::INVAL);
                 }
                 let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
-                told(namespace.setattr(&caller, slot.id, Some(slot.handle), &change))?;
+                told(namespace.attributes.setattr(&caller, slot.id, Some(slot.handle), &change))?;
             }
             Operation::Allocate { slot, offset, length, how } => {
                 let slot = self.slot(*slot)?;
@@ -244,25 +253,25 @@ impl Mounted {
                     Allocating::KeepSize => libc::FALLOC_FL_KEEP_SIZE,
                     Allocating::Punch => libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE,
                 };
-                told(namespace.allocate(slot.handle, mode as u32, *offset, *length))?;
+                told(namespace.files.transfers.allocate(slot.handle, mode as u32, *offset, *length))?;
             }
             Operation::Close { slot } => {
                 if let Some(slot) = self.slots[*slot].take() {
-                    namespace.release(slot.handle);
+                    namespace.files.opener.release(slot.handle);
                 }
             }
             Operation::Unlink { path } => {
                 let (dir, name, _) = self.place(path)?;
-                told(namespace.unlink(&caller, dir, name))?;
+                told(namespace.names.unlink(&caller, dir, name))?;
             }
             Operation::Mkdir { path, perm } => {
                 let (dir, name, _) = self.place(path)?;
-                let found = told(namespace.mkdir(&caller, dir, name, *perm))?;
+                let found = told(namespace.names.mkdir(&caller, dir, name, *perm))?;
                 self.met(found.id);
             }
             Operation::Rmdir { path } => {
                 let (dir, name, _) = self.place(path)?;
-                told(namespace.rmdir(&caller, dir, name))?;
+                told(namespace.names.rmdir(&caller, dir, name))?;
             }
             Operation::Rename { from, to, how } => {
                 let (from_dir, from_name, _) = self.place(from)?;
@@ -272,32 +281,37 @@ impl Mounted {
                     Renaming::NoReplace => libc::RENAME_NOREPLACE,
                     Renaming::Exchange => libc::RENAME_EXCHANGE,
                 };
-                told(namespace.rename(&caller, from_dir, from_name, to_dir, to_name, flags))?;
+                told(namespace.names.rename(&caller, from_dir, from_name, to_dir, to_name, flags))?;
             }
             Operation::Link { from, to } => {
                 let id = self.find(from)?.id;
                 let (dir, name, _) = self.place(to)?;
-                let found = told(namespace.link(&caller, id, dir, name))?;
+                let found = told(namespace.names.link(&caller, id, dir, name))?;
                 self.met(found.id);
             }
             Operation::Symlink { path } => {
                 let (dir, name, _) = self.place(path)?;
-                let found = told(namespace.symlink(&caller, dir, name, LINK_TARGET.as_bytes()))?;
+                let found = told(namespace.names.symlink(&caller, dir, name, LINK_TARGET.as_bytes()))?;
                 self.met(found.id);
             }
             Operation::Readlink { path } => {
                 let there = self.find(path)?;
-                let target = told(namespace.readlink(there.id))?;
+                let target = told(namespace.attributes.readlink(there.id))?;
                 return Ok(Outcome::Target(String::from_utf8(target.into_vec()).unwrap()));
             }
             Operation::Chmod { path, perm } => {
                 let there = self.find_followed(path)?;
-                told(namespace.setattr(&caller, there.id, None, &SetAttr { perm: Some(*perm), ..SetAttr::default() }))?;
+                told(namespace.attributes.setattr(
+                    &caller,
+                    there.id,
+                    None,
+                    &SetAttr { perm: Some(*perm), ..SetAttr::default() },
+                ))?;
             }
             Operation::Utimens { path, seconds } => {
                 let there = self.find_followed(path)?;
                 let mtime = Some(Timestamp::from_parts(*seconds, 0));
-                told(namespace.setattr(&caller, there.id, None, &SetAttr { mtime, ..SetAttr::default() }))?;
+                told(namespace.attributes.setattr(&caller, there.id, None, &SetAttr { mtime, ..SetAttr::default() }))?;
             }
             Operation::SetXattr { path, name, byte, how } => {
                 let there = self.find_followed(path)?;
@@ -306,18 +320,18 @@ impl Mounted {
                     Setting::Create => libc::XATTR_CREATE,
                     Setting::Replace => libc::XATTR_REPLACE,
                 };
-                told(namespace.setxattr(&caller, there.id, name.as_bytes(), &[*byte; 3], flags))?;
+                told(namespace.xattrs.setxattr(&caller, there.id, name.as_bytes(), &[*byte; 3], flags))?;
             }
             Operation::RemoveXattr { path, name } => {
                 let there = self.find_followed(path)?;
-                told(namespace.removexattr(&caller, there.id, name.as_bytes()))?;
+                told(namespace.xattrs.removexattr(&caller, there.id, name.as_bytes()))?;
             }
             Operation::ListXattr { path } => {
                 let there = self.find_followed(path)?;
-                let names = told(namespace.listxattr(there.id))?;
+                let names = told(namespace.xattrs.listxattr(there.id))?;
                 let mut found = BTreeMap::new();
                 for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-                    let value = told(namespace.getxattr(there.id, name))?;
+                    let value = told(namespace.xattrs.getxattr(there.id, name))?;
                     found.insert(String::from_utf8(name.to_vec()).unwrap(), value);
                 }
                 return Ok(Outcome::Xattrs(found));
@@ -328,36 +342,36 @@ impl Mounted {
             }
             Operation::Stat { path } => {
                 let there = self.find(path)?;
-                let again = told(namespace.getattr(there.id, None))?.attr;
+                let again = told(namespace.attributes.getattr(there.id, None))?.attr;
                 assert_eq!(Self::seen(&again), Self::seen(&there.attr), "lookup and getattr of {path} differ");
                 *attr = Some(again);
                 return Ok(Outcome::Seen(Self::seen(&again)));
             }
             Operation::StatOpen { slot } => {
                 let slot = self.slot(*slot)?;
-                let now = told(namespace.getattr(slot.id, Some(slot.handle)))?.attr;
+                let now = told(namespace.attributes.getattr(slot.id, Some(slot.handle)))?.attr;
                 *attr = Some(now);
                 return Ok(Outcome::Seen(Self::seen(&now)));
             }
             Operation::Fsync { slot } => {
                 let slot = self.slot(*slot)?;
-                told(namespace.fsync(slot.handle, false))?;
+                told(namespace.files.syncs.fsync(slot.handle, false))?;
             }
             Operation::FsyncDir { path } => {
                 let there = self.find_followed(path)?;
                 if there.kind != Kind::Directory {
                     return Err(Errno::NOTDIR);
                 }
-                told(namespace.fsync_dir(there.id))?;
+                told(namespace.files.syncs.fsync_dir(there.id))?;
             }
         }
         Ok(Outcome::Fine)
     }
 
     fn list(&mut self, dir: Met) -> Answer {
-        let listing = told(self.namespace.opendir(&self.caller, dir.id))?.fh;
-        let entries = told(self.namespace.listing(listing, 0))?;
-        self.namespace.releasedir(listing);
+        let listing = told(self.namespace.listings.opendir(&self.caller, dir.id))?.fh;
+        let entries = told(self.namespace.listings.listing(listing, 0))?;
+        self.namespace.listings.releasedir(listing);
         let mut names = BTreeMap::new();
         for entry in entries.iter() {
             let name = String::from_utf8(entry.name.to_vec()).unwrap();

@@ -152,7 +152,7 @@ fn exchange_prevented_by_another_client_is_reported() {
     std::fs::remove_file(&theirs).unwrap();
     std::fs::write(&theirs, "theirs").unwrap();
     world.settle().unwrap();
-    let told = world.namespace().troubles();
+    let told = world.namespace().base.notes.troubles();
     assert!(
         told.iter().any(|noted| noted.what.contains("another client") && noted.what.contains("exchanged")),
         "{told:?}"

@@ -275,15 +275,15 @@ impl World {
             }
             Event::Evict => {
                 self.mounted().forget();
-                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
-                    self.namespace().evict(id, "the model wants it").map_err(|why| why.to_string())?;
+                for id in self.namespace().prefetch.files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().files.eviction.evict(id, "the model wants it").map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
             Event::Prefetch => {
                 self.mounted().forget();
-                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
-                    self.namespace().prefetch(id, &|| false).map_err(|why| why.to_string())?;
+                for id in self.namespace().prefetch.files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().prefetch.prefetch(id, &|| false).map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
@@ -307,7 +307,7 @@ impl World {
                 // What is hinted to come last waits for longer than we do.
                 let patience = if self.hinted { Duration::from_millis(100) } else { super::PATIENCE };
                 let until = Instant::now() + patience;
-                while !self.fuse.blown() && self.namespace().busy(None) {
+                while !self.fuse.blown() && self.namespace().questions.busy(None) {
                     if Instant::now() > until && self.hinted {
                         break;
                     }
@@ -342,18 +342,23 @@ impl World {
 
     fn hang(&self) -> String {
         let namespace = self.namespace();
-        format!("the drain hangs: {:?}; {:?}; {:?}", namespace.stuck(), namespace.waiting(), namespace.undurable(None))
+        format!(
+            "the drain hangs: {:?}; {:?}; {:?}",
+            namespace.questions.stuck(),
+            namespace.questions.waiting(),
+            namespace.questions.undurable(None)
+        )
     }
 
     fn hint(&mut self, path: &str, hints: &[(&str, &str)], attribute: bool) -> Result<(), String> {
-        let known = self.namespace().find(path.as_bytes()).ok().filter(|_| attribute);
+        let known = self.namespace().questions.find(path.as_bytes()).ok().filter(|_| attribute);
         let is_link = self.reference.find(path).is_ok_and(|node| self.reference.nodes[&node].kind == Kind::Symlink);
         if let (Some(id), false) = (known, is_link) {
             for (name, value) in hints {
                 let name = format!("user.surgetank.hint.{name}");
-                let set = self.namespace().setxattr(&self.caller(), id, name.as_bytes(), value.as_bytes(), 0);
+                let set = self.namespace().xattrs.setxattr(&self.caller(), id, name.as_bytes(), value.as_bytes(), 0);
                 set.map_err(|why| why.to_string())?;
-                let got = self.namespace().getxattr(id, name.as_bytes()).map_err(|why| why.to_string())?;
+                let got = self.namespace().xattrs.getxattr(id, name.as_bytes()).map_err(|why| why.to_string())?;
                 if got != value.as_bytes() {
                     return Err(format!("{path}: {name} is {got:?}, not {value}"));
                 }
@@ -361,7 +366,7 @@ impl World {
             return Ok(());
         }
         let hints = hints.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        match self.namespace().hint(&[(path.as_bytes(), &hints)]).pop() {
+        match self.namespace().hints.hint(&[(path.as_bytes(), &hints)]).pop() {
             Some((_, why)) => Err(why),
             None => Ok(()),
         }
@@ -389,7 +394,7 @@ impl World {
         }
         self.start_drain();
         let until = Instant::now() + super::PATIENCE;
-        while self.namespace().busy(None) {
+        while self.namespace().questions.busy(None) {
             if Instant::now() > until {
                 return Err(self.hang());
             }
@@ -436,7 +441,7 @@ impl World {
         let unsettled = self.reference.writers();
         let mut found = disk::differences(&self.base.join("store"), &self.reference, &unsettled);
         if self.reference.handles.iter().all(Option::is_none) {
-            for device in self.namespace().tiers.devices() {
+            for device in self.namespace().base.tiers.devices() {
                 let mut blocks = 0;
                 let mut paths = BTreeMap::new();
                 device
@@ -458,13 +463,15 @@ impl World {
                 }
             }
         }
-        found.extend(self.namespace().troubles().iter().map(|noted| format!("noted: {}: {}", noted.path, noted.what)));
+        found.extend(
+            self.namespace().base.notes.troubles().iter().map(|noted| format!("noted: {}: {}", noted.path, noted.what)),
+        );
         if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
     /// The command ended, as far as `run` saw.
     pub fn begin_final_drain(&self) {
-        self.namespace().begin_final_drain(Some(surgetank_types::model::RunId(0)));
+        self.namespace().questions.begin_final_drain(Some(surgetank_types::model::RunId(0)));
     }
 
     pub fn published(&self) -> Vec<String> {
@@ -475,15 +482,15 @@ impl World {
         self.mounted().close_all();
         self.reference.close_all();
         self.check_every_file()?;
-        self.namespace().begin_final_drain(None);
+        self.namespace().questions.begin_final_drain(None);
         self.settle()?;
         self.check_every_file()?;
         self.compare()?;
         self.stop_drain();
-        if !self.namespace().finish() {
+        if !self.namespace().emptying.finish() {
             return Err("not everything left the tiers".into());
         }
-        for device in self.namespace().tiers.devices() {
+        for device in self.namespace().base.tiers.devices() {
             if device.used_bytes() != 0 {
                 return Err(format!("tier {}: {} bytes used of nothing", device.tier_name(), device.used_bytes()));
             }

@@ -197,8 +197,8 @@ fn file_is_found_while_its_last_holder_forgets_it() {
             shuttle::thread::spawn(move || {
                 let caller = Caller { uid: 0, gid: 0, pid, umask: 0o022 };
                 for _ in 0..3 {
-                    let found = namespace.lookup(&caller, FileId::ROOT, name.as_bytes()).unwrap();
-                    namespace.forget(found.id, 1);
+                    let found = namespace.resolver.lookup(&caller, FileId::ROOT, name.as_bytes()).unwrap();
+                    namespace.resolver.forget(found.id, 1);
                 }
             })
         });

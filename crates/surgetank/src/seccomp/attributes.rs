@@ -27,8 +27,8 @@ impl Call<'_> {
     }
 
     fn change(&self, id: FileId, change: &SetAttr) -> Answered {
-        self.namespace().catch_up();
-        self.namespace().setattr(&self.caller()?, id, None, change).map_err(errno)?;
+        self.namespace().files.descriptors.catch_up();
+        self.namespace().attributes.setattr(&self.caller()?, id, None, change).map_err(errno)?;
         DONE
     }
 
@@ -130,12 +130,12 @@ impl Call<'_> {
         }
         let size_bytes = u64::try_from(self.arg(1).cast_signed()).map_err(|_| Errno::INVAL)?;
         let flags = libc::O_WRONLY | if size_bytes == 0 { libc::O_TRUNC } else { 0 };
-        self.namespace().catch_up();
+        self.namespace().files.descriptors.catch_up();
         let caller = self.caller()?;
-        let file = self.namespace().open_plain(&caller, known.id, flags).map_err(errno)?;
+        let file = self.namespace().grants.open_plain(&caller, known.id, flags).map_err(errno)?;
         rustix::fs::ftruncate(&file, size_bytes)?;
         if caller.uid != 0 {
-            self.namespace().clear_suidgid(&caller, known.id);
+            self.namespace().attributes.clear_suidgid(&caller, known.id);
         }
         DONE
     }
@@ -167,9 +167,9 @@ impl Call<'_> {
     fn get_value(&self, known: Known) -> Answered {
         let name = self.xattr_name()?;
         if name.starts_with(b"user.") {
-            self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
+            self.namespace().attributes.access(&self.caller()?, known.id, 4).map_err(errno)?;
         }
-        let value = self.namespace().getxattr(known.id, &name).map_err(errno)?;
+        let value = self.namespace().xattrs.getxattr(known.id, &name).map_err(errno)?;
         self.put_value(&value, 2, 3)
     }
 
@@ -181,17 +181,17 @@ impl Call<'_> {
         }
         let name = self.xattr_name()?;
         self.check()?;
-        self.namespace().setxattr(&self.caller()?, known.id, &name, &value, self.int(4)).map_err(errno)?;
+        self.namespace().xattrs.setxattr(&self.caller()?, known.id, &name, &value, self.int(4)).map_err(errno)?;
         DONE
     }
 
     fn list_values(&self, known: Known) -> Answered {
-        let list = self.namespace().listxattr(known.id).map_err(errno)?;
+        let list = self.namespace().xattrs.listxattr(known.id).map_err(errno)?;
         self.put_value(&list, 1, 2)
     }
 
     fn remove_value(&self, known: Known) -> Answered {
-        self.namespace().removexattr(&self.caller()?, known.id, &self.xattr_name()?).map_err(errno)?;
+        self.namespace().xattrs.removexattr(&self.caller()?, known.id, &self.xattr_name()?).map_err(errno)?;
         DONE
     }
 

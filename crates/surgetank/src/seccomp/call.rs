@@ -113,7 +113,7 @@ impl<'a> Call<'a> {
     }
 
     pub fn lookup(&self, dir: FileId, name: &[u8]) -> FsResult<Known> {
-        let found = self.namespace().lookup(&self.caller()?, dir, name)?;
+        let found = self.namespace().resolver.lookup(&self.caller()?, dir, name)?;
         self.looked.borrow_mut().push(found.id);
         Ok(Known { id: found.id, attr: found.attr })
     }
@@ -132,7 +132,7 @@ impl<'a> Call<'a> {
     }
 
     pub fn known(&self, id: FileId) -> Result<Known, Errno> {
-        Ok(Known { id, attr: self.namespace().getattr(id, None).map_err(errno)?.attr })
+        Ok(Known { id, attr: self.namespace().attributes.getattr(id, None).map_err(errno)?.attr })
     }
 
     /// Refuses a call that cannot be served, and reports it to the user.
@@ -157,7 +157,7 @@ impl<'a> Call<'a> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         for id in self.looked.get_mut() {
-            self.supervisor.namespace.forget(*id, 1);
+            self.supervisor.namespace.resolver.forget(*id, 1);
         }
     }
 }

@@ -172,10 +172,10 @@ impl Call<'_> {
 
     fn fsync(&self) -> Answered {
         let Some(known) = self.of_descriptor(self.int(0))? else { return Ok(Answer::Continue) };
-        self.namespace().catch_up();
+        self.namespace().files.descriptors.catch_up();
         match known.attr.kind {
-            Kind::Directory => self.namespace().fsync_dir(known.id).map_err(errno)?,
-            Kind::File => self.namespace().fsync_handed(known.id).map_err(errno)?,
+            Kind::Directory => self.namespace().files.syncs.fsync_dir(known.id).map_err(errno)?,
+            Kind::File => self.namespace().files.descriptors.fsync_handed(known.id).map_err(errno)?,
             _ => return Ok(Answer::Continue),
         }
         DONE

@@ -109,9 +109,9 @@ impl Filling {
 fn list(namespace: &Namespace, call: &Call<'_>, dir: FileId) -> Result<Vec<Listed>, Errno> {
     // The permission to read was checked at the open.
     let caller = surgetank_types::model::Caller { uid: 0, gid: 0, pid: call.task.tid, umask: 0 };
-    let opened = namespace.opendir(&caller, dir).map_err(errno)?;
-    let listed = namespace.listing(opened.fh, 0).map(|listed| listed.to_vec()).map_err(errno);
-    namespace.releasedir(opened.fh);
+    let opened = namespace.listings.opendir(&caller, dir).map_err(errno)?;
+    let listed = namespace.listings.listing(opened.fh, 0).map(|listed| listed.to_vec()).map_err(errno);
+    namespace.listings.releasedir(opened.fh);
     listed
 }
 
@@ -126,7 +126,7 @@ impl Call<'_> {
         let position = rustix::fs::tell(&theirs)?;
         let cookies = || self.supervisor.cookies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if position == 0 || !cookies().fresh(known.id) {
-            if namespace.path_of(known.id).is_none() {
+            if namespace.eager.path_of(known.id).is_none() {
                 // A deleted directory is empty.
                 return Ok(Answer::Value(0));
             }
@@ -140,7 +140,7 @@ impl Call<'_> {
             fits = filling.add(1, known.attr.ino, Kind::Directory, b".");
         }
         if fits && position < 2 {
-            let above = namespace.ino(namespace.parent(known.id));
+            let above = namespace.metadata.ino(namespace.listings.parent(known.id));
             fits = filling.add(2, above, Kind::Directory, b"..");
         }
         if fits {

@@ -25,12 +25,15 @@ impl Call<'_> {
     pub(super) fn mkdir(&self, dirfd: i32, path: usize, mode: u32) -> Answered {
         let Some(spot) = self.vacant(dirfd, path, true)? else { return Ok(Answer::Continue) };
         let caller = self.creator()?;
-        self.namespace().catch_up();
-        let made =
-            self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o1777 & !caller.umask).map_err(errno)?;
+        self.namespace().files.descriptors.catch_up();
+        let made = self
+            .namespace()
+            .names
+            .mkdir(&caller, spot.dir, &spot.name, mode & 0o1777 & !caller.umask)
+            .map_err(errno)?;
         self.made(made.id);
         // So that a program that enters it need not wait; if it is not possible yet, the program waits.
-        if let Err(fault) = self.namespace().real_dir(made.id)
+        if let Err(fault) = self.namespace().eager.real_dir(made.id)
             && fault.errno != Errno::AGAIN
         {
             tracing::debug!(errno = %fault.errno, "a directory was not made underneath");
@@ -62,13 +65,13 @@ impl Call<'_> {
         let known = spot.found.ok_or(Errno::NOENT)?;
         let caller = self.caller()?;
         let namespace = self.namespace();
-        namespace.catch_up();
+        namespace.files.descriptors.catch_up();
         match (is_dir, known.attr.kind) {
-            (true, Kind::Directory) => namespace.rmdir(&caller, spot.dir, &spot.name),
+            (true, Kind::Directory) => namespace.names.rmdir(&caller, spot.dir, &spot.name),
             (true, _) => return Err(Errno::NOTDIR),
             (false, Kind::Directory) => return Err(Errno::ISDIR),
             (false, _) if spot.must_be_dir => return Err(Errno::NOTDIR),
-            (false, _) => namespace.unlink(&caller, spot.dir, &spot.name),
+            (false, _) => namespace.names.unlink(&caller, spot.dir, &spot.name),
         }
         .map_err(errno)?;
         DONE
@@ -95,8 +98,9 @@ impl Call<'_> {
         if target.must_be_dir && known.attr.kind != Kind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.namespace().catch_up();
+        self.namespace().files.descriptors.catch_up();
         self.namespace()
+            .names
             .rename(&self.caller()?, source.dir, &source.name, target.dir, &target.name, flags)
             .map_err(errno)?;
         DONE
@@ -137,10 +141,10 @@ impl Call<'_> {
         if target.must_be_dir {
             return Err(Errno::NOENT);
         }
-        self.namespace().catch_up();
+        self.namespace().files.descriptors.catch_up();
         let caller = self.caller()?;
         self.permit_link(&caller, &source)?;
-        let made = self.namespace().link(&caller, source.id, target.dir, &target.name).map_err(errno)?;
+        let made = self.namespace().names.link(&caller, source.id, target.dir, &target.name).map_err(errno)?;
         self.made(made.id);
         DONE
     }
@@ -154,7 +158,7 @@ impl Call<'_> {
             return Ok(());
         }
         let gains = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
-        let may_write = || self.namespace().access(caller, source.id, 6).is_ok();
+        let may_write = || self.namespace().attributes.access(caller, source.id, 6).is_ok();
         if attr.kind == Kind::File && !gains && may_write() { Ok(()) } else { Err(Errno::PERM) }
     }
 
@@ -164,7 +168,7 @@ impl Call<'_> {
         if target.is_empty() {
             return Err(Errno::NOENT);
         }
-        let made = self.namespace().symlink(&self.creator()?, spot.dir, &spot.name, &target).map_err(errno)?;
+        let made = self.namespace().names.symlink(&self.creator()?, spot.dir, &spot.name, &target).map_err(errno)?;
         self.made(made.id);
         DONE
     }
@@ -177,7 +181,7 @@ impl Call<'_> {
             libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),
             libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => {
                 // The kernel checks the directory first.
-                self.namespace().access(&caller, spot.dir, 3).map_err(errno)?;
+                self.namespace().attributes.access(&caller, spot.dir, 3).map_err(errno)?;
                 return Err(Errno::PERM);
             }
             libc::S_IFDIR => return Err(Errno::PERM),
@@ -187,11 +191,12 @@ impl Call<'_> {
         if kind == libc::S_IFREG {
             // Created like any other file: through a descriptor, which is closed at once.
             let flags = libc::O_WRONLY | libc::O_CREAT;
-            let made = self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags).map_err(errno)?;
+            let made =
+                self.namespace().grants.create_plain(&caller, spot.dir, &spot.name, perm, flags).map_err(errno)?;
             drop(made);
             return DONE;
         }
-        let made = self.namespace().mknod(&caller, spot.dir, &spot.name, kind | perm, device).map_err(errno)?;
+        let made = self.namespace().names.mknod(&caller, spot.dir, &spot.name, kind | perm, device).map_err(errno)?;
         self.made(made.id);
         DONE
     }

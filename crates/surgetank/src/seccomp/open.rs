@@ -96,17 +96,20 @@ impl Call<'_> {
 
     fn create(&self, spot: &Spot, flags: i32, mode: u32) -> Result<OwnedFd, Errno> {
         let caller = self.creator()?;
-        self.namespace().catch_up();
+        self.namespace().files.descriptors.catch_up();
         let perm = mode & 0o7777 & !caller.umask;
-        let (id, file) =
-            self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags & !libc::O_EXCL).map_err(errno)?;
+        let (id, file) = self
+            .namespace()
+            .grants
+            .create_plain(&caller, spot.dir, &spot.name, perm, flags & !libc::O_EXCL)
+            .map_err(errno)?;
         self.remember(id, rustix::fs::fstat(&file));
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             drop(file);
             // The mode does not restrict the process that creates the file.
             let maker = Caller { uid: 0, ..caller };
             let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
-            let file = self.namespace().open_plain(&maker, id, flags).map_err(errno)?;
+            let file = self.namespace().grants.open_plain(&maker, id, flags).map_err(errno)?;
             self.remember(id, rustix::fs::fstat(&file));
             (self.supervisor.gave)(self.task.tid, id, flags, false);
             return Ok(file.into());
@@ -127,14 +130,14 @@ impl Call<'_> {
         let caller = self.caller()?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         if writes {
-            self.namespace().catch_up();
+            self.namespace().files.descriptors.catch_up();
         }
-        let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
+        let file = self.namespace().grants.open_plain(&caller, id, flags).map_err(errno)?;
         self.remember(id, rustix::fs::fstat(&file));
         (self.supervisor.gave)(self.task.tid, id, flags, false);
         // The agent does not see writes to the plain file.
         if writes && caller.uid != 0 {
-            self.namespace().clear_suidgid(&caller, id);
+            self.namespace().attributes.clear_suidgid(&caller, id);
         }
         Ok(file.into())
     }
@@ -153,7 +156,7 @@ impl Call<'_> {
             Kind::Directory if flags & libc::O_CREAT != 0 || writes && !path_only => Err(Errno::ISDIR),
             Kind::Directory => {
                 if !path_only {
-                    self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
+                    self.namespace().attributes.access(&self.caller()?, known.id, 4).map_err(errno)?;
                 }
                 // The kernel injects no O_PATH descriptors: a readable one can do everything that an O_PATH one can.
                 self.directory(known.id, flags & libc::O_NOATIME).map(|(file, _)| Some(file))
@@ -167,7 +170,7 @@ impl Call<'_> {
             Kind::File if path_only => {
                 // Opening with O_PATH needs no permission to read.
                 let anybody = Caller { uid: 0, gid: 0, pid: self.task.tid, umask: 0 };
-                let file = self.namespace().open_plain(&anybody, known.id, libc::O_RDONLY).map_err(errno)?;
+                let file = self.namespace().grants.open_plain(&anybody, known.id, libc::O_RDONLY).map_err(errno)?;
                 self.remember(known.id, rustix::fs::fstat(&file));
                 Ok(Some(file.into()))
             }
@@ -201,7 +204,7 @@ impl Call<'_> {
         let until = clock::tick() + PATIENCE;
         let mut opened_up = false;
         loop {
-            match self.namespace().real_dir(id) {
+            match self.namespace().eager.real_dir(id) {
                 Ok(real) => {
                     match task::open_directory(
                         &self.bare(&real.path.0),
@@ -210,7 +213,7 @@ impl Call<'_> {
                         Ok(file) => {
                             let stat = rustix::fs::fstat(&file)?;
                             // Unless the drain moved it during the open.
-                            if self.namespace().real_dir(id).is_ok_and(|now| now == real) {
+                            if self.namespace().eager.real_dir(id).is_ok_and(|now| now == real) {
                                 if self.supervisor.remember_dir(stat.st_dev, stat.st_ino, id) {
                                     self.keep(id);
                                 }
@@ -221,7 +224,7 @@ impl Call<'_> {
                         // The mode that admits the caller may wait in the queue.
                         Err(Errno::ACCESS) if !opened_up => {
                             opened_up = true;
-                            self.namespace().attributes_ahead(id);
+                            self.namespace().files.access.attributes_ahead(id);
                             continue;
                         }
                         Err(why) => return Err(why),
@@ -249,8 +252,8 @@ impl Call<'_> {
         if clock::tick() >= until {
             return self.refuse(what, Errno::BUSY).map(drop);
         }
-        self.namespace().catch_up();
-        self.namespace().hurry_everything();
+        self.namespace().files.descriptors.catch_up();
+        self.namespace().eager.hurry_everything();
         std::thread::sleep(LOOK_EVERY);
         Ok(())
     }
@@ -308,7 +311,7 @@ impl Call<'_> {
         if known.attr.kind != Kind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
+        self.namespace().attributes.access(&self.caller()?, known.id, 1).map_err(errno)?;
         let until = clock::tick() + PATIENCE;
         loop {
             let (file, real) = self.directory(known.id, libc::O_PATH)?;
@@ -316,7 +319,7 @@ impl Call<'_> {
                 self.wait(until, "a directory that was moved")?;
             } else if self.await_path(libc::AT_FDCWD, &path, rustix::fs::fstat(&file)?, until)? {
                 // The kernel checks the permission at the bare directory.
-                self.namespace().attributes_ahead(known.id);
+                self.namespace().files.access.attributes_ahead(known.id);
                 return Ok(Answer::Continue);
             }
         }
@@ -347,7 +350,7 @@ impl Call<'_> {
     fn await_file(&self, id: FileId) -> Result<Vec<u8>, Errno> {
         let until = clock::tick() + PATIENCE;
         loop {
-            match self.namespace().real_file(id) {
+            match self.namespace().eager.real_file(id) {
                 Ok(path) => return Ok(path.0),
                 Err(fault) if fault.errno == Errno::AGAIN => {
                     self.wait(until, "a program that does not get into the store")?
@@ -383,8 +386,8 @@ impl Call<'_> {
                 if known.attr.kind != Kind::File {
                     return Err(Errno::ACCESS);
                 }
-                self.namespace().catch_up();
-                self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
+                self.namespace().files.descriptors.catch_up();
+                self.namespace().attributes.access(&self.caller()?, known.id, 1).map_err(errno)?;
                 let below = self.await_file(known.id)?;
                 self.await_name(dirfd, path, &spot, &below)?;
                 CString::new(self.bare(&below)).ok().and_then(|seen| program::interpreter_of(&seen))

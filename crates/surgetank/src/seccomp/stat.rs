@@ -108,7 +108,7 @@ impl Call<'_> {
         known_flags(mask, 7)?;
         known_flags(flags, libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
         let Some(known) = self.meant(dirfd, path, flags)? else { return Ok(Answer::Continue) };
-        self.namespace().access(&self.caller()?, known.id, mask.cast_unsigned()).map_err(errno)?;
+        self.namespace().attributes.access(&self.caller()?, known.id, mask.cast_unsigned()).map_err(errno)?;
         DONE
     }
 
@@ -125,7 +125,7 @@ impl Call<'_> {
             Walked::Inside(spot) => spot,
         };
         let known = spot.known()?;
-        let target = self.namespace().readlink(known.id).map_err(errno)?;
+        let target = self.namespace().attributes.readlink(known.id).map_err(errno)?;
         self.put_link(&target, out, room)
     }
 
@@ -153,7 +153,7 @@ impl Call<'_> {
 
     /// The whole path; `None`: the file has no name any more.
     fn name_of(&self, known: Known) -> Option<Vec<u8>> {
-        let path = self.namespace().path_of(known.id)?;
+        let path = self.namespace().eager.path_of(known.id)?;
         let mut name = self.supervisor.over.clone();
         if !path.is_empty() {
             name.push(b'/');
@@ -194,7 +194,7 @@ impl Call<'_> {
     }
 
     fn put_space(&self) -> Answered {
-        let space = self.namespace().statfs().map_err(errno)?;
+        let space = self.namespace().attributes.statfs().map_err(errno)?;
         let path = std::ffi::CString::new(self.supervisor.over.clone()).map_err(|_| Errno::IO)?;
         let mut out: libc::statfs = zeroed();
         // The file system's type is the bare directory's: drained files will be on it.

@@ -301,7 +301,7 @@ impl Supervisor {
         let known = files.insert((dev, ino), id);
         if files.len() > REMEMBERED_MAX {
             for (_, id) in files.drain() {
-                self.namespace.forget(id, 1);
+                self.namespace.resolver.forget(id, 1);
             }
             files.insert((dev, ino), id);
         }

@@ -158,7 +158,7 @@ impl Call<'_> {
                         if links > LINKS_MAX {
                             return Err(Errno::LOOP);
                         }
-                        let target = self.namespace().readlink(found.id).map_err(errno)?;
+                        let target = self.namespace().attributes.readlink(found.id).map_err(errno)?;
                         if target.first() == Some(&b'/') {
                             at = At::Out(root.clone());
                         }
@@ -185,7 +185,7 @@ impl Call<'_> {
 
     fn above(&self, dir: FileId) -> At {
         if dir != FileId::ROOT {
-            return At::In(self.namespace().parent(dir));
+            return At::In(self.namespace().listings.parent(dir));
         }
         let over = &self.supervisor.over;
         let end = over.iter().rposition(|byte| *byte == b'/').unwrap_or(0);

@@ -79,7 +79,7 @@ impl Door {
     /// For requests that change names or attributes, or end a writer: they take effect after earlier closes by other
     /// programs.
     fn change<T>(&self, act: impl FnOnce(&Namespace) -> T) -> T {
-        self.namespace.catch_up();
+        self.namespace.files.descriptors.catch_up();
         self.serve(act)
     }
 
@@ -156,10 +156,10 @@ impl Door {
         mut add: impl FnMut(&Namespace, Line<'_>, u64) -> bool,
     ) -> FsResult<()> {
         self.serve(|ns| {
-            let listing = ns.listing(fh, offset)?;
-            let dots: [(&[u8], FileId); 2] = [(b".", FileId(id)), (b"..", ns.parent(FileId(id)))];
+            let listing = ns.listings.listing(fh, offset)?;
+            let dots: [(&[u8], FileId); 2] = [(b".", FileId(id)), (b"..", ns.listings.parent(FileId(id)))];
             for (index, (name, dir)) in (0..).zip(dots) {
-                let line = Line { ino: ns.ino(dir), kind: Kind::Directory, name };
+                let line = Line { ino: ns.metadata.ino(dir), kind: Kind::Directory, name };
                 if offset <= index && add(ns, line, index + 1) {
                     return Ok(());
                 }
@@ -173,7 +173,7 @@ impl Door {
                 told = Some((index, listed));
             }
             if let Some((position, last)) = told {
-                ns.listed(fh, position, &last.name);
+                ns.listings.listed(fh, position, &last.name);
             }
             Ok(())
         })
@@ -185,18 +185,18 @@ impl Door {
     /// The file of this request, if an earlier agent carried it out.
     fn done_before(&self) -> Option<FileId> {
         let current = current().filter(|current| current.again)?;
-        self.namespace.succession.carried_out(current.number)
+        self.namespace.base.succession.carried_out(current.number)
     }
 
     fn made_before(&self) -> Option<FsResult<Entry>> {
-        self.done_before().map(|about| self.namespace.made_before(about).map(|found| self.entry(&found)))
+        self.done_before().map(|about| self.namespace.restore.made_before(about).map(|found| self.entry(&found)))
     }
 
     /// The handle that an earlier agent opened for this request before it could answer.
     fn opened_before(&self, flags: OFlags) -> Option<(FileId, FsResult<Opened>)> {
         let current = current().filter(|current| current.again)?;
-        let (fh, id) = self.namespace.succession.handle_made_by(current.number)?;
-        Some((id, self.namespace.opened_as(fh).map(|opened| self.opened(&opened, flags))))
+        let (fh, id) = self.namespace.base.succession.handle_made_by(current.number)?;
+        Some((id, self.namespace.restore.opened_as(fh).map(|opened| self.opened(&opened, flags))))
     }
 }
 
@@ -208,7 +208,7 @@ impl Filesystem for Door {
     }
 
     fn recall(&self, id: u64) {
-        self.namespace.recall(FileId(id));
+        self.namespace.restore.recall(FileId(id));
     }
 
     fn ended(&self) {
@@ -218,7 +218,7 @@ impl Filesystem for Door {
     }
 
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
-        self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
+        self.serve(|ns| match ns.resolver.lookup(caller, FileId(parent), name) {
             Ok(found) => {
                 if found.attr.kind == Kind::File {
                     self.unshimmed.add(caller.pid);
@@ -227,18 +227,20 @@ impl Filesystem for Door {
             }
             // Another client may create the name in the store at any moment.
             Err(fault) if fault.errno == Errno::NOENT => {
-                Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent), name) })
+                Ok(Looked::Missing { ttl: ns.resolver.absent_ttl(FileId(parent), name) })
             }
             Err(fault) => Err(fault),
         })
     }
 
     fn forget(&self, id: u64, count: u64) {
-        self.namespace.forget(FileId(id), count);
+        self.namespace.resolver.forget(FileId(id), count);
     }
 
     fn getattr(&self, _caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
-        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
+        self.serve(|ns| {
+            ns.attributes.getattr(FileId(id), fh).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl })
+        })
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
@@ -262,53 +264,55 @@ impl Filesystem for Door {
         };
         self.keep_true_ids(&mut set);
         self.change(|ns| {
-            ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl })
+            ns.attributes
+                .setattr(caller, FileId(id), change.fh, &set)
+                .map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl })
         })
     }
 
     fn readlink(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
-        self.serve(|ns| ns.readlink(FileId(id)).map(<[u8]>::into_vec))
+        self.serve(|ns| ns.attributes.readlink(FileId(id)).map(<[u8]>::into_vec))
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
             return made;
         }
-        self.change(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
+        self.change(|ns| ns.names.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
             // The process created, opened and closed an empty file.
             if let Some((fh, _)) =
-                current().and_then(|current| self.namespace.succession.handle_made_by(current.number))
+                current().and_then(|current| self.namespace.base.succession.handle_made_by(current.number))
             {
-                self.namespace.release(fh);
+                self.namespace.files.opener.release(fh);
             }
             return made;
         }
-        self.change(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
+        self.change(|ns| ns.names.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
             return made;
         }
-        self.change(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
+        self.change(|ns| ns.names.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.unlink(caller, FileId(parent), name))
+        self.change(|ns| ns.names.unlink(caller, FileId(parent), name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.rmdir(caller, FileId(parent), name))
+        self.change(|ns| ns.names.rmdir(caller, FileId(parent), name))
     }
 
     fn rename(
@@ -323,14 +327,16 @@ impl Filesystem for Door {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
+        self.change(|ns| ns.names.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
         if let Some(made) = self.made_before() {
             return made;
         }
-        self.change(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
+        self.change(|ns| {
+            ns.names.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found))
+        })
     }
 
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
@@ -339,9 +345,9 @@ impl Filesystem for Door {
         }
         let begun = Instant::now();
         self.change(|ns| {
-            let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
+            let opened = ns.files.opener.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
-                ns.clear_suidgid(caller, FileId(id));
+                ns.attributes.clear_suidgid(caller, FileId(id));
             }
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, FileId(id), &opened, (flags, false), begun);
@@ -359,17 +365,17 @@ impl Filesystem for Door {
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
         if let Some((id, opened)) = self.opened_before(flags) {
-            return Ok((self.namespace.made_before(id).map(|found| self.entry(&found))?, opened?));
+            return Ok((self.namespace.restore.made_before(id).map(|found| self.entry(&found))?, opened?));
         }
         if let Some(about) = self.done_before() {
-            let (found, opened) = self.namespace.opened_before(caller, about, flags.bits() as i32)?;
+            let (found, opened) = self.namespace.restore.opened_before(caller, about, flags.bits() as i32)?;
             return Ok((self.entry(&found), self.opened(&opened, flags)));
         }
         let begun = Instant::now();
         self.change(|ns| {
-            let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
+            let (found, opened) = ns.names.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
-                ns.clear_suidgid(caller, found.id);
+                ns.attributes.clear_suidgid(caller, found.id);
             }
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, found.id, &opened, (flags, true), begun);
@@ -379,11 +385,11 @@ impl Filesystem for Door {
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         if let Some((id, opened)) = self.opened_before(flags) {
-            return Ok((self.namespace.made_before(id).map(|found| self.entry(&found))?, opened?));
+            return Ok((self.namespace.restore.made_before(id).map(|found| self.entry(&found))?, opened?));
         }
         self.serve(|ns| {
             let begun = Instant::now();
-            let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
+            let (found, opened) = ns.names.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, found.id, &opened, (flags, true), begun);
             Ok((self.entry(&found), opened))
@@ -392,7 +398,7 @@ impl Filesystem for Door {
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let begun = Instant::now();
-        let read = self.serve(|ns| ns.read(fh, offset, buffer));
+        let read = self.serve(|ns| ns.files.transfers.read(fh, offset, buffer));
         if let Ok(bytes) = &read {
             self.tally.read(&Request::of(caller, (id, fh), offset, *bytes, begun));
         }
@@ -410,9 +416,9 @@ impl Filesystem for Door {
     ) -> FsResult<usize> {
         let begun = Instant::now();
         let written = self.serve(|ns| {
-            let count = ns.write(fh, offset, bytes, flags.open & libc::O_APPEND as u32 != 0)?;
+            let count = ns.files.transfers.write(fh, offset, bytes, flags.open & libc::O_APPEND as u32 != 0)?;
             if flags.kill_suidgid {
-                ns.clear_suidgid(caller, FileId(id));
+                ns.attributes.clear_suidgid(caller, FileId(id));
             }
             Ok(count)
         });
@@ -423,35 +429,36 @@ impl Filesystem for Door {
     }
 
     fn flush(&self, _caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
-        self.serve(|ns| ns.unlock_owner(FileId(id), fh, lock_owner));
+        self.serve(|ns| ns.file_locks.unlock_owner(FileId(id), fh, lock_owner));
         Ok(())
     }
 
     fn release(&self, id: u64, fh: u64, _flags: ReleaseFlags) {
         // Unlocking comes first: the next program may want the lock already. A writable descriptor of the agent would
         // keep the file from being sealed.
-        self.namespace.unlock_handle(FileId(id), fh);
+        self.namespace.file_locks.unlock_handle(FileId(id), fh);
         self.tally.traces.released(fh);
         if self.tally.is_estimated(fh) {
-            let size_bytes = self.namespace.getattr(FileId(id), Some(fh)).map_or(0, |answer| answer.attr.size_bytes);
+            let size_bytes =
+                self.namespace.attributes.getattr(FileId(id), Some(fh)).map_or(0, |answer| answer.attr.size_bytes);
             self.tally.released(fh, size_bytes);
         }
-        self.change(|ns| ns.release(fh));
+        self.change(|ns| ns.files.opener.release(fh));
     }
 
     fn fsync(&self, caller: &Caller, _id: u64, fh: u64, data_only: bool) -> FsResult<()> {
         let begun = Instant::now();
-        let synced = self.change(|ns| ns.fsync(fh, data_only));
+        let synced = self.change(|ns| ns.files.syncs.fsync(fh, data_only));
         self.tally.synced(caller.pid, begun.elapsed());
         synced
     }
 
     fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
-        self.serve(|ns| ns.allocate(fh, mode, offset, length))
+        self.serve(|ns| ns.files.transfers.allocate(fh, mode, offset, length))
     }
 
     fn lseek(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
-        self.serve(|ns| ns.seek(fh, offset, whence as i32))
+        self.serve(|ns| ns.files.transfers.seek(fh, offset, whence as i32))
     }
 
     fn copy_file_range(
@@ -462,12 +469,12 @@ impl Filesystem for Door {
         length: u64,
         _flags: u64,
     ) -> FsResult<u64> {
-        self.serve(|ns| ns.copy_range(from.fh, from.offset, to.fh, to.offset, length))
+        self.serve(|ns| ns.files.transfers.copy_range(from.fh, from.offset, to.fh, to.offset, length))
     }
 
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
-            let opened = ns.opendir(caller, FileId(id))?;
+            let opened = ns.listings.opendir(caller, FileId(id))?;
             let keep_cache = opened.keep_cache && !(opened.bare && self.unshimmed.has(caller.pid));
             Ok(OpenedDirectory { fh: opened.fh, cache: opened.cache, keep_cache })
         })
@@ -488,13 +495,13 @@ impl Filesystem for Door {
     ) -> FsResult<()> {
         // The shim reads them from the index. For a process with the shim the kernel would only create inodes that no
         // process needs.
-        let are_shown = self.namespace.lists_bare(FileId(id), !self.unshimmed.has(caller.pid));
+        let are_shown = self.namespace.metadata.lists_bare(FileId(id), !self.unshimmed.has(caller.pid));
         self.list(id, fh, offset, |ns, at, next| {
             if !sink.fits(at.name) {
                 return true;
             }
             let bare = next <= 2 || are_shown && at.kind == Kind::File;
-            let found = if bare { None } else { ns.lookup_known(caller, FileId(id), at.name) };
+            let found = if bare { None } else { ns.resolver.lookup_known(caller, FileId(id), at.name) };
             match found {
                 Some(found) => sink.add(&self.entry(&found), next, at.name),
                 None => sink.add_bare(at.ino, next, at.kind, at.name),
@@ -503,16 +510,16 @@ impl Filesystem for Door {
     }
 
     fn releasedir(&self, _id: u64, fh: u64) {
-        self.namespace.releasedir(fh);
+        self.namespace.listings.releasedir(fh);
     }
 
     fn fsyncdir(&self, _caller: &Caller, id: u64, _fh: u64, _data_only: bool) -> FsResult<()> {
-        self.change(|ns| ns.fsync_dir(FileId(id)))
+        self.change(|ns| ns.files.syncs.fsync_dir(FileId(id)))
     }
 
     fn statfs(&self, _caller: &Caller, _id: u64) -> FsResult<SpaceReport> {
         self.serve(|ns| {
-            let space = ns.statfs()?;
+            let space = ns.attributes.statfs()?;
             let block = u64::from(space.block_bytes.max(512));
             Ok(SpaceReport {
                 block_bytes: space.block_bytes,
@@ -528,29 +535,29 @@ impl Filesystem for Door {
     }
 
     fn getxattr(&self, _caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
-        self.serve(|ns| ns.getxattr(FileId(id), name))
+        self.serve(|ns| ns.xattrs.getxattr(FileId(id), name))
     }
 
     fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
+        self.change(|ns| ns.xattrs.setxattr(caller, FileId(id), name, value, flags as i32))
     }
 
     fn listxattr(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
-        self.serve(|ns| ns.listxattr(FileId(id)))
+        self.serve(|ns| ns.xattrs.listxattr(FileId(id)))
     }
 
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
         if self.done_before().is_some() {
             return Ok(());
         }
-        self.change(|ns| ns.removexattr(caller, FileId(id), name))
+        self.change(|ns| ns.xattrs.removexattr(caller, FileId(id), name))
     }
 
     fn getlk(&self, _caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
-        self.serve(|ns| ns.lock_in_the_way(FileId(id), asked))
+        self.serve(|ns| ns.file_locks.lock_in_the_way(FileId(id), asked))
     }
 
     fn setlk(&self, _caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
@@ -559,12 +566,12 @@ impl Filesystem for Door {
         }
         if wait {
             // Not counted as service: the other program causes the time.
-            return self.namespace.lock(FileId(id), asked, wait);
+            return self.namespace.file_locks.lock(FileId(id), asked, wait);
         }
-        self.serve(|ns| ns.lock(FileId(id), asked, wait))
+        self.serve(|ns| ns.file_locks.lock(FileId(id), asked, wait))
     }
 
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
-        self.serve(|ns| ns.access(caller, FileId(id), mask))
+        self.serve(|ns| ns.attributes.access(caller, FileId(id), mask))
     }
 }

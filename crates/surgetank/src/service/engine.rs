@@ -88,7 +88,7 @@ impl Served {
     }
 
     fn undurable(&self, scope: &Scope) -> Vec<Undurable> {
-        let mut list = self.namespace.undurable(scope.run);
+        let mut list = self.namespace.questions.undurable(scope.run);
         list.retain(|one| scope.covers(&one.path));
         list
     }
@@ -97,7 +97,12 @@ impl Served {
     /// would call them open or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
         begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
-            && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
+            && self
+                .namespace
+                .questions
+                .unsealed(scope.run)
+                .iter()
+                .any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
     fn fault(path: &[u8], fault: &surgetank_types::error::Fault) -> Error {
@@ -109,9 +114,9 @@ impl Engine for Served {
     fn status(&self) -> Status {
         let namespace = &self.namespace;
         let mut status = Status::default();
-        for device in namespace.tiers.devices() {
+        for device in namespace.base.tiers.devices() {
             let view = device.view();
-            let dirty_bytes = namespace.dirty_bytes_of(device);
+            let dirty_bytes = namespace.metadata.dirty_bytes_of(device);
             let health = match device.sickness() {
                 None => Health::Well,
                 Some(errno) => Health::Sick { reason: errno.to_string() },
@@ -142,10 +147,11 @@ impl Engine for Served {
                 }),
             }
         }
-        status.at_risk_reboot_bytes = namespace.at_risk_bytes(|device| device.survives() == Survives::Agent);
-        status.at_risk_node_bytes = namespace.at_risk_bytes(|device| device.survives() != Survives::Node);
-        status.lost = namespace.losses(&Scope::everything());
-        let waiting = namespace.waiting();
+        status.at_risk_reboot_bytes =
+            namespace.files.copies.at_risk_bytes(|device| device.survives() == Survives::Agent);
+        status.at_risk_node_bytes = namespace.files.copies.at_risk_bytes(|device| device.survives() != Survives::Node);
+        status.lost = namespace.losses.losses(&Scope::everything());
+        let waiting = namespace.questions.waiting();
         status.queue = Queue {
             files: waiting.files,
             bytes: waiting.bytes,
@@ -153,7 +159,7 @@ impl Engine for Served {
             oldest: waiting.oldest.map(|(path, age)| Oldest { path: PathText(path), age_seconds: age.as_secs() }),
             bytes_per_second: self.drain.meter.rate(),
         };
-        status.deadline = namespace.outlook().map(|outlook| DeadlineStatus {
+        status.deadline = namespace.files.deadline.outlook().map(|outlook| DeadlineStatus {
             unix_seconds: outlook.deadline.unix_seconds,
             left_seconds: outlook.deadline.left().as_secs(),
             from: outlook.deadline.from,
@@ -167,14 +173,14 @@ impl Engine for Served {
             paused_since_unix_seconds: self.drain.paused_since_unix_seconds(),
             failures: self.drain.counters.failures.load(Ordering::Relaxed),
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
-            savings: namespace.store.savings(),
+            savings: namespace.base.store.savings(),
         };
         status.troubles.extend(self.trouble(false));
         status.troubles.extend(self.short_of_room(true));
-        for noted in namespace.troubles().into_iter().rev().take(20) {
+        for noted in namespace.base.notes.troubles().into_iter().rev().take(20) {
             status.troubles.push(Trouble {
                 path: Some(PathText(noted.path.into_bytes())),
-                place: namespace.store.describe(),
+                place: namespace.base.store.describe(),
                 reason: noted.what,
                 since_unix_seconds: noted.at_unix_seconds,
             });
@@ -187,10 +193,11 @@ impl Engine for Served {
     }
 
     fn why(&self, path: &[u8]) -> Result<Why> {
-        self.namespace.catch_up();
-        let id = self.namespace.find(path).map_err(|fault| Self::fault(path, &fault))?;
+        self.namespace.files.descriptors.catch_up();
+        let id = self.namespace.questions.find(path).map_err(|fault| Self::fault(path, &fault))?;
         let answer = self
             .namespace
+            .questions
             .where_is(id)
             .ok_or_else(|| Error::new(format!("{}: has no name any more", String::from_utf8_lossy(path))))?;
         let mut replicas = Vec::new();
@@ -199,7 +206,7 @@ impl Engine for Served {
         }
         let trouble = answer.pending.map(|reason| Trouble {
             path: None,
-            place: self.namespace.store.describe(),
+            place: self.namespace.base.store.describe(),
             reason,
             since_unix_seconds: surgetank_types::clock::now().secs(),
         });
@@ -226,7 +233,7 @@ impl Engine for Served {
     }
 
     fn progress(&self, scope: &Scope) -> Progress {
-        self.namespace.catch_up();
+        self.namespace.files.descriptors.catch_up();
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
         // This comes first: a file that is sealed meanwhile then counts as queued.
         let releasing = self.is_releasing(scope, begun);
@@ -244,7 +251,8 @@ impl Engine for Served {
             bytes_per_second: self.drain.meter.rate(),
             average_bytes_per_second: (copied_bytes as f64 / elapsed.as_secs_f64().max(1e-3)) as u64,
             trouble: self.trouble(begun.is_some()),
-            settled: ((left == Queued::default() && self.namespace.no_deferred()) || self.drain.settled(scope.run))
+            settled: ((left == Queued::default() && self.namespace.questions.no_deferred())
+                || self.drain.settled(scope.run))
                 && !releasing,
         }
     }
@@ -262,33 +270,33 @@ impl Engine for Served {
             // A look at a long queue blocks the drain, which changes it thousands of times.
             std::thread::sleep(left.min(rest));
             let left = until.saturating_duration_since(Instant::now());
-            self.namespace.wait_change(left.min(Duration::from_millis(50)));
+            self.namespace.questions.wait_change(left.min(Duration::from_millis(50)));
         }
     }
 
     fn begin_final_drain(&self, scope: &Scope) {
-        self.namespace.catch_up();
+        self.namespace.files.descriptors.catch_up();
         let mark = self.mark();
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
         if let (Some(recorder), Some(run)) = (&self.recorder, scope.run) {
             recorder.command_ended(run);
         }
         self.drain.hurry();
-        self.namespace.begin_final_drain(scope.run);
+        self.namespace.questions.begin_final_drain(scope.run);
         // After that, so that a file sealed from now on is drained when it is sealed.
-        if self.namespace.config.keep_at_exit == surgetank_policy::config::KeepAtExit::Drain {
-            self.namespace.drain_kept(scope.run);
+        if self.namespace.base.config.keep_at_exit == surgetank_policy::config::KeepAtExit::Drain {
+            self.namespace.questions.drain_kept(scope.run);
         }
     }
 
     fn end_final_drain(&self, scope: &Scope) {
         if scope.run.is_none() {
-            self.namespace.end_final_drain();
+            self.namespace.questions.end_final_drain();
         }
     }
 
     fn nobody_works(&self, nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {
-        let Some(turn) = self.namespace.begin_emptying() else { return };
+        let Some(turn) = self.namespace.emptying.begin_emptying() else { return };
         let spawn = |gives_back: Box<dyn FnOnce(&Namespace) + Send>| {
             let namespace = Arc::clone(&self.namespace);
             let emptier = std::thread::Builder::new().name("emptier".into());
@@ -297,30 +305,30 @@ impl Engine for Served {
             }
         };
         for share in 0..EMPTIERS {
-            spawn(Box::new(move |namespace| namespace.empty_tiers(turn, (share, EMPTIERS))));
+            spawn(Box::new(move |namespace| namespace.emptying.empty_tiers(turn, (share, EMPTIERS))));
         }
         if let Some(nobody_inside) = nobody_inside {
-            spawn(Box::new(move |namespace| namespace.drop_temporaries(turn, nobody_inside)));
+            spawn(Box::new(move |namespace| namespace.emptying.drop_temporaries(turn, nobody_inside)));
         }
     }
 
     fn somebody_came(&self) {
-        self.namespace.end_emptying();
+        self.namespace.emptying.end_emptying();
     }
 
     fn job_ends(&self) {
-        self.namespace.job_ends();
+        self.namespace.files.deadline.job_ends();
         self.begin_final_drain(&Scope::everything());
     }
 
     fn verdict(&self, scope: &Scope) -> Verdict {
-        self.namespace.catch_up();
+        self.namespace.files.descriptors.catch_up();
         let mut verdict = Verdict::default();
         for one in self.undurable(scope) {
             if one.is_content {
                 // The engine checks a copy before it calls it safe, for the files that are listed.
                 let listed = verdict.not_durable.total < LISTED_MAX as u64;
-                let newest = if listed { self.namespace.newest_copy(one.file) } else { Newest::Unknown };
+                let newest = if listed { self.namespace.files.copies.newest_copy(one.file) } else { Newest::Unknown };
                 let (why, safe_at) = match newest {
                     Newest::At(at) => (one.why, at),
                     Newest::Missing(why) => (why, String::new()),
@@ -332,13 +340,13 @@ impl Engine for Served {
                 verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
             }
         }
-        verdict.lost = self.namespace.losses(scope);
+        verdict.lost = self.namespace.losses.losses(scope);
         for escaped in self.guard.iter().flat_map(Guard::escaped) {
             if scope.covers(escaped.operation.as_bytes()) {
                 verdict.undelivered.push(escaped);
             }
         }
-        for noted in self.namespace.troubles().into_iter().filter(|noted| noted.counts) {
+        for noted in self.namespace.base.notes.troubles().into_iter().filter(|noted| noted.counts) {
             let mine = scope.run.is_none_or(|run| noted.run == run || noted.run == RunId(0));
             if !mine || !scope.covers(noted.path.as_bytes()) {
                 continue;
@@ -351,7 +359,7 @@ impl Engine for Served {
                 None => verdict.undelivered.push(Undelivered { operation: noted.path, why: noted.what }),
             }
         }
-        for (_, path, _) in self.namespace.kept(scope.run, Mode::Keep) {
+        for (_, path, _) in self.namespace.metadata.kept(scope.run, Mode::Keep) {
             if scope.covers(&path) {
                 verdict.kept.push(PathText(path));
             }
@@ -361,7 +369,7 @@ impl Engine for Served {
 
     fn summary(&self, run: Option<RunId>) -> Summary {
         let mut summary = Summary::default();
-        for device in self.namespace.tiers.devices() {
+        for device in self.namespace.base.tiers.devices() {
             let counters = device.counters();
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             let one = TierSummary {
@@ -383,7 +391,8 @@ impl Engine for Served {
                 None => summary.tiers.push(one),
             }
         }
-        summary.at_risk_node_bytes = self.namespace.at_risk_bytes(|device| device.survives() != Survives::Node);
+        summary.at_risk_node_bytes =
+            self.namespace.files.copies.at_risk_bytes(|device| device.survives() != Survives::Node);
         let now = self.mark();
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&run).copied();
         let tail = begun.map_or(Duration::ZERO, |begun| begun.at.elapsed());
@@ -394,9 +403,9 @@ impl Engine for Served {
             failures: self.drain.counters.failures.load(Ordering::Relaxed),
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
             tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
-            savings: self.namespace.store.savings(),
+            savings: self.namespace.base.store.savings(),
         };
-        let counters = &self.namespace.counters;
+        let counters = &self.namespace.base.counters;
         summary.mount = MountSummary {
             requests: self.door.requests.load(Ordering::Relaxed),
             service_ms: self.door.service_nanos.load(Ordering::Relaxed) / 1_000_000,
@@ -405,7 +414,7 @@ impl Engine for Served {
             mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
             mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
         };
-        let short = self.namespace.short_of_room().into_iter();
+        let short = self.namespace.files.room_waits.short_of_room().into_iter();
         summary.no_room = short
             .filter(|short| short.refused && run.is_none_or(|run| short.run == run || short.run == RunId(0)))
             .map(|short| NoRoom { path: PathText(short.path), why: short.why })
@@ -417,8 +426,8 @@ impl Engine for Served {
     fn figures(&self) -> Figures {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let mut tiers: Vec<TierFigures> = Vec::new();
-        let files = self.namespace.files_on_devices();
-        for device in self.namespace.tiers.devices() {
+        let files = self.namespace.questions.files_on_devices();
+        for device in self.namespace.base.tiers.devices() {
             let index = tiers.iter().position(|tier| tier.name == device.tier_name()).unwrap_or_else(|| {
                 tiers.push(TierFigures { name: device.tier_name().to_owned(), ..TierFigures::default() });
                 tiers.len() - 1
@@ -438,24 +447,24 @@ impl Engine for Served {
                 operations: load(&self.drain.counters.operations),
                 conflicts: load(&self.drain.counters.conflicts),
             },
-            store_lookups: load(&self.namespace.counters.store_stats),
-            store_listings: load(&self.namespace.counters.store_lists),
-            events: self.namespace.events.events(),
+            store_lookups: load(&self.namespace.base.counters.store_stats),
+            store_listings: load(&self.namespace.base.counters.store_lists),
+            events: self.namespace.base.events.events(),
         }
     }
 
     fn evict(&self, path: &[u8]) -> Result<u64> {
-        self.namespace.catch_up();
+        self.namespace.files.descriptors.catch_up();
         let mut freed = 0;
-        for id in self.namespace.files_below(path)? {
-            freed += self.namespace.evict(id, "evicted because a person asked for it")?;
+        for id in self.namespace.prefetch.files_below(path)? {
+            freed += self.namespace.files.eviction.evict(id, "evicted because a person asked for it")?;
         }
         Ok(freed)
     }
 
     fn pin(&self, path: &[u8], on: bool) -> Result<()> {
-        for id in self.namespace.files_below(path)? {
-            self.namespace.pin(id, on);
+        for id in self.namespace.prefetch.files_below(path)? {
+            self.namespace.questions.pin(id, on);
         }
         Ok(())
     }
@@ -463,7 +472,7 @@ impl Engine for Served {
     fn hint(&self, hints: &[HintOf]) -> Listing<RefusedHint> {
         let given: Vec<_> = hints.iter().map(|one| (one.path.0.as_slice(), &one.hints)).collect();
         let mut refused = Listing::default();
-        for (at, why) in self.namespace.hint(&given) {
+        for (at, why) in self.namespace.hints.hint(&given) {
             refused.push(RefusedHint {
                 path: hints.get(at).map_or_else(|| PathText(Vec::new()), |one| one.path.clone()),
                 why,
@@ -473,15 +482,15 @@ impl Engine for Served {
     }
 
     fn refresh(&self) {
-        self.namespace.refresh_all();
+        self.namespace.revalidation.refresh_all();
     }
 
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch> {
         let mut done = Prefetch::default();
         for pattern in patterns {
             let pattern = StorePath(pattern.clone());
-            for id in self.namespace.files_matching(&pattern.0)? {
-                let bytes = self.namespace.prefetch(id, &|| false)?;
+            for id in self.namespace.prefetch.files_matching(&pattern.0)? {
+                let bytes = self.namespace.prefetch.prefetch(id, &|| false)?;
                 if bytes > 0 {
                     done.files += 1;
                     done.bytes += bytes;
@@ -534,7 +543,7 @@ impl Engine for Served {
     }
 
     fn scrub(&self, repair: bool) -> Audit {
-        self.namespace.scrub(repair)
+        self.namespace.files.scrub.scrub(repair)
     }
 
     fn give_up_absent(&self) {
@@ -542,7 +551,7 @@ impl Engine for Served {
     }
 
     fn forget_losses(&self) -> Listing<Lost> {
-        self.namespace.forget_losses()
+        self.namespace.losses.forget_losses()
     }
 
     fn shutdown(&self) {
@@ -551,11 +560,11 @@ impl Engine for Served {
         }
         self.prefetcher.end();
         self.drain.stop();
-        let all = self.namespace.finish();
+        let all = self.namespace.emptying.finish();
         if !all {
             tracing::warn!("not everything is in the store; state and tiers are left for the next agent");
         }
-        if let Err(why) = self.namespace.catalog.sync(self.namespace.catalog.position()) {
+        if let Err(why) = self.namespace.base.catalog.sync(self.namespace.base.catalog.position()) {
             tracing::warn!(%why, "the catalog could not be synced");
         }
     }

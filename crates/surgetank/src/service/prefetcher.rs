@@ -24,18 +24,18 @@ impl Prefetcher {
         let (theirs, stopped) = (namespace.clone(), stop.clone());
         let work = move || {
             let stop = || stopped.load(Ordering::Relaxed);
-            if !theirs.rules.prefetched_below().is_empty() {
-                let done = theirs.prefetch_by_rules(&stop);
+            if !theirs.base.rules.prefetched_below().is_empty() {
+                let done = theirs.prefetch.prefetch_by_rules(&stop);
                 tracing::info!(files = done.files, bytes = done.bytes, "prefetched by rules");
             }
             while let Ok(Some(path)) = paths.recv() {
-                theirs.prefetch_hinted(&path, &stop);
+                theirs.prefetch.prefetch_hinted(&path, &stop);
             }
         };
         let thread = std::thread::Builder::new().name("prefetch".to_owned()).spawn(work)?;
         let told = wanted.clone();
         // After the thread has ended no hint needs it any more.
-        namespace.set_prefetcher(Box::new(move |path| drop(told.send(Some(path)))));
+        namespace.hints.set_prefetcher(Box::new(move |path| drop(told.send(Some(path)))));
         Ok(Self { stop, wanted, thread: Mutex::new(Some(thread)) })
     }
 

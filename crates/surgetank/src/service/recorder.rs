@@ -188,8 +188,8 @@ impl Recorder {
             record.run = run;
             record.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             record.command = command.chars().take(COMMAND_CHARS_MAX).collect();
-            record.directory = self.namespace.config.over.as_path().into();
-            record.store = self.namespace.store.describe();
+            record.directory = self.namespace.base.config.over.as_path().into();
+            record.store = self.namespace.base.store.describe();
             record.samples.interval_us = micros(INTERVAL);
         }
         record.agents += 1;
@@ -203,7 +203,7 @@ impl Recorder {
             other.record.runs_beside += 1;
         }
         record.runs_beside += u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        self.namespace.events.begin(run);
+        self.namespace.base.events.begin(run);
         self.tally.want();
         if record.traced {
             self.tally.traces.begin(run);
@@ -235,7 +235,7 @@ impl Recorder {
 
     /// The command has ended, and the final drain begins.
     pub fn command_ended(&self, run: RunId) {
-        let waiting = self.namespace.waiting();
+        let waiting = self.namespace.questions.waiting();
         if let Some(recording) = lock(&self.runs).get_mut(&run) {
             let at_us = micros(recording.begun.elapsed());
             recording.record.command_ended_us = Some(at_us);
@@ -268,7 +268,7 @@ impl Recorder {
         record.verdict = verdict;
         record.summary = summary;
         record.tail.elapsed_us = record.command_ended_us.map_or(0, |at| record.ended_us.saturating_sub(at));
-        self.namespace.events.end(run);
+        self.namespace.base.events.end(run);
         self.tally.traces.end(run);
         self.tally.want_no_more();
         let unrecorded = self.shelf.put(&record).err().map(|why| format!("{}: {why}", self.shelf.dir().display()));
@@ -357,15 +357,15 @@ impl Recorder {
         record.store_traffic.out_bytes_per_second = per_second(record.store_traffic.out_bytes, busy_us);
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
-        let (total, files) = self.namespace.events.files(record.run, recording.begun);
+        let (total, files) = self.namespace.base.events.files(record.run, recording.begun);
         // (After another agent took over: what it observed.)
         if !files.is_empty() || record.agents <= 1 {
             record.files_total = total;
             record.files = files;
         }
-        recording
-            .processes
-            .write_into(record, |file| self.namespace.path_of(file).or_else(|| self.tally.traces.last_name(file)));
+        recording.processes.write_into(record, |file| {
+            self.namespace.eager.path_of(file).or_else(|| self.tally.traces.last_name(file))
+        });
         // No process asked the agent for these.
         let opens = record.programs.iter().map(|program| program.io.shim.read_opens);
         let count = opens.fold(0, u64::saturating_add);
@@ -378,7 +378,7 @@ impl Recorder {
 
     fn sample(&self, recording: &mut Recording) {
         let tiers = self.tiers();
-        let waiting = self.namespace.waiting();
+        let waiting = self.namespace.questions.waiting();
         let now = self.totals_of_store();
         let record = &mut recording.record;
         let queued = waiting.files + waiting.operations > 0;
@@ -401,8 +401,8 @@ impl Recorder {
 
     fn tiers(&self) -> Vec<(String, Fill)> {
         let mut tiers: Vec<(String, Fill)> = Vec::new();
-        for device in self.namespace.tiers.devices() {
-            let (used_bytes, dirty_bytes) = (device.view().used_bytes, self.namespace.dirty_bytes_of(device));
+        for device in self.namespace.base.tiers.devices() {
+            let (used_bytes, dirty_bytes) = (device.view().used_bytes, self.namespace.metadata.dirty_bytes_of(device));
             match tiers.iter_mut().find(|(name, _)| name == device.tier_name()) {
                 Some((_, fill)) => {
                     fill.used_bytes += used_bytes;
@@ -416,7 +416,7 @@ impl Recorder {
 
     fn totals(&self) -> Totals {
         let mut tiers: Vec<TierRecord> = Vec::new();
-        for device in self.namespace.tiers.devices() {
+        for device in self.namespace.base.tiers.devices() {
             let counters = device.counters();
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             let at = match tiers.iter().position(|tier| tier.name == device.tier_name()) {
@@ -437,13 +437,13 @@ impl Recorder {
                 tier.spills += load(&counters.spills_out);
             }
         }
-        Totals { tiers, store: self.totals_of_store(), events: self.namespace.events.events() }
+        Totals { tiers, store: self.totals_of_store(), events: self.namespace.base.events.events() }
     }
 
     fn totals_of_store(&self) -> StoreTraffic {
         let counters = &self.drain.counters;
         let fetched: Vec<Event> =
-            self.namespace.events.events().into_iter().filter(|event| event.kind == EventKind::Fetched).collect();
+            self.namespace.base.events.events().into_iter().filter(|event| event.kind == EventKind::Fetched).collect();
         StoreTraffic {
             out_files: counters.files.load(Ordering::Relaxed),
             out_bytes: counters.bytes.load(Ordering::Relaxed),

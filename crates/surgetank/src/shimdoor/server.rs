@@ -118,7 +118,7 @@ impl Server {
         let Some(namespace) = self.door.namespace() else { return };
         let ours = message.caller.uid == self.uid;
         // The plain file of the request may be known from the ring only.
-        namespace.settle();
+        namespace.metadata.settle();
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
             op::OPEN => match open(&namespace, &message, false) {
@@ -184,13 +184,13 @@ impl Server {
             return abi::ASK_MOUNT;
         }
         if by_name {
-            namespace.catch_up();
+            namespace.files.descriptors.catch_up();
         } else {
             self.door.take_closings();
         }
         for _ in 0..LOOKS_MAX {
             let id = if by_name {
-                namespace.file_named(FileId(request.dir), &message.name).ok_or(abi::ASK_MOUNT)
+                namespace.metadata.file_named(FileId(request.dir), &message.name).ok_or(abi::ASK_MOUNT)
             } else {
                 self.door.of_plain(request.dev, request.ino).ok_or(libc::ENOENT)
             };
@@ -198,9 +198,9 @@ impl Server {
                 Ok(id) => id,
                 Err(status) => return status,
             };
-            match namespace.setattr(&message.caller, id, None, &change) {
+            match namespace.attributes.setattr(&message.caller, id, None, &change) {
                 Ok(_) => {
-                    namespace.forget_attributes_for_sure(id);
+                    namespace.files.sealer.forget_attributes_for_sure(id);
                     return 0;
                 }
                 // Another file has the name by now.
@@ -222,13 +222,15 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
         Ok(parts) => parts,
         Err(status) => return status,
     };
-    namespace.catch_up();
+    namespace.files.descriptors.catch_up();
     for _ in 0..LOOKS_MAX {
-        let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
-        match namespace.set_attribute_known(&message.caller, id, attribute, value) {
+        let Some(id) = namespace.metadata.file_named(FileId(message.request.dir), &message.name) else {
+            return abi::ASK_MOUNT;
+        };
+        match namespace.xattrs.set_attribute_known(&message.caller, id, attribute, value) {
             Some(Ok(())) => {
                 // (The file has a new time of change.)
-                namespace.forget_attributes_for_sure(id);
+                namespace.files.sealer.forget_attributes_for_sure(id);
                 return 0;
             }
             // Another file has the name by now.
@@ -242,10 +244,10 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
 
 fn attribute(namespace: &Namespace, message: &Message) -> Result<Vec<u8>, i32> {
     let (attribute, _) = split(message)?;
-    namespace.catch_up();
-    let id = namespace.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
+    namespace.files.descriptors.catch_up();
+    let id = namespace.metadata.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
     // (If the file is gone meanwhile, the mount looks it up again.)
-    let value = namespace.attribute_known(id, attribute).ok_or(abi::ASK_MOUNT)?;
+    let value = namespace.xattrs.attribute_known(id, attribute).ok_or(abi::ASK_MOUNT)?;
     let value = value.map_err(|fault| fault.errno.raw_os_error())?;
     if value.len() > abi::VALUE_BYTES_MAX { Err(abi::ASK_MOUNT) } else { Ok(value) }
 }
@@ -285,10 +287,10 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
     let which = abi::mix(request.dev ^ abi::mix(request.ino ^ u64::from(caller.pid) << 32));
     let number = which & (NUMBERS_FROM - 1) | NUMBERS_FROM;
     if request.valid & abi::AGAIN != 0
-        && let Some(about) = namespace.succession.carried_out(number)
+        && let Some(about) = namespace.base.succession.carried_out(number)
     {
         let place = (FileId(request.dir), message.name.as_slice());
-        return namespace.hand_out_again(caller, place, about, request.flags as i32);
+        return namespace.grants.hand_out_again(caller, place, about, request.flags as i32);
     }
     NUMBER.set(number);
     let opened = open_new(namespace, message, may_ask);
@@ -299,10 +301,10 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
 fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, name, caller, .. } = message;
     let dir = FileId(request.dir);
-    let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
+    let hand = || namespace.grants.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
     match hand() {
         // The missing room may still belong to writers that have closed already.
-        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.catch_up() => hand(),
+        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.files.descriptors.catch_up() => hand(),
         handed => handed,
     }
 }
@@ -323,7 +325,9 @@ fn answer_open(door: &Door, client: &OwnedFd, opened: FsResult<File>) {
 fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     door.take_closings();
     match door.of_plain(dev, ino) {
-        Some(id) => namespace.fsync_handed(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0),
+        Some(id) => {
+            namespace.files.descriptors.fsync_handed(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0)
+        }
         // The file has no name by now, and its writers have closed it.
         None => 0,
     }

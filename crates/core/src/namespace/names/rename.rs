@@ -4,19 +4,18 @@
 //! The danger that this avoids: a crash or another door between the steps leaves a file without a name, or two files
 //! with one.
 
+use surgetank_state::{Entry, Inode, Name, PlainId, Tree};
 use surgetank_tier::Remains;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
-use super::super::Namespace;
-use super::Detached;
-use surgetank_state::{Entry, Inode, Name, PlainId, Tree};
+use crate::namespace::names::{Detached, Names};
 
 pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
 
-impl Namespace {
+impl Names {
     pub fn rename(
         &self,
         caller: &Caller,
@@ -36,7 +35,7 @@ impl Namespace {
             return Err(Errno::INVAL.into());
         }
         // Another door may have changed what the names mean between the look and the rename.
-        for _ in 0..super::LOOKS_MAX {
+        for _ in 0..crate::namespace::names::LOOKS_MAX {
             match self.rename_seen(caller, (from_dir, from), (to_dir, to), flags) {
                 Err(fault) if fault.errno == Errno::STALE => {}
                 done => return done,
@@ -47,12 +46,12 @@ impl Namespace {
 
     /// A directory that moves gets another `..`, which is a change of the directory itself.
     fn permit_other_parent(&self, caller: &Caller, id: FileId) -> FsResult<()> {
-        let moved = self.read_tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
-        moved.map_or(Ok(()), |attr| self.permit(caller, &attr, 2))
+        let moved = self.metadata.read_tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
+        moved.map_or(Ok(()), |attr| self.permissions.permit(caller, &attr, 2))
     }
 
     fn ask_for_directory(&self, id: FileId, to_dir: FileId, to: &[u8]) {
-        let mut tree = self.write_tree();
+        let mut tree = self.metadata.write_tree();
         if tree.get(id).is_some_and(Inode::is_dir)
             && let Some(d) = tree.dir_mut(to_dir)
         {
@@ -68,10 +67,10 @@ impl Namespace {
         (to_dir, to): (FileId, &[u8]),
         flags: u32,
     ) -> FsResult<()> {
-        let id = self.resolve(caller, from_dir, from)?;
+        let id = self.resolver.resolve(caller, from_dir, from)?;
         // As for a new directory: its content would hide what another node has put there.
         self.ask_for_directory(id, to_dir, to);
-        let target = match self.resolve(caller, to_dir, to) {
+        let target = match self.resolver.resolve(caller, to_dir, to) {
             Ok(target) => Some(target),
             Err(fault) if fault.errno == Errno::NOENT => None,
             Err(fault) => return Err(fault),
@@ -87,10 +86,10 @@ impl Namespace {
         if target.is_some() && flags & NOREPLACE != 0 {
             return Err(Errno::EXIST.into());
         }
-        let run = self.run(caller);
+        let run = self.runs.run(caller);
         let (from, to) = (Name::from(from), Name::from(to));
         if target.is_none() {
-            self.may_be_called(&self.read_tree(), to_dir, &to)?;
+            self.may_be_called(&self.metadata.read_tree(), to_dir, &to)?;
         }
         if flags & EXCHANGE != 0 {
             let other = target.ok_or(Errno::NOENT)?;
@@ -99,22 +98,22 @@ impl Namespace {
         if target == Some(id) {
             return Ok(());
         }
-        let is_dir = self.read_tree().get(id).is_some_and(Inode::is_dir);
+        let is_dir = self.metadata.read_tree().get(id).is_some_and(Inode::is_dir);
         if let Some(target) = target {
-            let target_is_dir = self.read_tree().get(target).is_some_and(Inode::is_dir);
+            let target_is_dir = self.metadata.read_tree().get(target).is_some_and(Inode::is_dir);
             match (is_dir, target_is_dir) {
                 (true, false) => return Err(Errno::NOTDIR.into()),
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (true, true) => self.must_be_empty(caller, target)?,
                 (false, false) => {
-                    self.spare_unknown_names(target)?;
-                    self.await_begun(target);
+                    self.syncs.spare_unknown_names(target)?;
+                    self.opener.await_begun(target);
                 }
             }
         }
         crash_point!("rename.looked");
-        let mut tree = self.write_tree();
-        self.recall_delegation(&mut tree, (!is_dir).then_some(to_dir));
+        let mut tree = self.metadata.write_tree();
+        self.metadata.recall_delegation(&mut tree, (!is_dir).then_some(to_dir));
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
         if !unchanged {
@@ -141,7 +140,7 @@ impl Namespace {
         if let Some(detached) = &detached {
             self.let_go_after_sync(detached);
         }
-        self.nudge();
+        self.metadata.nudge();
         Ok(())
     }
 
@@ -199,7 +198,7 @@ impl Namespace {
             let last = tree.belongs_last(from_dir) && tree.belongs_last(to_dir);
             tree.hasten_for_rename(id, to_dir, last);
             let kind = tree.rename_op(id, (from_dir, &from), (to_dir, &to));
-            self.queue(tree, kind, run, last, 0);
+            self.metadata.queue(tree, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
             tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
             if let Some(d) = tree.dir_mut(id) {
@@ -207,7 +206,7 @@ impl Namespace {
             }
             // A file that is still being written is published when it closes; until then it would delay all others.
             if !is_dir && tree.get(id).is_some_and(|inode| inode.sealed) {
-                self.queue_publish(tree, id);
+                self.metadata.queue_publish(tree, id);
             }
         } else {
             if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
@@ -215,27 +214,27 @@ impl Namespace {
             }
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {
-                self.queue_publish(tree, id);
+                self.metadata.queue_publish(tree, id);
             }
-            self.vacate(tree, from_dir, &from, run);
+            self.metadata.vacate(tree, from_dir, &from, run);
         }
         if let Some(target) = target {
-            self.reap(tree, target);
+            self.metadata.reap(tree, target);
         }
         let subdir = i32::from(is_dir);
         tree.touch_dir(from_dir, if from_dir == to_dir { 0 } else { -subdir });
         tree.touch_dir(to_dir, if from_dir == to_dir { 0 } else { subdir });
         tree.txn.carried_out(id);
-        self.commit(tree);
+        self.metadata.commit(tree);
         crash_point!("rename.written_down");
         // The tiers' side.
         let remains = detached.as_ref().and_then(|detached| self.detach_on_tier(detached));
         let new_path = tree.child_path(to_dir, &to).ok_or(Errno::NOENT)?;
         self.move_on_tiers(tree, id, was_primary, &old_path, &new_path);
         // Under its old name, it may have needed no sync.
-        self.to_be_synced(tree, id);
+        self.syncs.to_be_synced(tree, id);
         if is_dir {
-            self.rules_changed_below(tree, id);
+            self.hints.rules_changed_below(tree, id);
         }
         Ok((detached, remains))
     }
@@ -243,13 +242,13 @@ impl Namespace {
     fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
         crash_point!("rename.before_tier");
         let Some(inode) = tree.get(id) else { return };
-        self.watch_apart(tree, id);
+        self.descriptors.watch_apart(tree, id);
         let failed = |device: &surgetank_tier::Device, why: std::io::Error| {
-            self.device_failed(device.id(), &why);
+            self.tiers.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old_path), "a tier did not follow a rename");
         };
         if inode.is_dir() {
-            let shim = self.shim.get();
+            let shim = self.metadata.shim.get();
             shim.inspect(|shim| shim.directories_move());
             for device in self.tiers.devices() {
                 if let Err(why) = device.follow_dir(old_path, new_path) {
@@ -262,50 +261,6 @@ impl Namespace {
             if let Err(why) = device.follow(old_path, new_path) {
                 failed(device, why);
             }
-        }
-    }
-
-    /// Files that moved with their directory may have other rules and other hinted names now.
-    fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
-        let hinted = tree.hints.any();
-        let mut below: Vec<FileId> = Vec::new();
-        let mut dirs = vec![dir];
-        while let Some(dir) = dirs.pop() {
-            let Some(d) = tree.dir(dir) else { continue };
-            for child in d.children.values().filter_map(|entry| entry.logical()) {
-                let Some(inode) = tree.get(child) else { continue };
-                if inode.is_dir() {
-                    dirs.push(child);
-                }
-                if hinted || !inode.is_dir() && inode.dirty() && inode.sealed {
-                    below.push(child);
-                }
-            }
-        }
-        for id in below {
-            if hinted && let Some(path) = tree.logical_path(id) {
-                tree.named(id, &path);
-            }
-            self.rules_changed(tree, id);
-        }
-        self.commit(tree);
-    }
-
-    /// A file that the store does not have completely may have to be drained now, or not any more. A running
-    /// publication continues.
-    pub(crate) fn rules_changed(&self, tree: &mut Tree, id: FileId) {
-        if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
-            return;
-        }
-        let Some(path) = tree.logical_path(id) else { return };
-        let drained = Self::drained(self.mode_for(tree, id, &path));
-        let pending = tree.get(id).and_then(|inode| inode.publish);
-        match pending {
-            None => self.queue_publish(tree, id),
-            Some(seq) if !drained && !tree.in_store(id) => {
-                tree.take_back(id, seq);
-            }
-            Some(_) => {}
         }
     }
 
@@ -323,8 +278,8 @@ impl Namespace {
         // Both files must certainly come to the store; otherwise a single exchange there could not do it.
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
-        let mut tree = self.write_tree();
-        self.recall_delegation(&mut tree, None);
+        let mut tree = self.metadata.write_tree();
+        self.metadata.recall_delegation(&mut tree, None);
         let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)
             && tree.entry(b_dir, b_name).and_then(Entry::logical) == Some(b);
         if !unchanged {
@@ -369,7 +324,7 @@ impl Namespace {
         if both_in_store {
             let kind =
                 OpKind::Exchange { a, a_dir, a_name: Box::from(&**a_name), b, b_dir, b_name: Box::from(&**b_name) };
-            self.queue(&mut tree, kind, run, false, 0);
+            self.metadata.queue(&mut tree, kind, run, false, 0);
             tree.bind(a_dir, a_name, |entry| entry.set_planned(Some(b)));
             tree.bind(b_dir, b_name, |entry| entry.set_planned(Some(a)));
         } else {
@@ -380,10 +335,10 @@ impl Namespace {
                     // A directory cannot be renamed over a file, or a file over a directory: the store's holder of the
                     // name goes first.
                     if tree.planned(to.0, to.1).is_some_and(|over| is_dir(over) != is_dir(id)) {
-                        self.vacate(&mut tree, to.0, to.1, run);
+                        self.metadata.vacate(&mut tree, to.0, to.1, run);
                     }
                     let kind = tree.rename_op(id, from, to);
-                    self.queue(&mut tree, kind, run, false, 0);
+                    self.metadata.queue(&mut tree, kind, run, false, 0);
                     tree.bind(from.0, from.1, |entry| entry.set_planned(None));
                     tree.bind(to.0, to.1, |entry| entry.set_planned(Some(id)));
                 }
@@ -393,7 +348,7 @@ impl Namespace {
                     if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
                         tree.take_back(id, seq);
                     }
-                    self.queue_publish(&mut tree, id);
+                    self.metadata.queue_publish(&mut tree, id);
                 }
             }
         }
@@ -401,16 +356,16 @@ impl Namespace {
         tree.touch_dir(a_dir, if a_dir == b_dir { 0 } else { shift });
         tree.touch_dir(b_dir, if a_dir == b_dir { 0 } else { -shift });
         tree.txn.carried_out(a);
-        self.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         crash_point!("exchange.written_down");
         self.exchange_on_tiers(&tree, (a, moves_a, &a_path), (b, moves_b, &b_path));
         drop(tree);
-        self.nudge();
+        self.metadata.nudge();
         Ok(())
     }
 
     fn exchange_on_tiers(&self, tree: &Tree, a: (FileId, bool, &[u8]), b: (FileId, bool, &[u8])) {
-        let aside = super::super::files::hidden_name(a.0);
+        let aside = crate::files::hidden_name(a.0);
         self.move_on_tiers(tree, a.0, a.1, a.2, &aside);
         crash_point!("exchange.one_aside");
         self.move_on_tiers(tree, b.0, b.1, b.2, a.2);
@@ -420,7 +375,7 @@ impl Namespace {
     /// An exchange of files that the store never had waits until it has them.
     fn flush_for_exchange(&self, id: FileId) -> FsResult<()> {
         let pending = {
-            let mut tree = self.write_tree();
+            let mut tree = self.metadata.write_tree();
             if tree.in_store(id) {
                 return Ok(());
             }
@@ -432,26 +387,8 @@ impl Namespace {
             // Never drained (its rule), or still open: exchanged here only.
             return Ok(());
         }
-        self.wake();
-        let version = self.read_tree().get(id).map_or(0, |inode| inode.version);
-        self.wait_durable(id, version)
-    }
-
-    /// The store has the directory under its new name. On some stores that is a copy of everything below. Each file
-    /// there is then another object, and still the agent's own.
-    pub(crate) fn copied_with(&self, tree: &mut Tree, dir: FileId) {
-        let features = self.store.features();
-        if features.atomic_renames || features.plain_files || !tree.get(dir).is_some_and(Inode::is_dir) {
-            return;
-        }
-        for id in tree.applied_below(dir) {
-            let Some(inode) = tree.get_mut(id).filter(|inode| !inode.is_dir()) else { continue };
-            if let Some(known) = inode.identity.as_deref().filter(|known| !known.is_touched()) {
-                inode.identity = Some(Box::new(known.touched()));
-                if inode.owned {
-                    tree.txn.file(id);
-                }
-            }
-        }
+        self.metadata.wake();
+        let version = self.metadata.read_tree().get(id).map_or(0, |inode| inode.version);
+        self.syncs.wait_durable(id, version)
     }
 }

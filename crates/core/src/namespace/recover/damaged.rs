@@ -6,27 +6,23 @@
 //! Invariant: nothing is deleted here for lack of a record. Such a file is set aside, and a note names it, with which
 //! `run` and `wait` return 3.
 
-use std::io;
-
-use crate::catalog::Damage;
+use surgetank_state::Inode;
 use surgetank_store::{Cred, StorePath, checksum};
 use surgetank_tier::Device;
 use surgetank_types::clock;
 use surgetank_types::error::Result;
-use surgetank_types::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFIX, Seq};
+use surgetank_types::model::{FileId, Image, OpKind, RunId, Seq};
 
-use super::super::files::SPILL;
-use super::super::resolve::{is_absent, passes};
-use super::Recovery;
-use super::spilled::patiently;
-use super::{ORPHANS, OnTier, STORE_PATIENCE, went_down};
-use surgetank_state::Inode;
+use crate::base::queries::{is_absent, passes};
+use crate::base::users::own_cred;
+use crate::catalog::Damage;
+use crate::files::copies::STORE_PATIENCE;
+use crate::metadata::DOUBTFUL_BELOW;
+use crate::namespace::recover::spilled::patiently;
+use crate::namespace::recover::{ORPHANS, OnTier, Recovery, went_down};
 
 /// Numbers that were given out after the catalog's state: kernel and store may still know them.
 const NUMBERS_LEFT_OUT: u64 = 1 << 32;
-const KEPT_IN_STORE: &[u8] = b"surgetank-orphan-";
-/// A counter: files and spill temporaries with lower numbers may have no record.
-const DOUBTFUL_BELOW: &str = "doubtful-below";
 /// Higher than all numbers ever given out, after any number of damages.
 const ALL_SO_FAR: u64 = 1 << 48;
 
@@ -36,14 +32,14 @@ pub(crate) fn is_damage(damage: &Damage, image: &Image) -> bool {
 }
 
 /// May the store have spilled files without a record?
-pub(super) fn is_doubtful(image: &Image) -> bool {
+pub(crate) fn is_doubtful(image: &Image) -> bool {
     image.counters.get(DOUBTFUL_BELOW).is_some_and(|below| *below > 0)
 }
 
 impl Recovery<'_> {
     /// More was lost of the log than a death takes.
-    pub(super) fn damage(&self, image: &Image) -> Option<Damage> {
-        let damage = self.namespace.catalog.recovery().damage?;
+    pub(crate) fn damage(&self, image: &Image) -> Option<Damage> {
+        let damage = self.base.catalog.recovery().damage?;
         if !is_damage(&damage, image) {
             self.damage_is_told();
             return None;
@@ -52,36 +48,22 @@ impl Recovery<'_> {
     }
 
     /// Later agents can also find files that a damaged catalog did not name, in directories that it did not name.
-    pub(super) fn take_up_doubt(&self, image: &Image) {
+    pub(crate) fn take_up_doubt(&self, image: &Image) {
         let told = image.counters.get(DOUBTFUL_BELOW).copied();
         // One that starts over is empty until it is told again.
-        let unsaid = || image.counters.is_empty() && self.namespace.catalog.recovery().damaged_once;
+        let unsaid = || image.counters.is_empty() && self.base.catalog.recovery().damaged_once;
         let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
         {
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             tree.doubtful_below = below;
             tree.next_id = tree.next_id.max(below);
         }
         if told.is_none() {
-            self.write_down_doubt();
+            self.metadata.write_down_doubt();
         }
     }
 
-    /// Also called after the catalog started over.
-    pub(in super::super) fn write_down_doubt(&self) {
-        let mut tree = self.namespace.write_tree();
-        let below = tree.doubtful_below;
-        if below == 0 {
-            return;
-        }
-        tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
-        drop(tree);
-        if let Err(why) = self.namespace.sync_catalog() {
-            tracing::warn!(%why, "the catalog cannot be synced");
-        }
-    }
-
-    pub(super) fn tell_damage(&self, damage: &Damage, image: &Image) {
+    pub(crate) fn tell_damage(&self, damage: &Damage, image: &Image) {
         let why = if went_down(image) {
             "what is there was not on the disk when the machine went down, or is damaged"
         } else {
@@ -91,7 +73,7 @@ impl Recovery<'_> {
             0 => String::new(),
             records => format!("; {records} intact record(s) behind that build on it and are not believed"),
         };
-        self.namespace.note(
+        self.base.notes.note(
             RunId(0),
             damage.told_path().display().to_string(),
             format!(
@@ -104,8 +86,8 @@ impl Recovery<'_> {
     }
 
     /// Called once everything is recorded durably: an agent that is killed before that leaves the report to the next one.
-    pub(super) fn damage_is_told(&self) {
-        let told = self.namespace.sync_catalog().and_then(|()| self.namespace.catalog.damage_told());
+    pub(crate) fn damage_is_told(&self) {
+        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_told());
         if let Err(why) = told {
             tracing::warn!(%why, "that the catalog's log is damaged will be told once more");
         }
@@ -113,8 +95,8 @@ impl Recovery<'_> {
 
     /// Cancels operations that do not know which file the store should have under the name that they take away. The
     /// name may have another file by now.
-    pub(super) fn leave_out_blind_operations(&self) {
-        let mut tree = self.namespace.write_tree();
+    pub(crate) fn leave_out_blind_operations(&self) {
+        let mut tree = self.metadata.write_tree();
         tree.next_id += NUMBERS_LEFT_OUT;
         tree.next_seq += NUMBERS_LEFT_OUT;
         tree.doubtful_below = tree.next_id;
@@ -145,7 +127,7 @@ impl Recovery<'_> {
     }
 
     /// Does the copy on a tier still match the store's version of a clean file? A process may have written it since.
-    pub(super) fn is_still_clean(device: &Device, inode: &Inode, on_tier: &OnTier) -> bool {
+    pub(crate) fn is_still_clean(device: &Device, inode: &Inode, on_tier: &OnTier) -> bool {
         on_tier.plain.size_bytes == inode.attr.size_bytes
             && match inode.checksum {
                 Some(sum) => device
@@ -159,29 +141,30 @@ impl Recovery<'_> {
     /// Renames spill temporaries without a record, so that a later clean-up of incomplete copies does not remove them.
     ///
     /// Errors: some of them could not be moved.
-    pub(super) fn keep_spills(&self) -> Result<()> {
+    pub(crate) fn keep_spills(&self) -> Result<()> {
         let (dirs, who) = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let mut dirs: Vec<StorePath> =
                 tree.iter().filter(|(_, inode)| inode.is_dir()).filter_map(|(id, _)| tree.applied_path(id)).collect();
             dirs.sort_unstable_by(|one, other| one.0.cmp(&other.0));
             (dirs, tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred))
         };
-        let who = self.namespace.own_cred(who);
-        let spills = self.namespace.spill_names();
+        let who = own_cred(who);
+        let spills = self.files.temporaries.spill_names();
         let until = clock::tick() + STORE_PATIENCE;
         for dir in dirs {
             let keep = || {
-                let listed = self.namespace.store.list(who, &dir, true)?;
-                let mut doubtful =
-                    listed.iter().filter(|entry| !spills.contains(&*entry.name) && self.is_doubtful_spill(&entry.name));
-                doubtful.try_for_each(|entry| self.keep_spill(who, &dir, &entry.name))
+                let listed = self.base.store.list(who, &dir, true)?;
+                let mut doubtful = listed.iter().filter(|entry| {
+                    !spills.contains(&*entry.name) && self.files.temporaries.is_doubtful_spill(&entry.name)
+                });
+                doubtful.try_for_each(|entry| self.files.temporaries.keep_spill(who, &dir, &entry.name))
             };
             let kept = patiently(until, || match keep() {
                 Err(why) if is_absent(&why) => Ok(()),
                 // It keeps its name, because no agent removes it.
                 Err(why) if !passes(&why) => {
-                    self.namespace.note(
+                    self.base.notes.note(
                         RunId(0),
                         String::from_utf8_lossy(&dir.0).into_owned(),
                         format!("what was spilled there, and no record of the damaged catalog names, could not be put aside in the store: {why}"),
@@ -191,49 +174,8 @@ impl Recovery<'_> {
                 }
                 kept => kept,
             });
-            kept.map_err(|why| self.does_not_tell(&dir, why))?;
+            kept.map_err(|why| self.files.copies.does_not_tell(&dir, why))?;
         }
-        Ok(())
-    }
-
-    /// Was this temporary written before the damage, as the content of a file? No record would name it now.
-    pub(in super::super) fn is_doubtful_spill(&self, name: &[u8]) -> bool {
-        let prefix = [STORE_TEMPORARY_PREFIX, self.namespace.key().as_bytes(), SPILL].concat();
-        name.strip_prefix(&*prefix).is_some_and(|number| {
-            let number = std::str::from_utf8(number).ok().and_then(|number| u64::from_str_radix(number, 16).ok());
-            number.is_none_or(|number| number < self.namespace.read_tree().doubtful_below)
-        })
-    }
-
-    /// Gives it a name that no agent removes, and reports it.
-    pub(in super::super) fn keep_spill(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
-        let number = name.rsplit(|byte| *byte == b'-').next().unwrap_or(name);
-        let mut to = dir.join(&[KEPT_IN_STORE, self.namespace.key().as_bytes(), b"-", number].concat());
-        // Only what the store says is free.
-        loop {
-            match self.namespace.store.stat(who, &to) {
-                Ok(_) => to.0.push(b'+'),
-                Err(why) if is_absent(&why) => break,
-                Err(why) => return Err(why),
-            }
-        }
-        let from = dir.join(name);
-        if let Err(why) = self.namespace.store.rename(who, &from, &to) {
-            // Unless only the answer was lost.
-            let gone = self.namespace.store.stat(who, &from).is_err_and(|why| is_absent(&why));
-            if !gone || self.namespace.store.stat(who, &to).is_err() {
-                return Err(why);
-            }
-        }
-        self.namespace.note(
-            RunId(0),
-            String::from_utf8_lossy(&from.0).into_owned(),
-            format!(
-                "no record names it any more, for the catalog was damaged: {} in the store; it may be the only copy of a file: look at it, and rename or remove it",
-                String::from_utf8_lossy(&to.0)
-            ),
-            true,
-        );
         Ok(())
     }
 }

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use surgetank_state::{Entry, Inode, Name, Op, PlainId, Tree};
 use surgetank_types::model::{DeviceId, FileId, Image, OpKind};
 
-use super::Recovery;
+use crate::namespace::recover::Recovery;
 
 impl Recovery<'_> {
     /// `ids`: which device each number of the catalog is now.
-    pub(super) fn load_files(&self, tree: &mut Tree, image: &mut Image, ids: &HashMap<DeviceId, DeviceId>) {
+    pub(crate) fn load_files(&self, tree: &mut Tree, image: &mut Image, ids: &HashMap<DeviceId, DeviceId>) {
         let files = std::mem::take(&mut image.files);
         for (id, record) in files {
             tree.next_id = tree.next_id.max(id.0 + 1);
@@ -29,7 +29,7 @@ impl Recovery<'_> {
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
             inode.checksum = record.checksum;
-            inode.run = self.namespace.succession.still(record.run);
+            inode.run = self.base.succession.still(record.run);
             inode.owned = true;
             if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
                 let extra = inode.extra_mut();
@@ -56,13 +56,13 @@ impl Recovery<'_> {
         }
     }
 
-    pub(super) fn load_queue(&self, tree: &mut Tree, image: &mut Image) {
+    pub(crate) fn load_queue(&self, tree: &mut Tree, image: &mut Image) {
         for (seq, record) in std::mem::take(&mut image.ops) {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
             let mut op = Op::new(
                 record.kind,
-                self.namespace.succession.still(record.run),
-                self.namespace.due_after_recovery(),
+                self.base.succession.still(record.run),
+                self.metadata.due_after_recovery(),
                 record.last,
             );
             op.prepared = record.prepared;
@@ -81,7 +81,7 @@ impl Recovery<'_> {
     }
 }
 
-pub(super) fn load_names(tree: &mut Tree, image: &mut Image) {
+pub(crate) fn load_names(tree: &mut Tree, image: &mut Image) {
     for (dir, name, record) in std::mem::take(&mut image.entries) {
         let name = Name::from(name);
         let Some(d) = tree.dir_mut(dir) else { continue };

@@ -8,13 +8,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 use surgetank_store::StorePath;
 use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
 
-use super::super::losses::{gone_from, lost_from};
-use super::Recovery;
-use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
+use crate::base::users::own_cred;
+use crate::metadata::losses::{gone_from, lost_from};
+use crate::namespace::recover::Recovery;
 
 /// A digest of the boot in which the catalog was last written. With a device's number behind it: the boot in which that
 /// device was last walked.
@@ -23,7 +24,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAME_BYTES_MAX: usize = 255;
 
 /// The present boot. `None` where the kernel does not report it: then a reboot is not noticed.
-pub(in super::super) fn boot() -> Option<u64> {
+pub(crate) fn boot() -> Option<u64> {
     let text = std::fs::read(Path::new(BOOT_ID)).ok()?;
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
     digest.update(text.trim_ascii());
@@ -138,7 +139,7 @@ pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
 }
 
 /// The place of the newest version.
-pub(super) enum Held<'a> {
+pub(crate) enum Held<'a> {
     Tier(DeviceId),
     /// A temporary in the store.
     Store(&'a StorePath),
@@ -146,14 +147,14 @@ pub(super) enum Held<'a> {
 
 impl Recovery<'_> {
     /// What had the newest version does not have it.
-    pub(super) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) {
+    pub(crate) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
         let (Some(path), true) = (tree.logical_path(id), dirty) else {
             tree.drop_replica(id);
             tree.txn.file(id);
             return;
         };
-        let is_temporary = self.namespace.mode_for(tree, id, &path) == Mode::Remove;
+        let is_temporary = self.metadata.mode_for(tree, id, &path) == Mode::Remove;
         let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
         self.lose(tree, id);
         // Of no use without the run that made it.
@@ -162,25 +163,25 @@ impl Recovery<'_> {
         }
         let (at, why) = match held {
             Held::Tier(device) => {
-                let device = self.namespace.tiers.device(*device);
+                let device = self.base.tiers.device(*device);
                 (device.shown(&path), gone_from(device, store_has_one))
             }
             Held::Store(temporary) => {
-                let at = format!("{}/{temporary}", self.namespace.store.describe());
+                let at = format!("{}/{temporary}", self.base.store.describe());
                 (at.into_bytes(), lost_from("the temporary in the store that held it", store_has_one))
             }
         };
-        self.namespace.record_loss(tree, &path, at, why);
+        self.losses.record_loss(tree, &path, at, why);
     }
 
     /// The user says that the absent tiers do not come back. Runs only while the agent serves no program.
     pub fn give_up_absent(&self) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         let only_there: Vec<(FileId, DeviceId)> = tree
             .iter()
             .filter(|(_, inode)| inode.logical.is_some() && (inode.dirty() || !inode.sealed))
             .filter_map(|(id, inode)| Some((id, inode.replica?.device)))
-            .filter(|(_, device)| !self.namespace.tiers.device(*device).is_there())
+            .filter(|(_, device)| !self.base.tiers.device(*device).is_there())
             .collect();
         for (id, device) in only_there {
             self.replica_missing(&mut tree, id, &Held::Tier(device));
@@ -190,9 +191,9 @@ impl Recovery<'_> {
     }
 
     /// From now on the catalog and these devices belong to the present boot. An absent device is checked when it is back.
-    pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
+    pub(crate) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
         let Some(boot) = boot() else { return };
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         for (device, number) in tree.device_numbers.clone() {
             let name = boot_with(number);
             match image.counters.get(BOOT) {
@@ -206,7 +207,7 @@ impl Recovery<'_> {
 
     /// Gives up the newest version. If the store has the file, its version becomes the file; otherwise the file that it
     /// was about to replace returns.
-    pub(super) fn lose(&self, tree: &mut Tree, id: FileId) {
+    pub(crate) fn lose(&self, tree: &mut Tree, id: FileId) {
         tree.drop_replica(id);
         let mut replaced: Vec<(Place, FileId)> = Vec::new();
         if let Some(seq) = tree.get_mut(id).and_then(|inode| inode.publish.take()) {
@@ -280,7 +281,7 @@ impl Recovery<'_> {
 
     /// Takes a doubtful version out of its name, and gives what is left of it a name beside that. Returns that file, if
     /// anything is left.
-    pub(super) fn set_apart(&self, tree: &mut Tree, id: FileId, plain: &Plain, doubt: Doubt) -> Option<FileId> {
+    pub(crate) fn set_apart(&self, tree: &mut Tree, id: FileId, plain: &Plain, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         let shown = String::from_utf8_lossy(&path).into_owned();
         let inode = tree.get_mut(id)?;
@@ -296,8 +297,8 @@ impl Recovery<'_> {
                 }
                 Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
             };
-            let at = replica.map(|plain| self.namespace.tiers.device(plain.device).shown(&path)).unwrap_or_default();
-            self.namespace.record_loss(tree, &path, at, why);
+            let at = replica.map(|plain| self.base.tiers.device(plain.device).shown(&path)).unwrap_or_default();
+            self.losses.record_loss(tree, &path, at, why);
             return None;
         }
         let aside = self.name_beside(tree, dir, &name);
@@ -319,7 +320,7 @@ impl Recovery<'_> {
         tree.bind(dir, &aside, |entry| entry.set_logical(Some(new)));
         tree.own(new);
         tree.txn.entry(dir, &aside);
-        self.namespace.note(
+        self.base.notes.note(
             RunId(0),
             shown,
             format!(
@@ -332,8 +333,8 @@ impl Recovery<'_> {
     }
 
     /// A file of which a program was promised some bytes keeps its name.
-    pub(super) fn tell_promised(&self, path: &[u8]) {
-        self.namespace.note(
+    pub(crate) fn tell_promised(&self, path: &[u8]) {
+        self.base.notes.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),
             "the machine went down while it was being written: what was synced is there, what was written after that may not be",
@@ -342,14 +343,14 @@ impl Recovery<'_> {
     }
 
     /// The content does not change before it is in the store, so the next boot need not doubt it again.
-    pub(super) fn sync_apart(&self, tree: &mut Tree, id: FileId, plain: PlainId, path: &[u8]) {
-        match self.namespace.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
+    pub(crate) fn sync_apart(&self, tree: &mut Tree, id: FileId, plain: PlainId, path: &[u8]) {
+        match self.base.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
             Ok(()) => {
                 if let Some(inode) = tree.get_mut(id) {
                     inode.synced = inode.version;
                 }
             }
-            Err(why) => self.namespace.device_failed(plain.device, &why),
+            Err(why) => self.base.tiers.device_failed(plain.device, &why),
         }
     }
 
@@ -360,7 +361,7 @@ impl Recovery<'_> {
             let taken_here = tree.entry(dir, &aside).is_some();
             let in_store = || {
                 let path = tree.applied_path(dir)?.join(&aside);
-                self.namespace.store.stat(self.namespace.own_cred(tree.get(dir)?.cred()), &path).ok()
+                self.base.store.stat(own_cred(tree.get(dir)?.cred()), &path).ok()
             };
             if !taken_here && in_store().is_none() {
                 return Name::from(aside);

@@ -4,19 +4,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::{fs, io};
 
 use rustix::fs::RenameFlags;
 
+use surgetank_state::PlainId;
 use surgetank_types::model::{DeviceId, RunId};
 
-use super::super::files::HIDDEN_PREFIX;
-use super::Recovery;
-use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
-use surgetank_state::PlainId;
+use crate::files::HIDDEN_PREFIX;
+use crate::namespace::recover::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier, Recovery};
 
 /// Copies a plain file to the place of orphans, under a name that is not taken there. `files`: the device's directory
 /// of plain files; `path`: the plain file below it; `name`: the file's name for programs.
@@ -45,7 +44,7 @@ impl Recovery<'_> {
     /// Plain files that no record names. Each may be the only copy of a file: of an agent whose state is gone (`strange`), of
     /// one whose state directory was replaced by an older copy, or of records that are `damaged`. What is empty, and what the
     /// catalog says was about to be removed, is not one.
-    pub(super) fn set_orphans_aside(
+    pub(crate) fn set_orphans_aside(
         &self,
         found: HashMap<(DeviceId, u64), OnTier>,
         strange: &HashSet<DeviceId>,
@@ -65,13 +64,13 @@ impl Recovery<'_> {
             // The agent died while it made or removed this file. With a damaged catalog, an empty file may be all that
             // is left. A file that was about to go may have got a place or a name since.
             let is_gone = || {
-                super::super::pending_unlink::saying(&self.namespace.read_tree(), plain)
+                crate::metadata::pending_unlink::saying(&self.metadata.read_tree(), plain)
                     .is_some_and(|file| gone.contains(&file))
             };
             let unwanted = !damaged && (orphan.plain.size_bytes == 0 || is_gone());
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)
-                drop(self.namespace.tiers.device(device).unlink_if(&orphan.path, ino));
+                drop(self.base.tiers.device(device).unlink_if(&orphan.path, ino));
                 continue;
             }
             let Some(aside) = self.set_aside(device, ino, &orphan.path, damaged) else {
@@ -80,7 +79,7 @@ impl Recovery<'_> {
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
-                let now = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                let now = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 let whose = if damaged {
                     "no record names it any more, for the catalog was damaged"
                 } else if strange.contains(&device) {
@@ -88,7 +87,7 @@ impl Recovery<'_> {
                 } else {
                     "no record names it: the state directory is older than the tier, or the file was put there by hand"
                 };
-                self.namespace.note(
+                self.base.notes.note(
                     RunId(0),
                     String::from_utf8_lossy(&orphan.path).into_owned(),
                     format!(
@@ -100,9 +99,9 @@ impl Recovery<'_> {
             }
         }
         for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
-            let place = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            let place = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
             let more = files - ORPHANS_TOLD_MAX;
-            self.namespace.note(
+            self.base.notes.note(
                 RunId(0),
                 place.display().to_string(),
                 format!("{more} more file(s) that no record names: {}", place.display()),
@@ -110,8 +109,8 @@ impl Recovery<'_> {
             );
         }
         for (device, files) in old {
-            let place = self.namespace.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
-            self.namespace.note(
+            let place = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            self.base.notes.note(
                 RunId(0),
                 place.display().to_string(),
                 format!(
@@ -125,7 +124,7 @@ impl Recovery<'_> {
     /// Moves a plain file to a free name among the orphans and returns that name. Removes a file whose name says that
     /// it was only being made.
     fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8], damaged: bool) -> Option<Vec<u8>> {
-        let device = self.namespace.tiers.device(device);
+        let device = self.base.tiers.device(device);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let mut aside = None;
         let hidden = name.starts_with(HIDDEN_PREFIX);
@@ -167,7 +166,7 @@ impl Recovery<'_> {
         };
         if let Err(why) = result {
             tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
-            self.namespace.note(
+            self.base.notes.note(
                 RunId(0),
                 device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
                 format!("a file that nobody remembers could not be moved out of the way: {why}"),

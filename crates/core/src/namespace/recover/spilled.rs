@@ -5,26 +5,24 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use surgetank_state::{Inode, Tree};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_tier::Plain;
 use surgetank_types::clock;
-use surgetank_types::error::{Error, Result};
+use surgetank_types::error::Result;
 use surgetank_types::model::{Attr, FileId, Kind};
 
-use super::super::content::Content;
-use super::super::resolve::{is_absent, passes};
-use super::Recovery;
-use super::{Doubt, Held, Worth, worth};
-use surgetank_state::{Inode, Tree};
+use crate::base::queries::{is_absent, passes};
+use crate::files::copies::STORE_PATIENCE;
+use crate::namespace::recover::lost::Held;
+use crate::namespace::recover::{Doubt, Recovery, Worth, worth};
 
-/// How long recovery waits for the store.
-pub const STORE_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 /// The number of tries for a question that is not vital.
 const TRIES: u32 = 4;
 
 /// Tries until this time.
-pub(super) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
             Err(_) if clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
@@ -40,15 +38,15 @@ fn as_in_store(inode: &Inode) -> bool {
 
 impl Recovery<'_> {
     /// An error: the store does not tell, and without that nobody knows what there is.
-    pub(super) fn match_spills(&self, went_down: bool, damaged: bool) -> Result<()> {
+    pub(crate) fn match_spills(&self, went_down: bool, damaged: bool) -> Result<()> {
         {
             // Deleted while somebody had it open: nobody has any more, unless programs go on.
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             let nameless: Vec<FileId> = tree
                 .iter()
                 .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
                 .map(|(id, _)| id)
-                .filter(|id| !self.namespace.succession.left_open(*id))
+                .filter(|id| !self.base.succession.left_open(*id))
                 .collect();
             for id in nameless {
                 if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {
@@ -56,12 +54,12 @@ impl Recovery<'_> {
                     extra.spill = None;
                     tree.txn.file(id);
                 }
-                self.namespace.drop_content(&mut tree, id, 0);
-                self.namespace.reap(&mut tree, id);
+                self.files.sealer.drop_content(&mut tree, id, 0);
+                self.metadata.reap(&mut tree, id);
             }
         }
         let spills: Vec<(FileId, StorePath, Cred)> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             tree.iter()
                 .filter_map(|(id, inode)| {
                     let (dir, name) = inode.spill()?;
@@ -71,7 +69,7 @@ impl Recovery<'_> {
         };
         for (id, path, who) in spills {
             let there = self.ask_of_spill(&path, who)?;
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             match there {
                 None => {
                     if let Some(inode) = tree.get_mut(id) {
@@ -103,7 +101,7 @@ impl Recovery<'_> {
 
     /// `None`: it is gone. After any error it may be there.
     fn is_left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
-        match self.namespace.as_either(who, |who| self.namespace.store.stat(who, path)) {
+        match self.files.copies.as_either(who, |who| self.base.store.stat(who, path)) {
             Ok(there) => Ok(Some(there)),
             Err(why) if is_absent(&why) => Ok(None),
             Err(why) => Err(why),
@@ -111,7 +109,7 @@ impl Recovery<'_> {
     }
 
     /// The same with several tries: a single unanswered question must not leave everything in doubt.
-    pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
+    pub(crate) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
         for _ in 1..TRIES {
             match self.is_left_there(path, who) {
                 Err(why) if passes(&why) => surgetank_types::sync::thread::sleep(PAUSE),
@@ -122,46 +120,17 @@ impl Recovery<'_> {
     }
 
     /// The same for a place that may be the only one of a version.
-    pub(super) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
+    pub(crate) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
         let until = clock::tick() + STORE_PATIENCE;
-        patiently(until, || self.is_left_there(path, who)).map_err(|why| self.does_not_tell(path, why))
-    }
-
-    /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
-    /// was spilled there, and the store does not answer. `None`, of one that has a plain file or a spill: it cannot be opened.
-    pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
-        if self.namespace.read_tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
-            return Ok(self.namespace.content_of(id));
-        }
-        loop {
-            match self.namespace.content_in_store(id) {
-                Err(why) if passes(&why) && clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
-                Err(why) if passes(&why) && self.is_spilled(id) => {
-                    let path = self.namespace.read_tree().logical_path(id).map(StorePath).unwrap_or_default();
-                    return Err(self.does_not_tell(&path, why));
-                }
-                told => return Ok(told.unwrap_or(None)),
-            }
-        }
-    }
-
-    fn is_spilled(&self, id: FileId) -> bool {
-        self.namespace.read_tree().get(id).is_some_and(|inode| inode.spill().is_some())
-    }
-
-    pub(super) fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
-        Error::new(format!("The store {} cannot be asked for {path}", self.namespace.store.describe()))
-            .why(why)
-            .remedy("start again when it can: what an earlier agent spilled there is in no other place")
-            .data("nothing was changed; files in the tiers and in the store are as they were")
+        patiently(until, || self.is_left_there(path, who)).map_err(|why| self.files.copies.does_not_tell(path, why))
     }
 
     /// Takes the store's attributes for files whose newer version was lost, and for files that they had replaced.
-    pub(super) fn look_at_reverted(&self) {
-        let reverted = std::mem::take(&mut self.namespace.write_tree().reverted);
+    pub(crate) fn look_at_reverted(&self) {
+        let reverted = std::mem::take(&mut self.metadata.write_tree().reverted);
         for id in reverted {
             let at = {
-                let tree = self.namespace.read_tree();
+                let tree = self.metadata.read_tree();
                 tree.get(id)
                     .filter(|inode| as_in_store(inode))
                     .and_then(|inode| Some((tree.applied_path(id)?, inode.cred())))
@@ -173,7 +142,7 @@ impl Recovery<'_> {
                 Err(why) => {
                     tracing::warn!(%why, %path, "the store could not be asked for what it has of a file that was lost");
                     // Who opens it looks again.
-                    let mut tree = self.namespace.write_tree();
+                    let mut tree = self.metadata.write_tree();
                     let inode = tree.get_mut(id).filter(|inode| as_in_store(inode));
                     if let Some(known) = inode.and_then(|inode| inode.identity.as_mut()) {
                         **known = known.bare();
@@ -181,7 +150,7 @@ impl Recovery<'_> {
                     continue;
                 }
             };
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             if let Some(inode) = tree.get_mut(id).filter(|inode| as_in_store(inode)) {
                 let Attr { ino, links, .. } = inode.attr;
                 inode.attr = match inode.set_meta {
@@ -196,7 +165,7 @@ impl Recovery<'_> {
     }
 
     /// A program was promised this many bytes, and wrote more since.
-    pub(super) fn is_as_long(tree: &mut Tree, id: FileId, plain: &Plain) {
+    pub(crate) fn is_as_long(tree: &mut Tree, id: FileId, plain: &Plain) {
         if let Some(inode) = tree.get_mut(id).filter(|inode| inode.sealed) {
             inode.attr.size_bytes = plain.size_bytes;
             inode.attr.mtime = plain.mtime;

@@ -17,11 +17,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
-use super::Recovery;
 use surgetank_state::{Inode, Name, Place, Tree, files_of};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::error::Result;
 use surgetank_types::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
+
+use crate::base::users::own_cred;
+use crate::namespace::recover::Recovery;
 
 struct Started {
     seq: Seq,
@@ -80,27 +82,26 @@ type Looked = HashMap<StorePath, Option<StoreStat>>;
 
 impl Recovery<'_> {
     /// Settles the operations that an earlier agent had started. An error: the store does not tell what is left there.
-    pub(super) fn settle_started(&self) -> Result<()> {
+    pub(crate) fn settle_started(&self) -> Result<()> {
         let mut started = self.started();
         if started.is_empty() {
             return Ok(());
         }
         let kinds: Vec<OpKind> = started.iter().map(|one| one.kind.clone()).collect();
         let before: Vec<(FileId, Vec<Place>)> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let files = kinds.iter().flat_map(files_of);
             files.filter_map(|id| Some((id, tree.get(id)?.names_in_store()))).collect()
         };
         {
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             for one in &mut started {
                 one.names = names_of(&tree, &one.kind);
                 tree.carried_out(&one.kind, None);
             }
         }
         let (mut looked, mut done) = (Looked::new(), None);
-        let is_server =
-            !self.namespace.store.features().plain_files && self.namespace.store.features().publications_at_once > 1;
+        let is_server = !self.base.store.features().plain_files && self.base.store.features().publications_at_once > 1;
         for _ in 0..if is_server { LOOKS_MAX } else { 1 } {
             if is_server {
                 surgetank_types::sync::thread::sleep(LATE);
@@ -118,15 +119,15 @@ impl Recovery<'_> {
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
         // Attributes do not show in names, so they are set again.
         let mut gone: Vec<Vec<FileId>> = {
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             started[..done].iter().filter(|one| !one.is_meta()).map(|one| tree.carried_out(&one.kind, None)).collect()
         };
         let next = (done..started.len()).find(|index| !started[*index].is_meta());
-        let mut moving = next.and_then(|next| self.moving(&self.namespace.read_tree(), started.get(next)));
+        let mut moving = next.and_then(|next| self.moving(&self.metadata.read_tree(), started.get(next)));
         if let (Some(next), Some(begun)) = (next, &moving)
             && self.finish_moving(begun)
         {
-            gone.push(self.namespace.write_tree().carried_out(&started[next].kind, None));
+            gone.push(self.metadata.write_tree().carried_out(&started[next].kind, None));
             (done, moving) = (next + 1, None);
             looked.clear();
         }
@@ -154,7 +155,7 @@ impl Recovery<'_> {
         let found = (0..=started.len()).rev().find_map(|count| {
             self.put_back(before);
             {
-                let mut tree = self.namespace.write_tree();
+                let mut tree = self.metadata.write_tree();
                 for one in &started[..count] {
                     tree.carried_out(&one.kind, None);
                 }
@@ -178,8 +179,9 @@ impl Recovery<'_> {
     fn finish_moving(&self, moving: &Moving) -> bool {
         let renamed = self.left_there(&moving.from, moving.who).and_then(|there| match there {
             Some(_) => self
-                .namespace
-                .as_either(moving.who, |who| self.namespace.store.rename(who, &moving.from, &moving.to))
+                .files
+                .copies
+                .as_either(moving.who, |who| self.base.store.rename(who, &moving.from, &moving.to))
                 .map(|()| true),
             None => Ok(false),
         });
@@ -191,18 +193,16 @@ impl Recovery<'_> {
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
         let (who, dirs) = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let places = done.iter().flat_map(|one| one.names.iter().map(|(place, ..)| place.0));
             let dirs: std::collections::BTreeSet<FileId> = places.collect();
             let owner = tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
             (owner, dirs.into_iter().filter_map(|dir| tree.applied_path(dir)).collect::<Vec<_>>())
         };
         // (What is gone needs no sync.)
-        dirs.iter().try_for_each(|dir| {
-            match self.namespace.store.sync_dirs(self.namespace.own_cred(who), std::slice::from_ref(dir)) {
-                Err(why) if super::super::resolve::is_absent(&why) => Ok(()),
-                synced => synced,
-            }
+        dirs.iter().try_for_each(|dir| match self.base.store.sync_dirs(own_cred(who), std::slice::from_ref(dir)) {
+            Err(why) if crate::base::queries::is_absent(&why) => Ok(()),
+            synced => synced,
         })
     }
 
@@ -214,7 +214,7 @@ impl Recovery<'_> {
         looked: &mut Looked,
     ) -> std::io::Result<()> {
         let paths: Vec<(StorePath, Cred)> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let files = started.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
         };
@@ -232,9 +232,9 @@ impl Recovery<'_> {
     /// Adopts staged copies. A publication that began must complete; if its file was deleted or replaced since, the
     /// staged copy in the store is all that is left. So the copy is published. (Otherwise programs would see an empty
     /// file until its removal.)
-    pub(super) fn take_over_copies(&self) {
+    pub(crate) fn take_over_copies(&self) {
         let wanted: Vec<(FileId, Seq, Prepared, Cred)> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let begun = tree.ops.iter().filter(|(_, op)| op.certain && matches!(op.kind, OpKind::Publish { .. }));
             begun
                 .filter_map(|(seq, op)| {
@@ -247,9 +247,9 @@ impl Recovery<'_> {
         if wanted.is_empty() {
             return;
         }
-        let dirs = self.namespace.dirs_of_temporaries();
+        let dirs = self.files.temporaries.dirs_of_temporaries();
         for (file, seq, prepared, who) in wanted {
-            let name = self.namespace.staged_name(seq);
+            let name = self.files.temporaries.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
                 let there = self.left_there(&path.join(&name), who).unwrap_or_else(|why| {
                     tracing::warn!(%why, %path, "a directory of the store does not say whether a copy is left there");
@@ -257,13 +257,13 @@ impl Recovery<'_> {
                 });
                 there.is_some_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
             });
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             if let Some((dir, _)) = found
                 && let Some(inode) = tree.get_mut(file)
             {
                 inode.extra_mut().spill = Some((*dir, name));
                 tree.txn.file(file);
-                self.namespace.commit(&mut tree);
+                self.metadata.commit(&mut tree);
             } else {
                 tracing::warn!(
                     seq = seq.0,
@@ -275,7 +275,7 @@ impl Recovery<'_> {
     }
 
     fn started(&self) -> Vec<Started> {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         let mut started = Vec::new();
         let mut fresh = Vec::new();
         for (seq, op) in &tree.ops {
@@ -289,7 +289,7 @@ impl Recovery<'_> {
                 kind: op.kind.clone(),
                 prepared: op.prepared,
                 names: Vec::new(),
-                temporaries: std::iter::once(self.namespace.staged_name(*seq)).chain(spill).collect(),
+                temporaries: std::iter::once(self.files.temporaries.staged_name(*seq)).chain(spill).collect(),
             });
         }
         for seq in fresh {
@@ -302,7 +302,7 @@ impl Recovery<'_> {
     }
 
     fn put_back(&self, before: &[(FileId, Vec<Place>)]) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         for (id, names) in before {
             if let Some(inode) = tree.get_mut(*id) {
                 inode.set_names_in_store(names.clone());
@@ -313,7 +313,7 @@ impl Recovery<'_> {
     /// Is the store in the state after the first `count` operations? The tree already is.
     fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
         let expected = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let moving = self.moving(&tree, started.get(count));
             let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
             let mut unknown: Vec<&Place> = Vec::new();
@@ -327,7 +327,7 @@ impl Recovery<'_> {
             }
             for (index, one) in started[count..].iter().enumerate() {
                 // Begun, and not in one step: under its new name it may be there already, and what had that name gone.
-                let begun = index == 0 && !self.namespace.store.features().atomic_renames;
+                let begun = index == 0 && !self.base.store.features().atomic_renames;
                 let nobody_knows = target_of(&one.kind).filter(|_| begun);
                 for (place, before, _) in &one.names {
                     if nobody_knows.as_ref() == Some(place) {
@@ -375,8 +375,7 @@ impl Recovery<'_> {
     /// The directory rename that has begun, if the operation is one. The tree is in the state before it.
     fn moving(&self, tree: &Tree, begun: Option<&Started>) -> Option<Moving> {
         let OpKind::Rename { file, to_dir, to, .. } = &begun?.kind else { return None };
-        let inode =
-            tree.get(*file).filter(|inode| inode.is_dir() && !self.namespace.store.features().atomic_renames)?;
+        let inode = tree.get(*file).filter(|inode| inode.is_dir() && !self.base.store.features().atomic_renames)?;
         let (from, to) = (tree.applied_path(*file)?, tree.applied_path(*to_dir)?.join(to));
         Some(Moving { from, to, who: inode.cred() })
     }
@@ -397,10 +396,15 @@ impl Recovery<'_> {
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
             // Overwritten in place, which servers do not do: complete when the temporary is gone.
             Some((Some(prepared), names)) => {
-                self.namespace.store.features().plain_files
+                self.base.store.features().plain_files
                     && holder.ino == Some(stat.identity.ino)
                     && prepared.is(&stat.identity)
-                    && !self.is_left(&self.namespace.dirs_of_temporaries(), names, (prepared, one.who), looked)?
+                    && !self.is_left(
+                        &self.files.temporaries.dirs_of_temporaries(),
+                        names,
+                        (prepared, one.who),
+                        looked,
+                    )?
             }
         })
     }
@@ -438,7 +442,7 @@ impl Recovery<'_> {
     /// place of a version.
     fn look_at_spills(&self, done: &[Started], looked: &mut Looked) -> Result<()> {
         let spills: Vec<(StorePath, Cred)> = {
-            let tree = self.namespace.read_tree();
+            let tree = self.metadata.read_tree();
             let published = done.iter().filter(|one| matches!(one.kind, OpKind::Publish { .. }));
             let files = published.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((spilled_to(&tree, id)?, tree.get(id)?.cred()))).collect()
@@ -454,7 +458,7 @@ impl Recovery<'_> {
 
     /// Retires completed operations: their files are at their destinations, with their present identities.
     fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
@@ -466,15 +470,15 @@ impl Recovery<'_> {
                 forget_spill(&mut tree, *file, looked);
             }
             if let OpKind::Rename { file, .. } = &one.kind {
-                self.namespace.copied_with(&mut tree, *file);
+                self.metadata.copied_with(&mut tree, *file);
             }
-            self.namespace.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
+            self.metadata.retire(&mut tree, one.seq, one.prepared.as_ref(), gone);
         }
     }
 
     /// Begins the other operations again. The agent may have died between a change of attributes and the record of it.
     fn begin_anew(&self, rest: &[Started], looked: &Looked) {
-        let mut tree = self.namespace.write_tree();
+        let mut tree = self.metadata.write_tree();
         for one in rest {
             for id in files_of(&one.kind) {
                 recognise(&mut tree, id, None, touches_meta(rest, id), looked);

@@ -6,9 +6,9 @@ use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_tier::Standing;
 use surgetank_types::model::{DeviceId, FileId, Image, RunId};
 
-use super::super::files::hidden_name;
-use super::lost::{Doubt, Held, went_down_with};
-use super::{Gone, OnTier, Recovery};
+use crate::files::hidden_name;
+use crate::namespace::recover::lost::{Doubt, Held, went_down_with};
+use crate::namespace::recover::{Gone, OnTier, Recovery};
 
 /// How far the plain files are matched.
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl Recovery<'_> {
     /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a `strange` device
     /// no agent has put anything, as far as the catalog knows. Returns the devices that were read completely. `damaged`: no file
     /// is removed because it has no record.
-    pub(super) fn match_tiers(
+    pub(crate) fn match_tiers(
         &self,
         strange: &HashSet<DeviceId>,
         gone: &Gone,
@@ -35,7 +35,7 @@ impl Recovery<'_> {
     ) -> HashSet<DeviceId> {
         let mut matching = self.walk_tiers();
         {
-            let mut tree = self.namespace.write_tree();
+            let mut tree = self.metadata.write_tree();
             let replicas: Vec<(FileId, PlainId)> =
                 tree.iter().filter_map(|(id, inode)| Some((id, inode.replica?))).collect();
             for (id, known) in replicas {
@@ -50,7 +50,7 @@ impl Recovery<'_> {
 
     fn walk_tiers(&self) -> Matching {
         let mut matching = Matching::default();
-        for device in self.namespace.tiers.devices() {
+        for device in self.base.tiers.devices() {
             if !device.is_there() {
                 if device.standing() == Standing::Absent {
                     matching.unread.insert(device.id(), 0);
@@ -62,9 +62,9 @@ impl Recovery<'_> {
             });
             if let Err(why) = result {
                 matching.unread.insert(device.id(), 0);
-                self.namespace.device_failed(device.id(), &why);
+                self.base.tiers.device_failed(device.id(), &why);
                 let at = device.path().display().to_string();
-                self.namespace.note(RunId(0), at, format!("the tier cannot be read: {why}"), true);
+                self.base.notes.note(RunId(0), at, format!("the tier cannot be read: {why}"), true);
             } else {
                 matching.walked.insert(device.id());
             }
@@ -81,7 +81,7 @@ impl Recovery<'_> {
         damaged: bool,
     ) {
         let place = (known.device, known.ino);
-        let device = self.namespace.tiers.device(known.device);
+        let device = self.base.tiers.device(known.device);
         let is_it = |on_tier: &OnTier| known.born == 0 || on_tier.plain.born == 0 || known.born == on_tier.plain.born;
         let is_found = matching.found.get(&place).is_some_and(is_it);
         let Some(on_tier) = is_found.then(|| matching.found.remove(&place)).flatten() else {
@@ -96,12 +96,12 @@ impl Recovery<'_> {
         };
         let Some(mut want) = tree.logical_path(id) else {
             // Unlinked while open: no process has it open any more, unless one continues after the agent's death.
-            if damaged && !self.namespace.succession.left_open(id) {
+            if damaged && !self.base.succession.left_open(id) {
                 // It may have got a name since.
                 tree.drop_replica(id);
                 tree.txn.file(id);
                 matching.found.insert(place, on_tier);
-            } else if !self.namespace.succession.left_open(id) {
+            } else if !self.base.succession.left_open(id) {
                 drop(device.unlink(&on_tier.path));
                 tree.drop_replica(id);
             } else if on_tier.path != hidden_name(id) {
@@ -144,24 +144,24 @@ impl Recovery<'_> {
 
     fn report_unread(&self, unread: &HashMap<DeviceId, u64>) {
         for (device, files) in unread {
-            let device = self.namespace.tiers.device(*device);
+            let device = self.base.tiers.device(*device);
             if *files > 0 && device.standing() == Standing::Absent {
                 let at = device.path().display().to_string();
                 let what = format!(
                     "{files} file(s) are on a tier that is not there: {at}; bring it back (mount it again) and start once more; until then they are remembered, and not in the store"
                 );
                 // The verdict names the files that are meant for the store.
-                self.namespace.note(RunId(0), at, what, false);
+                self.base.notes.note(RunId(0), at, what, false);
             }
         }
     }
 
     fn put_in_place(&self, aside: &[(FileId, DeviceId, Vec<u8>)]) {
         for (id, device, want) in aside {
-            if let Err(why) = self.namespace.tiers.device(*device).follow(&hidden_name(*id), want) {
+            if let Err(why) = self.base.tiers.device(*device).follow(&hidden_name(*id), want) {
                 let path = String::from_utf8_lossy(want).into_owned();
                 let what = format!("cannot be put in its place on the tier: {why}");
-                self.namespace.note(RunId(0), path, what, true);
+                self.base.notes.note(RunId(0), path, what, true);
             }
         }
     }

@@ -11,20 +11,20 @@ const SHORT_TOLD_MAX: usize = 20;
 impl Served {
     /// `ends`: this is the final drain, which gives up.
     pub(super) fn trouble(&self, ends: bool) -> Option<Trouble> {
-        let place = self.namespace.store.describe();
+        let place = self.namespace.base.store.describe();
         let paused = self.drain.paused_since_unix_seconds();
         // The drain can be in trouble without a failure.
-        let silent = self.namespace.queries.silent_for();
+        let silent = self.namespace.base.queries.silent_for();
         if let Some(time) = silent.or(self.drain.stalled_for()) {
             let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));
             let slow =
                 || format!("the store {place} has been at one thing for {} s: it is slow, or hangs", time.as_secs());
-            let reason = if silent.is_some() { self.namespace.queries.silence() } else { slow() };
+            let reason = if silent.is_some() { self.namespace.base.queries.silence() } else { slow() };
             return Some(Trouble { path: None, place, reason, since_unix_seconds });
         }
-        let mut stuck = self.namespace.stuck()?;
+        let mut stuck = self.namespace.questions.stuck()?;
         if ends && !stuck.lasting {
-            let left = self.namespace.config.retry.saturating_sub(stuck.since).as_secs();
+            let left = self.namespace.base.config.retry.saturating_sub(stuck.since).as_secs();
             stuck.text.push_str(&format!(
                 " The agent retries for {left} s; files that are left then stay safe in the tiers."
             ));
@@ -39,9 +39,10 @@ impl Served {
 
     /// Writers that wait for room, or waited without success.
     pub(super) fn short_of_room(&self, refused: bool) -> impl Iterator<Item = Trouble> {
-        let place = self.namespace.store.describe();
-        let patience = self.namespace.config.wait_for_room;
-        let short = self.namespace.short_of_room().into_iter().filter(move |short| refused || !short.refused);
+        let place = self.namespace.base.store.describe();
+        let patience = self.namespace.base.config.wait_for_room;
+        let short =
+            self.namespace.files.room_waits.short_of_room().into_iter().filter(move |short| refused || !short.refused);
         short.take(SHORT_TOLD_MAX).map(move |short| Trouble {
             path: Some(PathText(short.path)),
             place: place.clone(),

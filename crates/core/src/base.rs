@@ -1,0 +1,130 @@
+//! What every component of the core shares: the configuration, the store, the tiers, and small services that depend on none of
+//! the components above.
+//!
+//! A component takes from [`Base`] what it needs, and the components below it. So its fields say what it depends on.
+
+pub mod claimed;
+pub mod deferred;
+pub mod end;
+pub mod events;
+pub mod notes;
+pub mod queries;
+pub mod runs;
+pub mod succession;
+pub mod users;
+pub mod waits;
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use deferred::DeferredSeals;
+use end::End;
+use events::Events;
+use notes::Notes;
+use queries::StoreQueries;
+use runs::Runs;
+use succession::{Succession, Survival};
+use users::Permissions;
+use waits::Waits;
+
+use surgetank_policy::config::Config;
+use surgetank_policy::rule::RuleSet;
+use surgetank_store::Store;
+use surgetank_tier::Tiers;
+use surgetank_types::clock;
+use surgetank_types::error::Result;
+use surgetank_types::model::FileId;
+use surgetank_types::sync::atomic::AtomicU64;
+use surgetank_types::sync::{Arc, OnceLock};
+
+use crate::catalog::Catalog;
+
+/// What the kernel's side of the mount can do for the namespace.
+pub trait Door: Send + Sync {
+    /// Does the kernel take plain files at all?
+    fn passes_through(&self) -> bool;
+    /// Registers a plain file as the backing of a file of the mount. Processes then read and write it natively.
+    fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
+    fn unback(&self, backing: u32);
+    /// Makes the kernel drop the attributes that it caches, and the pages unless `attributes_only`. `false`: the kernel
+    /// does not know the file.
+    fn invalidate(&self, file: FileId, attributes_only: bool) -> bool;
+    fn invalidate_name(&self, dir: FileId, name: &[u8]);
+    /// Returns when the mount has released ([`Namespace::release`]) the files that processes closed until now, or when
+    /// this takes too long.
+    fn await_closes(&self);
+}
+
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub direct_opens: AtomicU64,
+    pub mediated_opens: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub store_stats: AtomicU64,
+    pub store_lists: AtomicU64,
+    pub spills: AtomicU64,
+}
+
+/// What every component shares.
+#[derive(Clone)]
+pub struct Base {
+    pub config: Arc<Config>,
+    pub rules: Arc<RuleSet>,
+    pub store: Arc<dyn Store>,
+    pub tiers: Arc<Tiers>,
+    pub catalog: Arc<dyn Catalog>,
+    /// The part of the names of temporaries in the store that identifies this agent.
+    pub key: Arc<str>,
+    pub queries: Arc<StoreQueries>,
+    pub waits: Arc<Waits>,
+    pub succession: Arc<Succession>,
+    /// The kernel's side of the mount, from when it registers itself.
+    pub door: Arc<OnceLock<Arc<dyn Door>>>,
+    pub counters: Arc<Counters>,
+    pub events: Arc<Events>,
+    pub(crate) end: Arc<End>,
+    pub notes: Arc<Notes>,
+    pub runs: Arc<Runs>,
+    pub permissions: Arc<Permissions>,
+    pub deferred: Arc<DeferredSeals>,
+    pub started: Instant,
+}
+
+impl Base {
+    /// Errors: the rules of the configuration contradict each other.
+    pub fn new(
+        config: Config,
+        store: Arc<dyn Store>,
+        tiers: Arc<Tiers>,
+        catalog: Arc<dyn Catalog>,
+        key: String,
+        checks_permissions: bool,
+        survival: Survival,
+    ) -> Result<Self> {
+        let waits = Arc::new(Waits::default());
+        let succession = Arc::new(Succession::new(survival));
+        let events = Arc::new(Events::default());
+        let end = Arc::new(End::default());
+        Ok(Self {
+            rules: Arc::new(RuleSet::new(&config.rules)?),
+            queries: Arc::new(StoreQueries::new(store.clone(), config.retry, config.store_ttl, waits.clone())),
+            config: Arc::new(config),
+            store,
+            tiers,
+            catalog,
+            key: key.into(),
+            waits,
+            door: Arc::default(),
+            counters: Arc::default(),
+            notes: Arc::new(Notes::new(events.clone(), succession.clone())),
+            runs: Arc::new(Runs::new(end.clone())),
+            permissions: Arc::new(Permissions::new(checks_permissions)),
+            deferred: Arc::default(),
+            succession,
+            events,
+            end,
+            started: clock::tick(),
+        })
+    }
+}

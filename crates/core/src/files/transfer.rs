@@ -1,0 +1,221 @@
+//! Bytes through the agent: reads and writes of mediated files. Also the operations that the kernel never applies to
+//! the plain file directly: allocation, holes, copies between files, sync.
+//!
+//! The danger that this avoids: fsync returns before the bytes are where it promises them.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use surgetank_store::Store;
+use surgetank_tier::Tiers;
+use surgetank_types::error::{Errno, FsResult};
+use surgetank_types::model::RunId;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, PoisonError};
+
+use crate::base::events::Events;
+use crate::base::notes::Notes;
+use crate::base::queries::StoreQueries;
+use crate::base::succession::Succession;
+use crate::base::{Base, Counters};
+use crate::content::{Location, reopen_writable};
+use crate::files::Shortage;
+use crate::files::deadline::DeadlineWatch;
+use crate::files::evict::Eviction;
+use crate::files::fetch_open::Fetches;
+use crate::files::open_files::OpenFiles;
+use crate::files::place::Placer;
+use crate::files::room_wait::RoomWaits;
+use crate::metadata::Metadata;
+
+/// The limit of bytes for one copy_file_range call; programs call again.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads and writes of mediated files.
+pub struct Transfers {
+    pub(super) counters: Arc<Counters>,
+    pub(super) events: Arc<Events>,
+    pub(super) queries: Arc<StoreQueries>,
+    pub(super) store: Arc<dyn Store>,
+    succession: Arc<Succession>,
+    pub(super) tiers: Arc<Tiers>,
+    pub(super) deadline: Arc<DeadlineWatch>,
+    pub(super) eviction: Arc<Eviction>,
+    fetches: Arc<Fetches>,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) notes: Arc<Notes>,
+    open_files: Arc<OpenFiles>,
+    pub(super) placer: Arc<Placer>,
+    pub(super) room_waits: Arc<RoomWaits>,
+}
+
+impl Transfers {
+    #[expect(clippy::too_many_arguments, reason = "one for each component that it uses")]
+    pub(crate) fn new(
+        base: &Base,
+        deadline: &Arc<DeadlineWatch>,
+        eviction: &Arc<Eviction>,
+        fetches: &Arc<Fetches>,
+        metadata: &Arc<Metadata>,
+        open_files: &Arc<OpenFiles>,
+        placer: &Arc<Placer>,
+        room_waits: &Arc<RoomWaits>,
+    ) -> Self {
+        Self {
+            counters: base.counters.clone(),
+            events: base.events.clone(),
+            queries: base.queries.clone(),
+            store: base.store.clone(),
+            succession: base.succession.clone(),
+            tiers: base.tiers.clone(),
+            notes: base.notes.clone(),
+            deadline: deadline.clone(),
+            eviction: eviction.clone(),
+            fetches: fetches.clone(),
+            metadata: metadata.clone(),
+            open_files: open_files.clone(),
+            placer: placer.clone(),
+            room_waits: room_waits.clone(),
+        }
+    }
+
+    pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        let handle = self.open_files.handle(fh)?;
+        let mut done = 0;
+        while let Some(arrival) = handle.open.arrival().filter(|_| done < buffer.len()) {
+            match self.fetches.read_arriving(&handle.open, &arrival, offset + done as u64, &mut buffer[done..])? {
+                // The end of the file.
+                Some(0) => break,
+                Some(count) => done += count,
+                None => {}
+            }
+            self.fetches.try_complete(&handle.open, &arrival);
+        }
+        let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let content = handle.open.content();
+        while content.location != Location::Arriving && done < buffer.len() {
+            match content.file.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(why) => {
+                    if let Location::Tier(device) = content.location {
+                        self.tiers.device_failed(device, &why);
+                    }
+                    return Err(why.into());
+                }
+            }
+        }
+        self.counters.read_bytes.fetch_add(done as u64, Ordering::Relaxed);
+        if let Location::Tier(device) = content.location {
+            self.tiers.device(device).counters().bytes_out.fetch_add(done as u64, Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    /// `appends`: the descriptor's present state, however it was opened (F_SETFL).
+    pub fn write(&self, fh: u64, offset: u64, data: &[u8], appends: bool) -> FsResult<usize> {
+        let handle = self.open_files.handle(fh)?;
+        if !handle.writes {
+            return Err(Errno::BADF.into());
+        }
+        self.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        if handle.open.direct {
+            // Writes that the kernel cannot pass through, or sends here anyway, also go to the plain file.
+            let file = reopen_writable(&handle.open.content().file)?;
+            let offset = if appends { self.succession.append_at(fh, file.metadata()?.len()) } else { offset };
+            crate::files::room::write_all_at(&file, data, offset)?;
+            return Ok(data.len());
+        }
+        let end = || -> FsResult<u64> { Ok(handle.open.content().file.metadata()?.len().max(offset)) };
+        let offset = if appends { self.succession.append_at(fh, end()?) } else { offset };
+        self.write_mediated(&handle.open, data, offset)
+    }
+
+    pub fn allocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        let handle = self.open_files.handle(fh)?;
+        let open = &handle.open;
+        open.written.store(true, Ordering::Relaxed);
+        let mut shortage = Shortage::default();
+        loop {
+            let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let content = open.content();
+            let mediated = !open.direct;
+            let flags = rustix::fs::FallocateFlags::from_bits_truncate(mode);
+            let punches = flags.contains(rustix::fs::FallocateFlags::PUNCH_HOLE);
+            let size_bytes = content.file.metadata()?.len();
+            let room = match content.location {
+                Location::Tier(device) if mediated && !punches => {
+                    self.ensure_room(open, device, size_bytes, offset, length)
+                }
+                _ => true,
+            };
+            let result = if room {
+                let file =
+                    if content.writable { content.file.clone() } else { Arc::new(reopen_writable(&content.file)?) };
+                rustix::fs::fallocate(&*file, flags, offset, length)
+            } else {
+                Err(Errno::NOSPC)
+            };
+            drop(gate);
+            match result {
+                Ok(()) => {
+                    self.room_waits.has_room(&shortage);
+                    return Ok(());
+                }
+                Err(Errno::NOSPC) if mediated && matches!(content.location, Location::Tier(_)) => {
+                    if let Err(fault) = self.spill(open, content.location, length, crate::files::SpilledBy::Writer) {
+                        self.room_waits.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
+                    }
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    pub fn seek(&self, fh: u64, offset: u64, whence: i32) -> FsResult<u64> {
+        let handle = self.open_files.handle(fh)?;
+        let from = match whence {
+            libc::SEEK_DATA => rustix::fs::SeekFrom::Data(offset),
+            libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        // A range that has not arrived yet is not a hole.
+        if let Some(arrival) = handle.open.arrival() {
+            let there = offset < arrival.size_bytes;
+            return match whence {
+                _ if !there => Err(Errno::NXIO.into()),
+                libc::SEEK_DATA => Ok(offset),
+                _ => Ok(arrival.size_bytes),
+            };
+        }
+        Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
+    }
+
+    pub fn copy_range(&self, from: u64, offset_in: u64, to: u64, offset_out: u64, length: u64) -> FsResult<u64> {
+        let source = self.open_files.handle(from)?;
+        let target = self.open_files.handle(to)?;
+        let length = length.min(COPY_BYTES_MAX);
+        target.open.written.store(true, Ordering::Relaxed);
+        let whole = source.open.arrival().is_none();
+        if !whole || !target.open.direct || source.open.id == target.open.id {
+            // The kernel falls back to reads and writes, which may move the target to another tier meanwhile.
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let out = reopen_writable(&target.open.content().file)?;
+        let (mut offset_in, mut offset_out) = (offset_in, offset_out);
+        let input = source.open.content().file;
+        let copied = rustix::fs::copy_file_range(
+            &*input,
+            Some(&mut offset_in),
+            out.as_fd(),
+            Some(&mut offset_out),
+            length as usize,
+        );
+        match copied {
+            Ok(count) => Ok(count as u64),
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => Err(Errno::OPNOTSUPP.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Pending unlinks: plain files that are about to be removed. The catalog stops naming a plain file before its removal
+//! from the tier. An agent that is killed in between would leave unknown bytes, and unknown bytes are never deleted. So
+//! the same record also says which file it is. Only the last few can be pending; new records overwrite older ones.
+//!
+//! The danger that this avoids: a record outlives its file, and the file system gives the inode number to another file.
+//! So a record has the file's number, device and time of birth together.
+
+use foldhash::HashSet;
+
+use surgetank_state::{PlainId, Tree};
+use surgetank_types::model::{DeviceId, Image};
+
+/// The limit of files between the two steps: each one has a thread of its own.
+pub(crate) const REMEMBERED: u32 = 256;
+pub(crate) const COUNTER: &str = "gone-";
+
+pub(crate) fn saying(tree: &Tree, plain: PlainId) -> Option<u64> {
+    said(tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device), plain)
+}
+
+fn said(device: DeviceId, plain: PlainId) -> Option<u64> {
+    if plain.born == 0 {
+        return None;
+    }
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    digest.update(&[device.tier, device.device]);
+    digest.update(&plain.ino.to_le_bytes());
+    digest.update(&plain.born.to_le_bytes());
+    Some(digest.finalize())
+}
+
+/// The files that an earlier agent may not have removed.
+pub(crate) fn remembered(image: &Image) -> HashSet<u64> {
+    let ours = |name: &str| name.strip_prefix(COUNTER).is_some_and(|slot| slot.parse::<u32>().is_ok());
+    image.counters.iter().filter(|(name, _)| ours(name)).map(|(_, file)| *file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fault: a record of a removed file matched the next file with its inode number, and that file was removed.
+    #[test]
+    fn an_inode_number_that_came_again_was_taken_for_the_file_that_went() {
+        let device = DeviceId { tier: 0, device: 0 };
+        let went = PlainId { device, ino: 12, born: 77 };
+        assert_eq!(said(device, went), said(device, went));
+        assert_ne!(said(device, went), said(device, PlainId { born: 78, ..went }));
+        assert_ne!(said(device, went), said(DeviceId { tier: 0, device: 1 }, went));
+        assert_ne!(said(device, went), said(device, PlainId { ino: 13, ..went }));
+        assert_eq!(said(device, PlainId { born: 0, ..went }), None, "it cannot be told from another");
+    }
+}
