@@ -11,7 +11,6 @@ mod load;
 pub mod machine;
 mod metrics;
 mod places;
-pub mod quantity;
 mod sea;
 mod slurm;
 pub mod tiers;
@@ -20,6 +19,9 @@ pub use deadline::Deadline;
 pub use load::{Loaded, OTHER_VARIABLES};
 pub use machine::Surroundings;
 pub use metrics::TokenFile;
+
+pub use crate::rule::{Authority, Compress, Pattern, RuleConfig};
+pub use crate::words::{Timing, quantity};
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -30,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use surgetank_store::Verify;
 use surgetank_types::error::Result;
-use surgetank_types::model::{FsyncTarget, Mode};
+use surgetank_types::model::FsyncTarget;
 
 /// The strongest event that files on a tier survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -55,101 +57,6 @@ pub struct TierConfig {
     pub cap_bytes: Option<u64>,
     /// What it survives; `None`: derived from the file system (tmpfs → agent, local disk → reboot, shared → node).
     pub survives: Option<Survives>,
-}
-
-/// The paths that a rule applies to, relative to the directory that is served.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Pattern {
-    /// `**`, `*`, `?`, `[…]`, `{a,b}`, read as in `.gitignore` (see [`crate::rule`]).
-    Glob(String),
-    /// From Sea's lists: a regular expression that covers the whole path.
-    Regex(String),
-}
-
-/// The source of a rule; a later variant wins over an earlier one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Authority {
-    /// Built in.
-    Default,
-    /// A hint of a workflow.
-    Hint,
-    /// The project's `surgetank.toml`, or Sea's lists.
-    Project,
-    /// An environment variable or an option of the command.
-    CommandLine,
-    /// The site's file, `/etc/surgetank.toml`.
-    Site,
-}
-
-/// When the drain starts with a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "lowercase")]
-pub enum Timing {
-    /// As soon as it is sealed and was quiet for the configured time.
-    #[default]
-    Soon,
-    /// In the final drain (`.git`, caches, virtual environments).
-    Last,
-}
-
-/// One rule of the configuration. `None` means that the rule does not set the attribute.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RuleConfig {
-    /// The paths that the rule applies to.
-    pub pattern: Pattern,
-    /// What happens to the file after it is written.
-    pub mode: Option<Mode>,
-    /// When the drain starts with it.
-    pub timing: Option<Timing>,
-    /// What fsync waits for.
-    pub fsync: Option<FsyncTarget>,
-    /// Expected size, in bytes: space is reserved for it, so that writes are direct.
-    pub size_bytes: Option<u64>,
-    /// Name of the tier to prefer.
-    pub tier: Option<String>,
-    /// Whether the file is copied to a tier at the start, while there is free space.
-    pub prefetch: bool,
-    /// Whether it stays on its tier as long as the agent lives.
-    pub pin: bool,
-    /// Its form in the store.
-    pub compress: Option<Compress>,
-    /// Whether the store holds equal content only once. `false` overrides weaker rules.
-    pub dedup: Option<bool>,
-    /// The kind of source that has the rule.
-    pub authority: Authority,
-    /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
-    pub origin: String,
-}
-
-impl RuleConfig {
-    /// A rule that sets nothing yet. `origin` is the place where it is written.
-    pub fn empty(pattern: Pattern, authority: Authority, origin: impl Into<String>) -> Self {
-        Self {
-            pattern,
-            mode: None,
-            timing: None,
-            fsync: None,
-            size_bytes: None,
-            tier: None,
-            prefetch: false,
-            pin: false,
-            compress: None,
-            dedup: None,
-            authority,
-            origin: origin.into(),
-        }
-    }
-}
-
-/// The form of a file's content in the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Compress {
-    /// Unchanged; overrides weaker rules.
-    None,
-    /// Compressed by zstd, at this level (1 to 19).
-    Zstd(i32),
 }
 
 /// What happens at the end of the last run to files whose mode is `keep`.

@@ -1,6 +1,6 @@
 //! Hints: what a workflow tells about its files while it runs, as an attribute of a file or directory
 //! (`user.surgetank.hint.NAME`) or by `surgetank hint`. A hint advises, a rule decides: a hint is stronger than the built-in
-//! rules and weaker than every written rule ([`crate::rule`]).
+//! rules and weaker than every written rule.
 //!
 //! Names and values are those of rules. The names of WOSS (S. Al-Kiswany et al., "A cross-layer optimized storage system for
 //! workflow applications", Future Generation Computer Systems 75, 2017) are accepted too. A WOSS hint with a meaning on one
@@ -10,9 +10,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::Timing;
-use crate::config::key::{mode, nearest, one_of};
-use crate::config::quantity::size_bytes;
+use crate::words::quantity::size_bytes;
+use crate::words::{Timing, mode, nearest, one_of, timing};
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
@@ -128,7 +127,7 @@ impl Advice {
         let truth = |value| one_of(value, &[("true", true), ("false", false)]);
         match name {
             Name::Mode => self.mode = Some(mode(value)?),
-            Name::Timing => self.timing = Some(one_of(value, &[("soon", Timing::Soon), ("last", Timing::Last)])?),
+            Name::Timing => self.timing = Some(timing(value)?),
             Name::Size => self.size_bytes = Some(size_bytes(value)?),
             Name::Tier if value.is_empty() => return Err("the name of a tier is expected".to_owned()),
             Name::Tier => self.tier = Some(value.into()),

@@ -9,3 +9,4 @@ pub mod config;
 pub mod hint;
 pub mod placement;
 pub mod rule;
+mod words;

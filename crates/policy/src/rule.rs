@@ -12,11 +12,15 @@
 
 pub(crate) mod defaults;
 mod matcher;
+mod written;
+
+pub use crate::words::mode_name;
+pub use written::{Authority, Compress, Pattern, RuleConfig};
 
 use surgetank_types::sync::Arc;
 
-use crate::config::{Authority, Compress, Pattern, RuleConfig, Timing};
 use crate::hint::{Advice, NextRead};
+use crate::words::Timing;
 use matcher::Matcher;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FsyncTarget, Mode};
@@ -310,16 +314,6 @@ fn spelled(rule: &RuleConfig) -> String {
     }));
     says.extend(rule.dedup.map(|is| format!("dedup {is}")));
     format!("{pattern}={}", says.join(", "))
-}
-
-/// The mode as it is written in a rule: `keep`, `copy`, `move`, `remove`.
-pub fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Keep => "keep",
-        Mode::Copy => "copy",
-        Mode::Move => "move",
-        Mode::Remove => "remove",
-    }
 }
 
 #[cfg(test)]

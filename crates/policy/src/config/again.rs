@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::Surroundings;
 use super::key::Draft;
 use super::{Authority, Config, KeepAtExit, Overrides, Pattern, RuleConfig, TierConfig, load};
-use crate::rule::mode_name;
+use crate::words::mode_name;
 use surgetank_store::Verify;
 
 pub(super) const STORE: &str = "--store";

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::quantity::duration;
+use crate::words::quantity::duration;
 
 /// The known end of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,11 +10,12 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, mode, no_tiers, one_of, refused,
-    rule, tier, tier_name, unknown,
+    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, no_tiers, refused, rule, tier,
+    tier_name, unknown,
 };
-use super::quantity::size_bytes;
-use super::{Authority, Pattern, RuleConfig, Survives, TierConfig, Timing};
+use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
+use crate::words::quantity::size_bytes;
+use crate::words::{mode, one_of, timing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
 
@@ -160,10 +161,7 @@ impl File<'_> {
                     matched = true;
                 }
                 "mode" => made.mode = Some(mode(&self.scalar(key, value)?).map_err(wrong)?),
-                "timing" => {
-                    let choices = [("soon", Timing::Soon), ("last", Timing::Last)];
-                    made.timing = Some(one_of(&self.scalar(key, value)?, &choices).map_err(wrong)?);
-                }
+                "timing" => made.timing = Some(timing(&self.scalar(key, value)?).map_err(wrong)?),
                 "fsync" => {
                     let choices = [("tier", FsyncTarget::Tier), ("store", FsyncTarget::Store)];
                     made.fsync = Some(one_of(&self.scalar(key, value)?, &choices).map_err(wrong)?);

@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::deadline::deadline;
-use super::quantity::{duration, size_bytes};
 use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, TokenFile, Way, metrics};
+use crate::words::quantity::{duration, size_bytes};
+use crate::words::{mode, one_of};
 use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
-use surgetank_types::model::{FsyncTarget, Mode};
+use surgetank_types::model::FsyncTarget;
+
+pub use crate::words::nearest;
 
 /// Keys with one value each, by their names in `surgetank.toml`.
 pub const SCALARS: [&str; 25] = [
@@ -210,31 +213,6 @@ pub(crate) fn unknown<'a>(kind: &str, name: &str, label: &str, known: impl Itera
     }
 }
 
-/// The known name that `name` most probably stands for; `None` if all differ too much.
-pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .map(|candidate| (edits(name, candidate), candidate))
-        .min_by_key(|(distance, _)| *distance)
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
-        .map(|(_, candidate)| candidate)
-}
-
-/// The Levenshtein distance.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 fn truth(text: &str) -> std::result::Result<bool, String> {
     one_of(
         text,
@@ -249,17 +227,6 @@ fn truth(text: &str) -> std::result::Result<bool, String> {
             ("0", false),
         ],
     )
-}
-
-/// The value of one of a few words. The error lists the words.
-pub(crate) fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Result<T, String> {
-    choices.iter().find(|(name, _)| *name == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
-        format!("'{text}' is none of {}", choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))
-    })
-}
-
-pub(crate) fn mode(text: &str) -> std::result::Result<Mode, String> {
-    one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
 }
 
 /// Parses `none`, `zstd` or `zstd:LEVEL`.

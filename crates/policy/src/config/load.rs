@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use super::again::{self, Sources};
 use super::deadline::Deadline;
-use super::key::{self, Draft, Origin, Said, nearest};
+use super::key::{self, Draft, Origin, Said};
 use super::machine::Machine;
 use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
 use super::sea::{self, Sea};
 use super::tiers::{self, Candidates};
 use super::{Authority, Config, Overrides, Surroundings, TierConfig, file};
 use crate::rule::RuleSet;
+use crate::words::nearest;
 use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::config::machine::Machine;
 use crate::rule::{RuleSet, mode_name};
+use surgetank_types::model::Mode;
 
 mod again;
 mod job;

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use super::machine::Machine;
-use super::quantity::show_bytes;
 use super::{Survives, TierConfig};
+use crate::words::quantity::show_bytes;
 
 /// A tier with a smaller cap is not useful.
 const CAP_BYTES_MIN: u64 = 16 << 20;

@@ -1,6 +1,7 @@
 //! The built-in rules: copy everything, and drain last the files that no process waits for.
 
-use crate::config::{Authority, Pattern, RuleConfig, Timing};
+use super::written::{Authority, Pattern, RuleConfig};
+use crate::words::Timing;
 use surgetank_types::model::Mode;
 
 /// Directories full of small files that a run rewrites all the time and that no process reads from the store meanwhile: version

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use globset::{Candidate, Glob, GlobBuilder, GlobMatcher, GlobSet, GlobSetBuilder};
 use regex::bytes::{Regex, RegexSet};
 
-use crate::config::Pattern;
+use super::written::Pattern;
 
 /// Matches patterns by their position in the list given to [`Matcher::new`].
 ///

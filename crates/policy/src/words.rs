@@ -1,0 +1,72 @@
+//! Words that hints, rules and the configuration have in common, so that a value has one meaning in all of them.
+//!
+//! It knows none of the three.
+
+pub mod quantity;
+
+use serde::{Deserialize, Serialize};
+
+use surgetank_types::model::Mode;
+
+/// When the drain starts with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Timing {
+    /// As soon as it is sealed and was quiet for the configured time.
+    #[default]
+    Soon,
+    /// In the final drain (`.git`, caches, virtual environments).
+    Last,
+}
+
+/// The mode as it is written in a rule: `keep`, `copy`, `move`, `remove`.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Keep => "keep",
+        Mode::Copy => "copy",
+        Mode::Move => "move",
+        Mode::Remove => "remove",
+    }
+}
+
+/// The value of one of a few words. The error lists the words.
+pub fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    choices.iter().find(|(name, _)| *name == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
+        format!("'{text}' is none of {}", choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))
+    })
+}
+
+/// Parses `keep`, `copy`, `move` or `remove`.
+pub fn mode(text: &str) -> Result<Mode, String> {
+    one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
+}
+
+/// Parses `soon` or `last`.
+pub fn timing(text: &str) -> Result<Timing, String> {
+    one_of(text, &[("soon", Timing::Soon), ("last", Timing::Last)])
+}
+
+/// The known name that `name` most probably stands for; `None` if all differ too much.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|candidate| (edits(name, candidate), candidate))
+        .min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .map(|(_, candidate)| candidate)
+}
+
+/// The Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
