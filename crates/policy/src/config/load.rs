@@ -18,7 +18,7 @@ use super::machine::Machine;
 use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
 use super::sea::{self, Sea};
 use super::tiers::{self, Candidates};
-use super::{Authority, Config, Overrides, Surroundings, TierConfig, file};
+use super::{Authority, Config, Overrides, RuleConfig, Surroundings, TierConfig, file};
 use crate::rule::RuleSet;
 use crate::words::nearest;
 use surgetank_store::Verify;
@@ -267,56 +267,15 @@ fn resolve(
 ) -> Result<Loaded> {
     let machine = &around.machine;
     let over = resolve_over(&draft, around)?;
-    if draft.store.is_none()
-        && let Some(sea) = sea
-        && let Some(base) = sea.store
-    {
-        let same = |said: &Said<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
-        if same(&base) || sea.over.as_ref().is_some_and(same) {
-            draft.store = Some(base);
-        } else {
-            notes.push(format!(
-                "{}: {} is not taken as the store, because {} is neither it nor mount_dir",
-                base.origin.label,
-                base.value.display(),
-                over.display()
-            ));
-        }
+    if draft.store.is_none() {
+        draft.store = sea.and_then(|sea| store_of_sea(sea, &over, &mut notes));
     }
-    let store = match &draft.store {
-        None => over.clone(),
-        Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
-        Some(said) => directory(said, "the store", "give another directory with --store")?,
-    };
-    if store != over {
-        refuse_apart(&over, &store, machine)?;
-    }
+    let store = resolve_store(&draft, &over, machine)?;
     let state = resolve_state(&draft, around, &over, &store)?;
     let (metrics, metrics_token_file) = super::metrics::settled(&draft)?;
     let said_tiers = again::said_tiers(&draft);
-    let tiers = match draft.tiers {
-        Some(said) => given_tiers(machine, said, &over, &store)?,
-        None => {
-            let (found, passed_over) = tiers::found(machine, &candidates(around), &over, &store);
-            if found.is_empty() {
-                return Err(Error::new(format!(
-                    "no place was found that is faster than the store {}",
-                    store.display()
-                ))
-                .why(passed_over.join("; "))
-                .remedy("name one with --tier NAME=PATH[:SIZE], for example --tier disk=/scratch/me"));
-            }
-            notes.extend(passed_over);
-            found
-        }
-    };
-    for rule in &draft.rules {
-        if let Some(name) = &rule.tier
-            && !tiers.iter().any(|tier| tier.name == *name)
-        {
-            return Err(key::unknown("tier", name, &rule.origin, tiers.iter().map(|tier| tier.name.as_str())));
-        }
-    }
+    let tiers = resolve_tiers(draft.tiers, around, &over, &store, &mut notes)?;
+    refuse_unknown_tiers(&draft.rules, &tiers)?;
     RuleSet::new(&draft.rules)?;
     let unsaid = draft.deadline.is_none();
     let deadline = resolve_deadline(draft.deadline, around, &mut notes);
@@ -414,6 +373,34 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
     Ok(over)
 }
 
+/// The last level of Sea's files, if they are about the directory `over`: it is that level itself, or their `mount_dir`.
+fn store_of_sea(sea: Sea, over: &Path, notes: &mut Vec<String>) -> Option<Said<PathBuf>> {
+    let base = sea.store?;
+    let same = |said: &Said<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
+    if same(&base) || sea.over.as_ref().is_some_and(same) {
+        return Some(base);
+    }
+    notes.push(format!(
+        "{}: {} is not taken as the store, because {} is neither it nor mount_dir",
+        base.origin.label,
+        base.value.display(),
+        over.display()
+    ));
+    None
+}
+
+fn resolve_store(draft: &Draft, over: &Path, machine: &Machine) -> Result<PathBuf> {
+    let store = match &draft.store {
+        None => over.to_path_buf(),
+        Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
+        Some(said) => directory(said, "the store", "give another directory with --store")?,
+    };
+    if store != over {
+        refuse_apart(over, &store, machine)?;
+    }
+    Ok(store)
+}
+
 /// Refuses a separate store whose files the mount would hide, or one that contains, or is inside, the directory.
 fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
     for (inner, outer, what) in [
@@ -485,6 +472,41 @@ pub(super) fn physical(path: &Path) -> PathBuf {
             _ => return path.to_path_buf(),
         }
     }
+}
+
+/// The configured tiers, else those that the machine offers.
+fn resolve_tiers(
+    said: Option<Vec<Said<TierConfig>>>,
+    around: &Surroundings,
+    over: &Path,
+    store: &Path,
+    notes: &mut Vec<String>,
+) -> Result<Vec<TierConfig>> {
+    let machine = &around.machine;
+    if let Some(said) = said {
+        return given_tiers(machine, said, over, store);
+    }
+    let (found, passed_over) = tiers::found(machine, &candidates(around), over, store);
+    if found.is_empty() {
+        return Err(Error::new(format!("no place was found that is faster than the store {}", store.display()))
+            .why(passed_over.join("; "))
+            .remedy("name one with --tier NAME=PATH[:SIZE], for example --tier disk=/scratch/me"));
+    }
+    notes.extend(passed_over);
+    Ok(found)
+}
+
+/// Refuses rules that name a tier that is not there.
+fn refuse_unknown_tiers(rules: &[RuleConfig], tiers: &[TierConfig]) -> Result<()> {
+    let known = tiers.iter().map(|tier| tier.name.as_str());
+    for rule in rules {
+        if let Some(name) = &rule.tier
+            && !known.clone().any(|tier| tier == name)
+        {
+            return Err(key::unknown("tier", name, &rule.origin, known));
+        }
+    }
+    Ok(())
 }
 
 fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, store: &Path) -> Result<Vec<TierConfig>> {
