@@ -50,19 +50,28 @@ pub fn errno_of(error: &io::Error) -> Errno {
 
 /// Meaning, verdict and remedy of an errno of the store.
 pub fn advise(errno: Errno) -> Advice {
-    let retry = |meaning, remedy| Advice { verdict: Verdict::Retry, meaning, remedy };
-    let refuse = |meaning, remedy| Advice { verdict: Verdict::Refuse, meaning, remedy };
-    match errno {
-        // ---- passes, alone or with the user's help
-        Errno::NOSPC => retry(
+    let (verdict, (meaning, remedy)) = match passing(errno) {
+        Some(words) => (Verdict::Retry, words),
+        None => (Verdict::Refuse, lasting(errno)),
+    };
+    Advice { verdict, meaning, remedy }
+}
+
+/// What happened, and what the user can do.
+type Words = (&'static str, &'static str);
+
+/// Errors that pass, alone or with the user's help.
+fn passing(errno: Errno) -> Option<Words> {
+    let words = match errno {
+        Errno::NOSPC => (
             "The store's file system is full (or out of inodes).",
             "Make room in the store; what waits is drained as soon as there is some.",
         ),
-        Errno::DQUOT => retry(
+        Errno::DQUOT => (
             "The quota of the file's owner in the store is used up.",
             "Remove files from the store or ask for more quota; what waits is drained as soon as there is some.",
         ),
-        Errno::IO | Errno::REMOTEIO => retry(
+        Errno::IO | Errno::REMOTEIO => (
             "The store's device or server failed to read or write, or a copy did not read back as it was written.",
             "Look into the kernel log (dmesg) of this node and the health of the store.",
         ),
@@ -71,85 +80,92 @@ pub fn advise(errno: Errno) -> Advice {
         | Errno::HOSTUNREACH
         | Errno::NETDOWN
         | Errno::NETUNREACH
-        | Errno::NETRESET => retry(
+        | Errno::NETRESET => (
             "The store's server does not answer.",
             "Check the network and the server; the drain goes on when it is back.",
         ),
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::PIPE | Errno::SHUTDOWN => {
-            retry(
+            (
                 "The connection to the store is broken, or the file system shut itself down.",
                 "Check that the store is still mounted and its server runs; it may have to be mounted again.",
             )
         }
-        Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM => retry(
+        Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM => (
             "The store's device is gone.",
             "Bring the device back; if it has to be mounted again, restart the agent afterwards: nothing in the tiers is lost by that.",
         ),
-        Errno::STALE => retry(
+        Errno::STALE => (
             "The file server no longer knows the directory or file (it was moved, removed or exported again).",
             "See whether the directory is still there on the server; mount it again if it was exported again.",
         ),
         Errno::AGAIN | Errno::BUSY | Errno::INTR | Errno::TXTBSY | Errno::DEADLK | Errno::NOLCK => {
-            retry("The store is busy, or another client uses this file.", "Nothing, as a rule: it is tried again.")
+            ("The store is busy, or another client uses this file.", "Nothing, as a rule: it is tried again.")
         }
-        Errno::NOMEM | Errno::NOBUFS | Errno::MFILE | Errno::NFILE => retry(
+        Errno::NOMEM | Errno::NOBUFS | Errno::MFILE | Errno::NFILE => (
             "This node is short of memory or of open files.",
             "End what is not needed, or raise the limit (ulimit -n, the job's memory).",
         ),
         Errno::KEYEXPIRED | Errno::NOKEY | Errno::KEYREVOKED => {
-            retry("The ticket for the store has expired.", "Renew it (kinit); the drain then goes on by itself.")
+            ("The ticket for the store has expired.", "Renew it (kinit); the drain then goes on by itself.")
         }
-        // ---- the same error every time
-        Errno::ACCESS | Errno::PERM => refuse(
+        _ => return None,
+    };
+    Some(words)
+}
+
+/// Errors that every further try repeats.
+fn lasting(errno: Errno) -> Words {
+    match errno {
+        Errno::ACCESS | Errno::PERM => (
             "The store does not let this user write there (or set this owner or mode).",
             "Check owner, mode and ACL of the directory in the store; server exports may map root to nobody.",
         ),
-        Errno::ROFS => refuse(
+        Errno::ROFS => (
             "The store is mounted read-only.",
             "Mount it read-write; if it turned read-only by itself, its device has failed: check it first.",
         ),
         Errno::NAMETOOLONG => {
-            refuse("The name is longer than the store's file system takes.", "Rename the file to something shorter.")
+            ("The name is longer than the store's file system takes.", "Rename the file to something shorter.")
         }
-        Errno::INVAL | Errno::ILSEQ => refuse(
+        Errno::INVAL | Errno::ILSEQ => (
             "The store's file system does not take this name or this kind of file.",
             "Rename the file, or keep it out with a rule (keep or remove).",
         ),
-        Errno::LOOP => refuse(
+        Errno::LOOP => (
             "A directory on the way has been replaced by a symbolic link in the store; links are never followed.",
             "Put the directory back, or move the link elsewhere.",
         ),
-        Errno::NOENT | Errno::NOTDIR => refuse(
+        Errno::NOENT | Errno::NOTDIR => (
             "The directory is no longer there in the store: another client removed, renamed or replaced it.",
             "Make it again in the store, or rename the file to another place.",
         ),
-        Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR => refuse(
+        Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR => (
             "Something else has that name in the store: another client made it meanwhile.",
             "Look at both, then rename or remove one of them.",
         ),
-        Errno::FBIG => refuse(
+        Errno::FBIG => (
             "The file is larger than the store's file system takes.",
             "Use a store that takes larger files, or split the file.",
         ),
         Errno::MLINK => {
-            refuse("The store's file system takes no more links to this file.", "Copy the file instead of linking it.")
+            ("The store's file system takes no more links to this file.", "Copy the file instead of linking it.")
         }
-        Errno::XDEV => refuse(
+        Errno::XDEV => (
             "The two places are on different file systems of the store.",
             "Copy instead of linking or renaming across them.",
         ),
-        Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY => refuse(
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY => (
             "The store's file system cannot keep this (extended attributes, special files, exchange of two names).",
             "Keep such files out with a rule, or use a store that can.",
         ),
-        Errno::TOOBIG | Errno::RANGE => refuse(
+        Errno::TOOBIG | Errno::RANGE => (
             "The extended attributes are larger than the store's file system takes.",
             "Remove some of the file's attributes: surgetank run -- setfattr -x NAME FILE.",
         ),
         Errno::UCLEAN => {
-            refuse("The store's file system is damaged.", "Have it checked (fsck) before anything else is written.")
+            ("The store's file system is damaged.", "Have it checked (fsck) before anything else is written.")
         }
-        _ => refuse(
+        _ => (
             "The store answered with an error that is not expected.",
             "Look into the kernel log (dmesg) and report it.",
         ),
