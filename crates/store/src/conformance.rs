@@ -1,4 +1,8 @@
 //! The conformance suite: what every store must do, tested through the interface alone.
+//!
+//! It is compiled for tests only: those of this crate, and with the feature `conformance` those of other crates.
+
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -92,14 +96,17 @@ pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
 
 // ---- helpers of the cases
 
+/// The user of this process.
 pub fn me() -> Cred {
     Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
+/// The path of this text.
 pub fn path(text: &str) -> StorePath {
     StorePath(text.as_bytes().to_vec())
 }
 
+/// Lets every copy run to its end.
 pub fn no_gate() -> Gate<'static> {
     &|_| Ok(())
 }
@@ -112,14 +119,17 @@ fn in_whole_seconds() -> bool {
     WHOLE_SECONDS.get()
 }
 
+/// The time that [`meta`] gives files.
 pub fn time() -> Timestamp {
     Timestamp { nanos: if in_whole_seconds() { 1_234_567_890_000_000_000 } else { 1_234_567_890_123_456_789 } }
 }
 
+/// Attributes of a file of this user, without extended ones.
 pub fn meta(perm: u32) -> Meta {
     Meta { perm, uid: me().uid, gid: me().gid, times: Some((time(), time())), xattrs: Some(BTreeMap::new()) }
 }
 
+/// A file outside the store with this content.
 pub fn source(bytes: &[u8]) -> File {
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(bytes, 0).unwrap();
@@ -162,6 +172,7 @@ pub fn deliver(store: &dyn Store, to: &str, bytes: &[u8], meta: &Meta) -> StoreI
     identity
 }
 
+/// The content of a file of the store.
 pub fn read(store: &dyn Store, at: &str) -> Vec<u8> {
     let mut file = tempfile::tempfile().unwrap();
     let size_bytes = store.stat(me(), &path(at)).unwrap().attr.size_bytes;
@@ -172,6 +183,7 @@ pub fn read(store: &dyn Store, at: &str) -> Vec<u8> {
     bytes
 }
 
+/// The names in a directory of the store, sorted.
 pub fn names(store: &dyn Store, at: &str, temporaries: bool) -> Vec<String> {
     let mut names: Vec<_> = store
         .list(me(), &path(at), temporaries)
@@ -183,6 +195,7 @@ pub fn names(store: &dyn Store, at: &str, temporaries: bool) -> Vec<String> {
     names
 }
 
+/// The errno of a failure; 0 if there was none.
 pub fn errno<T>(result: io::Result<T>) -> i32 {
     match result {
         Ok(_) => 0,
@@ -190,6 +203,7 @@ pub fn errno<T>(result: io::Result<T>) -> i32 {
     }
 }
 
+/// Makes a directory in the store by all steps.
 pub fn make_dir(store: &dyn Store, at: &str) {
     let parent = at.rfind('/').map_or("", |slash| &at[..=slash]);
     let temporary = path(&format!("{parent}.surgetank-tmp-dir"));

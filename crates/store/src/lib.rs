@@ -13,11 +13,9 @@ extern crate surgetank_types;
 
 mod at_once;
 pub mod checksum;
-#[cfg(test)]
-pub(crate) mod conformance;
-pub mod distant;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod extents;
-pub mod faulty;
 #[cfg(feature = "gridfs")]
 pub mod gridfs;
 #[cfg(any(feature = "s3", feature = "webhdfs"))]

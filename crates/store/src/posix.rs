@@ -22,7 +22,7 @@ mod entries;
 mod identity;
 mod publishing;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::collections::BTreeSet;
 use std::fs::File;

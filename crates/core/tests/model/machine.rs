@@ -9,8 +9,6 @@ use std::time::Duration;
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
 use surgetank_core::namespace::Namespace;
 use surgetank_policy::config::{Authority, Config, KeepAtExit, Pattern, RuleConfig, Survives, TierConfig};
-use surgetank_store::distant::Distant;
-use surgetank_store::faulty::{self, Failure, Faulty, Rule};
 use surgetank_store::posix::PosixStore;
 use surgetank_store::{Store, Verify};
 use surgetank_tier::Tiers;
@@ -20,6 +18,8 @@ use surgetank_types::model::{Change, Image, Mode};
 use super::door::Mounted;
 use super::world::Terms;
 use surgetank_testkit::model::disk::Scratch;
+use surgetank_testkit::stores::distant::Distant;
+use surgetank_testkit::stores::faulty::{self, Failure, Faulty, Rule};
 
 const KEY: &str = "model";
 /// For as long a publication is held: time enough for a program to do something.

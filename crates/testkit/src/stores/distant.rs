@@ -8,8 +8,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use super::source::identity_of;
-use super::{
+use surgetank_store::source::identity_of;
+use surgetank_store::{
     Cred, Expect, Features, Gate, Meta, Remote, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
 };
 use surgetank_types::error::Errno;

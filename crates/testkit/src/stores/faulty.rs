@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{
+use surgetank_store::{
     Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify,
 };
 use surgetank_types::error::Errno;
@@ -374,20 +374,36 @@ impl<S: Store> Store for Faulty<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::{Mode, OFlags};
+    use tempfile::TempDir;
+
     use super::*;
-    use crate::conformance::{self, me, meta, no_gate, path, source};
-    use crate::posix::tests::Plain;
+    use surgetank_store::conformance::{self, me, meta, no_gate, path, source};
+    use surgetank_store::posix::PosixStore;
+
+    /// An empty store without rules, in a directory of its own inside `dir`.
+    fn faulty(dir: &TempDir) -> Faulty<PosixStore> {
+        // The agent clears it at its start, too.
+        rustix::process::umask(Mode::empty());
+        let at = tempfile::tempdir_in(dir).unwrap().keep();
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o700)).unwrap();
+        let handle = rustix::fs::open(&at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        Faulty::new(PosixStore::new(handle, format!("file://{}", at.display())).unwrap())
+    }
 
     #[test]
     fn faulty_store_without_rules_conforms() {
-        let plain = Plain::new();
-        conformance::conform(|| Box::new(Faulty::new(plain.posix())));
+        let dir = tempfile::tempdir().unwrap();
+        conformance::conform(|| Box::new(faulty(&dir)));
     }
 
     #[test]
     fn rule_fails_matching_calls_up_to_its_limit() {
-        let plain = Plain::new();
-        let store = Faulty::new(plain.posix());
+        let dir = tempfile::tempdir().unwrap();
+        let store = faulty(&dir);
         let root = StorePath::root();
         assert!(store.stat(me(), &root).is_ok());
         store.add(Rule::on(Operation::Stat, Failure::Errno(Errno::STALE)).times(1));
@@ -407,8 +423,8 @@ mod tests {
 
     #[test]
     fn damaged_copies_are_detected_by_verify() {
-        let plain = Plain::new();
-        let store = Faulty::new(plain.posix());
+        let dir = tempfile::tempdir().unwrap();
+        let store = faulty(&dir);
         for failure in [Failure::ShortCopy, Failure::FlipByte] {
             store.add(Rule::on(Operation::StageFile, failure).times(1));
             let temporary = path(".surgetank-tmp-1");
