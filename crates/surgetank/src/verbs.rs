@@ -5,14 +5,19 @@
 pub mod advise;
 pub mod calibrate;
 pub mod completions;
+mod directory;
 pub mod doctor;
+pub mod exit;
 pub mod gc;
 pub mod help;
 pub mod hint;
 mod left;
 pub mod model;
 pub mod mount;
+pub mod outcome;
 pub mod plan;
+pub mod probe;
+pub mod program;
 pub mod records;
 pub mod report;
 pub mod rescue;
@@ -27,42 +32,14 @@ pub mod words;
 pub mod workflow;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use surgetank_policy::config::Config;
-use surgetank_types::error::{Error, Result};
+use surgetank_types::error::Error;
 
-use crate::agent::client::{self, Connection};
-use crate::agent::commands::{self, Commands};
-use crate::agent::engine::Backend;
 use crate::agent::life;
-use settings::Settings;
-
-/// Surgetank's own exit codes; a command's code is passed on unchanged.
-pub mod exit {
-    pub const OK: u8 = 0;
-    /// Surgetank failed: no mount, no agent, or an unexpected answer.
-    pub const FAILED: u8 = 1;
-    /// The command line or the configuration is wrong.
-    pub const USAGE: u8 = 2;
-    /// A file that should be durable is not, or a process still writes.
-    pub const NOT_DURABLE: u8 = 3;
-    /// The drain continues without this process (`--detach-drain`).
-    pub const DETACHED: u8 = 4;
-    /// The command exists but cannot be executed.
-    pub const NOT_EXECUTABLE: u8 = 126;
-    pub const NOT_FOUND: u8 = 127;
-}
-
-/// The parts of the program that the verbs need.
-pub struct Program<'a> {
-    pub backend: &'a dyn Backend,
-    pub configure: fn(&Settings) -> Result<Config>,
-    /// For verbs that only ask, from any directory.
-    pub state_root: fn(&Settings) -> Result<PathBuf>,
-}
+use outcome::Failure;
+pub use program::Program;
 
 #[derive(Parser)]
 #[command(
@@ -133,7 +110,7 @@ enum Verb {
     Completions(completions::CompletionsArgs),
     /// What `calibrate` times, in processes of its own
     #[command(hide = true)]
-    Probe(calibrate::ProbeArgs),
+    Probe(probe::ProbeArgs),
     /// The agent itself; started by `run` and `mount`
     #[command(hide = true)]
     Agent,
@@ -182,7 +159,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Workflow(args) => workflow::workflow(&args),
         Verb::Help(args) => help::help(&args, command()),
         Verb::Completions(args) => completions::completions(&args, command()),
-        Verb::Probe(args) => calibrate::probe(&args),
+        Verb::Probe(args) => probe::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };
     outcome.unwrap_or_else(tell)
@@ -226,79 +203,4 @@ fn not_utf8(words: &[OsString]) -> Error {
     };
     Error::new(format!("{label}: the value '{value}' is not UTF-8"))
         .remedy("give it in UTF-8; in patterns '?' or '*' stand for bytes of another encoding")
-}
-
-/// An error with its exit code.
-pub struct Failure {
-    pub error: Error,
-    pub exit: u8,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self { error, exit: exit::FAILED }
-    }
-}
-
-impl Failure {
-    pub fn usage(error: Error) -> Self {
-        Self { error, exit: exit::USAGE }
-    }
-}
-
-pub type Outcome<T = u8> = Result<T, Failure>;
-
-/// The state root, for verbs that only ask.
-fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
-    (program.state_root)(settings).map_err(Failure::usage)
-}
-
-/// The agent that serves `path`, or an error that says plainly that none does.
-fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<Connection> {
-    let state = state_root(program, settings)?;
-    if let Some(agent) = client::serving(&state, path)? {
-        return Ok(agent);
-    }
-    Err(match client::dead_mount(path)? {
-        Some(dead) => dead_mount_error(&dead, &state),
-        None => Error::new(format!("no agent of yours serves {}", path.display()))
-            .remedy(format!(
-                "start one with `surgetank run` or `surgetank mount`, or list the agents of this state directory:\n  {}",
-                commands::asking(&["status"], &state)
-            ))
-            .data("nothing was changed"),
-    }
-    .into())
-}
-
-fn dead_mount_error(dead: &Path, state: &Path) -> Error {
-    Error::new(format!("{} is a dead mount of an agent that was killed", dead.display()))
-        .remedy(Commands::of_directory(dead, state).umount())
-        .data("what was closed there is in the store or still in the tiers; the next run over the directory brings it to the store")
-}
-
-/// For verbs that start an agent.
-fn refuse_other_store(config: &Config) -> Outcome<()> {
-    client::refused_store(config)?.map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
-}
-
-/// For verbs that start an agent: no file in a dead mount can be read, not even the configuration.
-fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
-    let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
-    let over = settings.over.clone().or(said).unwrap_or_else(|| PathBuf::from("."));
-    let Some(dead) = client::dead_mount(&over)? else {
-        return Ok(());
-    };
-    // A process whose working directory is in the dead mount continues in the directory underneath.
-    let here = std::env::current_dir();
-    let state = state_root(program, settings)?;
-    if !client::clear_dead_mount(&state, &dead)? {
-        return Err(dead_mount_error(&dead, &state).into());
-    }
-    if let Ok(here) = here {
-        std::env::set_current_dir(&here).map_err(|error| {
-            Error::new(format!("the working directory {} is not in the store", here.display())).why(error)
-        })?;
-    }
-    Ok(())
 }

@@ -8,7 +8,8 @@ use surgetank_types::error::Error;
 use surgetank_types::shell;
 
 use super::model::{Loaded, Subject, prediction_lines};
-use super::{Failure, Outcome, exit, words};
+use super::outcome::{Failure, Outcome};
+use super::{exit, words};
 
 /// Say which mode, tiers and number of processes to use for a workload, and what is gained
 #[derive(Debug, Args)]

@@ -10,8 +10,9 @@
 
 mod doors;
 mod places;
-mod probe;
+pub mod probe;
 pub mod rounds;
+mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -21,13 +22,12 @@ use surgetank_core::planner::machine::{Calibration, SCHEMA};
 use surgetank_policy::config::machine::Machine;
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_policy::config::tiers::cap_bytes;
-use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
+use super::outcome::{Failure, Outcome};
+use super::program::Program;
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, exit, words};
-
-pub use probe::{ProbeArgs, probe};
+use super::{exit, words};
 
 /// Measure this machine's tiers, store and agent, for `model` and `advise`
 #[derive(Debug, Args)]
@@ -223,46 +223,4 @@ fn shown(calibration: &Calibration, out: Option<&Path>) -> String {
     lines.extend(calibration.notes.iter().map(|note| format!("note: {note}")));
     lines.extend(out.map(|out| format!("written to {}", out.display())));
     lines.join("\n") + "\n"
-}
-
-/// A directory of this calibration, removed when dropped.
-pub(super) struct Scratch {
-    pub path: PathBuf,
-}
-
-const SCRATCH: &str = ".surgetank-calibrate-";
-
-impl Scratch {
-    pub fn new(below: &Path) -> Result<Self> {
-        remove_left_behind(below);
-        let path = below.join(format!("{SCRATCH}{}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| {
-            Error::new(format!("no directory can be made in {}", below.display()))
-                .why(error)
-                .remedy("give a tier or a store that is yours to write")
-        })?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-/// Removes the directories of killed calibrations.
-fn remove_left_behind(below: &Path) {
-    for entry in fs::read_dir(below).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)).and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Seconds since `begun`.
-pub(super) fn since(begun: std::time::Instant) -> f64 {
-    clock::tick().duration_since(begun).as_secs_f64()
 }

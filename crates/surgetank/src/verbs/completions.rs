@@ -3,7 +3,8 @@
 use clap::Command;
 use clap_complete::Shell;
 
-use super::{Outcome, exit, words};
+use super::outcome::Outcome;
+use super::{exit, words};
 
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {

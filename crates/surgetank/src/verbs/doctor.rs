@@ -6,6 +6,7 @@
 //! if not.
 
 mod door;
+mod finding;
 mod leftovers;
 mod probe;
 
@@ -13,7 +14,6 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use clap::Args;
-use serde::Serialize;
 use surgetank_policy::config::machine::Machine;
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_policy::config::{Config, Loaded, Survives, TierConfig};
@@ -22,6 +22,7 @@ use surgetank_types::error::{Error, Result};
 use super::settings::Settings;
 use crate::agent::life::log_filter;
 use crate::service::stores::Address;
+use finding::{Finding, Verdict};
 
 /// Say what this machine can do, and what to do about what it can't
 #[derive(Debug, Clone, Default, Args)]
@@ -37,38 +38,6 @@ pub struct DoctorArgs {
     /// Write JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// The effect of a finding on `surgetank run`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    Good,
-    /// It works, but more slowly or with fewer features.
-    Less,
-    /// `run` cannot work.
-    Bad,
-    /// Neither good nor bad.
-    Info,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub struct Finding {
-    pub about: String,
-    pub verdict: Verdict,
-    pub found: String,
-    /// The remedy; empty if none is needed.
-    pub remedy: String,
-}
-
-impl Finding {
-    pub(super) fn new(about: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
-        Self { about: about.into(), verdict, found: found.into(), remedy: String::new() }
-    }
-    pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = remedy.into();
-        self
-    }
 }
 
 /// Exit code 0 if `run` would work, 1 if not.

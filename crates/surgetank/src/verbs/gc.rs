@@ -12,8 +12,10 @@ use std::time::Duration;
 use surgetank_types::clock;
 use surgetank_types::error::Error;
 
+use super::outcome::{Failure, Outcome};
+use super::program::Program;
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, exit, wait, words};
+use super::{exit, wait, words};
 use crate::service::stores;
 
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,8 @@ use clap::Command;
 use surgetank_policy::config::key::nearest;
 use surgetank_types::error::Error;
 
-use super::{Failure, Outcome, exit, words};
+use super::outcome::{Failure, Outcome};
+use super::{exit, words};
 
 #[derive(Debug, clap::Args)]
 pub struct HelpArgs {

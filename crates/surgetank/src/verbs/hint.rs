@@ -13,8 +13,11 @@ use surgetank_core::report::{HintOf, PathText, RefusedHint};
 use surgetank_policy::hint::Hints;
 use surgetank_types::error::{Error, Result};
 
+use super::directory::agent_of;
+use super::outcome::{Failure, Outcome};
+use super::program::Program;
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, agent_of, exit, words};
+use super::{exit, words};
 use crate::agent::client::absolute;
 use crate::agent::wire::{Answer, REQUEST_BYTES_MAX, Request};
 

@@ -13,7 +13,8 @@ use surgetank_policy::config::quantity::{show_bytes, size_bytes};
 use surgetank_types::error::{Error, Result};
 
 use super::calibrate;
-use super::{Failure, Outcome, exit, words};
+use super::outcome::{Failure, Outcome};
+use super::{exit, words};
 
 /// What `model` and `advise` are asked about.
 #[derive(Debug, Args)]

@@ -11,12 +11,12 @@ use surgetank_core::report::{Scope, Visibility};
 use surgetank_types::error::Error;
 use surgetank_types::shell;
 
+use super::directory::{agent_of, clear_dead_mount, dead_mount_error, refuse_other_store};
+use super::outcome::{Failure, Outcome};
+use super::program::{Program, state_root};
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{
-    Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, refuse_other_store, state_root,
-    wait, words,
-};
+use super::{exit, wait, words};
 use crate::agent::commands::{self, Commands};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use surgetank_core::report::run::RunRecord;
 use surgetank_types::error::Error;
 
-use super::{Failure, Outcome};
+use super::outcome::{Failure, Outcome};
 use crate::agent::client;
 use crate::agent::commands;
 use crate::agent::place::StateRoot;

@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use surgetank_core::report::run::RunRecord;
 use surgetank_types::error::Error;
 
+use super::outcome::Outcome;
+use super::program::{Program, state_root};
 use super::settings::Settings;
-use super::{Outcome, Program, exit, records, state_root, words};
+use super::{exit, records, words};
 use crate::service::recorder::read;
 
 #[derive(Debug, clap::Args)]

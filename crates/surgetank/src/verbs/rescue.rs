@@ -20,8 +20,11 @@ use surgetank_policy::config::Config;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::ladder;
 
+use super::directory::clear_dead_mount;
+use super::outcome::{Failure, Outcome};
+use super::program::Program;
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, clear_dead_mount, exit, left, words};
+use super::{exit, left, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
 use crate::agent::engine::{Engine, Opening};

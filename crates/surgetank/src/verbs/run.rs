@@ -29,8 +29,10 @@ use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::RunId;
 
+use super::outcome::{Failure, Outcome};
+use super::program::Program;
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, words};
+use super::{directory, words};
 use crate::agent::client::{self, Connection, Dialed, Joined};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Account, Answer, Request};
@@ -83,7 +85,7 @@ const PASSED_ON: [i32; 9] = [
 const ENDS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
-    super::clear_dead_mount(program, &args.settings)?;
+    directory::clear_dead_mount(program, &args.settings)?;
     let mut config = (program.configure)(&args.settings).map_err(Failure::usage)?;
     config.ask_when_the_job_ends();
     let cwd = std::env::current_dir()
@@ -92,7 +94,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     // This precedes every start: the user must learn now that a report cannot be written.
     let json = args.json.as_deref().map(open_report).transpose()?;
 
-    super::refuse_other_store(&config)?;
+    directory::refuse_other_store(&config)?;
     let (mut agent, run, started) = join(&config, &args)?;
     if args.trace
         && let Err(error) = trace(&mut agent)

@@ -22,8 +22,10 @@ use surgetank_store::{Cred, StorePath, Verify, verdict};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Error, Result};
 
+use super::outcome::{Failure, Outcome};
+use super::program::{Program, state_root};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, exit, state_root, wait, words};
+use super::{exit, wait, words};
 use crate::agent::place::StateRoot;
 use crate::agent::progress::Display;
 use crate::agent::signals::Signals;

@@ -8,8 +8,11 @@ use surgetank_policy::config::Survives;
 use surgetank_types::clock;
 use surgetank_types::error::Error;
 
+use super::directory::agent_of;
+use super::outcome::Outcome;
+use super::program::{Program, state_root};
 use super::settings::Settings;
-use super::{Outcome, Program, agent_of, exit, left, state_root, words};
+use super::{exit, left, words};
 use crate::agent::client::{self, Connection};
 use crate::agent::commands::Commands;
 use crate::agent::wire::{Answer, Request};

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use surgetank_core::report::PathText;
 use surgetank_types::error::Error;
 
+use super::directory::agent_of;
+use super::outcome::Outcome;
+use super::program::Program;
 use super::settings::Settings;
-use super::{Outcome, Program, agent_of, exit, words};
+use super::{exit, words};
 use crate::agent::client::Connection;
 use crate::agent::wire::{Answer, Request};
 

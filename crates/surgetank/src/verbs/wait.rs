@@ -11,9 +11,11 @@ use surgetank_types::clock;
 use surgetank_types::error::Error;
 
 use super::left::Looked;
+use super::outcome::{Failure, Outcome};
+use super::program::{Program, state_root};
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, exit, left, state_root, words};
+use super::{exit, left, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
 use crate::agent::place::StateRoot;

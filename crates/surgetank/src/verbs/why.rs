@@ -6,8 +6,11 @@ use surgetank_core::report::run::{File, RunRecord};
 use surgetank_core::report::{FileState, PathText, Trouble, Verdict, Why};
 use surgetank_types::error::Error;
 
+use super::directory::agent_of;
+use super::outcome::Outcome;
+use super::program::{Program, state_root};
 use super::settings::Settings;
-use super::{Outcome, Program, agent_of, exit, records, state_root, words};
+use super::{exit, records, words};
 use crate::agent::client;
 use crate::agent::wire::{Answer, Request};
 

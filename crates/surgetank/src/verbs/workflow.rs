@@ -9,7 +9,8 @@ use std::process::Command;
 use clap::Args;
 use surgetank_types::error::Error;
 
-use super::{Failure, Outcome, exit, words};
+use super::outcome::{Failure, Outcome};
+use super::{exit, words};
 
 /// Without `-m`, whose error would say only that the module does not exist.
 const START: &str = "

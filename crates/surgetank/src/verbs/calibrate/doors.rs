@@ -12,9 +12,9 @@ use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
 use super::places::{make_cold, median};
-use super::probe::Probe;
+use super::probe::{Probe, since};
 use super::rounds::Round;
-use super::{Scratch, since};
+use super::scratch::Scratch;
 
 const FILES: u64 = 300;
 const STORE_FILES: u64 = 100;

@@ -9,9 +9,9 @@ use surgetank_core::planner::machine::{Operations, Place, Stream};
 use surgetank_policy::config::quantity::show_bytes;
 use surgetank_types::error::{Error, Result};
 
-use super::Scratch;
 use super::probe::Probe;
 use super::rounds::{Round, play};
+use super::scratch::Scratch;
 
 /// The size of a stream is chosen so that it takes about this long.
 const STREAM_S: f64 = 1.2;

@@ -1,33 +1,12 @@
-//! `surgetank probe`: runs one timed measurement in its own process, as programs do. Only `calibrate` starts it.
-//!
-//! A probe prepares, reports ready, and begins on a signal, so that several begin together. It prints its measurement
-//! as JSON.
+//! One timed measurement, made in a process of its own (`surgetank probe`), as programs do. Times are in seconds.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock;
-use surgetank_types::error::Error;
-
-use super::rounds;
-use super::since;
-use crate::verbs::{Outcome, exit, words};
-
-#[derive(Debug, Args)]
-pub struct ProbeArgs {
-    /// A `Probe`, or rounds of them, as JSON
-    what: String,
-    /// It is rounds
-    #[arg(long)]
-    rounds: bool,
-    /// State root of the agent whose processor time is told, too
-    #[arg(long)]
-    agent: Option<PathBuf>,
-}
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Probe {
@@ -83,29 +62,12 @@ pub struct Measured {
 const PIECE_BYTES: usize = 1 << 20;
 const SMALL_BYTES: usize = 4096;
 
-pub fn probe(args: &ProbeArgs) -> Outcome {
-    let wrong = |error: serde_json::Error| Error::new("the probe is not understood").why(error);
-    let failed = |error: io::Error| Error::new(format!("the probe {} failed", args.what)).why(error);
-    let answer = if args.rounds {
-        let rounds: Vec<Vec<Probe>> = serde_json::from_str(&args.what).map_err(wrong)?;
-        serde_json::to_string(&rounds::play(&rounds, args.agent.as_deref()).map_err(failed)?)
-    } else {
-        let probe: Probe = serde_json::from_str(&args.what).map_err(wrong)?;
-        words::print("ready\n")?;
-        let mut line = String::new();
-        io::stdin().lock().read_line(&mut line).map_err(failed)?;
-        serde_json::to_string(&measure(&probe).map_err(failed)?)
-    };
-    words::print(&format!("{}\n", answer.map_err(wrong)?))?;
-    Ok(exit::OK)
-}
-
 fn cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-fn measure(probe: &Probe) -> io::Result<Measured> {
+pub fn measure(probe: &Probe) -> io::Result<Measured> {
     let mut buffer = vec![0u8; PIECE_BYTES];
     // Not zeros, which a file system may omit; and touched before the clock starts.
     for (at, byte) in buffer.iter_mut().enumerate() {
@@ -175,4 +137,9 @@ fn measure(probe: &Probe) -> io::Result<Measured> {
 
 fn each(dir: &Path, files: u64, mut what: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     (0..files).try_for_each(|number| what(&dir.join(format!("f{number}"))))
+}
+
+/// Seconds since `begun`.
+pub fn since(begun: std::time::Instant) -> f64 {
+    clock::tick().duration_since(begun).as_secs_f64()
 }

@@ -9,8 +9,7 @@ use std::process::{Child, Command, Stdio};
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock;
 
-use super::probe::{Measured, Probe};
-use super::since;
+use super::probe::{Measured, Probe, since};
 use crate::agent::place::Card;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

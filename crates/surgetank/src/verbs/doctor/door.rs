@@ -9,7 +9,7 @@ use std::path::Path;
 
 use surgetank_policy::config::Config;
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use crate::agent::seclusion::fusermount;
 use crate::agent::way::{self, Mount};
 use crate::mount::trial::{Try, tried};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use surgetank_policy::config::quantity::show_bytes;
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use crate::shimdoor::leftovers::{self, Leftovers, SHARED_MEMORY};
 
 /// Reports only leftovers, unless `clean` asks for an answer.

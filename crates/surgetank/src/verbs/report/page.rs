@@ -17,7 +17,7 @@ use surgetank_core::report::run::{Doors, RunRecord};
 
 use super::text::{micros, slow};
 use crate::verbs::words::{bytes, count};
-use markup::shown;
+use markup::{section, shown};
 
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/sort.js");
@@ -59,15 +59,6 @@ pub fn fresh_nonce() -> io::Result<String> {
         filled += rustix::rand::getrandom(&mut word[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(word.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Empty if there is no content.
-fn section(id: &str, title: &str, content: &str) -> String {
-    if content.is_empty() {
-        String::new()
-    } else {
-        format!("<section id=\"{id}\">\n<h2>{title}</h2>\n{content}</section>\n")
-    }
 }
 
 fn head(record: &RunRecord) -> String {

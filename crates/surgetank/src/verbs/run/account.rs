@@ -7,8 +7,9 @@ use std::path::Path;
 use surgetank_core::report::{Holder, RunReport, Summary, Verdict};
 use surgetank_types::error::Error;
 
+use crate::verbs::exit;
+use crate::verbs::outcome::Outcome;
 use crate::verbs::words::{bytes, count, millis};
-use crate::verbs::{Outcome, exit};
 
 /// All that decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -63,6 +63,15 @@ pub fn table(id: &str, columns: &[(&str, bool)], rows: &[String]) -> String {
     )
 }
 
+/// A part of the page under its heading. Empty if there is no content.
+pub fn section(id: &str, title: &str, content: &str) -> String {
+    if content.is_empty() {
+        String::new()
+    } else {
+        format!("<section id=\"{id}\">\n<h2>{title}</h2>\n{content}</section>\n")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,7 @@ use surgetank_core::report::run::{Counted, Doors, EventKind, Io, RunRecord, Size
 use surgetank_core::report::{Listing, PathText};
 
 use super::super::text::{traced, uncounted};
-use super::markup::{number, shown, table, word};
-use super::section;
+use super::markup::{number, section, shown, table, word};
 use crate::verbs::report::text::micros;
 use crate::verbs::words::{bytes, count};
 
