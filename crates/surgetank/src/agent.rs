@@ -23,7 +23,6 @@ pub mod life;
 pub mod line;
 pub mod metrics;
 pub mod place;
-pub mod progress;
 pub mod scrape;
 pub mod seclusion;
 pub mod signals;

@@ -18,6 +18,7 @@ pub mod outcome;
 pub mod plan;
 pub mod probe;
 pub mod program;
+mod progress;
 pub mod records;
 pub mod report;
 pub mod rescue;

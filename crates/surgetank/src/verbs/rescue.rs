@@ -23,13 +23,13 @@ use surgetank_types::ladder;
 use super::directory::clear_dead_mount;
 use super::outcome::{Failure, Outcome};
 use super::program::Program;
+use super::progress::Display;
 use super::settings::Settings;
 use super::{exit, left, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
 use crate::agent::engine::{Engine, Opening};
 use crate::agent::place::{Held, Place, StateRoot};
-use crate::agent::progress::Display;
 use crate::agent::wire::{Answer, Request};
 
 #[derive(Debug, clap::Args)]

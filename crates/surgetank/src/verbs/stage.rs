@@ -24,10 +24,10 @@ use surgetank_types::error::{Errno, Error, Result};
 
 use super::outcome::{Failure, Outcome};
 use super::program::{Program, state_root};
+use super::progress::Display;
 use super::settings::Settings;
 use super::{exit, wait, words};
 use crate::agent::place::StateRoot;
-use crate::agent::progress::Display;
 use crate::agent::signals::Signals;
 use crate::service::stores::Address;
 

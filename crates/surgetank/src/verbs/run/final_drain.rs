@@ -9,9 +9,9 @@ use surgetank_types::error::{Error, Result};
 
 use crate::agent::client::Connection;
 use crate::agent::line::{Broken, Limits};
-use crate::agent::progress::Display;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Answer, RefusalKind, Request};
+use crate::verbs::progress::Display;
 use crate::verbs::words;
 
 pub enum Drained {

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surgetank_core::report::Progress;
 use surgetank_types::clock;
 
-use crate::verbs::words::{bytes, count, seconds};
+use super::words::{bytes, count, seconds};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
