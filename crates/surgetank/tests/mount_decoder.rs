@@ -3,8 +3,7 @@
 
 use proptest::prelude::*;
 use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};
-use surgetank::mount::filesystem::TimeChange;
-use surgetank::mount::request::{Operation, Request, decode};
+use surgetank::mount::request::{Operation, Request, TimeChange, decode};
 use surgetank_types::model::{FileLock, LockKind, LockRequest};
 
 /// A message with a truthful header.

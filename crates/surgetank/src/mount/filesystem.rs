@@ -8,132 +8,15 @@
 //! independent. Every [`Entry`] that is returned counts as one look-up of its node until [`Filesystem::forget`] takes
 //! it back.
 
-use std::time::Duration;
-
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::{Attr, Caller, FileLock, LockRequest, Timestamp};
+use surgetank_types::model::{Caller, FileLock, LockRequest};
 
-use super::notifier::{BackingId, Notifier};
-use super::reply::{DirectoryPlusSink, DirectorySink};
-use super::session::Agreed;
-
-/// A name that was found or created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
-    pub id: u64,
-    /// Distinguishes two files that got the same `id` one after the other. 0 if ids are never reused.
-    pub generation: u64,
-    pub attr: Attr,
-    /// How long the kernel may cache the name.
-    pub entry_ttl: Duration,
-    /// How long the kernel may cache the attributes.
-    pub attr_ttl: Duration,
-}
-
-/// Answer to a look-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Looked {
-    Found(Entry),
-    /// No such name exists; with a `ttl` above zero the kernel caches that.
-    Missing {
-        ttl: Duration,
-    },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attributes {
-    pub attr: Attr,
-    pub ttl: Duration,
-}
-
-/// An open file. Fields that are not set are off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Opened {
-    /// The kernel returns it with every operation on the open file.
-    pub fh: u64,
-    /// The kernel reads, writes and maps this file itself. All opens of one node must agree (EIO otherwise).
-    pub backing: Option<BackingId>,
-    /// Reads and writes come to the file system each time, past the page cache.
-    pub direct_io: bool,
-    /// Cached pages from before this open stay valid.
-    pub keep_cache: bool,
-    pub nonseekable: bool,
-    /// `close` sends no request; saves one round trip per close.
-    pub no_flush: bool,
-    /// With `direct_io`: writers of one file need not wait for each other.
-    pub parallel_writes: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpenedDirectory {
-    pub fh: u64,
-    /// The kernel caches the listing…
-    pub cache: bool,
-    /// …and this open may use the cached one.
-    pub keep_cache: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TimeChange {
-    Now,
-    At(Timestamp),
-}
-
-/// The changes of SETATTR; a `None` stays unchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SetAttr {
-    /// Permission bits (07777).
-    pub perm: Option<u32>,
-    pub uid: Option<u32>,
-    pub gid: Option<u32>,
-    pub size_bytes: Option<u64>,
-    pub atime: Option<TimeChange>,
-    pub mtime: Option<TimeChange>,
-    pub ctime: Option<Timestamp>,
-    /// The open file of the request (ftruncate, fchmod…).
-    pub fh: Option<u64>,
-    pub lock_owner: Option<u64>,
-    /// Also clear setuid, and setgid of an executable.
-    pub kill_suidgid: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WriteFlags {
-    /// From the page cache (a shared mapping): `fh` is any writable handle of the file.
-    pub cached: bool,
-    pub kill_suidgid: bool,
-    /// `O_DIRECT`, `O_SYNC`, `O_APPEND`… of the open file.
-    pub open: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ReleaseFlags {
-    pub flush: bool,
-    pub flock_unlock: bool,
-}
-
-/// Answer to statfs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SpaceReport {
-    pub block_bytes: u32,
-    pub fragment_bytes: u32,
-    pub blocks: u64,
-    pub blocks_free: u64,
-    pub blocks_available: u64,
-    pub files: u64,
-    pub files_free: u64,
-    pub name_bytes_max: u32,
-}
-
-/// A range of an open file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FilePlace {
-    pub id: u64,
-    pub fh: u64,
-    pub offset: u64,
-}
+use super::handshake::Agreed;
+use super::notifier::Notifier;
+use super::reply::{Attributes, DirectoryPlusSink, DirectorySink, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
+use super::request::{FilePlace, ReleaseFlags, SetAttr, WriteFlags};
 
 fn absent<T>() -> FsResult<T> {
     Err(Errno::NOSYS.into())

@@ -1,30 +1,15 @@
 //! The server's unsolicited messages to the kernel: drop cached data, and register the backing file of an open one.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use super::abi::{device, notify};
+use super::abi::notify;
+use super::backing::{self, BackingId};
 use super::reply;
-use super::workers::Turns;
-
-/// A backing file that is registered with the kernel for open files (passthrough). The kernel keeps it open until
-/// [`Notifier::backing_close`] **and** the close of the last open file that uses it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BackingId(u32);
-
-impl BackingId {
-    /// A backing id that an earlier server of this mount received.
-    pub fn of(raw: u32) -> Self {
-        Self(raw)
-    }
-    pub fn raw(self) -> u32 {
-        self.0
-    }
-}
+use super::turns::Turns;
 
 /// Cloneable; usable from any thread, also after the session ended (every call fails then).
 ///
@@ -91,17 +76,11 @@ impl Notifier {
     /// The kernel will write with the credentials of this moment. CAP_FSETID is dropped for it: with it, a write by an
     /// ordinary user would keep the setuid bit of the backing file.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
-        let _aside = FsetidAside::put()?;
-        let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
-        // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
-        let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
-        u32::try_from(id).map(BackingId).map_err(|_negative| io::Error::last_os_error())
+        backing::open(&self.device, file)
     }
 
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
-        // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-        let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
-        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        backing::close(&self.device, id)
     }
 
     /// Makes the kernel send again all requests that were read and not answered. They arrive in no particular order,
@@ -117,28 +96,6 @@ impl Notifier {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
-        }
-    }
-}
-
-/// CAP_FSETID is not effective in this thread until the value is dropped.
-struct FsetidAside {
-    before: CapabilitySets,
-}
-
-impl FsetidAside {
-    fn put() -> io::Result<Self> {
-        let before = rustix::thread::capabilities(None)?;
-        let effective = before.effective.difference(CapabilitySet::FSETID);
-        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
-        Ok(Self { before })
-    }
-}
-
-impl Drop for FsetidAside {
-    fn drop(&mut self) {
-        if let Err(errno) = rustix::thread::set_capabilities(None, self.before) {
-            tracing::error!(%errno, "CAP_FSETID did not come back; setgid bits of new files may be lost");
         }
     }
 }

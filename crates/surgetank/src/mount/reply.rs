@@ -1,4 +1,5 @@
-//! Answers to the kernel, built in buffers that each thread reuses.
+//! Answers to the kernel: the shapes in which the file system gives them, and their encoding in buffers that each thread
+//! reuses.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -7,14 +8,82 @@ use rustix::fs::{major, minor};
 use surgetank_types::model::{Attr, FileLock, Kind, LockKind};
 
 use super::abi::{self, fopen};
-use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
-use super::notifier::BackingId;
+use super::backing::BackingId;
 
 /// The longest validity sent to the kernel, which counts in jiffies.
 const TTL_SECS_MAX: u64 = u32::MAX as u64;
 /// Bytes of one directory entry before its name, and of the attributes that READDIRPLUS puts before it.
 const DIRENT_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 128;
+
+/// A name that was found or created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub id: u64,
+    /// Distinguishes two files that got the same `id` one after the other. 0 if ids are never reused.
+    pub generation: u64,
+    pub attr: Attr,
+    /// How long the kernel may cache the name.
+    pub entry_ttl: Duration,
+    /// How long the kernel may cache the attributes.
+    pub attr_ttl: Duration,
+}
+
+/// Answer to a look-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked {
+    Found(Entry),
+    /// No such name exists; with a `ttl` above zero the kernel caches that.
+    Missing {
+        ttl: Duration,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub attr: Attr,
+    pub ttl: Duration,
+}
+
+/// An open file. Fields that are not set are off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Opened {
+    /// The kernel returns it with every operation on the open file.
+    pub fh: u64,
+    /// The kernel reads, writes and maps this file itself. All opens of one node must agree (EIO otherwise).
+    pub backing: Option<BackingId>,
+    /// Reads and writes come to the file system each time, past the page cache.
+    pub direct_io: bool,
+    /// Cached pages from before this open stay valid.
+    pub keep_cache: bool,
+    pub nonseekable: bool,
+    /// `close` sends no request; saves one round trip per close.
+    pub no_flush: bool,
+    /// With `direct_io`: writers of one file need not wait for each other.
+    pub parallel_writes: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenedDirectory {
+    pub fh: u64,
+    /// The kernel caches the listing…
+    pub cache: bool,
+    /// …and this open may use the cached one.
+    pub keep_cache: bool,
+}
+
+/// Answer to statfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceReport {
+    pub block_bytes: u32,
+    pub fragment_bytes: u32,
+    pub blocks: u64,
+    pub blocks_free: u64,
+    pub blocks_available: u64,
+    pub files: u64,
+    pub files_free: u64,
+    pub name_bytes_max: u32,
+}
 
 /// One answer under construction: fields, or bulk bytes (file contents, listings), never both.
 #[derive(Default)]

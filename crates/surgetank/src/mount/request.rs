@@ -1,4 +1,4 @@
-//! Decodes the kernel's requests. Nothing is copied: names and data point into the buffer that was read.
+//! The kernel's requests: their operations with what these carry, and the decoder. Nothing is copied: names and data point into the buffer that was read.
 //!
 //! Every field is length-checked. A short message, a wrong length or an invalid name is EINVAL, never a panic, for any
 //! input (fuzzed).
@@ -8,7 +8,6 @@ use rustix::io::Errno;
 use surgetank_types::model::{Caller, FileLock, LockKind, LockRequest, Timestamp};
 
 use super::abi::{self, Fields, fattr, opcode};
-use super::filesystem::{FilePlace, ReleaseFlags, SetAttr, TimeChange, WriteFlags};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
@@ -51,6 +50,53 @@ impl Header {
     pub fn caller(&self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid, umask }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeChange {
+    Now,
+    At(Timestamp),
+}
+
+/// The changes of SETATTR; a `None` stays unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size_bytes: Option<u64>,
+    pub atime: Option<TimeChange>,
+    pub mtime: Option<TimeChange>,
+    pub ctime: Option<Timestamp>,
+    /// The open file of the request (ftruncate, fchmod…).
+    pub fh: Option<u64>,
+    pub lock_owner: Option<u64>,
+    /// Also clear setuid, and setgid of an executable.
+    pub kill_suidgid: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteFlags {
+    /// From the page cache (a shared mapping): `fh` is any writable handle of the file.
+    pub cached: bool,
+    pub kill_suidgid: bool,
+    /// `O_DIRECT`, `O_SYNC`, `O_APPEND`… of the open file.
+    pub open: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReleaseFlags {
+    pub flush: bool,
+    pub flock_unlock: bool,
+}
+
+/// A range of an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilePlace {
+    pub id: u64,
+    pub fh: u64,
+    pub offset: u64,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@
 //! all threads sleep in an operation (an fsync to a slow store), or none has time to wait any more. It dismisses idle
 //! threads again. A thread's buffers are allocated when it starts and freed when it ends.
 //!
-//! Closes are carried out in the order in which the kernel sent them ([`turns`]).
+//! Closes are carried out in the order in which the kernel sent them ([`super::turns`]).
 //!
 //! States of a thread: waiting (in `read`, or for the thread in it) → serving → waiting … → ended. A thread leaves when
 //! the mount is gone (ENODEV), when the session stops, or when it is dismissed. The last one to leave ends the file
@@ -16,9 +16,7 @@
 //! milliseconds, so that no operation waits long for another's sleep.
 
 mod dying;
-mod inbox;
 mod lookout;
-mod turns;
 
 use std::cell::OnceCell;
 use std::io;
@@ -33,12 +31,11 @@ use rustix::io::Errno;
 use super::abi::UNIQUE_RESEND;
 use super::dispatch;
 use super::filesystem::Filesystem;
+use super::inbox::{Clones, Inbox, Received};
 use super::reply::{self, Reply};
 use super::request::{self, Header, Operation};
-pub use inbox::{Clones, OnClone, touched};
-use inbox::{Inbox, Received};
+use super::turns::Turns;
 use lookout::Lookout;
-pub use turns::Turns;
 
 /// This many threads may be stuck in operations besides those that serve.
 const THREADS_STUCK_MAX: usize = 1024;

@@ -14,7 +14,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, Loc
 use super::backings::Backings;
 use super::tally::{OpenedBy, Request, Tally};
 use super::unshimmed::Unshimmed;
-use crate::mount::filesystem::{FilePlace, ReleaseFlags};
+use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectoryPlusSink, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
     OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags, current, wait_long,

@@ -29,8 +29,9 @@ use surgetank_types::error::{Error, FsResult, Result};
 use faults::{Faults, Op, Wrong};
 use nodes::{Node, Nodes};
 use surgetank::mount::attach::{self, AttachOptions};
+use surgetank::mount::handshake::Options;
 use surgetank::mount::notifier::Notifier;
-use surgetank::mount::session::{Options, Session};
+use surgetank::mount::session::Session;
 
 /// How the mirror behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

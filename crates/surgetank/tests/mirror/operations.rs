@@ -17,13 +17,11 @@ use super::faults::{Op, Wrong};
 use super::nodes::Node;
 use super::{Handle, Mirror};
 use surgetank::mount::attach::descriptor_path;
-use surgetank::mount::filesystem::{
-    Attributes, Entry, FilePlace, Filesystem, Looked, Opened, OpenedDirectory, ReleaseFlags, SetAttr, SpaceReport,
-    TimeChange, WriteFlags,
-};
+use surgetank::mount::filesystem::Filesystem;
+use surgetank::mount::handshake::Agreed;
 use surgetank::mount::notifier::Notifier;
-use surgetank::mount::reply::DirectorySink;
-use surgetank::mount::session::Agreed;
+use surgetank::mount::reply::{Attributes, DirectorySink, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
+use surgetank::mount::request::{FilePlace, ReleaseFlags, SetAttr, TimeChange, WriteFlags};
 
 const XATTR_BYTES_MAX: usize = 65536;
 const LISTING_BYTES: usize = 32 << 10;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::mount::abi::{self, device};
+use super::abi::{self, device};
 
 /// Always worthwhile: less than half of the cost of a wake-up.
 const LOOK_MIN: Duration = Duration::from_micros(20);

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::abi::opcode;
 use super::inbox::{Inbox, Place};
-use crate::mount::abi::opcode;
-use crate::mount::request::Header;
+use super::request::Header;
 
 /// A close that takes this long (its file is in a slow store) does not delay the others any longer.
 const PATIENCE: Duration = Duration::from_millis(100);
