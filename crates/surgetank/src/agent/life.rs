@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
-use surgetank_core::handoff::{LeftRun, Record};
+use surgetank_core::handoff::{Handoff, Left, LeftRun, Record};
 use surgetank_core::namespace::Keeper;
 use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibility};
 use surgetank_policy::config::{Config, Deadline};
@@ -175,8 +175,11 @@ const REJOIN_PATIENCE: Duration = Duration::from_secs(10);
 const LISTENER: &str = "listener";
 const TAKEN: &str = "taken";
 
+fn fail(why: impl std::fmt::Display) -> Error {
+    Error::new("the agent cannot start").why(why)
+}
+
 fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>) -> Result<Agent> {
-    let fail = |why: String| Error::new("the agent cannot start").why(why);
     let Ground {
         config,
         wanted,
@@ -187,14 +190,13 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         store,
         bare,
         key,
-        mut taken,
+        taken,
         port,
         starter,
         lock,
     } = ground;
     place.await_catalog();
-    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
-        .map_err(|error| fail(error.to_string()))?;
+    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT]).map_err(fail)?;
 
     let over = config.over.clone();
     let deadline = config.deadline.clone();
@@ -202,17 +204,8 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let store_path = PathText::from(config.store.as_path());
-    let (life, handoff, channel, mut kept) = match inheritance {
-        Some(Inheritance { handoff, channel, kept, life }) => (life, Some(handoff), Some(channel), kept),
-        None => (0, None, None, std::collections::BTreeMap::new()),
-    };
-    let left = handoff.as_ref().filter(|_| life > 0).map(|handoff| handoff.left());
-    if handoff.as_ref().is_some_and(|handoff| life > 0 && !handoff.is_whole()) {
-        return Err(fail("the handoff of the previous agent is incomplete: this agent cannot continue from it".into()));
-    }
-    let listener = kept.remove(LISTENER);
-    let survival =
-        handoff.clone().zip(channel.clone()).map(|(handoff, channel)| Afterlife { handoff, channel, kept, life });
+    let (past, survival) = Past::of(inheritance)?;
+    let Past { life, handoff, channel, listener, left } = past;
     let opening = Opening {
         store,
         bare,
@@ -228,62 +221,17 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         config,
     };
     if life > 0 && !is_mounted(&over) {
-        // The previous agent was killed after it had removed the mount: no program is served any more.
-        leave(&*backend.offline(opening)?, &place);
-        if let Some(channel) = &channel {
-            channel.ending();
-        }
-        return Err(fail("the mount had ended already; this agent finished the work that was left".into()));
+        return Err(finish_unmounted(backend, opening, &place, channel.as_deref()));
     }
     let Running { engine, mut mount, shim, listeners, survives } = backend.start(opening)?;
-    if let Some(left) = &left {
-        let paths: Vec<PathText> =
-            left.facts.get(TAKEN).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
-        taken = paths.into_iter().map(|path| Taken::there(path.to_path_buf())).collect();
-    } else if let Err(error) = submounts::put_back(&taken) {
-        detach_after_failure(&mut *mount, &*engine);
-        return Err(error);
-    }
-    let mount_device = match device_of(&over) {
-        Ok(device) => device,
-        Err(error) => {
-            detach_after_failure(&mut *mount, &*engine);
-            return Err(fail(format!("the fresh mount is not there: {error}")));
-        }
-    };
+    let (taken, mount_device) =
+        mounts_of(&over, taken, left.as_ref()).inspect_err(|_| detach_after_failure(&mut *mount, &*engine))?;
     let bypassed: Vec<PathText> = taken.iter().map(|taken| taken.path.as_path().into()).collect();
-    if let Some(handoff) = &handoff
-        && let Ok(value) = serde_json::to_vec(&bypassed)
-    {
-        handoff.put(&Record::Fact { name: TAKEN, value: &value });
-    }
-
-    let listener = match listener {
-        Some(listener) => heard_again(listener).map_err(|error| fail(format!("socket: {error}")))?,
-        None => {
-            place.clear();
-            UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?
-        }
-    };
-    if let Some(channel) = &channel
-        && let Err(error) = channel.keep(LISTENER, listener.as_fd())
-    {
-        tracing::warn!(%error, "the socket would not survive this agent");
-    }
-    let group_socket = match group_socket.as_deref().map(|path| GroupSocket::bind(path, &over)).transpose() {
-        Ok(socket) => socket,
-        // A run that continues after a kill does without the group's socket.
-        Err(error) if life > 0 => {
-            tracing::warn!(%error, "the group's socket");
-            None
-        }
-        Err(error) => {
-            detach_after_failure(&mut *mount, &*engine);
-            return Err(error);
-        }
-    };
-    let card = Card { over: over.as_path().into(), pid: std::process::id(), global: visibility == Visibility::Global };
-    place.put_card(&card).map_err(|error| fail(format!("{}: {error}", place.path().display())))?;
+    note_mounts(handoff.as_deref(), &bypassed);
+    let listener = listen(&place, listener, channel.as_deref())?;
+    let group_socket = bind_group_socket(group_socket.as_deref(), &over, life)
+        .inspect_err(|_| detach_after_failure(&mut *mount, &*engine))?;
+    put_card(&place, &over, visibility)?;
     let desk = Desk {
         engine,
         users,
@@ -297,7 +245,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
             listeners: listeners.as_ref().map(|listeners| listeners.socket.as_path().into()),
             visibility,
             user_namespace,
-            mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,
+            mount_namespace: namespace_inode("mnt").map_err(fail)?,
             inherited: if life == 0 { inherited(&place) } else { String::new() },
         },
         since_unix_seconds: clock::now().secs(),
@@ -305,11 +253,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         bypassed,
         handoff,
     };
-    for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
-        desk.engine.restore_run(run, pid);
-        desk.engine.record_run(run, pid, &command, true);
-        desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
-    }
+    expect_runs(&desk, left);
     tracing::info!(over = %over.display(), ?visibility, life, "serving");
     let (desk, place) = (Arc::new(desk), Arc::new(place));
     Ok(Agent {
@@ -329,6 +273,113 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         survives,
         _lock: lock,
     })
+}
+
+/// What an agent knows of the agents before it.
+#[derive(Default)]
+struct Past {
+    life: u32,
+    handoff: Option<Arc<Handoff>>,
+    channel: Option<Arc<Channel>>,
+    /// The socket of the agent before.
+    listener: Option<OwnedFd>,
+    /// `None`: this agent is the first one.
+    left: Option<Left>,
+}
+
+impl Past {
+    /// With what the backend needs of it.
+    fn of(inheritance: Option<Inheritance>) -> Result<(Self, Option<Afterlife>)> {
+        let Some(Inheritance { handoff, channel, mut kept, life }) = inheritance else {
+            return Ok((Self::default(), None));
+        };
+        if life > 0 && !handoff.is_whole() {
+            return Err(fail("the handoff of the previous agent is incomplete: this agent cannot continue from it"));
+        }
+        let left = (life > 0).then(|| handoff.left());
+        let listener = kept.remove(LISTENER);
+        let past = Self { life, handoff: Some(handoff.clone()), channel: Some(channel.clone()), listener, left };
+        Ok((past, Some(Afterlife { handoff, channel, kept, life })))
+    }
+}
+
+/// The previous agent was killed after it had removed the mount: no program is served any more.
+fn finish_unmounted(backend: &dyn Backend, opening: Opening, place: &Place, channel: Option<&Channel>) -> Error {
+    match backend.offline(opening) {
+        Ok(engine) => {
+            leave(&*engine, place);
+            if let Some(channel) = channel {
+                channel.ending();
+            }
+            fail("the mount had ended already; this agent finished the work that was left")
+        }
+        Err(error) => error,
+    }
+}
+
+/// The mounts below the directory, put back by this agent or by an earlier one; and the device number of our own mount.
+fn mounts_of(over: &Path, mut taken: Vec<Taken>, left: Option<&Left>) -> Result<(Vec<Taken>, u64)> {
+    if let Some(left) = left {
+        let paths: Vec<PathText> =
+            left.facts.get(TAKEN).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
+        taken = paths.into_iter().map(|path| Taken::there(path.to_path_buf())).collect();
+    } else {
+        submounts::put_back(&taken)?;
+    }
+    let mount_device = device_of(over).map_err(|error| fail(format!("the fresh mount is not there: {error}")))?;
+    Ok((taken, mount_device))
+}
+
+/// For the next agent.
+fn note_mounts(handoff: Option<&Handoff>, taken: &[PathText]) {
+    if let Some(handoff) = handoff
+        && let Ok(value) = serde_json::to_vec(taken)
+    {
+        handoff.put(&Record::Fact { name: TAKEN, value: &value });
+    }
+}
+
+/// The socket of the place, which the supervisor keeps for the next agent. `earlier`: the socket of the agent before.
+fn listen(place: &Place, earlier: Option<OwnedFd>, channel: Option<&Channel>) -> Result<UnixListener> {
+    let listener = match earlier {
+        Some(listener) => heard_again(listener).map_err(|error| fail(format!("socket: {error}")))?,
+        None => {
+            place.clear();
+            UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?
+        }
+    };
+    if let Some(channel) = channel
+        && let Err(error) = channel.keep(LISTENER, listener.as_fd())
+    {
+        tracing::warn!(%error, "the socket would not survive this agent");
+    }
+    Ok(listener)
+}
+
+fn bind_group_socket(path: Option<&Path>, over: &Path, life: u32) -> Result<Option<GroupSocket>> {
+    match path.map(|path| GroupSocket::bind(path, over)).transpose() {
+        // A run that continues after a kill does without the group's socket.
+        Err(error) if life > 0 => {
+            tracing::warn!(%error, "the group's socket");
+            Ok(None)
+        }
+        bound => bound,
+    }
+}
+
+/// From now on clients find this agent.
+fn put_card(place: &Place, over: &Path, visibility: Visibility) -> Result<()> {
+    let card = Card { over: over.into(), pid: std::process::id(), global: visibility == Visibility::Global };
+    place.put_card(&card).map_err(|error| fail(format!("{}: {error}", place.path().display())))
+}
+
+/// The runs of the agent before join again by themselves.
+fn expect_runs(desk: &Desk, left: Option<Left>) {
+    for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
+        desk.engine.restore_run(run, pid);
+        desk.engine.record_run(run, pid, &command, true);
+        desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
+    }
 }
 
 /// Listens again, so that a process that connects from now on sees this agent's pid.
