@@ -29,7 +29,7 @@ pub enum Walked {
     Inside(Spot),
 }
 
-/// The start of a relative path.
+/// Where a walk is: at a path of the host, or in a directory of the namespace.
 enum At {
     Out(Vec<u8>),
     In(FileId),
@@ -53,8 +53,7 @@ impl Call<'_> {
             return Ok(Walked::Outside(None));
         }
         let root = self.supervisor.root_of(self.task);
-        let mut entered = false;
-        let mut at = if path[0] == b'/' {
+        let at = if path[0] == b'/' {
             At::Out(root.clone())
         } else {
             match self.base(dirfd)? {
@@ -62,134 +61,10 @@ impl Call<'_> {
                 None => return Ok(Walked::Outside(None)),
             }
         };
-        let mut must_be_dir = false;
-        let mut rest: Vec<Vec<u8>> = Vec::new();
-        push(&mut rest, path, &mut must_be_dir);
-        let follow_last = follow;
-        let mut links = 0;
-        while let Some(name) = rest.pop() {
-            entered |= matches!(at, At::In(_));
-            let last = rest.is_empty();
-            let follow = !last || follow_last || must_be_dir;
-            if name == b"." {
-                continue;
-            }
-            match at {
-                At::Out(ref mut here) => {
-                    if name == b".." {
-                        if *here != root {
-                            let end = here.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-                            here.truncate(end.max(1));
-                        }
-                        continue;
-                    }
-                    let mut next = here.clone();
-                    if next.last() != Some(&b'/') {
-                        next.push(b'/');
-                    }
-                    next.extend_from_slice(&name);
-                    if next == self.supervisor.over {
-                        at = At::In(FileId::ROOT);
-                        continue;
-                    }
-                    if next.starts_with(b"/proc/") {
-                        match self.magic(&mut next, follow)? {
-                            Magic::None => {}
-                            Magic::Dir(id) => {
-                                at = At::In(id);
-                                continue;
-                            }
-                            Magic::File(known) if last => {
-                                return Ok(Walked::Inside(Spot {
-                                    dir: FileId::ROOT,
-                                    name: Vec::new(),
-                                    found: Some(known),
-                                    must_be_dir,
-                                }));
-                            }
-                            Magic::File(_) => return Err(Errno::NOTDIR),
-                            Magic::Elsewhere(path) => {
-                                at = At::Out(path);
-                                continue;
-                            }
-                            Magic::Nowhere => return Ok(Walked::Outside(None)),
-                        }
-                    }
-                    if !follow {
-                        return Ok(Walked::Outside(entered.then_some(next)));
-                    }
-                    match rustix::fs::readlink(&*next, Vec::new()) {
-                        Ok(target) => {
-                            links += 1;
-                            if links > LINKS_MAX {
-                                return Err(Errno::LOOP);
-                            }
-                            let target = target.into_bytes();
-                            if target.first() == Some(&b'/') {
-                                at = At::Out(root.clone());
-                            }
-                            push(&mut rest, &target, &mut must_be_dir);
-                        }
-                        Err(Errno::INVAL) => at = At::Out(next),
-                        // It is absent, or may not be read: the kernel returns the right error.
-                        Err(_) => {
-                            for name in rest.iter().rev() {
-                                next.push(b'/');
-                                next.extend_from_slice(name);
-                            }
-                            return Ok(Walked::Outside(entered.then_some(next)));
-                        }
-                    }
-                }
-                At::In(dir) => {
-                    if name == b".." {
-                        at = self.above(dir);
-                        continue;
-                    }
-                    let found = match self.lookup(dir, &name) {
-                        Ok(found) => found,
-                        Err(fault) if fault.errno == Errno::NOENT && last => {
-                            return Ok(Walked::Inside(Spot { dir, name, found: None, must_be_dir }));
-                        }
-                        Err(fault) => return Err(errno(fault)),
-                    };
-                    if found.attr.kind == Kind::Symlink && follow {
-                        links += 1;
-                        if links > LINKS_MAX {
-                            return Err(Errno::LOOP);
-                        }
-                        let target = self.namespace().attributes.readlink(found.id).map_err(errno)?;
-                        if target.first() == Some(&b'/') {
-                            at = At::Out(root.clone());
-                        }
-                        push(&mut rest, &target, &mut must_be_dir);
-                        continue;
-                    }
-                    if last {
-                        return Ok(Walked::Inside(Spot { dir, name, found: Some(found), must_be_dir }));
-                    }
-                    if found.attr.kind != Kind::Directory {
-                        return Err(Errno::NOTDIR);
-                    }
-                    at = At::In(found.id);
-                }
-            }
-        }
-        match at {
-            At::Out(here) => Ok(Walked::Outside(entered.then_some(here))),
-            At::In(id) => {
-                Ok(Walked::Inside(Spot { dir: id, name: Vec::new(), found: Some(self.known(id)?), must_be_dir }))
-            }
-        }
-    }
-
-    fn above(&self, dir: FileId) -> At {
-        if dir != FileId::ROOT {
-            return At::In(self.namespace().listings.parent(dir));
-        }
-        let over = &self.supervisor.over;
-        let end = over.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-        At::Out(over[..end.max(1)].to_vec())
+        let (rest, must_be_dir) = (Vec::new(), false);
+        let mut walk = Walk { call: self, root, at, rest, must_be_dir, follow_last: follow, links: 0, entered: false };
+        push(&mut walk.rest, path, &mut walk.must_be_dir);
+        walk.run()
     }
 
     /// `None`: outside the directory (not a directory, no such descriptor).
@@ -244,39 +119,6 @@ impl Call<'_> {
         Ok(Some(id))
     }
 
-    /// Links below /proc that lead to an open file, whatever their text is.
-    fn magic(&self, next: &mut Vec<u8>, follow: bool) -> Result<Magic, Errno> {
-        let text = String::from_utf8_lossy(next).into_owned();
-        let parts: Vec<&str> = text.split('/').skip(2).collect();
-        match parts.as_slice() {
-            // The caller's own entry, not the agent's.
-            ["self" | "thread-self"] if follow => {
-                *next = format!("/proc/{}", self.task.tid).into_bytes();
-                return Ok(Magic::Elsewhere(next.clone()));
-            }
-            [_, "fd", _]
-            | [_, "task", _, "fd", _]
-            | [_, "cwd" | "root" | "exe"]
-            | [_, "task", _, "cwd" | "root" | "exe"]
-                if follow => {}
-            _ => return Ok(Magic::None),
-        }
-        let Ok(target) = rustix::fs::readlink(&text, Vec::new()) else { return Ok(Magic::Nowhere) };
-        let target = target.into_bytes();
-        if target.first() != Some(&b'/') {
-            return Ok(Magic::Nowhere);
-        }
-        if self.supervisor.is_below(&target)
-            && let Some(id) = self.dir_at(&text, &target)?
-        {
-            return Ok(Magic::Dir(id));
-        }
-        match self.object(&text)? {
-            Some(known) => Ok(Magic::File(known)),
-            None => Ok(Magic::Elsewhere(target)),
-        }
-    }
-
     /// The served file of a descriptor.
     pub fn of_descriptor(&self, number: i32) -> Result<Option<Known>, Errno> {
         if number < 0 {
@@ -309,6 +151,201 @@ impl Call<'_> {
                 };
                 Ok(self.known(id).ok().filter(is_it))
             }
+        }
+    }
+}
+
+/// A walk that has not arrived.
+struct Walk<'a> {
+    call: &'a Call<'a>,
+    /// The caller's root directory.
+    root: Vec<u8>,
+    at: At,
+    /// The names that are left, the next one last.
+    rest: Vec<Vec<u8>>,
+    must_be_dir: bool,
+    /// A link at the end of the path is followed.
+    follow_last: bool,
+    links: usize,
+    /// The path passed through the directory.
+    entered: bool,
+}
+
+impl Walk<'_> {
+    fn run(mut self) -> Result<Walked, Errno> {
+        while let Some(name) = self.rest.pop() {
+            self.entered |= matches!(self.at, At::In(_));
+            if name == b"." {
+                continue;
+            }
+            let arrived = match self.at {
+                At::Out(ref here) => {
+                    let here = here.clone();
+                    self.step_outside(here, &name)?
+                }
+                At::In(dir) => self.step_inside(dir, name)?,
+            };
+            if let Some(walked) = arrived {
+                return Ok(walked);
+            }
+        }
+        match self.at {
+            At::Out(ref mut here) => {
+                let here = std::mem::take(here);
+                Ok(self.outside(here))
+            }
+            At::In(id) => Ok(self.inside(id, Vec::new(), Some(self.call.known(id)?))),
+        }
+    }
+
+    /// The host's own name and links.
+    fn step_outside(&mut self, mut here: Vec<u8>, name: &[u8]) -> Result<Option<Walked>, Errno> {
+        let (last, follow) = (self.rest.is_empty(), self.follows());
+        if name == b".." {
+            if here != self.root {
+                let end = here.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+                here.truncate(end.max(1));
+                self.at = At::Out(here);
+            }
+            return Ok(None);
+        }
+        let mut next = here;
+        if next.last() != Some(&b'/') {
+            next.push(b'/');
+        }
+        next.extend_from_slice(name);
+        if next == self.call.supervisor.over {
+            self.at = At::In(FileId::ROOT);
+            return Ok(None);
+        }
+        if next.starts_with(b"/proc/") {
+            let elsewhere = match self.magic(&mut next, follow)? {
+                Magic::None => None,
+                Magic::Dir(id) => Some(At::In(id)),
+                Magic::File(known) if last => return Ok(Some(self.inside(FileId::ROOT, Vec::new(), Some(known)))),
+                Magic::File(_) => return Err(Errno::NOTDIR),
+                Magic::Elsewhere(path) => Some(At::Out(path)),
+                Magic::Nowhere => return Ok(Some(Walked::Outside(None))),
+            };
+            if let Some(at) = elsewhere {
+                self.at = at;
+                return Ok(None);
+            }
+        }
+        if !follow {
+            return Ok(Some(self.outside(next)));
+        }
+        match rustix::fs::readlink(&*next, Vec::new()) {
+            Ok(target) => {
+                self.count_link()?;
+                self.continue_with(&target.into_bytes());
+            }
+            Err(Errno::INVAL) => self.at = At::Out(next),
+            // It is absent, or may not be read: the kernel returns the right error.
+            Err(_) => {
+                for name in self.rest.iter().rev() {
+                    next.push(b'/');
+                    next.extend_from_slice(name);
+                }
+                return Ok(Some(self.outside(next)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A name and a link of the namespace.
+    fn step_inside(&mut self, dir: FileId, name: Vec<u8>) -> Result<Option<Walked>, Errno> {
+        let (last, follow) = (self.rest.is_empty(), self.follows());
+        if name == b".." {
+            self.at = self.above(dir);
+            return Ok(None);
+        }
+        let found = match self.call.lookup(dir, &name) {
+            Ok(found) => found,
+            Err(fault) if fault.errno == Errno::NOENT && last => return Ok(Some(self.inside(dir, name, None))),
+            Err(fault) => return Err(errno(fault)),
+        };
+        if found.attr.kind == Kind::Symlink && follow {
+            self.count_link()?;
+            let target = self.call.namespace().attributes.readlink(found.id).map_err(errno)?;
+            self.continue_with(&target);
+            return Ok(None);
+        }
+        if last {
+            return Ok(Some(self.inside(dir, name, Some(found))));
+        }
+        if found.attr.kind != Kind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        self.at = At::In(found.id);
+        Ok(None)
+    }
+
+    /// Whether a link under the name that was just taken is followed.
+    fn follows(&self) -> bool {
+        !self.rest.is_empty() || self.follow_last || self.must_be_dir
+    }
+
+    fn count_link(&mut self) -> Result<(), Errno> {
+        self.links += 1;
+        if self.links > LINKS_MAX { Err(Errno::LOOP) } else { Ok(()) }
+    }
+
+    /// With a link's target.
+    fn continue_with(&mut self, target: &[u8]) {
+        if target.first() == Some(&b'/') {
+            self.at = At::Out(self.root.clone());
+        }
+        push(&mut self.rest, target, &mut self.must_be_dir);
+    }
+
+    fn outside(&self, path: Vec<u8>) -> Walked {
+        Walked::Outside(self.entered.then_some(path))
+    }
+
+    fn inside(&self, dir: FileId, name: Vec<u8>, found: Option<Known>) -> Walked {
+        Walked::Inside(Spot { dir, name, found, must_be_dir: self.must_be_dir })
+    }
+
+    fn above(&self, dir: FileId) -> At {
+        if dir != FileId::ROOT {
+            return At::In(self.call.namespace().listings.parent(dir));
+        }
+        let over = &self.call.supervisor.over;
+        let end = over.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        At::Out(over[..end.max(1)].to_vec())
+    }
+
+    /// Links below /proc that lead to an open file, whatever their text is.
+    fn magic(&self, next: &mut Vec<u8>, follow: bool) -> Result<Magic, Errno> {
+        let text = String::from_utf8_lossy(next).into_owned();
+        let parts: Vec<&str> = text.split('/').skip(2).collect();
+        match parts.as_slice() {
+            // The caller's own entry, not the agent's.
+            ["self" | "thread-self"] if follow => {
+                *next = format!("/proc/{}", self.call.task.tid).into_bytes();
+                return Ok(Magic::Elsewhere(next.clone()));
+            }
+            [_, "fd", _]
+            | [_, "task", _, "fd", _]
+            | [_, "cwd" | "root" | "exe"]
+            | [_, "task", _, "cwd" | "root" | "exe"]
+                if follow => {}
+            _ => return Ok(Magic::None),
+        }
+        let Ok(target) = rustix::fs::readlink(&text, Vec::new()) else { return Ok(Magic::Nowhere) };
+        let target = target.into_bytes();
+        if target.first() != Some(&b'/') {
+            return Ok(Magic::Nowhere);
+        }
+        if self.call.supervisor.is_below(&target)
+            && let Some(id) = self.call.dir_at(&text, &target)?
+        {
+            return Ok(Magic::Dir(id));
+        }
+        match self.call.object(&text)? {
+            Some(known) => Ok(Magic::File(known)),
+            None => Ok(Magic::Elsewhere(target)),
         }
     }
 }
