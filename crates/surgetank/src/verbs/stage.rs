@@ -10,15 +10,15 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use surgetank_core::drain::Meter;
 use surgetank_core::report::{PathText, Progress};
-use surgetank_core::transfer::{Claims, Entry, Outcome as Came, Transfer, Wanted, walk};
-use surgetank_store::{Cred, StorePath, Verify, verdict};
+use surgetank_core::transfer::{Claims, Entry, Outcome as Came, Transfer, Walked, Wanted, walk};
+use surgetank_store::{Cred, Store, StorePath, Verify, verdict};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Error, Result};
 
@@ -255,6 +255,8 @@ fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
     Ok((StorePath(real.as_os_str().as_bytes()[1..].to_vec()), name))
 }
 
+/// All pairs are examined before the first copy: a conflict of two sources with one name is noticed before either is
+/// copied.
 fn carry_all(
     pairs: Vec<Pair>,
     args: &StageArgs,
@@ -262,80 +264,125 @@ fn carry_all(
     course: &Course,
     report: &mut Report,
 ) -> Outcome<()> {
-    let mut all: BTreeMap<[(String, StorePath); 2], Between> = BTreeMap::new();
-    for pair in pairs {
-        let (to_dir, to) = opened_at(&pair.to, true)?;
-        let (from_dir, from) = match opened_at(&pair.from, false) {
-            Ok(at) => at,
-            // The remaining pairs continue.
-            Err(why) => {
-                let path = local(&pair.from.path).into();
-                report.failed.push(Failed { path, why: why.why });
-                continue;
-            }
-        };
-        let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
-        all.entry(key).or_default().pairs.push((from, to, pair.wanted));
-    }
-    // All pairs are examined first: a conflict of two sources with one name is noticed before either is copied.
     let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-    // Each with its name for messages.
-    let mut targets: HashMap<(String, StorePath), ((String, StorePath), PathText)> = HashMap::new();
-    let mut courses = Vec::new();
-    for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
+    let mut staging = Staging { args, state, course, report, who, targets: HashMap::new() };
+    let mut loads = Vec::new();
+    for (ends, between) in staging.by_directories(pairs)? {
+        loads.push(staging.examine(ends, &between)?);
+    }
+    for load in loads {
+        staging.copy(load)?;
+    }
+    Ok(())
+}
+
+/// A directory below the root of a store.
+type Dir = (String, StorePath);
+
+/// What all copies of one command share.
+struct Staging<'a> {
+    args: &'a StageArgs,
+    state: &'a StateRoot,
+    course: &'a Course,
+    report: &'a mut Report,
+    who: Cred,
+    /// The source of each target, with its name for messages.
+    targets: HashMap<Dir, (Dir, PathText)>,
+}
+
+/// All that is copied from one directory to another.
+struct Load {
+    source: Arc<dyn Store>,
+    from: Dir,
+    to: Dir,
+    /// In the state directory, one for each target.
+    place: PathBuf,
+    entries: Vec<Entry>,
+}
+
+impl Staging<'_> {
+    /// The pairs by the two directories between which they copy.
+    fn by_directories(&mut self, pairs: Vec<Pair>) -> Result<BTreeMap<[Dir; 2], Between>> {
+        let mut all: BTreeMap<[Dir; 2], Between> = BTreeMap::new();
+        for pair in pairs {
+            let (to_dir, to) = opened_at(&pair.to, true)?;
+            let (from_dir, from) = match opened_at(&pair.from, false) {
+                Ok(at) => at,
+                // The remaining pairs continue.
+                Err(why) => {
+                    let path = local(&pair.from.path).into();
+                    self.report.failed.push(Failed { path, why: why.why });
+                    continue;
+                }
+            };
+            let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
+            all.entry(key).or_default().pairs.push((from, to, pair.wanted));
+        }
+        Ok(all)
+    }
+
+    fn examine(&mut self, [from, to]: [Dir; 2], between: &Between) -> Result<Load> {
+        let (to_root, to_dir) = &to;
         let known = format!("{to_root} {to_dir}");
         let name = format!("staging-{:016x}", surgetank_store::checksum::of_bytes(known.as_bytes()));
-        let place = state.make_other(&name)?;
-        let source = Address::open(&from_root, &from_dir, &place, None)?;
-        let mut entries = Vec::new();
+        let place = self.state.make_other(&name)?;
+        let source = Address::open(&from.0, &from.1, &place, None)?;
+        let mut load = Load { source, from, to, place, entries: Vec::new() };
         for (from, to, wanted) in &between.pairs {
-            match walk(&*source, who, (from, to), wanted, &|bytes| course.pass(bytes)) {
-                Ok(mut found) => {
-                    let is_nothing = from.0.is_empty() && found.entries.len() == 1 && found.failed.is_empty();
-                    if is_nothing && !Address::is_there(&from_root, &from_dir, &place, who)? {
-                        found.failed.push((from.clone(), Errno::NOENT.into()));
-                    }
-                    // A copy must not be copied again below itself.
-                    let (begin, end) = (below(&from_dir, from), below(&to_dir, to));
-                    if from_root == to_root && end != begin && end.is_below(&begin) {
-                        let copies = found.entries.iter().position(|entry| below(&from_dir, &entry.from) == end);
-                        if let Some(copies) = copies {
-                            let why = std::io::Error::other("the copies go there: name what is to be copied");
-                            found.failed.push((found.entries[copies].from.clone(), why));
-                        }
-                        let is_copy = |path: &StorePath| *path == end || path.is_below(&end);
-                        found.entries.retain(|entry| !is_copy(&below(&from_dir, &entry.from)));
-                    }
-                    entries.extend(found.entries);
-                    report.failed.extend(found.failed.iter().map(|(path, why)| failure(&source.describe(), path, why)));
-                }
-                Err(_) if course.why_stopped().is_some() => report.left_files += 1,
-                Err(why) => report.failed.push(failure(&source.describe(), from, &why)),
-            }
+            self.find(&mut load, from, to, wanted)?;
         }
+        self.leave_out_conflicts(&mut load);
+        self.course.expect(&load.entries);
+        Ok(load)
+    }
+
+    /// Adds what one pair names.
+    fn find(&mut self, load: &mut Load, from: &StorePath, to: &StorePath, wanted: &Wanted) -> Result<()> {
+        let course = self.course;
+        match walk(&*load.source, self.who, (from, to), wanted, &|bytes| course.pass(bytes)) {
+            Ok(mut found) => {
+                let is_nothing = from.0.is_empty() && found.entries.len() == 1 && found.failed.is_empty();
+                if is_nothing && !Address::is_there(&load.from.0, &load.from.1, &load.place, self.who)? {
+                    found.failed.push((from.clone(), Errno::NOENT.into()));
+                }
+                load.leave_out_copies(from, to, &mut found);
+                load.entries.extend(found.entries);
+                let failed = found.failed.iter().map(|(path, why)| failure(&load.source.describe(), path, why));
+                self.report.failed.extend(failed);
+            }
+            Err(_) if course.why_stopped().is_some() => self.report.left_files += 1,
+            Err(why) => self.report.failed.push(failure(&load.source.describe(), from, &why)),
+        }
+        Ok(())
+    }
+
+    /// Of two sources with one name at the target the second is not copied.
+    fn leave_out_conflicts(&mut self, load: &mut Load) {
+        let Load { source, from: (from_root, from_dir), to: (to_root, to_dir), entries, .. } = load;
         entries.retain(|entry| {
-            let to = (to_root.clone(), below(&to_dir, &entry.to));
-            let from = (from_root.clone(), below(&from_dir, &entry.from));
+            let to = (to_root.clone(), below(to_dir, &entry.to));
+            let from = (from_root.clone(), below(from_dir, &entry.from));
             if entry.is_dir() {
                 return true;
             }
             let shown = named(&source.describe(), &entry.from);
-            match targets.insert(to, (from.clone(), shown)) {
+            match self.targets.insert(to, (from.clone(), shown)) {
                 None => true,
                 // The same file given twice is copied once.
                 Some((other, _)) if other == from => false,
                 Some((_, other)) => {
                     let why = format!("{other} would have the same name there");
                     let why = std::io::Error::new(std::io::ErrorKind::AlreadyExists, why);
-                    report.failed.push(failure(&source.describe(), &entry.from, &why));
+                    self.report.failed.push(failure(&source.describe(), &entry.from, &why));
                     false
                 }
             }
         });
-        course.expect(&entries);
-        courses.push((source, to_root, to_dir, place, entries));
     }
-    for (source, to_root, to_dir, place, entries) in courses {
+
+    fn copy(&mut self, load: Load) -> Result<()> {
+        let Load { source, to: (to_root, to_dir), place, entries, .. } = load;
+        let (args, course) = (self.args, self.course);
         let cannot = |why: std::io::Error| Error::new(format!("{} cannot be used", place.display())).why(why);
         // Several processes may stage to one place; only the last one collects abandoned uploads.
         let lock = fs::File::open(&place).map_err(cannot)?;
@@ -345,7 +392,7 @@ fn carry_all(
         let transfer = Transfer {
             source: &*source,
             target: &*target,
-            who,
+            who: self.who,
             verify: args.verify,
             spool: &place,
             claims: &claims,
@@ -354,7 +401,7 @@ fn carry_all(
         };
         let came = transfer.carry(&entries);
         let complete = came.failed.is_empty() && came.left_files == 0;
-        add(report, came, &source.describe());
+        add(self.report, came, &source.describe());
         if complete
             && lock.try_lock().is_ok()
             && let Err(why) = target.collect()
@@ -362,8 +409,25 @@ fn carry_all(
             let target = target.describe();
             eprintln!("surgetank: unfinished uploads at {target} could not be aborted: {why}");
         }
+        Ok(())
     }
-    Ok(())
+}
+
+impl Load {
+    /// A copy must not be copied again below itself.
+    fn leave_out_copies(&self, from: &StorePath, to: &StorePath, found: &mut Walked) {
+        let ((from_root, from_dir), (to_root, to_dir)) = (&self.from, &self.to);
+        let (begin, end) = (below(from_dir, from), below(to_dir, to));
+        if from_root == to_root && end != begin && end.is_below(&begin) {
+            let copies = found.entries.iter().position(|entry| below(from_dir, &entry.from) == end);
+            if let Some(copies) = copies {
+                let why = std::io::Error::other("the copies go there: name what is to be copied");
+                found.failed.push((found.entries[copies].from.clone(), why));
+            }
+            let is_copy = |path: &StorePath| *path == end || path.is_below(&end);
+            found.entries.retain(|entry| !is_copy(&below(from_dir, &entry.from)));
+        }
+    }
 }
 
 fn add(report: &mut Report, came: Came, source: &str) {
