@@ -1,9 +1,9 @@
 //! `surgetank status [DIR]`: tiers, queue, rates, runs and troubles of one agent, or of all of this user's agents.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use surgetank_core::report::{AgentStatus, Health, Phase, Visibility};
+use surgetank_core::report::{AgentStatus, Health, Listing, Lost, Phase, Status, TierStatus, Trouble, Visibility};
 use surgetank_policy::config::Survives;
 use surgetank_types::clock;
 use surgetank_types::error::Error;
@@ -98,7 +98,19 @@ fn text(status: &AgentStatus, commands: Option<&Commands>) -> String {
     out
 }
 
-fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) -> std::fmt::Result {
+fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) -> fmt::Result {
+    let content = &status.content;
+    let now = clock::now().secs();
+    write_agent(out, status)?;
+    write_tiers(out, &content.tiers)?;
+    write_queue(out, content, now)?;
+    write_losses(out, &content.lost, commands)?;
+    write_risks(out, content)?;
+    write_runs(out, status, now)?;
+    write_troubles(out, &content.troubles, now)
+}
+
+fn write_agent(out: &mut String, status: &AgentStatus) -> fmt::Result {
     let store = if status.store == status.over { "underneath".to_owned() } else { status.store.to_string() };
     let seen = match status.visibility {
         Visibility::Private => "private to its runs",
@@ -109,12 +121,14 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
         Phase::Leaving => ", leaving when drained",
         Phase::Closed => ", unmounting",
     };
-    writeln!(out, "{}  (store {store}; {seen}; agent {}{phase})", status.over, status.pid)?;
-    let content = &status.content;
-    if !content.tiers.is_empty() {
+    writeln!(out, "{}  (store {store}; {seen}; agent {}{phase})", status.over, status.pid)
+}
+
+fn write_tiers(out: &mut String, tiers: &[TierStatus]) -> fmt::Result {
+    if !tiers.is_empty() {
         writeln!(out, "  {:<12} {:>11} {:>11} {:>11} {:>11}  survives", "tier", "cap", "used", "reserved", "dirty")?;
     }
-    for tier in &content.tiers {
+    for tier in tiers {
         let survives = match tier.survives {
             Survives::Agent => "the agent",
             Survives::Reboot => "a reboot",
@@ -135,6 +149,11 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
             }
         }
     }
+    Ok(())
+}
+
+/// The queue, and how its drain fares.
+fn write_queue(out: &mut String, content: &Status, now: i64) -> fmt::Result {
     let queue = &content.queue;
     writeln!(
         out,
@@ -145,10 +164,8 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
         words::bytes(queue.bytes_per_second)
     )?;
     let drain = &content.drain;
-    let now = clock::now().secs();
-    let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
     if let Some(since) = drain.paused_since_unix_seconds {
-        writeln!(out, "  drain: paused for {}, {} tries failed", ago(since), words::count(drain.failures))?;
+        writeln!(out, "  drain: paused for {}, {} tries failed", ago(now, since), words::count(drain.failures))?;
     } else if drain.failures > 0 {
         writeln!(out, "  drain: goes on, {} tries failed", words::count(drain.failures))?;
     }
@@ -158,15 +175,25 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
     if let Some(oldest) = &queue.oldest {
         writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
     }
-    if !content.lost.is_empty() {
-        writeln!(out, "  LOST: {} files, until they are acknowledged", words::count(content.lost.total))?;
-        for one in content.lost.first.iter().take(LOST_SHOWN_MAX) {
-            writeln!(out, "    {}: {}", one.path, one.why)?;
-        }
-        if let Some(commands) = commands {
-            writeln!(out, "  to acknowledge them:\n    {}", commands.forget())?;
-        }
+    Ok(())
+}
+
+fn write_losses(out: &mut String, lost: &Listing<Lost>, commands: Option<&Commands>) -> fmt::Result {
+    if lost.is_empty() {
+        return Ok(());
     }
+    writeln!(out, "  LOST: {} files, until they are acknowledged", words::count(lost.total))?;
+    for one in lost.first.iter().take(LOST_SHOWN_MAX) {
+        writeln!(out, "    {}: {}", one.path, one.why)?;
+    }
+    if let Some(commands) = commands {
+        writeln!(out, "  to acknowledge them:\n    {}", commands.forget())?;
+    }
+    Ok(())
+}
+
+/// What a reboot, the loss of the node, or the job's end may cost.
+fn write_risks(out: &mut String, content: &Status) -> fmt::Result {
     if content.at_risk_node_bytes > 0 {
         writeln!(
             out,
@@ -191,16 +218,29 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
             writeln!(out, "  WARNING: {late} may not be in the store when the job ends")?;
         }
     }
+    Ok(())
+}
+
+/// The runs, and the other mounts that their programs use directly.
+fn write_runs(out: &mut String, status: &AgentStatus, now: i64) -> fmt::Result {
     for run in &status.runs {
-        writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(run.since_unix_seconds), run.command)?;
+        writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(now, run.since_unix_seconds), run.command)?;
     }
     for path in &status.bypassed {
         writeln!(out, "  bypassed, another mount: {path}")?;
     }
-    for trouble in &content.troubles {
+    Ok(())
+}
+
+fn write_troubles(out: &mut String, troubles: &[Trouble], now: i64) -> fmt::Result {
+    for trouble in troubles {
         let path = trouble.path.as_ref().map(|path| format!("{path}: ")).unwrap_or_default();
-        let since = ago(trouble.since_unix_seconds);
+        let since = ago(now, trouble.since_unix_seconds);
         writeln!(out, "  trouble for {since}: {path}{}: {}", trouble.place, trouble.reason)?;
     }
     Ok(())
+}
+
+fn ago(now: i64, since: i64) -> String {
+    words::seconds(u64::try_from(now - since).unwrap_or(0))
 }
