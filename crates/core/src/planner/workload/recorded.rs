@@ -124,74 +124,15 @@ const PROCESSES_MAX: usize = 10_000;
 pub fn workload(value: Value) -> Result<Workload> {
     let record: Record = serde_json::from_value(value)
         .map_err(|error| Error::new("the record of a run is not understood").why(error))?;
-    if record.processes.len() > PROCESSES_MAX {
-        return Err(Error::new(format!("the recorded run has {} processes", record.processes.len()))
-            .why(format!("at most {PROCESSES_MAX} are read; a record that Surgetank wrote has fewer")));
-    }
-    let moves = |process: &&Process| process.read_bytes() > 0 || process.write_bytes() > 0;
-    let mut moved: Vec<&Process> = record.processes.iter().filter(moves).collect();
-    if moved.is_empty() {
-        return Err(Error::new("no process of the recorded run moved anything")
-            .remedy("record a run with the preload shim, or describe the workload by hand (`surgetank help model`)"));
-    }
-    moved.sort_by_key(|process| (process.begun_us, process.pid));
-    let ended = |process: &Process| process.ended_us.unwrap_or(record.ended_us);
-    let read = total(moved.iter().map(|process| process.read_bytes()));
-    let written = total(moved.iter().map(|process| process.write_bytes()));
-    let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) };
-    let opened = |of: fn(&Process) -> u64| total(moved.iter().map(|process| of(process)));
-    let traffic = &record.store_traffic;
-    let from_store = share(traffic.in_bytes, read);
-    let files_from_store = share(traffic.in_files, opened(Process::read_opens));
-    let others_read = total(moved.iter().map(|process| process.other_read_bytes()));
-    let shim_read = total(moved.iter().map(|process| process.shim_read_bytes()));
-    // (Half: a mapping counts for more than the bytes read of it. Several readers of one file count each.)
-    let doors_tell = shim_read > 0 && traffic.in_bytes > 0 && others_read >= traffic.in_bytes / 2;
-    let of_others = share(traffic.in_bytes, others_read);
-    let files_of_others = share(traffic.in_files, opened(Process::other_read_opens));
-
-    // The files of each process that went to the store, as far as they are known; the rest is divided.
-    let mut known = vec![(0u64, 0u64); moved.len()];
-    for file in record.files.iter().take(FILES_MAX).filter(|file| file.durable_us.is_some() && file.size_bytes > 0) {
-        let wrote = |number: &usize| {
-            let (process, (_, bytes)) = (moved[*number], known[*number]);
-            let alive =
-                process.begun_us <= file.sealed_us && ended(process).saturating_add(SEALED_LATE_US) >= file.sealed_us;
-            alive && process.write_bytes() >= bytes.saturating_add(file.size_bytes - file.size_bytes / 8)
-        };
-        let writer = (0..moved.len()).filter(wrote).min_by_key(|&number| ended(moved[number]).abs_diff(file.sealed_us));
-        if let Some(writer) = writer {
-            let (files, bytes) = known[writer];
-            known[writer] = (files + 1, moved[writer].write_bytes().min(bytes.saturating_add(file.size_bytes)));
-        }
-    }
-    let known_files = total(known.iter().map(|(files, _)| *files));
-    let known_bytes = total(known.iter().map(|(_, bytes)| *bytes));
-    let to_store = share(traffic.out_bytes.saturating_sub(known_bytes), written.saturating_sub(known_bytes));
-    let unknown_files = opened(Process::write_opens).saturating_sub(known_files);
-    let files_to_store = share(traffic.out_files.saturating_sub(known_files), unknown_files);
-
+    let run = Run::of(&record)?;
+    let (reads, writes) = (Reads::of(&run), Writes::of(&run));
     let mut made = Workload { name: record.id.clone(), tasks: Vec::new(), sets: Vec::new() };
     let mut outputs: Vec<Option<usize>> = Vec::new();
-    for (number, process) in moved.iter().enumerate() {
-        let over: Vec<usize> = (0..number).filter(|&other| ended(moved[other]) <= process.begun_us).collect();
-        let before_us = over.iter().map(|&other| ended(moved[other])).max().unwrap_or(0);
-        // A process that had ended before one of those began precedes that one.
-        let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
-        let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
-        let part = |bytes: u64, share: f64| ((bytes as f64 * share) as u64).min(bytes);
+    for (number, process) in run.moved.iter().enumerate() {
+        let (before_us, after) = run.predecessors(number);
         // Programs do not compute everything before they write; how they interleave is unknown.
         let mut step = Step { streams: true, ..Step::default() };
-        let inputs = if doors_tell {
-            part(process.other_read_bytes(), of_others)
-        } else {
-            part(process.read_bytes(), from_store)
-        };
-        let opens = if doors_tell {
-            part(process.other_read_opens(), files_of_others)
-        } else {
-            part(process.read_opens(), files_from_store)
-        };
+        let (opens, inputs) = reads.in_store(process);
         step.reads.extend(add(&mut made, "in", number, opens, inputs, Fate::Input));
         let mut left = process.read_bytes() - inputs;
         for output in after.iter().filter_map(|&other| outputs[other]) {
@@ -200,20 +141,9 @@ pub fn workload(value: Value) -> Result<Workload> {
                 left = left.saturating_sub(made.sets[output].bytes);
             }
         }
-        // A parent that waits for its children computes nothing itself.
-        let waits = record.processes.iter().any(|child| child.parent == process.pid);
-        let lived_us = ended(process).saturating_sub(process.begun_us);
-        step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
-        // Meanwhile only processes that moved no bytes were at work: make, shells.
-        let alone_us = process.begun_us.saturating_sub(before_us);
-        // (A slow process, perhaps a driver, delayed all waiting processes together, not each in order.)
-        let began_us = if number > 0 { moved[number - 1].begun_us } else { 0 };
-        let with_others_us = process.begun_us.saturating_sub(before_us.max(began_us));
-        step.wait_s = if alone_us <= OWN_START_US_MAX { alone_us } else { with_others_us } as f64 * 1e-6;
-        let (known_files, known_bytes) = known[number];
-        let kept = known_bytes + part(process.write_bytes() - known_bytes, to_store);
-        let files_kept =
-            known_files.saturating_add(part(process.write_opens().saturating_sub(known_files), files_to_store));
+        step.cpu_s = run.cpu_s(process);
+        step.wait_s = run.wait_s(number, before_us);
+        let (files_kept, kept) = writes.in_store(number, process);
         let files = process.write_opens().saturating_sub(files_kept);
         let intermediate = add(&mut made, "work", number, files, process.write_bytes() - kept, Fate::Intermediate);
         let last = add(&mut made, "out", number, files_kept, kept, Fate::Final);
@@ -225,6 +155,163 @@ pub fn workload(value: Value) -> Result<Workload> {
         made.name = format!("{} ({} of {} processes)", made.name, record.processes.len(), record.processes_total);
     }
     Ok(made)
+}
+
+/// A record, and its processes that moved bytes, in the order in which they began.
+struct Run<'a> {
+    record: &'a Record,
+    moved: Vec<&'a Process>,
+}
+
+impl<'a> Run<'a> {
+    fn of(record: &'a Record) -> Result<Self> {
+        if record.processes.len() > PROCESSES_MAX {
+            return Err(Error::new(format!("the recorded run has {} processes", record.processes.len()))
+                .why(format!("at most {PROCESSES_MAX} are read; a record that Surgetank wrote has fewer")));
+        }
+        let moves = |process: &&Process| process.read_bytes() > 0 || process.write_bytes() > 0;
+        let mut moved: Vec<&Process> = record.processes.iter().filter(moves).collect();
+        if moved.is_empty() {
+            return Err(Error::new("no process of the recorded run moved anything").remedy(
+                "record a run with the preload shim, or describe the workload by hand (`surgetank help model`)",
+            ));
+        }
+        moved.sort_by_key(|process| (process.begun_us, process.pid));
+        Ok(Self { record, moved })
+    }
+
+    fn ended(&self, process: &Process) -> u64 {
+        process.ended_us.unwrap_or(self.record.ended_us)
+    }
+
+    fn sum(&self, of: fn(&Process) -> u64) -> u64 {
+        total(self.moved.iter().map(|process| of(process)))
+    }
+
+    /// The tasks that a task waits for, and the last end before it begins.
+    fn predecessors(&self, number: usize) -> (u64, Vec<usize>) {
+        let moved = &self.moved;
+        let over: Vec<usize> =
+            (0..number).filter(|&other| self.ended(moved[other]) <= moved[number].begun_us).collect();
+        let before_us = over.iter().map(|&other| self.ended(moved[other])).max().unwrap_or(0);
+        // A process that had ended before one of those began precedes that one.
+        let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
+        (before_us, over.into_iter().filter(|&other| self.ended(moved[other]) > latest).collect())
+    }
+
+    fn cpu_s(&self, process: &Process) -> f64 {
+        // A parent that waits for its children computes nothing itself.
+        let waits = self.record.processes.iter().any(|child| child.parent == process.pid);
+        let lived_us = self.ended(process).saturating_sub(process.begun_us);
+        if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 }
+    }
+
+    fn wait_s(&self, number: usize, before_us: u64) -> f64 {
+        let process = self.moved[number];
+        // Meanwhile only processes that moved no bytes were at work: make, shells.
+        let alone_us = process.begun_us.saturating_sub(before_us);
+        // (A slow process, perhaps a driver, delayed all waiting processes together, not each in order.)
+        let began_us = if number > 0 { self.moved[number - 1].begun_us } else { 0 };
+        let with_others_us = process.begun_us.saturating_sub(before_us.max(began_us));
+        (if alone_us <= OWN_START_US_MAX { alone_us } else { with_others_us }) as f64 * 1e-6
+    }
+
+    /// Files and bytes of each process that went to the store, as far as the record knows them.
+    fn known_outputs(&self) -> Vec<(u64, u64)> {
+        let (record, moved) = (self.record, &self.moved);
+        let mut known = vec![(0u64, 0u64); moved.len()];
+        for file in record.files.iter().take(FILES_MAX).filter(|file| file.durable_us.is_some() && file.size_bytes > 0)
+        {
+            let wrote = |number: &usize| {
+                let (process, (_, bytes)) = (moved[*number], known[*number]);
+                let alive = process.begun_us <= file.sealed_us
+                    && self.ended(process).saturating_add(SEALED_LATE_US) >= file.sealed_us;
+                alive && process.write_bytes() >= bytes.saturating_add(file.size_bytes - file.size_bytes / 8)
+            };
+            let late_us = |number: &usize| self.ended(moved[*number]).abs_diff(file.sealed_us);
+            if let Some(writer) = (0..moved.len()).filter(wrote).min_by_key(late_us) {
+                let (files, bytes) = known[writer];
+                known[writer] = (files + 1, moved[writer].write_bytes().min(bytes.saturating_add(file.size_bytes)));
+            }
+        }
+        known
+    }
+}
+
+/// Which part of the reads came from the store.
+struct Reads {
+    /// The doors tell: all of it was read past the shim.
+    doors_tell: bool,
+    /// Of the bytes that may have come from there.
+    bytes: f64,
+    /// Of the opened files.
+    files: f64,
+}
+
+impl Reads {
+    fn of(run: &Run<'_>) -> Self {
+        let traffic = &run.record.store_traffic;
+        let others = run.sum(Process::other_read_bytes);
+        // (Half: a mapping counts for more than the bytes read of it. Several readers of one file count each.)
+        let doors_tell =
+            run.sum(Process::shim_read_bytes) > 0 && traffic.in_bytes > 0 && others >= traffic.in_bytes / 2;
+        let (bytes, opens) = if doors_tell {
+            (others, run.sum(Process::other_read_opens))
+        } else {
+            (run.sum(Process::read_bytes), run.sum(Process::read_opens))
+        };
+        Self { doors_tell, bytes: share(traffic.in_bytes, bytes), files: share(traffic.in_files, opens) }
+    }
+
+    /// Files and bytes that a process read from the store.
+    fn in_store(&self, process: &Process) -> (u64, u64) {
+        let (opens, bytes) = if self.doors_tell {
+            (process.other_read_opens(), process.other_read_bytes())
+        } else {
+            (process.read_opens(), process.read_bytes())
+        };
+        (part(opens, self.files), part(bytes, self.bytes))
+    }
+}
+
+/// What went to the store: known of some processes, of the rest a part.
+struct Writes {
+    known: Vec<(u64, u64)>,
+    bytes: f64,
+    files: f64,
+}
+
+impl Writes {
+    fn of(run: &Run<'_>) -> Self {
+        let traffic = &run.record.store_traffic;
+        let known = run.known_outputs();
+        let known_files = total(known.iter().map(|(files, _)| *files));
+        let known_bytes = total(known.iter().map(|(_, bytes)| *bytes));
+        let unknown_bytes = run.sum(Process::write_bytes).saturating_sub(known_bytes);
+        let unknown_files = run.sum(Process::write_opens).saturating_sub(known_files);
+        Self {
+            known,
+            bytes: share(traffic.out_bytes.saturating_sub(known_bytes), unknown_bytes),
+            files: share(traffic.out_files.saturating_sub(known_files), unknown_files),
+        }
+    }
+
+    /// Files and bytes of a process that went to the store.
+    fn in_store(&self, number: usize, process: &Process) -> (u64, u64) {
+        let (known_files, known_bytes) = self.known[number];
+        let unknown_files = process.write_opens().saturating_sub(known_files);
+        let files = known_files.saturating_add(part(unknown_files, self.files));
+        (files, known_bytes + part(process.write_bytes() - known_bytes, self.bytes))
+    }
+}
+
+/// Not more than all.
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
+}
+
+fn part(whole: u64, share: f64) -> u64 {
+    ((whole as f64 * share) as u64).min(whole)
 }
 
 fn add(made: &mut Workload, what: &str, number: usize, files: u64, bytes: u64, fate: Fate) -> Option<usize> {
