@@ -50,19 +50,22 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// A new file for this user only, marked as used. A file of an earlier agent with this name is removed.
 pub fn create(path: &Path) -> io::Result<File> {
     loop {
-        match open(path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+        // Locked until the new file is: a sweep that found the earlier one removes what has the name then.
+        let earlier = match open(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
             earlier => {
+                let earlier = earlier.ok();
                 // A sweep that checks the file now must end first, or it could remove the new file.
-                if let Ok(earlier) = earlier {
-                    mark_used(&earlier);
+                if let Some(earlier) = &earlier {
+                    mark_used(earlier);
                 }
                 match std::fs::remove_file(path) {
                     Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
                     _ => {}
                 }
+                earlier
             }
-        }
+        };
         let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(path) {
             // Another process created one in between.
             Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -71,6 +74,7 @@ pub fn create(path: &Path) -> io::Result<File> {
         if mark_used(&file) {
             return Ok(file);
         }
+        drop(earlier);
     }
 }
 
