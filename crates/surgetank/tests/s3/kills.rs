@@ -58,6 +58,7 @@ fn killed_while_it_uploads(seed: u64) {
             std::thread::sleep(Duration::from_millis(5));
         }
         told(&child.wait_with_output().unwrap());
+        node.await_no_agent();
         assert!(!node.has_uploads(), "seed {seed}, run {run}: what is known of uploads is over with them");
         assert!(server.parts().is_empty(), "seed {seed}, run {run}: {:?}", server.parts());
         let sums = fs::read_to_string(server.files().join(format!("project/sums{run}"))).unwrap();

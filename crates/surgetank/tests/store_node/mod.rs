@@ -69,6 +69,17 @@ impl Node {
         drop(doctor.args(["doctor", "--clean"]).current_dir(self.path("over")).output());
     }
 
+    /// Waits for the end of the last agent. One that was killed after it had reported that all is durable has a successor, which
+    /// cleans up while the command's caller goes on.
+    #[track_caller]
+    pub fn await_no_agent(&self) {
+        let begun = Instant::now();
+        while !self.processes().is_empty() {
+            assert!(begun.elapsed() < LIMIT, "an agent is left");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Does an agent know of uploads that it has begun?
     pub fn has_uploads(&self) -> bool {
         let mut places = fs::read_dir(self.path("state")).unwrap().flatten();
