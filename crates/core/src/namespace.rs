@@ -86,7 +86,7 @@ pub struct Namespace {
     pub base: Base,
     pub metadata: Arc<Metadata>,
     pub losses: Arc<Losses>,
-    pub files: Files,
+    pub files: Arc<Files>,
     pub resolver: Arc<Resolver>,
     pub revalidation: Arc<Revalidation>,
     pub attributes: Arc<FileAttributes>,
@@ -137,7 +137,7 @@ impl Namespace {
         root.owned = true;
         let keeper = survival.keeper.clone();
         let base = Base::new(config, store, tiers, catalog, key, checks_permissions, survival)?;
-        let files = Files::new(&base, root);
+        let files = Arc::new(Files::new(&base, root));
         let resolver = Arc::new(Resolver::new(&base, &files));
         let revalidation = Arc::new(Revalidation::new(&base, &files, &resolver));
         let attributes = Arc::new(FileAttributes::new(&base, &files, &resolver));

@@ -55,8 +55,7 @@ impl Backend for Service {
 
     fn offline(&self, opening: Opening) -> Result<Arc<dyn Engine>> {
         let (namespace, guard) = take_up(opening)?;
-        let drain =
-            Drain::start(namespace.clone()).map_err(|why| Error::new("the drain could not be started").why(why))?;
+        let drain = Drain::start(&namespace).map_err(|why| Error::new("the drain could not be started").why(why))?;
         let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
             drain.stop();
             Error::new("prefetching could not be started").why(why)
@@ -158,7 +157,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         give_up();
         Error::new(format!("the mount over {} cannot be served", over.display())).why(why).data("nothing was changed")
     })?;
-    let drain = Drain::start(namespace.clone()).map_err(|why| {
+    let drain = Drain::start(&namespace).map_err(|why| {
         give_up();
         Error::new("the drain could not be started").why(why)
     })?;
@@ -206,7 +205,7 @@ fn serve_calls(
     let told = tally.clone();
     let gave = Box::new(move |thread, file, flags, made| told.gave(thread, file, flags, made));
     let calls = crate::seccomp::open(&namespace, &shim, over, bare.st_dev, &socket, gave).map_err(cannot)?;
-    let drain = Drain::start(namespace.clone()).map_err(cannot)?;
+    let drain = Drain::start(&namespace).map_err(cannot)?;
     let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
         drain.stop();
         cannot(why)

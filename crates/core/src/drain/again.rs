@@ -2,30 +2,42 @@
 //! be synced.
 
 use std::io;
-use surgetank_types::sync::PoisonError;
 
 use surgetank_state::{Copied, Inode, files_of};
 use surgetank_store::{Cred, Staged, StorePath, StoreStat};
-use surgetank_types::model::{Kind, OpKind, Seq};
+use surgetank_types::model::{FileId, Kind, OpKind, Seq, StoreIdentity};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::Drain;
-use super::execute::{gone_already, not_yet};
+use crate::base::Base;
+use crate::drain::attempts::{Attempts, gone_already, not_yet};
+use crate::metadata::Metadata;
 
-impl Drain {
+/// Recognises the work of an earlier attempt, or of an earlier agent, in the store.
+pub(crate) struct Recognition {
+    pub(super) base: Base,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) attempts: Arc<Attempts>,
+}
+
+impl Recognition {
+    pub(super) fn new(base: &Base, metadata: &Arc<Metadata>, attempts: &Arc<Attempts>) -> Self {
+        Self { base: base.clone(), metadata: metadata.clone(), attempts: attempts.clone() }
+    }
+
     /// For files whose publication was taken back in doubt: does the store have that version, or the one before?
     pub(super) fn settle_doubts(&self, kind: &OpKind) -> io::Result<()> {
-        if self.namespace.metadata.read_tree().doubts.is_empty() {
+        if self.metadata.read_tree().doubts.is_empty() {
             return Ok(());
         }
         for id in files_of(kind) {
             let known = {
-                let tree = self.namespace.metadata.read_tree();
+                let tree = self.metadata.read_tree();
                 let doubt = tree.doubts.get(&id).copied();
                 doubt.zip(tree.applied_path(id)).zip(tree.get(id).map(Inode::cred))
             };
             let Some(((prepared, path), owner)) = known else { continue };
             let there = self.there(&path, owner)?.map(|there| there.identity);
-            let mut tree = self.namespace.metadata.write_tree();
+            let mut tree = self.metadata.write_tree();
             tree.doubts.remove(&id);
             let ours = there.filter(|there| prepared.is(there) && prepared.identity.ino == there.ino);
             if let (Some(ours), Some(inode)) = (ours, tree.get_mut(id)) {
@@ -42,7 +54,7 @@ impl Drain {
         owner: Cred,
         path: &StorePath,
     ) -> io::Result<Option<(StoreStat, u32)>> {
-        let prepared = self.namespace.metadata.read_tree().ops.get(&seq).and_then(|op| op.prepared);
+        let prepared = self.metadata.read_tree().ops.get(&seq).and_then(|op| op.prepared);
         let Some(prepared) = prepared else { return Ok(None) };
         let is_it = |there: &StoreStat| prepared.is(&there.identity) && prepared.identity.ino == there.identity.ino;
         Ok(self.there(path, owner)?.filter(is_it).map(|there| (there, prepared.version)))
@@ -69,9 +81,9 @@ impl Drain {
         if let Some(copied) = staged
             && self.has_these_bytes(owner, path, &copied.staged)?
         {
-            return self.as_owner(owner, |who| self.namespace.base.store.stat(who, path)).map(Some);
+            return self.attempts.as_owner(owner, |who| self.base.store.stat(who, path)).map(Some);
         }
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
+        self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         Err(not_yet("its copy is neither in place nor beside it, and is made again"))
     }
 
@@ -82,13 +94,27 @@ impl Drain {
         };
         let mut expected = *staged;
         expected.identity.ino = there.identity.ino;
-        let verify = self.namespace.base.config.verify;
-        match self.as_owner(owner, |who| self.namespace.base.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
+        let verify = self.base.config.verify;
+        match self.attempts.as_owner(owner, |who| self.base.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
             Ok(()) => Ok(true),
             Err(why) if why.kind() == io::ErrorKind::InvalidData || gone_already(&why) => Ok(false),
             // The drain can read its own files.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied => Ok(false),
             Err(why) => Err(why),
         }
+    }
+
+    /// What the store has at the path. The name is absent only if the store says so. After any other error the answer
+    /// is unknown, and an operation that took the error for an answer would be dropped without a message.
+    pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
+        match self.attempts.as_owner(owner, |who| self.base.store.stat(who, path)) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(why) if gone_already(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
+        self.metadata.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 }

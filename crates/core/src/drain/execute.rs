@@ -6,16 +6,20 @@
 mod names;
 
 use std::io;
-use surgetank_types::sync::PoisonError;
 
-use crate::content::Location;
-use crate::metadata::inode_locks::BUSY_PATIENCE;
 use surgetank_state::{Copied, Inode, Name, Place, Tree, file_of};
-use surgetank_store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
+use surgetank_store::{Cred, Expect, Meta, StorePath, Turn};
 use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::Drain;
-use super::stage::meta_of;
+use crate::base::Base;
+use crate::content::Location;
+use crate::drain::again::Recognition;
+use crate::drain::attempts::{Attempts, gone_already, not_yet};
+use crate::drain::stage::{Stager, meta_of};
+use crate::files::Files;
+use crate::metadata::Metadata;
+use crate::metadata::inode_locks::BUSY_PATIENCE;
 
 /// The result of an operation.
 #[derive(Default)]
@@ -33,26 +37,42 @@ pub(super) struct Work<'a> {
     pub kind: &'a OpKind,
 }
 
-pub(super) fn gone_already(why: &io::Error) -> bool {
-    matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
-}
-
-/// Something is not in its place yet (EAGAIN); an operation in the queue brings it.
-pub(super) fn not_yet(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::WouldBlock, what)
-}
-
 fn no_place() -> io::Error {
     not_yet("its directory is not in the store yet")
 }
 
-impl Drain {
+/// Carries out one operation in the store.
+pub(crate) struct Executor {
+    pub(super) base: Base,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) files: Arc<Files>,
+    pub(super) attempts: Arc<Attempts>,
+    pub(super) recognition: Arc<Recognition>,
+    pub(super) stager: Arc<Stager>,
+}
+
+impl Executor {
+    pub(super) fn new(
+        base: &Base,
+        metadata: &Arc<Metadata>,
+        files: &Arc<Files>,
+        (attempts, recognition, stager): (&Arc<Attempts>, &Arc<Recognition>, &Arc<Stager>),
+    ) -> Self {
+        Self {
+            base: base.clone(),
+            metadata: metadata.clone(),
+            files: files.clone(),
+            attempts: attempts.clone(),
+            recognition: recognition.clone(),
+            stager: stager.clone(),
+        }
+    }
+
     /// How the store must have a file; if it differs, another client changed it.
     fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
-        let in_place =
-            || self.namespace.metadata.open_of(id).is_some_and(|open| open.content().location == Location::Store);
+        let in_place = || self.metadata.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         Some(if identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
         } else if identity.is_touched() || tree.is_hard_linked(id) {
@@ -64,12 +84,12 @@ impl Drain {
 
     /// Does the store have what the agent knows? A program that writes in place may change both during the check.
     fn is_as_known(&self, owner: Cred, path: &StorePath, expect: impl Fn(&Tree) -> Expect) -> io::Result<bool> {
-        let mut known = expect(&self.namespace.metadata.read_tree());
+        let mut known = expect(&self.metadata.read_tree());
         loop {
-            if self.as_owner(owner, |who| self.namespace.base.store.check(who, path, &known))? {
+            if self.attempts.as_owner(owner, |who| self.base.store.check(who, path, &known))? {
                 return Ok(true);
             }
-            let now = expect(&self.namespace.metadata.read_tree());
+            let now = expect(&self.metadata.read_tree());
             if now == known {
                 return Ok(false);
             }
@@ -95,18 +115,18 @@ impl Drain {
     /// `turn`: the operation runs together with others, and must show after those before it.
     pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             let Some(op) = tree.ops.get(&seq) else {
                 return Ok(Done::default());
             };
             (op.kind.clone(), op.run)
         };
-        self.settle_doubts(&kind)?;
+        self.recognition.settle_doubts(&kind)?;
         self.let_readers_have(seq, &kind)?;
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
-                let what = self.namespace.metadata.read_tree().get(*file).map(|inode| inode.attr.kind);
+                let what = self.metadata.read_tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
                     Some(Kind::File) => self.publish_file(&one, *file, *over, turn),
                     Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
@@ -134,11 +154,11 @@ impl Drain {
             OpKind::Publish { file, over, .. } | OpKind::Rename { file, over, .. } => over.filter(|over| over != file),
             _ => None,
         };
-        let Some(id) = goes.filter(|_| !self.namespace.base.store.features().plain_files) else { return Ok(()) };
-        self.namespace.files.fetches.let_arrive(id, &|| self.stopping()).or_else(|why| {
-            let tried = self.namespace.metadata.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
+        let Some(id) = goes.filter(|_| !self.base.store.features().plain_files) else { return Ok(()) };
+        self.files.fetches.let_arrive(id, &|| self.attempts.stopping()).or_else(|why| {
+            let tried = self.metadata.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
             // Readers do not delay later operations indefinitely.
-            if tried.is_some_and(|first| first.elapsed() >= self.namespace.base.config.retry) {
+            if tried.is_some_and(|first| first.elapsed() >= self.base.config.retry) {
                 return Ok(());
             }
             let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
@@ -148,29 +168,19 @@ impl Drain {
 
     /// May an earlier agent have carried it out?
     fn is_doubtful(&self, seq: Seq) -> bool {
-        self.namespace.metadata.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful)
+        self.metadata.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful)
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
-        let dir = self.namespace.metadata.read_tree().applied_path(at.0).ok_or_else(no_place)?;
+        let dir = self.metadata.read_tree().applied_path(at.0).ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
     }
 
-    /// What the store has at the path. The name is absent only if the store says so. After any other error the answer
-    /// is unknown, and an operation that took the error for an answer would be dropped without a message.
-    pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
-        match self.as_owner(owner, |who| self.namespace.base.store.stat(who, path)) {
-            Ok(stat) => Ok(Some(stat)),
-            Err(why) if gone_already(&why) => Ok(None),
-            Err(why) => Err(why),
-        }
-    }
-
     /// Does the store have this very file at the path?
     fn is_there(&self, file: FileId, path: &StorePath, owner: Cred) -> io::Result<bool> {
-        let known = self.identity(file).map(|identity| identity.ino);
-        Ok(self.there(path, owner)?.is_some_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino)))
+        let known = self.recognition.identity(file).map(|identity| identity.ino);
+        Ok(self.recognition.there(path, owner)?.is_some_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino)))
     }
 
     /// The store is not as the operation expects. If an earlier agent may have carried the operation out, that agent
@@ -179,15 +189,15 @@ impl Drain {
         if self.is_doubtful(one.seq) {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
         } else {
-            self.conflict(one.run, &path.0, what, None);
+            self.attempts.conflict(one.run, &path.0, what, None);
         }
     }
 
     /// Another client's file has the name, so the agent's file gets another name.
     fn beside(&self, one: &Work<'_>, dir: &StorePath, name: &[u8]) -> Box<[u8]> {
-        let beside = conflict_name(name, self.namespace.key(), one.run);
+        let beside = conflict_name(name, &self.base.key, one.run);
         let what = "another client changed it in the store meanwhile; both are kept";
-        self.conflict(one.run, &dir.join(name).0, what, Some(&dir.join(&beside)));
+        self.attempts.conflict(one.run, &dir.join(name).0, what, Some(&dir.join(&beside)));
         beside
     }
 
@@ -200,7 +210,7 @@ impl Drain {
     /// Sets the file's place and identity in one step, because look-ups compare the two.
     fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
         let gone = {
-            let mut tree = self.namespace.metadata.write_tree();
+            let mut tree = self.metadata.write_tree();
             let gone = tree.carried_out(kind, at);
             if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
                 inode.identity = Some(Box::new(identity));
@@ -216,7 +226,7 @@ impl Drain {
     /// The store removed one name of a file. If the file has others, its ctime changed there by the drain's own work.
     fn lost_a_link(&self, file: FileId) {
         let rest = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             tree.applied_path(file).zip(tree.get(file).map(Inode::cred))
         };
         if let Some((path, owner)) = rest {
@@ -231,9 +241,9 @@ impl Drain {
         over: Option<FileId>,
         turn: Option<Turn<'_>>,
     ) -> io::Result<Done> {
-        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
+        let staged = self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             let inode = tree.get(file).ok_or_else(|| not_yet("the file is not known"))?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
@@ -249,10 +259,10 @@ impl Drain {
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
-            self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
+            self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
             return Err(not_yet("its copy lay in a directory that went, and is made again"));
         };
-        let store = &self.namespace.base.store;
+        let store = &self.base.store;
         let mut name: Box<[u8]> = Box::from(at.1);
         let expect = |tree: &Tree| match is_again {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
@@ -260,8 +270,8 @@ impl Drain {
         };
         let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
         let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
-        if new && expect(&self.namespace.metadata.read_tree()) == Expect::Absent {
-            match self.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
+        if new && expect(&self.metadata.read_tree()) == Expect::Absent {
+            match self.attempts.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
                 Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(why) => return Err(why),
                 Ok(identity) => return Ok(self.published(one.kind, at, identity, &staged)),
@@ -269,7 +279,7 @@ impl Drain {
         }
         if !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
-            let ours = self.published_before(one.seq, owner, &path)?;
+            let ours = self.recognition.published_before(one.seq, owner, &path)?;
             let version = staged.as_ref().map(|copied| copied.version);
             // An older version of the agent's own is replaced.
             let is_older =
@@ -277,14 +287,14 @@ impl Drain {
             if ours.is_some_and(|_| !is_older) {
                 // It was renamed before a crash or a failed sync; only the catalog was behind.
                 if let Some(Copied { dir, temporary, .. }) = &staged {
-                    self.namespace.metadata.write_tree().discards.push((*dir, temporary.clone(), owner));
+                    self.metadata.write_tree().discards.push((*dir, temporary.clone(), owner));
                 }
                 return self.found_published(one, at, (&path, owner), &staged);
             }
             // Published before, and the store failed before it answered: the same bytes are not a conflict.
             let same = is_older
                 || match &staged {
-                    Some(copied) => self.has_these_bytes(owner, &path, &copied.staged)?,
+                    Some(copied) => self.recognition.has_these_bytes(owner, &path, &copied.staged)?,
                     None => false,
                 };
             if !same {
@@ -292,30 +302,30 @@ impl Drain {
             }
         } else if is_again
             && self.is_doubtful(one.seq)
-            && self.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?.is_some()
+            && self.recognition.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?.is_some()
         {
             return self.found_published(one, at, (&path, owner), &staged);
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
         let known = match is_again && target == path {
-            true => self.begin_overwrite(file, owner, &temporary, &target)?,
+            true => self.recognition.begin_overwrite(file, owner, &temporary, &target)?,
             false => None,
         };
-        let open = self.is_spill(file, &staged).then(|| self.namespace.metadata.open_of(file)).flatten();
+        let open = self.is_spill(file, &staged).then(|| self.metadata.open_of(file)).flatten();
         if replaces || open.is_some() {
             in_turn()?;
         }
         // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let published = self.as_owner(owner, |who| match turn {
+        let published = self.attempts.as_owner(owner, |who| match turn {
             _ if replaces => store.replace(who, &temporary, &target, &meta),
             Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn),
             None => store.publish(who, &temporary, &target, &meta),
         });
         let identity = published.inspect_err(|_| {
             if let Some(known) = known {
-                self.end_overwrite(file, owner, &target, known);
+                self.recognition.end_overwrite(file, owner, &target, known);
             }
         })?;
         if let Some(open) = &open {
@@ -328,7 +338,7 @@ impl Drain {
     /// An earlier agent's copy is not in place. The catalog records this agent's copy, so that the next agent
     /// recognises it.
     fn write_down(&self, seq: Seq, staged: &Option<Copied>) {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let (Some(op), Some(copied)) = (tree.ops.get_mut(&seq), staged) else {
             return;
         };
@@ -339,7 +349,7 @@ impl Drain {
         op.prepared = Some(now);
         tree.txn.op(seq);
         drop(tree);
-        if let Err(why) = self.namespace.metadata.sync_catalog() {
+        if let Err(why) = self.metadata.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
         }
     }
@@ -348,11 +358,11 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, mut meta) = self.owner_and_meta(file)?;
         // A later mode is set in order: until then the owner puts files into the directory.
-        if self.namespace.metadata.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
+        if self.metadata.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
             meta.perm |= 0o700;
         }
-        let store = &self.namespace.base.store;
-        let there = match self.as_owner(owner, |who| store.stat(who, &path)) {
+        let store = &self.base.store;
+        let there = match self.attempts.as_owner(owner, |who| store.stat(who, &path)) {
             Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
             Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
             Err(why) if gone_already(&why) => None,
@@ -362,22 +372,22 @@ impl Drain {
             // Another client made it too (or this agent did, before a crash): both mean the same directory.
             Some(identity) => {
                 // (Not if it was made ahead of its turn: then only this agent has put files there.)
-                if self.identity(file).is_some_and(|known| known.ino == identity.ino) {
+                if self.recognition.identity(file).is_some_and(|known| known.ino == identity.ino) {
                     match meta.perm & 0o700 {
                         0o700 => identity,
-                        _ => self.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
+                        _ => self.attempts.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
                     }
                 } else {
-                    if let Some(d) = self.namespace.metadata.write_tree().dir_mut(file) {
+                    if let Some(d) = self.metadata.write_tree().dir_mut(file) {
                         d.complete = false;
                     }
                     identity
                 }
             }
             None => {
-                self.namespace.files.temporaries.expect_temporaries_in(at.0);
-                let temporary = dir.join(&self.temporary(one.seq));
-                let made = self.as_owner(owner, |who| {
+                self.files.temporaries.expect_temporaries_in(at.0);
+                let temporary = dir.join(&self.attempts.temporary(one.seq));
+                let made = self.attempts.as_owner(owner, |who| {
                     store.discard(who, &temporary)?;
                     store.stage_dir(who, &temporary, &meta)?;
                     store.publish(who, &temporary, &path, &meta)
@@ -405,24 +415,24 @@ impl Drain {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
         let (kind, device, target) = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
             (inode.attr.kind, inode.attr.device, target)
         };
-        let store = &self.namespace.base.store;
-        self.namespace.files.temporaries.expect_temporaries_in(at.0);
-        let temporary = dir.join(&self.temporary(one.seq));
+        let store = &self.base.store;
+        self.files.temporaries.expect_temporaries_in(at.0);
+        let temporary = dir.join(&self.attempts.temporary(one.seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
             if kind == Kind::Symlink && self.leads_there(&path, owner, target.as_deref())? {
-                let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
+                let stat = self.attempts.as_owner(owner, |who| store.stat(who, &path))?;
                 return Ok(self.applied(one.kind, at, stat.identity));
             }
             name = self.beside(one, &dir, at.1);
         }
         let final_path = dir.join(&name);
-        let identity = self.as_owner(owner, |who| {
+        let identity = self.attempts.as_owner(owner, |who| {
             store.discard(who, &temporary)?;
             match (&target, kind) {
                 (Some(target), Kind::Symlink) => store.stage_symlink(who, &temporary, target, &meta)?,
@@ -435,7 +445,7 @@ impl Drain {
 
     /// Does a link to the same target exist already?
     fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
-        match self.as_owner(owner, |who| self.namespace.base.store.read_link(who, path)) {
+        match self.attempts.as_owner(owner, |who| self.base.store.read_link(who, path)) {
             Ok(there) => Ok(target == Some(&*there)),
             // Not a link, or absent.
             Err(why) if gone_already(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
@@ -444,35 +454,35 @@ impl Drain {
     }
 
     pub(super) fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
-        let tree = self.namespace.metadata.read_tree();
+        let tree = self.metadata.read_tree();
         let inode = tree.get(file).ok_or_else(no_place)?;
         Ok((inode.cred(), meta_of(inode)))
     }
 
     fn set_meta(&self, one: &Work<'_>, file: FileId) -> io::Result<Done> {
-        let Some(path) = self.namespace.metadata.read_tree().applied_path(file) else {
+        let Some(path) = self.metadata.read_tree().applied_path(file) else {
             return Ok(Done::default());
         };
         // With the inode's lock no program begins or ends to write in place meanwhile, and newer attributes do not
         // arrive early. Older attributes must not replace newer ones, nor what is known of a newer version. (A file on
         // a tier is opened there, and never waits for the store.)
-        let in_place = self.namespace.base.store.features().plain_files
-            && self.namespace.metadata.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
-        let _inode = in_place.then(|| self.namespace.metadata.lock_inode_within(file, BUSY_PATIENCE));
+        let in_place = self.base.store.features().plain_files
+            && self.metadata.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
+        let _inode = in_place.then(|| self.metadata.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        let (kind, again) = self.namespace.metadata.read_tree().get(file).map_or((Kind::File, false), |inode| {
+        let (kind, again) = self.metadata.read_tree().get(file).map_or((Kind::File, false), |inode| {
             (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
         });
         // Later attributes are set in order, after the files that the owner puts into the directory.
         if again && kind == Kind::Directory {
             meta.perm |= 0o700;
         }
-        let in_place = self.is_written_in_place(file);
+        let in_place = self.attempts.is_written_in_place(file);
         if in_place {
             meta.times = None;
         }
         let ours =
-            self.as_owner(owner, |who| self.namespace.files.access.is_ours_there(file, who, &path, &meta, in_place));
+            self.attempts.as_owner(owner, |who| self.files.access.is_ours_there(file, who, &path, &meta, in_place));
         match ours {
             Ok(true) => {}
             // The catalog does not record an earlier agent's changes to it: the file may still be the agent's own.
@@ -484,10 +494,10 @@ impl Drain {
             Err(why) if gone_already(&why) => return Ok(Done::default()),
             Err(why) => return Err(why),
         }
-        match self.as_owner(owner, |who| self.namespace.base.store.set_meta(who, &path, kind, &meta)) {
+        match self.attempts.as_owner(owner, |who| self.base.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
                 crash_point!("drain.attributes_set");
-                if let Some(inode) = self.namespace.metadata.write_tree().get_mut(file)
+                if let Some(inode) = self.metadata.write_tree().get_mut(file)
                     && !inode.is_dir()
                 {
                     inode.identity = Some(Box::new(identity));
@@ -500,14 +510,10 @@ impl Drain {
         }
     }
 
-    pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.namespace.metadata.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
-    }
-
     /// Called after the drain changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
-        let there = self.there(path, owner);
-        let mut tree = self.namespace.metadata.write_tree();
+        let there = self.recognition.there(path, owner);
+        let mut tree = self.metadata.write_tree();
         let Some(inode) = tree.get_mut(file).filter(|inode| !inode.is_dir()) else { return };
         match there {
             Ok(Some(stat)) => {

@@ -4,30 +4,31 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Drain;
-use super::pause::May;
-use crate::files::copies::Absence;
 use surgetank_state::Trouble;
-use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::verdict;
+use surgetank_store::verdict::Verdict;
 use surgetank_types::clock;
 use surgetank_types::model::{OpKind, Seq};
+
+use crate::drain::attempts::Attempts;
+use crate::drain::pause::May;
+use crate::files::copies::Absence;
 
 /// An operation that is still refused after so many times of opening its directories fails.
 const OPENED_UP_MAX: u32 = 4;
 
-impl Drain {
+impl Attempts {
     /// Records that an operation failed, and when it is retried.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
         let errno = verdict::errno_of(why);
         let judged = verdict::classify(errno);
         let errno = errno.raw_os_error();
-        let retry = self.namespace.base.config.retry;
+        let retry = self.base.config.retry;
         let opened_up = errno == libc::EACCES && self.open_up(seq);
         let unreadable = self.unreadable(seq, why);
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let path = tree.ops.get(&seq).map(|op| op.path(&tree)).unwrap_or_default();
-        let absent =
-            tree.ops.get(&seq).and_then(|op| self.namespace.files.copies.absence(&tree, op.file())).or(unreadable);
+        let absent = tree.ops.get(&seq).and_then(|op| self.files.copies.absence(&tree, op.file())).or(unreadable);
         if absent.is_none() {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
         }
@@ -40,7 +41,7 @@ impl Drain {
         let (place, text) = match &absent {
             Some(absent) => (absent.place.clone(), absent.text.clone()),
             None => {
-                let (store, advice) = (self.namespace.base.store.describe(), verdict::advise(verdict::errno_of(why)));
+                let (store, advice) = (self.base.store.describe(), verdict::advise(verdict::errno_of(why)));
                 let text = format!("the store {store} refused it ({why}). {} {}", advice.meaning, advice.remedy);
                 (store, text)
             }
@@ -66,21 +67,21 @@ impl Drain {
     /// Is it the tier that cannot be read, where the error may come from either side?
     fn unreadable(&self, seq: Seq, why: &std::io::Error) -> Option<Absence> {
         let code = why.raw_os_error()?;
-        let file = match &self.namespace.metadata.read_tree().ops.get(&seq)?.kind {
+        let file = match &self.metadata.read_tree().ops.get(&seq)?.kind {
             OpKind::Publish { file, .. } => *file,
             _ => return None,
         };
         let either = surgetank_tier::is_sickness(rustix::io::Errno::from_raw_os_error(code));
-        either.then(|| self.namespace.files.copies.unreadable(file)).flatten()
+        either.then(|| self.files.copies.unreadable(file)).flatten()
     }
 
     /// Opens the directories of an operation that their owner has closed meanwhile.
     fn open_up(&self, seq: Seq) -> bool {
         let places = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             tree.ops.get(&seq).map(|op| surgetank_state::places(&op.kind)).unwrap_or_default()
         };
         // (All of them.)
-        places.iter().filter(|(dir, _)| self.namespace.files.access.open_up(*dir)).count() > 0
+        places.iter().filter(|(dir, _)| self.files.access.open_up(*dir)).count() > 0
     }
 }

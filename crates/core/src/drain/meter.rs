@@ -4,9 +4,9 @@
 //! and does not lower the rate of later bytes.
 
 use std::time::{Duration, Instant};
-use surgetank_types::sync::{Mutex, PoisonError};
 
 use surgetank_types::clock;
+use surgetank_types::sync::{Mutex, PoisonError};
 
 /// The length of the average.
 const WINDOW: Duration = Duration::from_millis(500);

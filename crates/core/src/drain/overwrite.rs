@@ -10,9 +10,9 @@ use std::io;
 use surgetank_store::{Cred, Expect, StorePath};
 use surgetank_types::model::{FileId, StoreIdentity};
 
-use super::Drain;
+use crate::drain::again::Recognition;
 
-impl Drain {
+impl Recognition {
     /// Returns what was known of the file, if an overwrite begins.
     pub(super) fn begin_overwrite(
         &self,
@@ -22,11 +22,11 @@ impl Drain {
         target: &StorePath,
     ) -> io::Result<Option<StoreIdentity>> {
         let Some(known) = self.identity(file).filter(|known| !known.is_bare()) else { return Ok(None) };
-        if !self.as_owner(owner, |who| self.namespace.base.store.writes_over(who, temporary, target))? {
+        if !self.attempts.as_owner(owner, |who| self.base.store.writes_over(who, temporary, target))? {
             return Ok(None);
         }
         self.know(file, known.bare());
-        if let Err(why) = self.namespace.metadata.sync_catalog() {
+        if let Err(why) = self.metadata.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a file that is being written over may be taken for another's");
         }
         Ok(Some(known))
@@ -35,14 +35,14 @@ impl Drain {
     /// The overwrite failed. If nothing was written yet, changes by other clients are detected as before.
     pub(super) fn end_overwrite(&self, file: FileId, owner: Cred, target: &StorePath, known: StoreIdentity) {
         let expect = Expect::Linked(known);
-        let untouched = self.as_owner(owner, |who| self.namespace.base.store.check(who, target, &expect));
+        let untouched = self.attempts.as_owner(owner, |who| self.base.store.check(who, target, &expect));
         if untouched.is_ok_and(|untouched| untouched) {
             self.know(file, known);
         }
     }
 
     fn know(&self, file: FileId, identity: StoreIdentity) {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         if let Some(inode) = tree.get_mut(file) {
             inode.identity = Some(Box::new(identity));
         }

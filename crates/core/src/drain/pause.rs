@@ -12,13 +12,14 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
-use surgetank_types::sync::thread::ThreadId;
-use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
-use surgetank_store::verdict::{self, Verdict};
+use surgetank_store::verdict;
+use surgetank_store::verdict::Verdict;
 use surgetank_types::clock;
 use surgetank_types::error::Errno;
 use surgetank_types::model::Seq;
+use surgetank_types::sync::thread::ThreadId;
+use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);

@@ -3,21 +3,19 @@
 //! The steps: sync and compare the small copies, record the coming renames in the catalog, carry the operations out in
 //! order, sync the directories. Only then are the operations durable.
 
-use crate::base::users::own_cred;
 use std::collections::{HashMap, HashSet};
 
+use surgetank_state::{Copied, Progress};
+use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
+use surgetank_types::model::{FileId, Kind, Mode, OpKind, Seq, data_bytes};
 use surgetank_types::sync::PoisonError;
 use surgetank_types::sync::atomic::Ordering;
 
-use crate::content::Location;
+use crate::base::users::own_cred;
+use crate::drain::Drain;
+use crate::drain::execute::Done;
+use crate::drain::turns::Turns;
 use crate::files::evict::THE_END;
-use surgetank_state::{Copied, Progress};
-use surgetank_store::{Cred, Staged, StorePath, TakesTurn, at_once};
-use surgetank_types::model::{FileId, Kind, Mode, OpKind, RunId, Seq, data_bytes};
-
-use super::Drain;
-use super::execute::Done;
-use super::turns::Turns;
 
 struct Small {
     seq: Seq,
@@ -30,7 +28,7 @@ struct Small {
 
 impl Drain {
     pub(super) fn publish(&self, batch: &[Seq]) {
-        let _work = self.namespace.base.end.work();
+        let _work = self.base.end.work();
         let batch = self.compare(batch);
         crash_point!("drain.compared");
         let batch = self.commit_to(&batch);
@@ -46,7 +44,7 @@ impl Drain {
                 ahead.extend(self.execute_at_once(&batch[index..known.map_or(batch.len(), |at| index + at)]));
                 ahead.remove(seq)
             });
-            match outcome.unwrap_or_else(|| self.execute(*seq, None)) {
+            match outcome.unwrap_or_else(|| self.executor.execute(*seq, None)) {
                 Ok(outcome) => {
                     crash_point!("drain.executed");
                     for dir in &outcome.dirs {
@@ -85,8 +83,8 @@ impl Drain {
             others.push((batch[index], why));
         }
         for (seq, why) in &others {
-            if super::pause::may_be_done(surgetank_store::verdict::errno_of(why)) {
-                self.namespace.metadata.write_tree().drain_queue().doubt(&[*seq]);
+            if crate::drain::pause::may_be_done(surgetank_store::verdict::errno_of(why)) {
+                self.metadata.write_tree().drain_queue().doubt(&[*seq]);
             }
             if why.kind() == std::io::ErrorKind::InvalidData {
                 self.copy_again_if_gone(*seq);
@@ -96,21 +94,21 @@ impl Drain {
         rest.sort_unstable();
         rest.dedup();
         self.back_to_waiting(&rest);
-        others.iter().for_each(|(seq, why)| self.failed(*seq, why));
+        others.iter().for_each(|(seq, why)| self.attempts.failed(*seq, why));
     }
 
     /// A publication did not arrive as it was staged. If the store discarded the staged copy, the drain copies again.
     fn copy_again_if_gone(&self, seq: Seq) {
-        let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let staged = || self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner);
         let place = staged().get(&seq).map(|copied| (copied.dir, copied.temporary.clone()));
         let Some((dir, name)) = place else { return };
         let (path, owner) = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             let owner = tree.ops.get(&seq).and_then(|op| tree.get(op.file())).map(surgetank_state::Inode::cred);
             (tree.applied_path(dir).map(|dir| dir.join(&name)), owner)
         };
         let Some((path, owner)) = path.zip(owner) else { return };
-        let there = self.as_owner(owner, |who| self.namespace.base.store.stat(who, &path));
+        let there = self.attempts.as_owner(owner, |who| self.base.store.stat(who, &path));
         if there.is_err_and(|why| why.kind() == std::io::ErrorKind::NotFound) {
             staged().remove(&seq);
         }
@@ -119,7 +117,7 @@ impl Drain {
     /// Where each request takes its time in the store, the drain publishes several files at a time: the first of these
     /// that are independent. In ordered mode each file shows in order; a file that did not get so far has no outcome.
     fn execute_at_once(&self, rest: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
-        let at_once_max = self.namespace.base.store.features().publications_at_once;
+        let at_once_max = self.base.store.features().publications_at_once;
         if at_once_max < 2 {
             return HashMap::new();
         }
@@ -132,12 +130,12 @@ impl Drain {
         let turns = Turns::default();
         let published = at_once(alone.len(), at_once_max, &|index| {
             let seq = alone[index];
-            if !self.namespace.base.config.ordered {
-                say(seq, self.execute(seq, None));
+            if !self.base.config.ordered {
+                say(seq, self.executor.execute(seq, None));
                 return Ok(());
             }
             let turn = turns.of(index);
-            match self.execute(seq, Some(&turn)) {
+            match self.executor.execute(seq, Some(&turn)) {
                 Ok(outcome) => {
                     say(seq, Ok(outcome));
                     turn.pass();
@@ -157,7 +155,7 @@ impl Drain {
 
     /// The files at the head of these that are independent of each other.
     fn alone(&self, rest: &[Seq]) -> Vec<Seq> {
-        let tree = self.namespace.metadata.read_tree();
+        let tree = self.metadata.read_tree();
         let mut touched: HashSet<FileId> = HashSet::new();
         let mut names: HashSet<(FileId, Box<[u8]>)> = HashSet::new();
         let mut alone = Vec::new();
@@ -183,17 +181,15 @@ impl Drain {
         let who = own_cred(self.owner_of(FileId::ROOT));
         // By file, not by path: a later operation of the batch may have moved or removed a directory.
         let dirs: Vec<StorePath> = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
         // A later operation of the batch may have removed a directory: its content needs no sync.
-        let synced = self.pause.call(|| self.namespace.base.store.sync_dirs(who, &dirs)).or_else(|why| {
+        let synced = self.attempts.pause.call(|| self.base.store.sync_dirs(who, &dirs)).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
-                dirs.iter().try_for_each(|dir| {
-                    match self.namespace.base.store.sync_dirs(who, std::slice::from_ref(dir)) {
-                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                        other => other,
-                    }
+                dirs.iter().try_for_each(|dir| match self.base.store.sync_dirs(who, std::slice::from_ref(dir)) {
+                    Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                    other => other,
                 })
             } else {
                 Err(why)
@@ -202,27 +198,27 @@ impl Drain {
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done, but perhaps not durable. Repetition is harmless: each operation recognises its own work.
-            self.namespace.metadata.write_tree().drain_queue().doubt(&seqs);
+            self.metadata.write_tree().drain_queue().doubt(&seqs);
             self.back_to_waiting(&seqs);
             if let Some(first) = seqs.first() {
-                self.failed(*first, &why);
+                self.attempts.failed(*first, &why);
             }
             return;
         }
         crash_point!("drain.durable");
-        self.pause.succeeded();
+        self.attempts.pause.succeeded();
         self.finalise(done);
     }
 
     fn owner_of(&self, id: FileId) -> Cred {
-        self.namespace.metadata.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, surgetank_state::Inode::cred)
+        self.metadata.read_tree().get(id).map_or(Cred { uid: 0, gid: 0 }, surgetank_state::Inode::cred)
     }
 
     /// Syncs and compares the small copies of the batch. A copy that fails is sent back; in ordered mode the batch ends
     /// before it.
     fn compare(&self, batch: &[Seq]) -> Vec<Seq> {
         let small: Vec<Small> = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             batch
                 .iter()
                 .filter_map(|seq| {
@@ -249,19 +245,19 @@ impl Drain {
         if !small.is_empty() {
             let paths: Vec<StorePath> = small.iter().map(|one| one.path.clone()).collect();
             let owner = small[0].owner;
-            if let Err(why) = self.as_owner(owner, |who| self.namespace.base.store.settle(who, &paths)) {
+            if let Err(why) = self.attempts.as_owner(owner, |who| self.base.store.settle(who, &paths)) {
                 self.restage(small[0].seq, &why);
                 bad = Some(small[0].seq);
             }
             let compared: Vec<&Small> = small.iter().filter(|one| !one.is_written && bad.is_none()).collect();
             let different = surgetank_types::sync::Mutex::new(Vec::new());
-            let at_once_max = self.namespace.base.store.features().publications_at_once;
+            let at_once_max = self.base.store.features().publications_at_once;
             // (Copies behind a different one are compared the next time; the results are in `different`.)
             let _ = at_once(compared.len(), at_once_max, &|index| {
-                let (one, how) = (compared[index], self.namespace.base.config.verify);
-                let verified = self.as_owner(one.owner, |who| {
-                    self.namespace.base.store.verify(who, &one.path, &one.staged, how, &|_| Ok(()))
-                });
+                let (one, how) = (compared[index], self.base.config.verify);
+                let verified = self
+                    .attempts
+                    .as_owner(one.owner, |who| self.base.store.verify(who, &one.path, &one.staged, how, &|_| Ok(())));
                 verified.map_err(|why| {
                     different.lock().unwrap_or_else(PoisonError::into_inner).push((index, why));
                     std::io::ErrorKind::InvalidData.into()
@@ -269,34 +265,34 @@ impl Drain {
             });
             let different = different.into_inner().unwrap_or_else(PoisonError::into_inner);
             if let Some((index, why)) = different.into_iter().min_by_key(|(index, _)| *index) {
-                self.found_corrupt(&why);
+                self.attempts.found_corrupt(&why);
                 self.restage(compared[index].seq, &why);
                 bad = Some(compared[index].seq);
             }
         }
         let good = batch.iter().position(|seq| Some(*seq) == bad).unwrap_or(batch.len());
-        self.namespace.metadata.write_tree().drain_queue().compared(&batch[..good])
+        self.metadata.write_tree().drain_queue().compared(&batch[..good])
     }
 
     /// Discards a copy that differs from its file, and copies again.
     fn restage(&self, seq: Seq, why: &std::io::Error) {
         {
-            let mut tree = self.namespace.metadata.write_tree();
+            let mut tree = self.metadata.write_tree();
             tree.unstage(seq);
         }
-        self.failed(seq, why);
+        self.attempts.failed(seq, why);
     }
 
     /// From here on the operations cannot be taken back. The catalog first records that they are started, and what they
     /// will rename. It keeps where they start until they are done.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let begun = tree.drain_queue().begin(batch);
         let seqs = begun.iter().map(|(seq, _)| *seq).collect();
         let copied = begun.into_iter().filter_map(|(seq, copied)| Some((seq, copied?)));
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).extend(copied);
+        self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).extend(copied);
         drop(tree);
-        if let Err(why) = self.namespace.metadata.sync_catalog() {
+        if let Err(why) = self.metadata.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
         }
         seqs
@@ -304,25 +300,25 @@ impl Drain {
 
     /// Operations that were not carried out continue as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let begun = {
-            let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut staged = self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner);
             seqs.iter().map(|seq| (*seq, staged.remove(seq))).collect()
         };
         let released = tree.drain_queue().back_to_waiting(begun);
         // Perhaps no operation or program needs these files any more.
-        released.into_iter().for_each(|id| self.namespace.metadata.reap(&mut tree, id));
+        released.into_iter().for_each(|id| self.metadata.reap(&mut tree, id));
     }
 
     /// The operations are durable and leave the queue.
     fn finalise(&self, done: Vec<(Seq, Done)>) {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let mut leaving = Vec::new();
         for (seq, outcome) in done {
             let Some(id) = tree.ops.get(&seq).map(surgetank_state::Op::file) else {
                 continue;
             };
-            let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
+            let staged = self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
             let copied = staged.map(|copied| copied.prepared());
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             if let Some(copied) = &copied {
@@ -333,41 +329,27 @@ impl Drain {
                 self.counters.bytes.fetch_add(data_bytes, Ordering::Relaxed);
                 if let Some(op) = tree.ops.get(&seq) {
                     let path = tree.logical_path(id);
-                    self.namespace.base.events.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
+                    self.base.events.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
                 }
             }
-            self.namespace.metadata.retire(&mut tree, seq, copied.as_ref(), &outcome.gone);
+            self.metadata.retire(&mut tree, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
-                && self.namespace.metadata.decided(&tree, id, &path).mode == Mode::Move
+                && self.metadata.decided(&tree, id, &path).mode == Mode::Move
             {
                 leaving.push((id, "its rule says move: evicted once it was in the store"));
-            } else if file && self.namespace.emptying.is_emptying() {
+            } else if file && self.emptying.is_emptying() {
                 leaving.push((id, THE_END));
             }
         }
-        self.namespace.metadata.commit(&mut tree);
+        self.metadata.commit(&mut tree);
         crash_point!("drain.done");
         drop(tree);
         for (id, reason) in leaving {
-            if let Err(why) = self.namespace.files.eviction.evict(id, reason) {
+            if let Err(why) = self.files.eviction.evict(id, reason) {
                 tracing::warn!(%why, "evict");
             }
         }
-    }
-
-    /// A file that a program writes in place in the store gets its times from those writes.
-    pub(super) fn is_written_in_place(&self, id: FileId) -> bool {
-        let in_place =
-            self.namespace.metadata.open_of(id).is_some_and(|open| open.content().location == Location::Store);
-        in_place && self.namespace.metadata.read_tree().get(id).is_some_and(|inode| !inode.sealed)
-    }
-
-    /// Another client caused a conflict or a loss of order. The drain reports and counts it, and continues.
-    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
-        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-        let path = String::from_utf8_lossy(path).into_owned();
-        self.namespace.base.notes.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
 }

@@ -2,17 +2,15 @@
 
 use std::io;
 
-use surgetank_types::sync::{Arc, PoisonError};
-
-use crate::content::{Content, Location, Open};
 use surgetank_state::{Copied, Inode, Name, file_of};
 use surgetank_store::{Cred, StorePath};
 use surgetank_types::model::{FileId, Kind, OpKind, StoreIdentity};
+use surgetank_types::sync::{Arc, PoisonError};
 
-use super::Drain;
-use super::execute::{Done, Work};
+use crate::content::{Content, Location, Open};
+use crate::drain::execute::{Done, Executor, Work};
 
-impl Drain {
+impl Executor {
     /// The copy is under the file's name now.
     pub(super) fn published(
         &self,
@@ -24,9 +22,9 @@ impl Drain {
         let file = file_of(kind);
         let done = self.applied(kind, at, identity);
         let was_spill = self.is_spill(file, staged);
-        let mut tree = self.namespace.metadata.write_tree();
-        let wanted = tree.get(file).is_some_and(|inode| inode.logical.is_some())
-            || self.namespace.metadata.open_of(file).is_some();
+        let mut tree = self.metadata.write_tree();
+        let wanted =
+            tree.get(file).is_some_and(|inode| inode.logical.is_some()) || self.metadata.open_of(file).is_some();
         if let Some(inode) = tree.get_mut(file)
             && let owner = inode.cred()
             && let Some(spill) = inode.extra.as_mut().and_then(|extra| extra.spill.take_if(|_| was_spill || !wanted))
@@ -41,7 +39,7 @@ impl Drain {
     /// Is the published copy the temporary that holds the file? Its writer may have moved there since the copy was
     /// made. Then the writer continues there, and a later operation publishes it.
     pub(super) fn is_spill(&self, file: FileId, staged: &Option<Copied>) -> bool {
-        let tree = self.namespace.metadata.read_tree();
+        let tree = self.metadata.read_tree();
         let spill = tree.get(file).and_then(Inode::spill);
         staged.as_ref().zip(spill).is_some_and(|(copied, spill)| *spill == (copied.dir, copied.temporary.clone()))
     }
@@ -52,7 +50,7 @@ impl Drain {
     /// (They keep both names until the catalog's disk has the new one.)
     pub(super) fn moves_spills_out(&self, gone: FileId) -> io::Result<bool> {
         let spilled: Vec<(FileId, Name, FileId, Cred)> = {
-            let tree = self.namespace.metadata.read_tree();
+            let tree = self.metadata.read_tree();
             let lies_there = |(id, inode): (FileId, &Inode)| {
                 let (_, name) = inode.spill().filter(|(dir, _)| *dir == gone)?;
                 let to = inode.logical.as_ref().map_or(FileId::ROOT, |(dir, _)| tree.nearest_applied(*dir));
@@ -60,28 +58,28 @@ impl Drain {
             };
             tree.iter().filter_map(lies_there).collect()
         };
-        let store = &self.namespace.base.store;
+        let store = &self.base.store;
         for (id, name, to, owner) in &spilled {
-            self.namespace.files.temporaries.expect_temporaries_in(*to);
+            self.files.temporaries.expect_temporaries_in(*to);
             let paths = {
-                let tree = self.namespace.metadata.read_tree();
+                let tree = self.metadata.read_tree();
                 tree.applied_path(gone).zip(tree.applied_path(*to))
             };
             let Some((from, target)) = paths.map(|(from, to)| (from.join(name), to.join(name))) else { continue };
-            self.as_owner(*owner, |who| match store.link(who, &from, &target) {
+            self.attempts.as_owner(*owner, |who| match store.link(who, &from, &target) {
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 linked => linked,
             })?;
             {
-                let mut tree = self.namespace.metadata.write_tree();
+                let mut tree = self.metadata.write_tree();
                 if let Some(inode) = tree.get_mut(*id) {
                     inode.extra_mut().spill = Some((*to, name.clone()));
                     tree.txn.file(*id);
                 }
-                self.namespace.metadata.commit(&mut tree);
+                self.metadata.commit(&mut tree);
             }
-            self.namespace.metadata.sync_catalog()?;
-            self.as_owner(*owner, |who| store.unlink(who, &from))?;
+            self.metadata.sync_catalog()?;
+            self.attempts.as_owner(*owner, |who| store.unlink(who, &from))?;
         }
         Ok(!spilled.is_empty())
     }
@@ -96,15 +94,15 @@ impl Drain {
     ) -> io::Result<Done> {
         let file = file_of(one.kind);
         let (_, mut meta) = self.owner_and_meta(file)?;
-        if self.is_written_in_place(file)
-            || self.is_spill(file, staged) && self.namespace.metadata.open_of(file).is_some()
+        if self.attempts.is_written_in_place(file)
+            || self.is_spill(file, staged) && self.metadata.open_of(file).is_some()
         {
             meta.times = None;
         }
         let (path, owner) = there;
-        let identity = self.as_owner(owner, |who| self.namespace.base.store.set_meta(who, path, Kind::File, &meta))?;
+        let identity = self.attempts.as_owner(owner, |who| self.base.store.set_meta(who, path, Kind::File, &meta))?;
         if self.is_spill(file, staged)
-            && let Some(open) = self.namespace.metadata.open_of(file)
+            && let Some(open) = self.metadata.open_of(file)
         {
             let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
             self.goes_on_there(one, &open, there, identity);
@@ -124,7 +122,7 @@ impl Drain {
             Ok(true) => Ok(content.file),
             // Its bytes were written into another file, which has further names.
             Ok(false) => {
-                self.as_owner(owner, |who| self.namespace.base.store.open(who, path, content.writable)).map(Arc::new)
+                self.attempts.as_owner(owner, |who| self.base.store.open(who, path, content.writable)).map(Arc::new)
             }
             Err(why) => Err(why.into()),
         };
@@ -132,7 +130,7 @@ impl Drain {
             Ok(file) => open.replace(Content { file, location: Location::Store, ..content }),
             Err(why) => {
                 let what = format!("published, but what is written to it from now on is lost: {why}");
-                self.namespace.base.notes.note(one.run, path.to_string(), what, true);
+                self.base.notes.note(one.run, path.to_string(), what, true);
             }
         }
     }

@@ -1,15 +1,22 @@
 //! Staging: makes a complete, compared copy under a temporary name before anything is visible.
 
+use std::collections::HashMap;
 use std::io;
-use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::content::Location;
 use surgetank_state::{Copied, Inode, Name, Op, Progress};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::Drain;
+use crate::base::Base;
+use crate::content::Location;
+use crate::drain::attempts::Attempts;
+use crate::drain::counters::DrainCounters;
+use crate::drain::meter::Meter;
+use crate::drain::throttle::Throttle;
+use crate::files::Files;
+use crate::metadata::Metadata;
 
 /// The thread that copies a file of at least this size also syncs and compares it, so that other files continue
 /// meanwhile. Smaller files are synced in batches, where a batch costs less than each file by itself.
@@ -41,14 +48,55 @@ struct Job {
     in_place: bool,
 }
 
-impl Drain {
+/// Copies files to temporaries in the store.
+pub(crate) struct Stager {
+    base: Base,
+    metadata: Arc<Metadata>,
+    files: Arc<Files>,
+    attempts: Arc<Attempts>,
+    counters: Arc<DrainCounters>,
+    meter: Arc<Meter>,
+    throttle: Throttle,
+    /// Held while the drain stages something by its path, and for writing while a directory of the store moves.
+    /// Otherwise a copy could end up in the directory that takes the other's place.
+    pub(super) staging: RwLock<()>,
+    /// How many bytes of each file in staging are copied.
+    copying: Mutex<HashMap<Seq, u64>>,
+}
+
+impl Stager {
+    pub(super) fn new(
+        base: &Base,
+        metadata: &Arc<Metadata>,
+        files: &Arc<Files>,
+        attempts: &Arc<Attempts>,
+        meter: &Arc<Meter>,
+    ) -> Self {
+        Self {
+            throttle: Throttle::new(base.config.drain_bytes_per_second_max),
+            base: base.clone(),
+            metadata: metadata.clone(),
+            files: files.clone(),
+            counters: attempts.counters.clone(),
+            attempts: attempts.clone(),
+            meter: meter.clone(),
+            staging: RwLock::new(()),
+            copying: Mutex::default(),
+        }
+    }
+
+    /// How much of the operation's file is copied.
+    pub(super) fn copied_bytes(&self, seq: Seq) -> u64 {
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).copied().unwrap_or(0)
+    }
+
     pub(super) fn stage(&self, seq: Seq) {
         let _staging = self.staging.read().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
         let Some(job) = self.job(seq) else {
             self.put_off(seq);
             return;
         };
-        let mut work = self.namespace.base.end.work();
+        let mut work = self.base.end.work();
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, 0);
         if let Some(bytes) = self.copy(seq, job) {
             work.copied(bytes);
@@ -56,7 +104,7 @@ impl Drain {
         drop(work);
         // Complete or given up; the queue knows which.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-        self.namespace.metadata.write_tree().staging.retain(|(other, _)| *other != seq);
+        self.metadata.write_tree().staging.retain(|(other, _)| *other != seq);
     }
 
     /// Returns how many bytes were copied, if any.
@@ -64,7 +112,7 @@ impl Drain {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 let copied_bytes = (!job.in_place).then_some(job.size_bytes);
-                let mut tree = self.namespace.metadata.write_tree();
+                let mut tree = self.metadata.write_tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 let copied = Copied { dir: job.dir, temporary: job.temporary, staged, version: job.version };
                 if !tree.drain_queue().staged(seq, &copied, checked, !unchanged) && !job.in_place {
@@ -75,7 +123,7 @@ impl Drain {
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
                 if !job.in_place {
-                    self.namespace.metadata.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
+                    self.metadata.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
                 // An operation before it moves its directory, or moved it before a crash.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
@@ -84,7 +132,7 @@ impl Drain {
                 if early || cancelled {
                     self.put_off(seq);
                 } else {
-                    self.failed(seq, &why);
+                    self.attempts.failed(seq, &why);
                 }
                 None
             }
@@ -96,41 +144,41 @@ impl Drain {
     pub(super) fn gives_up_copies_in(&self, dir: FileId, (path, owner): (&StorePath, Cred)) -> io::Result<bool> {
         // Also copies of operations in the same batch, a little later.
         let mut given_up = Vec::new();
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, copied| {
+        self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, copied| {
             let stays = copied.dir != dir;
             if !stays {
                 given_up.push(*seq);
             }
             stays
         });
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let lies_there = |op: &Op| matches!(&op.progress, Progress::Staged { copied, .. } if copied.dir == dir);
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| tree.unstage(seq));
         drop(tree);
-        self.as_owner(owner, |who| self.namespace.files.temporaries.discard_left_in(who, path))
+        self.attempts.as_owner(owner, |who| self.files.temporaries.discard_left_in(who, path))
     }
 
     fn is_head(&self, seq: Seq) -> bool {
-        let tree = self.namespace.metadata.read_tree();
+        let tree = self.metadata.read_tree();
         tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
     }
 
     /// Is it the tier that does not have the file?
     fn is_absent(&self, id: FileId) -> bool {
-        self.namespace.files.copies.absence(&self.namespace.metadata.read_tree(), id).is_some()
+        self.files.copies.absence(&self.metadata.read_tree(), id).is_some()
     }
 
     /// The operation is retried a little later, without counting a failure.
     fn put_off(&self, seq: Seq) {
-        let moves = |file| self.namespace.base.end.interrupted().contains(&file);
+        let moves = |file| self.base.end.interrupted().contains(&file);
         let by = |file| if moves(file) { UNTIL_MOVED } else { PUT_OFF };
-        self.namespace.metadata.write_tree().drain_queue().put_off(seq, by);
+        self.metadata.write_tree().drain_queue().put_off(seq, by);
     }
 
     /// Collects what the copy needs, under the tree's lock.
     fn job(&self, seq: Seq) -> Option<Job> {
-        let mut tree = self.namespace.metadata.write_tree();
+        let mut tree = self.metadata.write_tree();
         let op = tree.ops.get(&seq)?;
         let OpKind::Publish { file: id, dir: bound_dir, .. } = &op.kind else {
             return None;
@@ -139,7 +187,7 @@ impl Drain {
         let inode = tree.get(*id)?;
         let spill = inode.spill().cloned();
         let in_place = spill.is_some();
-        let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(bound_dir), self.temporary(seq)));
+        let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(bound_dir), self.attempts.temporary(seq)));
         let path = tree.applied_path(dir)?.join(&temporary);
         let bound = tree.destination(&op.kind).and_then(|(dir, name)| {
             let dir = tree.applied_path(dir).or_else(|| tree.logical_path(dir).map(StorePath))?;
@@ -163,22 +211,18 @@ impl Drain {
         };
         tree.staging.push((seq, job.dir));
         if job.dir != bound_dir {
-            self.namespace.metadata.queue_times_behind(&mut tree, seq, job.dir);
+            self.metadata.queue_times_behind(&mut tree, seq, job.dir);
         }
         Some(job)
     }
 
     fn is_nameless(&self, id: FileId) -> bool {
-        self.namespace.metadata.read_tree().get(id).is_some_and(|inode| inode.logical.is_none())
-    }
-
-    pub(super) fn temporary(&self, seq: Seq) -> Name {
-        self.namespace.files.temporaries.staged_name(seq)
+        self.metadata.read_tree().get(id).is_some_and(|inode| inode.logical.is_none())
     }
 
     /// Is the operation still wanted, for the content that the thread copies?
     fn current(&self, seq: Seq, job: &Job) -> bool {
-        let tree = self.namespace.metadata.read_tree();
+        let tree = self.metadata.read_tree();
         tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
             && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
     }
@@ -186,13 +230,13 @@ impl Drain {
     fn stage_job(&self, job: &Job) -> io::Result<(surgetank_store::Staged, bool)> {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
-            let is_wanted = || !self.stopping() && self.current(job.seq, job);
-            self.pause.rests();
+            let is_wanted = || !self.attempts.stopping() && self.current(job.seq, job);
+            self.attempts.pause.rests();
             // Content already in the store is only read there, and an empty piece waits for no turn.
             if !job.in_place && bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
-            self.pause.moved();
+            self.attempts.pause.moved();
             self.counters.staged_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.meter.pass(bytes);
             if let Some(copied) = self.copying.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&job.seq) {
@@ -201,23 +245,23 @@ impl Drain {
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
-            self.pause.moved();
-            if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+            self.attempts.pause.moved();
+            if self.attempts.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
-        let store = &self.namespace.base.store;
+        let store = &self.base.store;
         let staged = if job.in_place {
-            self.as_owner(job.owner, |who| store.stage_in_place(who, &job.path, &job.meta, &gate))?
+            self.attempts.as_owner(job.owner, |who| store.stage_in_place(who, &job.path, &job.meta, &gate))?
         } else {
-            let open = self.namespace.metadata.open_of(job.id);
+            let open = self.metadata.open_of(job.id);
             let content = match open {
                 Some(open) => Some(open.content()),
-                None => self.namespace.files.copies.content_of(job.id),
+                None => self.files.copies.content_of(job.id),
             };
             let mut read_from = None;
             let file = match content {
                 Some(content) => {
                     if let Location::Tier(device) = content.location {
-                        read_from = Some(self.namespace.base.tiers.device(device).counters());
+                        read_from = Some(self.base.tiers.device(device).counters());
                     }
                     content.file
                 }
@@ -228,7 +272,7 @@ impl Drain {
                 }
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
-            self.namespace.files.temporaries.expect_temporaries_in(job.dir);
+            self.files.temporaries.expect_temporaries_in(job.dir);
             let counted = |bytes: u64| {
                 gate(bytes)?;
                 if let Some(counters) = read_from {
@@ -236,7 +280,8 @@ impl Drain {
                 }
                 Ok(())
             };
-            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &counted))?
+            self.attempts
+                .as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &counted))?
         };
         // Another program changed the plain file: its rest must not replace what the store has.
         if job.sealed && !job.eager && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {
@@ -247,14 +292,15 @@ impl Drain {
         if job.size_bytes < LARGE_BYTES && !store.features().syncs_each_file() {
             return Ok((staged, false));
         }
-        self.as_owner(job.owner, |who| {
-            store.settle(who, std::slice::from_ref(&job.path))?;
-            if job.in_place && !self.namespace.metadata.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
-                return Ok(());
-            }
-            store.verify(who, &job.path, &staged, self.namespace.base.config.verify, &free)
-        })
-        .inspect_err(|why| self.found_corrupt(why))?;
+        self.attempts
+            .as_owner(job.owner, |who| {
+                store.settle(who, std::slice::from_ref(&job.path))?;
+                if job.in_place && !self.metadata.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
+                    return Ok(());
+                }
+                store.verify(who, &job.path, &staged, self.base.config.verify, &free)
+            })
+            .inspect_err(|why| self.attempts.found_corrupt(why))?;
         Ok((staged, true))
     }
 }

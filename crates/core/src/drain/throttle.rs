@@ -1,9 +1,9 @@
 //! Keeps the drain below a rate that the user set for the shared store.
 
 use std::time::{Duration, Instant};
-use surgetank_types::sync::{Mutex, PoisonError};
 
 use surgetank_types::clock;
+use surgetank_types::sync::{Mutex, PoisonError};
 
 #[derive(Debug)]
 pub struct Throttle {

@@ -239,7 +239,7 @@ impl World {
     }
 
     pub fn start_drain(&mut self) {
-        self.drain = Some(Drain::start(self.namespace.clone()).unwrap());
+        self.drain = Some(Drain::start(&self.namespace).unwrap());
     }
 
     pub fn settle(&mut self) {

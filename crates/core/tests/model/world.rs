@@ -164,7 +164,7 @@ impl World {
 
     fn start_drain(&mut self) {
         if self.drain.is_none() {
-            self.drain = Some(Drain::start(self.namespace().clone()).unwrap());
+            self.drain = Some(Drain::start(self.namespace()).unwrap());
         }
     }
 
