@@ -116,9 +116,9 @@ impl Tree {
         }
         loop {
             let needed: Vec<Seq> = self
-                .ops
+                .for_the_end
                 .iter()
-                .filter(|(_, op)| op.last)
+                .filter_map(|seq| Some((seq, self.ops.get(seq).filter(|op| op.last)?)))
                 .filter(|(_, op)| {
                     files.contains(&op.file())
                         || places(&op.kind).iter().any(|place| dirs.contains(&place.0) || names.contains(place))
@@ -270,9 +270,90 @@ impl Tree {
         let op = self.get(id).filter(|inode| inode.spill().is_some()).and_then(|inode| inode.publish);
         op.and_then(|seq| self.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)
     }
+}
 
-    /// Is an operation on the file queued? Walks over the queue.
-    pub fn is_queued(&self, id: FileId) -> bool {
-        self.ops.values().any(|op| files_of(&op.kind).any(|file| file == id))
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use surgetank_types::model::{Attr, Kind, RunId, Timestamp};
+
+    use super::*;
+    use crate::Inode;
+
+    fn attr(kind: Kind) -> Attr {
+        let now = Timestamp::default();
+        Attr {
+            kind,
+            perm: 0o755,
+            uid: 0,
+            gid: 0,
+            ino: 1,
+            links: 1,
+            size_bytes: 0,
+            blocks: 0,
+            device: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        }
+    }
+
+    /// The indexes of the queue say what a walk over it says, after every change.
+    #[test]
+    fn indexes_of_the_queue_agree_with_a_walk_over_it() {
+        let mut tree = Tree::new(Inode::new(attr(Kind::Directory)));
+        let files: Vec<FileId> = (0..4).map(|_| tree.new_id()).collect();
+        for id in &files {
+            tree.insert(*id, Inode::new(attr(Kind::File)));
+        }
+        let (mut random, mut seqs) = (7_u64, Vec::new());
+        let mut pick = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % below
+        };
+        let (mut about_two, mut hastened) = (0, 0);
+        for _ in 0..2000 {
+            if seqs.is_empty() || pick(2) == 0 {
+                let (file, other) = (files[pick(4)], files[pick(4)]);
+                let name: Box<[u8]> = Box::from(&b"f"[..]);
+                let kind = match pick(3) {
+                    0 => OpKind::SetMeta { file },
+                    1 => OpKind::Unlink { file, dir: FileId::ROOT, name },
+                    _ => {
+                        about_two += 1;
+                        OpKind::Exchange {
+                            a: file,
+                            a_dir: FileId::ROOT,
+                            a_name: name,
+                            b: other,
+                            b_dir: FileId::ROOT,
+                            b_name: Box::from(&b"g"[..]),
+                        }
+                    }
+                };
+                let due = clock::tick() + Duration::from_secs(1);
+                seqs.push(tree.queue(kind, RunId(1), due, pick(2) == 0));
+            } else {
+                let seq = seqs.swap_remove(pick(seqs.len()));
+                assert!(tree.dequeue(seq).is_some());
+            }
+            for id in &files {
+                let walked = tree.ops.values().any(|op| files_of(&op.kind).any(|file| file == *id));
+                assert_eq!(tree.is_queued(*id), walked, "{id:?}");
+            }
+            let last: Vec<Seq> = tree.ops.iter().filter(|(_, op)| op.last).map(|(seq, _)| *seq).collect();
+            assert!(last.iter().all(|seq| tree.for_the_end.contains(seq)), "{last:?}");
+            assert!(tree.for_the_end.iter().all(|seq| tree.ops.contains_key(seq)));
+            if pick(10) == 0 {
+                hastened += last.len();
+                let kind = OpKind::Unlink { file: files[pick(4)], dir: FileId::ROOT, name: Box::from(&b"f"[..]) };
+                let pinned = tree.ops.values().any(|op| !places(&op.kind).is_empty());
+                tree.undefer(&kind);
+                let waits = tree.ops.values().any(|op| op.last && !places(&op.kind).is_empty());
+                assert!(!pinned || !waits, "an operation with the name still waits for the end");
+            }
+        }
+        assert!(about_two > 100 && hastened > 100, "the walk met too few cases: {about_two}, {hastened}");
     }
 }

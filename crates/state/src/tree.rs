@@ -1,6 +1,6 @@
 //! The tree: every known file and name, and the state that they share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use surgetank_types::sync::Arc;
 
@@ -14,7 +14,7 @@ use surgetank_types::model::{Caller, DeviceId, FileId, Kind, OpKind, Prepared, R
 use crate::bindings::Before;
 use crate::delegation::Delegations;
 use crate::hints::KnownHints;
-use crate::operation::{Op, places};
+use crate::operation::{Op, files_of, places};
 use crate::temporaries::Temporaries;
 use crate::txn::Txn;
 use crate::{Dir, Entry, Inode, Name, Place, Progress, State};
@@ -31,6 +31,10 @@ pub struct Tree {
     pub(crate) inodes: HashMap<FileId, Box<Inode>>,
     /// The queue, in order.
     pub ops: BTreeMap<Seq, Op>,
+    /// How many operations of the queue a file has.
+    operations: HashMap<FileId, u32>,
+    /// The operations that were queued for the end of their run. Some may have been hastened since.
+    pub(crate) for_the_end: BTreeSet<Seq>,
     /// The number of the next file.
     pub next_id: u64,
     /// Spilled content with a lower number may belong to a file without a record in a damaged catalog.
@@ -81,6 +85,8 @@ impl Tree {
         Self {
             inodes,
             ops: BTreeMap::new(),
+            operations: HashMap::default(),
+            for_the_end: BTreeSet::new(),
             next_id: 2,
             doubtful_below: 0,
             next_seq: 1,
@@ -356,12 +362,32 @@ impl Tree {
                 d.queued += 1;
             }
         }
+        for file in files_of(&op.kind) {
+            *self.operations.entry(file).or_default() += 1;
+        }
+        if op.last {
+            self.for_the_end.insert(seq);
+        }
         self.ops.insert(seq, op);
+    }
+
+    /// Is an operation of the queue about the file, or about one that it replaces?
+    pub fn is_queued(&self, id: FileId) -> bool {
+        self.operations.contains_key(&id)
     }
 
     /// Removes an operation, done or not. Returns the names that it had pinned.
     pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
         let op = self.ops.remove(&seq)?;
+        self.for_the_end.remove(&seq);
+        for file in files_of(&op.kind) {
+            if let Some(count) = self.operations.get_mut(&file) {
+                *count -= 1;
+                if *count == 0 {
+                    self.operations.remove(&file);
+                }
+            }
+        }
         let places = places(&op.kind);
         for (dir, name) in &places {
             self.bind(*dir, name, |entry| entry.pins = entry.pins.saturating_sub(1));
