@@ -87,14 +87,16 @@ impl Eviction {
             let tree = self.metadata.read_tree();
             tree.iter()
                 .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
+                // The rules are asked only about files that could leave: in a full tier few are durable.
+                .filter(|(_, inode)| inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.handles == 0)
                 .map(|(id, inode)| {
                     let decision = tree.logical_path(id).map(|path| self.metadata.decided(&tree, id, &path));
                     Candidate {
                         id,
                         bytes: inode.charged_bytes,
-                        durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
+                        durable: true,
                         pinned: inode.pinned || decision.as_ref().is_some_and(|decision| decision.pin),
-                        open: inode.handles > 0 || !inode.sealed,
+                        open: false,
                         next_read: decision.as_ref().and_then(|decision| decision.next_read),
                         mode: decision.map_or(Mode::Copy, |decision| decision.mode),
                         // The workflow that made a temporary may read it again: it goes at the end, not before.

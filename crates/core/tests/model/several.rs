@@ -45,7 +45,7 @@ impl World {
     }
 
     pub fn troubles(&self) -> Vec<String> {
-        self.namespace().troubles().iter().map(|noted| format!("{}: {}", noted.path, noted.what)).collect()
+        self.namespace().base.notes.troubles().iter().map(|noted| format!("{}: {}", noted.path, noted.what)).collect()
     }
 }
 
