@@ -50,7 +50,7 @@ pub trait Door: Send + Sync {
     /// does not know the file.
     fn invalidate(&self, file: FileId, attributes_only: bool) -> bool;
     fn invalidate_name(&self, dir: FileId, name: &[u8]);
-    /// Returns when the mount has released ([`Namespace::release`]) the files that processes closed until now, or when
+    /// Returns when the mount has released (`Opener::release`) the files that processes closed until now, or when
     /// this takes too long.
     fn await_closes(&self);
 }

@@ -283,8 +283,8 @@ impl StoreQueries {
         locked(&self.changeable).get(&(dir, who.uid, who.gid)).is_some_and(|at| at.elapsed() < ttl)
     }
 
-    /// Does the store refuse to have names made or removed in the directory? Better told now than in the drain; what it
-    /// said is believed for a while, and that it cannot say is no refusal.
+    /// Does the store refuse to have names made or removed in the directory? The program gets the error now, and not the
+    /// drain later. The answer is believed for a while. A store that cannot answer does not refuse.
     pub(crate) fn may_change(&self, dir: FileId, who: Cred, path: &StorePath) -> io::Result<()> {
         let key = (dir, who.uid, who.gid);
         if self.is_changeable(dir, who) {

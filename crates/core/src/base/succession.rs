@@ -200,8 +200,8 @@ impl Succession {
         }
     }
 
-    /// An empty file may have been made for a program that was not told, and asks again: it is not to be seen in the store
-    /// before that one had its turn to write it.
+    /// An empty file may have been made for a program that got no answer and asks again. The store must not show the file
+    /// before that program had time to write it.
     pub(crate) fn await_makers(&self, tree: &mut Tree) {
         if !self.again {
             return;

@@ -140,7 +140,7 @@ impl Fetches {
             let source = self
                 .access
                 .let_in(id, || self.queries.must_ask((who, &path), |store, who, path| store.source(who, path)));
-            // Whoever looks its name up again sees that it is gone.
+            // The next look-up of its name finds that it is gone.
             let source = source.map_err(|why| if is_absent(&why) { Errno::STALE.into() } else { why })?;
             let Source::Remote(remote) = source else { return Err(Errno::OPNOTSUPP.into()) };
             match self.version(id, &path, remote.identity())? {

@@ -242,7 +242,7 @@ impl Fetches {
         tree.applied_path(id).as_ref() == Some(&source.store_path)
     }
 
-    /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or somebody writes it.
+    /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or a process writes it.
     fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
         let readers = self.metadata.opens().get(&id).cloned();
         let only_read = |open: &Arc<Open>| {

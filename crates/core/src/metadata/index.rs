@@ -53,7 +53,7 @@ pub trait Shim: Send + Sync {
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
     /// A directory is about to move on the tiers, or has moved: paths of directories that the shim's door looked up are void.
     fn directories_move(&self);
-    /// From now on, a close of a writable descriptor of the file calls `Namespace::handed_closed`.
+    /// From now on, a close of a writable descriptor of the file calls `Descriptors::handed_closed`.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
     /// The same for a file that was just created, at less cost. The file has to stay in this directory under this name.
     /// A caller that moves it has it watched by itself first.
@@ -75,7 +75,7 @@ pub trait Shim: Send + Sync {
     fn no_longer_delegated(&self, watch: i32);
     /// A process created a file there. `false`: the kernel does not report its close.
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;
-    /// Calls `Namespace::handed_closed` for all files that processes have closed until now.
+    /// Calls `Descriptors::handed_closed` for all files that processes have closed until now.
     fn catch_up(&self);
     /// Returns when the agent has closed its own copies of all descriptors that it granted until now.
     fn await_given(&self);

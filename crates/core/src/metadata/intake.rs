@@ -7,7 +7,7 @@
 //! - recalled: every file that a process created is in the tree.
 //!
 //! Invariants:
-//! - `Namespace::read_tree` and `Namespace::write_tree` take in the intake before they return. So for each request such
+//! - `Metadata::read_tree` and `Metadata::write_tree` take in the intake before they return. So for each request such
 //!   a file is one that another door created just before.
 //! - `recall_delegation` comes before any change to what a delegated directory is, and before another binding of a name
 //!   in it. The tree stays locked from the recall to the change.

@@ -1,4 +1,4 @@
-//! The lock around the tree: [`Namespace::read_tree`] to look, [`Namespace::write_tree`] to change.
+//! The lock around the tree: [`Metadata::read_tree`] to look, [`Metadata::write_tree`] to change.
 //!
 //! Both first take in the files that processes made in delegated directories, so that every holder of the tree sees
 //! them. A [`WriteTree`] commits every change that the tree has noted ([`Txn`](surgetank_state::Txn)) before it

@@ -241,7 +241,7 @@ impl Restore {
         tracing::error!(id = id.0, %why, "a file that programs have open cannot be opened again: ESTALE");
     }
 
-    /// Registrations with the kernel that nobody needs any more.
+    /// Registrations with the kernel that no open file needs any more.
     pub(crate) fn give_up_backings(&self) {
         let backings: Vec<u32> = self.succession.left().backings.drain().map(|(_, backing)| backing).collect();
         if let Some(door) = self.door.get() {

@@ -4,7 +4,7 @@
 //!
 //! A new file is reported by its directory, and one watch serves all files that are created there: a watch for each
 //! file costs four times as much. Such a report contains only a name. So a file that moves gets its own watch before
-//! (`Namespace::watch_apart`). A name may mean several files until all of them are closed; a file that is still open
+//! (`Descriptors::watch_apart`). A name may mean several files until all of them are closed; a file that is still open
 //! only costs a useless check.
 
 use std::io;

@@ -48,7 +48,7 @@ const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of a tier on which directories are lent (`Namespace::bytes_to_delegate`).
+/// Of a tier on which directories are lent (`Delegator::bytes_to_delegate`).
 const ROOM_TO_LEND_MIB: u64 = 8192;
 const DISK_ROOM_TO_LEND_MIB: u64 = 4096;
 
