@@ -35,7 +35,7 @@ pub fn begin(scene: &Scene, options: &[&str], program: &str) -> Running {
     }
     let options = [&TIER[..], options].concat();
     let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
-    command.env("SURGETANK_LOG", "info,surgetank_core::namespace::files::sync=debug");
+    command.env("SURGETANK_LOG", "info,surgetank_core::files::sync=debug");
     Running::of(command)
 }
 
