@@ -22,6 +22,7 @@ DEFINITION = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?(?:struct|enum|union|type
 TESTS = re.compile(r"^ *#\[cfg\((?:test|all\(test)")
 CHILD = re.compile(r"(?<![:\w])(\w+)::")
 PATH = re.compile(r"\b(crate|super|self)((?:::\w+)+)")
+GROUPED = re.compile(r"\buse ((?:crate|super|self)\b[^;{]*\{[^;]*);")
 
 
 @dataclass
@@ -173,9 +174,9 @@ def folder(module: tuple[str, ...], modules: dict[tuple[str, ...], Path]) -> tup
 
 def imports(module: tuple[str, ...], file: Path, modules: dict[tuple[str, ...], Path]) -> set[tuple[str, ...]]:
     found = set()
-    for line in without_tests(file.read_text().splitlines()):
-        if line.lstrip().startswith("//"):
-            continue
+    lines = [line for line in without_tests(file.read_text().splitlines()) if not line.lstrip().startswith("//")]
+    grouped = [path for group in GROUPED.findall("\n".join(lines)) for path in ungrouped("".join(group.split()))]
+    for line in lines + grouped:
         for child in CHILD.findall(line):
             if (*module, child) in modules:
                 found.add((*module, child))
@@ -189,6 +190,21 @@ def imports(module: tuple[str, ...], file: Path, modules: dict[tuple[str, ...], 
             if used and used != module:
                 found.add(used)
     return found
+
+
+def ungrouped(path: str) -> list[str]:
+    """`a::{b, c::{d, e}}` as `a::b`, `a::c::d` and `a::c::e`."""
+    before, brace, inner = path.partition("{")
+    if not brace:
+        return [path]
+    parts, depth = [""], 0
+    for letter in inner.removesuffix("}"):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [whole for part in parts if part for whole in ungrouped(before + part)]
 
 
 def components(names: set[str], arrows: dict[str, set[str]]) -> list[list[str]]:

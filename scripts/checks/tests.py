@@ -245,6 +245,8 @@ class OfShape(unittest.TestCase):
         self.assertEqual(apart.circles["one"], [])
         circle = self.shape_of({**files, "a/inner.rs": "use crate::b::inner::X;\n", "b/inner.rs": "use crate::a::inner::Y;\n"})
         self.assertEqual(circle.circles["one"], [["a::inner", "b::inner"]])
+        grouped = self.shape_of({**files, "a/inner.rs": "use crate::{\n    b::{inner::X, Z},\n};\n", "b/inner.rs": "use super::super::{a::inner::Y};\n"})
+        self.assertEqual(grouped.circles["one"], [["a::inner", "b::inner"]])
         inside = self.shape_of({"lib.rs": "", "x.rs": "use crate::y::Y;\n", "y.rs": "use super::x::X;\n"})
         self.assertEqual(inside.circles["one"], [])
 

@@ -16,7 +16,7 @@ const MEASURED_BYTES_MIN: u64 = 64 << 20;
 /// From this mean size on, files show the speed of bytes.
 const LARGE_BYTES: u64 = 1 << 20;
 
-/// See the module.
+/// What is known of the end of the job, and the speed of the drain.
 #[derive(Default)]
 pub(crate) struct End {
     pace: Mutex<Pace>,
