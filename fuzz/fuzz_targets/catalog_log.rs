@@ -9,22 +9,21 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use surgetank_core::catalog::{Catalog, LogCatalog};
-use surgetank_types::model::{Change, Image};
+use surgetank_types::model::{Change, Image, Mark};
 
+/// The number of the last batch.
+const BATCH: Mark = Mark::Request(u64::MAX);
 const BATCHES: u64 = 40;
 
 fn batch(number: u64) -> Vec<Change> {
-    vec![
-        Change::PutCounter(format!("slot-{}", number % 7), number),
-        Change::PutCounter("batch".to_owned(), number),
-    ]
+    vec![Change::PutMark(Mark::Request(number % 7), number), Change::PutMark(BATCH, number)]
 }
 
 fn state_after(number: u64) -> Image {
     let mut image = Image::default();
     for change in (1..=number).flat_map(batch) {
-        if let Change::PutCounter(name, value) = change {
-            image.counters.insert(name, value);
+        if let Change::PutMark(mark, number) = change {
+            image.marks.insert(mark, number);
         }
     }
     image
@@ -71,6 +70,6 @@ fuzz_target!(|input: (u16, Vec<(u16, u8)>)| {
     file.write_all_at(&bytes, 0).unwrap();
     let Ok(catalog) = LogCatalog::open(&ground.dir) else { return };
     let Ok(image) = catalog.load() else { return };
-    let number = image.counters.get("batch").copied().unwrap_or(0);
+    let number = image.marks.get(&BATCH).copied().unwrap_or(0);
     assert_eq!(image, state_after(number), "no prefix");
 });

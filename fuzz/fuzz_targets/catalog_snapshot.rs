@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use surgetank_core::catalog::{Catalog, LogCatalog, Options};
-use surgetank_types::model::{Change, EntryRecord, FileId, Image};
+use surgetank_types::model::{Change, EntryRecord, FileId, Image, Mark};
 
 struct Ground {
     dir: PathBuf,
@@ -27,8 +27,10 @@ fn ground() -> &'static Ground {
         for number in 0..300 {
             let entry = EntryRecord { logical: Some(FileId(number)), planned: None };
             let name = vec![b'a'; 1 + number as usize % 9].into();
-            let changes =
-                [Change::PutEntry(FileId(number % 5), name, entry), Change::PutCounter(format!("{}", number % 50), number)];
+            let changes = [
+                Change::PutEntry(FileId(number % 5), name, entry),
+                Change::PutMark(Mark::Request(number % 50), number),
+            ];
             catalog.commit(&changes).unwrap();
         }
         drop(catalog);

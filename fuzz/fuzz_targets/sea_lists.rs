@@ -15,7 +15,8 @@ fuzz_target!(|input: (&str, &str, &str, &str, &[u8])| {
     for name in ["project", "tier"] {
         fs::create_dir_all(dir.join(name)).unwrap();
     }
-    let files = [("sea.ini", ini), (".sea_flushlist", flush), (".sea_evictlist", evict), (".sea_prefetchlist", prefetch)];
+    let files =
+        [("sea.ini", ini), (".sea_flushlist", flush), (".sea_evictlist", evict), (".sea_prefetchlist", prefetch)];
     for (name, text) in files {
         fs::write(dir.join("project").join(name), text).unwrap();
     }

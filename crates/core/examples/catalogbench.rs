@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
 use surgetank_types::model::{
-    Attr, Change, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, OpRecord, Replica, RunId, Seq,
+    Attr, Change, DeviceId, EntryRecord, FileId, FileRecord, Kind, Mark, NodeId, OpKind, OpRecord, Replica, RunId, Seq,
     StoreIdentity, Timestamp,
 };
 
@@ -117,7 +117,7 @@ fn report(what: &str, operations: u64, elapsed: Duration) {
 
 fn commits(base: &Path) -> Outcome<()> {
     for (what, count) in
-        [("one counter", 400_000), ("one file record", 200_000), ("a creation (file, entry, operation)", 200_000)]
+        [("one mark", 400_000), ("one file record", 200_000), ("a creation (file, entry, operation)", 200_000)]
     {
         for threads in [1, 4] {
             let dir = tempfile::tempdir_in(base)?;
@@ -125,7 +125,7 @@ fn commits(base: &Path) -> Outcome<()> {
             // Made ahead: what is measured is the catalog.
             let batches: Vec<Vec<Change>> = (1..=1000)
                 .map(|id| match what {
-                    "one counter" => vec![Change::PutCounter("highest".into(), id)],
+                    "one mark" => vec![Change::PutMark(Mark::Request(0), id)],
                     "one file record" => vec![file(id)],
                     _ => creation(id).into(),
                 })

@@ -74,9 +74,9 @@ pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
 fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
     let named: HashSet<DeviceId> =
         ground.image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
-    let described = ground.image.counters.iter().filter_map(|(name, number)| {
+    let described = ground.image.marks.iter().filter_map(|(mark, number)| {
         let [.., tier, device] = number.to_be_bytes();
-        Some((DeviceId { tier, device }, Remembered::from_counter(name)?))
+        Some((DeviceId { tier, device }, Remembered::from_mark(mark)?))
     });
     let mut wanted: HashMap<DeviceId, Remembered> = described.filter(|(number, _)| named.contains(number)).collect();
     for number in named {

@@ -24,7 +24,7 @@ pub use record::{Decoded, decode};
 
 use surgetank_types::error::Result;
 use surgetank_types::model::{
-    Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, OpRecord, Seq,
+    Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, Mark, OpRecord, Seq,
 };
 
 /// Position in the log; grows with every commit. Positions of failed commits are skipped, and never used twice while
@@ -38,7 +38,7 @@ pub enum Loaded {
     File(FileId, Box<FileRecord>),
     Entry(FileId, Box<[u8]>, EntryRecord),
     Op(Seq, OpRecord),
-    Counter(String, u64),
+    Mark(Mark, u64),
     Hints(Hinted, HintRecord),
     Lost(Box<[u8]>, LostRecord),
 }
@@ -49,7 +49,7 @@ impl Loaded {
             Self::File(id, record) => image.files.push((id, *record)),
             Self::Entry(dir, name, record) => image.entries.push((dir, name, record)),
             Self::Op(seq, record) => drop(image.ops.insert(seq, record)),
-            Self::Counter(name, value) => drop(image.counters.insert(name, value)),
+            Self::Mark(mark, number) => drop(image.marks.insert(mark, number)),
             Self::Hints(of, record) => drop(image.hints.insert(of, record)),
             Self::Lost(path, record) => drop(image.lost.insert(path, record)),
         }
@@ -80,14 +80,14 @@ pub trait Catalog: Send + Sync {
         Ok(())
     }
     /// The same as [`load`](Self::load), one record at a time. The order: files by id, entries by directory and name,
-    /// operations by sequence, counters, hints, losses. It serves a million files, for which a whole [`Image`] would
+    /// operations by sequence, marks, hints, losses. It serves a million files, for which a whole [`Image`] would
     /// triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let image = self.load()?;
         image.files.into_iter().for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
         image.entries.into_iter().for_each(|(dir, name, record)| take(Loaded::Entry(dir, name, record)));
         image.ops.into_iter().for_each(|(seq, record)| take(Loaded::Op(seq, record)));
-        image.counters.into_iter().for_each(|(name, value)| take(Loaded::Counter(name, value)));
+        image.marks.into_iter().for_each(|(mark, number)| take(Loaded::Mark(mark, number)));
         image.hints.into_iter().for_each(|(of, record)| take(Loaded::Hints(of, record)));
         image.lost.into_iter().for_each(|(path, record)| take(Loaded::Lost(path, record)));
         Ok(())

@@ -20,8 +20,8 @@ use surgetank_policy::rule::{Decision, RuleSet};
 use surgetank_state::{Inode, Name, Tree};
 use surgetank_store::{Store, StorePath};
 use surgetank_tier::Tiers;
-use surgetank_types::model::{Change, FileId, Kind, Mode, OpKind, RunId, Seq};
-use surgetank_types::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use surgetank_types::model::{Change, FileId, Kind, Mark, Mode, OpKind, RunId, Seq};
+use surgetank_types::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::base::Base;
@@ -37,7 +37,6 @@ use crate::metadata::index::Shim;
 use crate::metadata::inode_locks::{InodeGuard, InodeLocks};
 
 /// A counter: files and spill temporaries with lower numbers may have no record.
-pub(crate) const DOUBTFUL_BELOW: &str = "doubtful-below";
 /// For entries that only the agent changes: it invalidates the kernel's cache when it does.
 pub(crate) const TTL_OURS: Duration = Duration::from_secs(3600);
 /// Attributes of a file that a process writes directly. The kernel drops them itself at each write through a
@@ -78,7 +77,7 @@ pub struct Metadata {
     /// The limit of waiting claims that the free room allows.
     claims_max: AtomicU64,
     handed_max: u64,
-    gone_next: AtomicU32,
+    gone_next: AtomicU8,
     pub(crate) unwritten: Mutex<Vec<Change>>,
 }
 
@@ -111,7 +110,7 @@ impl Metadata {
             delegation_ended: AtomicBool::new(false),
             claims_max: AtomicU64::new(0),
             handed_max: intake::handed_max(),
-            gone_next: AtomicU32::new(0),
+            gone_next: AtomicU8::new(0),
             unwritten: Mutex::default(),
         }
     }
@@ -439,7 +438,7 @@ impl Metadata {
         if below == 0 {
             return;
         }
-        tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
+        tree.txn.mark(Mark::DoubtfulBelow, below);
         drop(tree);
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced");

@@ -11,12 +11,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn, Options, decode};
-use surgetank_types::model::{Change, EntryRecord, FileId, Image, OpKind, OpRecord, RunId, Seq};
+use surgetank_types::model::{Change, EntryRecord, FileId, Image, Mark, OpKind, OpRecord, RunId, Seq};
 
 const SMALL: Options = Options { segment_bytes_max: 32 << 10, snapshot_cache_bytes: 1 << 20 };
 const CHILD: &str = "CATALOG_CHILD";
 
 /// The batch with this number; every batch also says its number.
+/// The number of the last batch.
+const BATCH: Mark = Mark::Request(u64::MAX);
+
 fn batch(number: u64) -> Vec<Change> {
     let id = FileId(number * 7919 % 503);
     let name: Box<[u8]> = format!("name-{}", number % 97).into_bytes().into();
@@ -30,7 +33,7 @@ fn batch(number: u64) -> Vec<Change> {
             OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false, certain: false },
         ),
         Change::DropOp(Seq(number.saturating_sub(40))),
-        Change::PutCounter("batch".into(), number),
+        Change::PutMark(BATCH, number),
     ]
 }
 
@@ -52,8 +55,8 @@ fn state_after(number: u64) -> Image {
             Change::DropOp(seq) => {
                 image.ops.remove(&seq);
             }
-            Change::PutCounter(name, value) => {
-                image.counters.insert(name, value);
+            Change::PutMark(mark, number) => {
+                image.marks.insert(mark, number);
             }
             other => panic!("not in a batch: {other:?}"),
         }
@@ -89,7 +92,7 @@ fn say(line: &str) {
 /// Commits batch after batch until it is killed, and says so after each.
 fn commit_forever(dir: &Path) {
     let catalog = LogCatalog::open_with(dir, SMALL).unwrap();
-    let mut number = catalog.load().unwrap().counters.get("batch").map_or(0, |number| *number);
+    let mut number = catalog.load().unwrap().marks.get(&BATCH).map_or(0, |number| *number);
     loop {
         number += 1;
         let lsn = catalog.commit(&batch(number)).unwrap();
@@ -130,7 +133,7 @@ fn kill_at_any_point_loses_no_acknowledged_commit() {
 
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         let image = catalog.load().unwrap();
-        let found = image.counters.get("batch").map_or(0, |number| *number);
+        let found = image.marks.get(&BATCH).map_or(0, |number| *number);
         assert!(found >= promised, "round {round}: {promised} were promised, {found} found");
         assert!(found <= promised + 1, "round {round}: more than one commit was on its way");
         assert_eq!(image, state_after(found), "round {round}");
@@ -151,7 +154,7 @@ fn committers_share_writes_and_each_keeps_its_order() {
                 let catalog = &catalog;
                 scope.spawn(move || {
                     let commit = |number| {
-                        let change = Change::PutCounter(format!("thread {thread}"), number);
+                        let change = Change::PutMark(Mark::Request(thread), number);
                         let lsn = catalog.commit(&[change]).unwrap();
                         if number % 100 == 0 {
                             catalog.sync(lsn).unwrap();
@@ -177,8 +180,8 @@ fn committers_share_writes_and_each_keeps_its_order() {
     let mut seen = BTreeMap::new();
     while let Some(decoded) = decode(rest) {
         rest = &rest[decoded.bytes..];
-        let [Change::PutCounter(name, number)] = &decoded.changes[..] else { panic!("{decoded:?}") };
-        assert_eq!(seen.insert(name.clone(), *number).unwrap_or(0) + 1, *number, "{name}");
+        let [Change::PutMark(mark, number)] = &decoded.changes[..] else { panic!("{decoded:?}") };
+        assert_eq!(seen.insert(mark.clone(), *number).unwrap_or(0) + 1, *number, "{mark:?}");
     }
     assert!(rest.is_empty());
     assert_eq!(seen.len() as u64, THREADS);
@@ -230,7 +233,7 @@ fn commit_against_a_limit(dir: &Path) {
                 let mut refused = 0;
                 for number in 0..400 {
                     let name = format!("{thread} {number}");
-                    match catalog.commit(&[Change::PutCounter(name.clone(), number)]) {
+                    match catalog.commit(&[Change::PutMark(Mark::Device(name.clone()), number)]) {
                         Ok(_) => say(&format!("kept {name}")),
                         Err(error) => {
                             assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
@@ -248,7 +251,7 @@ fn commit_against_a_limit(dir: &Path) {
     limit_file_size(None);
     for number in 0..10 {
         let name = format!("after {number}");
-        catalog.commit(&[Change::PutCounter(name.clone(), number)]).unwrap();
+        catalog.commit(&[Change::PutMark(Mark::Device(name.clone()), number)]).unwrap();
         say(&format!("kept {name}"));
     }
     catalog.sync(catalog.position()).unwrap();
@@ -270,7 +273,8 @@ fn refused_writes_leave_no_trace_and_the_log_continues() {
     assert!(text.contains("refused ") && kept.len() > 10, "{text}");
     let catalog = LogCatalog::open(home.path()).unwrap();
     assert_eq!(catalog.recovery().dropped_bytes, 0);
-    let found = catalog.load().unwrap().counters.into_keys().collect();
+    let text = |mark| if let Mark::Device(text) = mark { text } else { panic!("{mark:?}") };
+    let found = catalog.load().unwrap().marks.into_keys().map(text).collect();
     assert_eq!(kept, found);
 }
 
@@ -379,7 +383,7 @@ fn a_folded_segment_that_comes_back_changes_nothing() {
     let folded = {
         let catalog = LogCatalog::open_with(after.path(), SMALL).unwrap();
         let image = catalog.load().unwrap();
-        let folded = image.counters["batch"];
+        let folded = image.marks[&BATCH];
         assert!(folded > 60);
         assert_eq!(image, state_after(folded));
         for number in folded + 1..=folded + 700 {

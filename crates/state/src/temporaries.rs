@@ -8,15 +8,13 @@ use std::time::Instant;
 use foldhash::HashSet;
 
 use surgetank_store::StorePath;
-use surgetank_types::model::{FileId, Image};
+use surgetank_types::model::{FileId, Image, Mark};
 
 use crate::{Tree, Txn};
 
-const COUNTER: &str = "temporaries-in-";
-
 /// Temporaries of the agent that left this may be in the store.
 pub fn are_expected(image: &Image) -> bool {
-    image.counters.iter().any(|(name, there)| *there > 0 && name.starts_with(COUNTER))
+    image.marks.iter().any(|(mark, there)| *there > 0 && matches!(mark, Mark::Temporaries(_)))
 }
 
 /// Directories of the store that may have temporaries of this agent.
@@ -31,20 +29,22 @@ pub struct Temporaries {
 impl Temporaries {
     /// From the catalog.
     pub fn remembered(image: &Image) -> Self {
-        let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
-        let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));
-        Self { dirs: dirs.collect(), inherited: None }
+        let directory = |(mark, there): (&Mark, &u64)| match mark {
+            Mark::Temporaries(dir) if *there > 0 => Some(*dir),
+            _ => None,
+        };
+        Self { dirs: image.marks.iter().filter_map(directory).collect(), inherited: None }
     }
 
     /// To be committed before the first temporary is made there.
     pub fn expect_in(dir: FileId, txn: &mut Txn) {
-        txn.counter(format!("{COUNTER}{}", dir.0), 1);
+        txn.mark(Mark::Temporaries(dir), 1);
     }
 
     /// No temporary is left in any of them.
     pub fn forget_all(&mut self, txn: &mut Txn) {
         for dir in std::mem::take(&mut self.dirs) {
-            txn.counter(format!("{COUNTER}{}", dir.0), 0);
+            txn.mark(Mark::Temporaries(dir), 0);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The changes of the tree since the last commit. It records only numbers and names: a commit writes the values of that
 //! moment.
 
-use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, NodeId, Replica, Seq};
+use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, Mark, NodeId, Replica, Seq};
 
 use crate::{Name, Place, PlainId, Tree};
 
@@ -16,8 +16,8 @@ pub struct Txn {
     pub ops: Vec<Seq>,
     /// Files that are forgotten.
     pub dropped: Vec<FileId>,
-    /// Counters and their new values.
-    pub counters: Vec<(String, u64)>,
+    /// Marks and their new numbers.
+    pub marks: Vec<(Mark, u64)>,
     /// Losses that were recorded or acknowledged.
     pub lost: Vec<Change>,
     /// Plain files that are removed after the commit.
@@ -35,7 +35,7 @@ impl Txn {
             && self.entries.is_empty()
             && self.ops.is_empty()
             && self.dropped.is_empty()
-            && self.counters.is_empty()
+            && self.marks.is_empty()
             && self.lost.is_empty()
             && self.gone.is_empty()
             && self.hints.is_empty()
@@ -71,9 +71,9 @@ impl Txn {
     pub fn carried_out(&mut self, id: FileId) {
         self.carried_out = Some(id);
     }
-    /// The counter has a new value.
-    pub fn counter(&mut self, name: String, value: u64) {
-        self.counters.push((name, value));
+    /// The mark has a new number.
+    pub fn mark(&mut self, mark: Mark, number: u64) {
+        self.marks.push((mark, number));
     }
     /// `None`: the loss is acknowledged.
     pub fn lost(&mut self, path: &[u8], record: Option<LostRecord>) {
@@ -113,7 +113,7 @@ impl Txn {
             Some(op) => Change::PutOp(*seq, op.record()),
             None => Change::DropOp(*seq),
         }));
-        changes.extend(self.counters.drain(..).map(|(name, value)| Change::PutCounter(name, value)));
+        changes.extend(self.marks.drain(..).map(|(mark, number)| Change::PutMark(mark, number)));
         changes.append(&mut self.lost);
         changes
     }

@@ -1,8 +1,7 @@
 //! Devices that the catalog remembers, whether or not the configuration still names them.
 //!
 //! A replica in the catalog names its device by a number. Before the first replica that uses it, the catalog records the
-//! number's meaning as a counter: the counter's name is the device's description, its value is the number. Record and number
-//! therefore share one fate.
+//! number's meaning as a mark ([`Mark::Device`]) with the device's description. Record and number therefore share one fate.
 //!
 //! The danger that it avoids: taking the position in the configuration for the device. Another order of `--tier` would then
 //! look for every file in the wrong place, and a tier that is not mounted yet would appear as one whose files are lost.
@@ -19,10 +18,7 @@ use super::scope::Scope;
 use super::{Device, Standing, Tiers, kind_of};
 use surgetank_policy::config::Survives;
 use surgetank_types::error::{Error, Result};
-use surgetank_types::model::DeviceId;
-
-/// Prefix of the counter's name; the description follows.
-const COUNTER_PREFIX: &str = "device ";
+use surgetank_types::model::{DeviceId, Mark};
 
 /// Description of a device in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,21 +89,22 @@ impl Remembered {
         &self.token
     }
 
-    /// The name of the counter that stands for the device.
+    /// The mark that describes the device.
     ///
     /// Errors: the tier's path is not UTF-8.
-    pub fn counter(&self) -> Result<String> {
+    pub fn mark(&self) -> Result<Mark> {
         let text = serde_json::to_string(self).map_err(|why| {
             Error::new(format!("tier {} at {} cannot be remembered", self.tier, self.path.display()))
                 .why(why)
                 .remedy("give the tier a path that is valid UTF-8")
         })?;
-        Ok(format!("{COUNTER_PREFIX}{text}"))
+        Ok(Mark::Device(text))
     }
 
-    /// The description in a counter's name; `None` for any other counter.
-    pub fn from_counter(name: &str) -> Option<Self> {
-        serde_json::from_str(name.strip_prefix(COUNTER_PREFIX)?).ok()
+    /// The device that a mark describes; `None` for marks of another kind.
+    pub fn from_mark(mark: &Mark) -> Option<Self> {
+        let Mark::Device(text) = mark else { return None };
+        serde_json::from_str(text).ok()
     }
 
     /// Whether the device may contain files of an agent of this key. True also if the device cannot be reached.

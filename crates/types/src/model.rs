@@ -7,7 +7,7 @@ pub mod record;
 pub use attr::{Attr, Kind, Timestamp, data_bytes};
 pub use lock::{FileLock, LockKind, LockRequest};
 pub use record::{
-    Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, LostRecord, OpKind, OpRecord, Prepared, Replica,
+    Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, LostRecord, Mark, OpKind, OpRecord, Prepared, Replica,
     StoreIdentity, Xattrs,
 };
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use surgetank_state::{Inode, Name, Place, Tree};
 use surgetank_store::StoreStat;
-use surgetank_types::model::{Change, FileId, Image, Kind, RunId};
+use surgetank_types::model::{Change, FileId, Image, Kind, Mark, RunId};
 use surgetank_types::sync::atomic::{AtomicBool, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -26,8 +26,6 @@ use crate::content::{Content, Location, Open};
 use crate::handoff::{Handoff, Left, LeftMirror, Record};
 
 /// Counters of the catalog: the last request that a thread carried out, and the file of that request.
-const REQUEST: &str = "request-";
-const ABOUT: &str = "about-";
 /// The number of the kernel's references is unknown: the file is remembered as long as the mount lives.
 pub(crate) const MANY: u32 = u32::MAX / 2;
 /// A program without an answer asks the next agent as soon as it is there.
@@ -177,10 +175,7 @@ impl Succession {
     pub(crate) fn request_done(&self, about: FileId) -> Option<[Change; 2]> {
         let nonce = self.log.as_ref()?.nonce();
         let Request { slot, number } = self.request()?;
-        Some([
-            Change::PutCounter(format!("{REQUEST}{slot}"), number ^ nonce),
-            Change::PutCounter(format!("{ABOUT}{slot}"), about.0),
-        ])
+        Some([Change::PutMark(Mark::Request(slot), number ^ nonce), Change::PutMark(Mark::RequestFile(slot), about.0)])
     }
 
     /// The file of a request that an earlier agent carried out; `None`: it did not.
@@ -191,9 +186,9 @@ impl Succession {
     pub(crate) fn remember_requests(&self, image: &Image) {
         let Some(handoff) = self.log.as_ref().filter(|_| self.again) else { return };
         let mut done = self.done();
-        for (name, number) in &image.counters {
-            if let Some(slot) = name.strip_prefix(REQUEST)
-                && let Some(about) = image.counters.get(&format!("{ABOUT}{slot}"))
+        for (mark, number) in &image.marks {
+            if let Mark::Request(slot) = mark
+                && let Some(about) = image.marks.get(&Mark::RequestFile(*slot))
             {
                 done.insert(number ^ handoff.nonce(), FileId(*about));
             }

@@ -13,7 +13,7 @@ use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
 use surgetank_types::error::{Error, Result};
-use surgetank_types::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, OpRecord, Seq};
+use surgetank_types::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, Mark, OpRecord, Seq};
 
 /// Where the postcard bytes of a `FileRecord` are stored.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ pub(super) struct Digest {
     pub files: BTreeMap<FileId, Option<Span>>,
     pub entries: BTreeMap<(FileId, Box<[u8]>), Option<EntryRecord>>,
     pub ops: BTreeMap<Seq, Option<OpRecord>>,
-    pub counters: BTreeMap<String, u64>,
+    pub marks: BTreeMap<Mark, u64>,
     pub hints: BTreeMap<Hinted, Option<HintRecord>>,
     pub lost: BTreeMap<Box<[u8]>, Option<LostRecord>>,
 }
@@ -83,8 +83,8 @@ impl Digest {
                 Change::DropOp(seq) => {
                     self.ops.insert(seq, None);
                 }
-                Change::PutCounter(name, value) => {
-                    self.counters.insert(name, value);
+                Change::PutMark(mark, number) => {
+                    self.marks.insert(mark, number);
                 }
                 Change::PutHints(of, record) => {
                     self.hints.insert(of, Some(record));

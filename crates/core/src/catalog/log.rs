@@ -167,7 +167,7 @@ impl LogCatalog {
     }
 
     /// Forgets everything, atomically and durably: after a death during this the catalog is either as before or empty.
-    /// Counters are cleared too; positions continue to grow. Commits wait; one that returns after this is remembered.
+    /// Marks are cleared too; positions continue to grow. Commits wait; one that returns after this is remembered.
     /// An error may say that the new log's name may not be on the media, or that a file could not be deleted. The
     /// catalog is empty nevertheless.
     pub fn clear(&self) -> io::Result<()> {

@@ -117,12 +117,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use surgetank_types::model::{FileId, Seq};
+    use surgetank_types::model::{FileId, Mark, Seq};
 
     fn sample() -> Vec<u8> {
         let mut buffer = Vec::new();
         let changes =
-            [Change::DropFile(FileId(300)), Change::PutCounter("run".into(), u64::MAX), Change::DropOp(Seq(9))];
+            [Change::DropFile(FileId(300)), Change::PutMark(Mark::Request(300), u64::MAX), Change::DropOp(Seq(9))];
         append(&mut buffer, Lsn(7), &changes).unwrap();
         buffer
     }

@@ -13,24 +13,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 
 use super::digest::{Digest, KEEP_A_COPY, Span};
 use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
 use surgetank_types::error::{Error, Result};
-use surgetank_types::model::{FileId, Hinted, Seq};
+use surgetank_types::model::{FileId, Hinted, Mark, Seq};
 
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const OPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("ops");
-const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
-/// Missing in snapshots of versions without hints.
+const MARKS: TableDefinition<'_, &[u8], u64> = TableDefinition::new("marks");
 const HINTS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("hints");
-/// Missing in snapshots of versions that did not record losses.
 const LOST: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("lost");
 
 pub(super) struct Snapshot {
@@ -129,7 +127,7 @@ impl Snapshot {
             let below = below.map(ReadableDatabase::begin_read).transpose()?;
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
-            ops_and_counters(below.as_ref(), digest, take)?;
+            ops_and_marks(below.as_ref(), digest, take)?;
             hints(below.as_ref(), digest, take)?;
             lost(below.as_ref(), digest, take)
         };
@@ -194,9 +192,9 @@ fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Er
                 None => drop(ops.remove(seq.0)?),
             }
         }
-        let mut counters = write.open_table(COUNTERS)?;
-        for (name, number) in &digest.counters {
-            counters.insert(&**name, number)?;
+        let mut marks = write.open_table(MARKS)?;
+        for (mark, number) in &digest.marks {
+            marks.insert(&*bytes(mark)?, number)?;
         }
         let mut hints = write.open_table(HINTS)?;
         for (of, record) in &digest.hints {
@@ -274,40 +272,37 @@ fn entries(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> 
     Ok(())
 }
 
-/// Operations in progress and counters are few: merged in memory.
-fn ops_and_counters(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
+/// Operations in progress and marks are few: merged in memory.
+fn ops_and_marks(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut ops = BTreeMap::new();
-    let mut counters = BTreeMap::new();
+    let mut marks = BTreeMap::new();
     if let Some(below) = below {
         for row in below.open_table(OPS)?.iter()? {
             let (key, bytes) = row?;
             ops.insert(Seq(key.value()), Some(value("operation", bytes.value())?));
         }
-        for row in below.open_table(COUNTERS)?.iter()? {
+        for row in below.open_table(MARKS)?.iter()? {
             let (key, number) = row?;
-            counters.insert(key.value().to_owned(), number.value());
+            marks.insert(value::<Mark>("mark", key.value())?, number.value());
         }
     }
     ops.extend(digest.ops.iter().map(|(seq, record)| (*seq, record.clone())));
-    counters.extend(digest.counters.iter().map(|(name, number)| (name.clone(), *number)));
+    marks.extend(digest.marks.iter().map(|(mark, number)| (mark.clone(), *number)));
     for (seq, record) in ops {
         if let Some(record) = record {
             take(Loaded::Op(seq, record));
         }
     }
-    counters.into_iter().for_each(|(name, number)| take(Loaded::Counter(name, number)));
+    marks.into_iter().for_each(|(mark, number)| take(Loaded::Mark(mark, number)));
     Ok(())
 }
 
 fn hints(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut hints = BTreeMap::new();
-    match below.map(|below| below.open_table(HINTS)) {
-        None | Some(Err(TableError::TableDoesNotExist(_))) => {}
-        Some(table) => {
-            for row in table?.iter()? {
-                let (key, bytes) = row?;
-                hints.insert(value::<Hinted>("hint", key.value())?, Some(value("hint", bytes.value())?));
-            }
+    if let Some(below) = below {
+        for row in below.open_table(HINTS)?.iter()? {
+            let (key, bytes) = row?;
+            hints.insert(value::<Hinted>("hint", key.value())?, Some(value("hint", bytes.value())?));
         }
     }
     hints.extend(digest.hints.iter().map(|(of, record)| (of.clone(), record.clone())));
@@ -321,13 +316,10 @@ fn hints(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Re
 
 fn lost(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut lost = BTreeMap::new();
-    match below.map(|below| below.open_table(LOST)) {
-        None | Some(Err(TableError::TableDoesNotExist(_))) => {}
-        Some(table) => {
-            for row in table?.iter()? {
-                let (key, bytes) = row?;
-                lost.insert(Box::from(key.value()), Some(value("lost file", bytes.value())?));
-            }
+    if let Some(below) = below {
+        for row in below.open_table(LOST)?.iter()? {
+            let (key, bytes) = row?;
+            lost.insert(Box::from(key.value()), Some(value("lost file", bytes.value())?));
         }
     }
     lost.extend(digest.lost.iter().map(|(path, record)| (path.clone(), record.clone())));

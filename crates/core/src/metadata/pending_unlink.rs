@@ -8,11 +8,7 @@
 use foldhash::HashSet;
 
 use surgetank_state::{PlainId, Tree};
-use surgetank_types::model::{DeviceId, Image};
-
-/// The limit of files between the two steps: each one has a thread of its own.
-pub(crate) const REMEMBERED: u32 = 256;
-pub(crate) const COUNTER: &str = "gone-";
+use surgetank_types::model::{DeviceId, Image, Mark};
 
 pub(crate) fn saying(tree: &Tree, plain: PlainId) -> Option<u64> {
     said(tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device), plain)
@@ -31,8 +27,7 @@ fn said(device: DeviceId, plain: PlainId) -> Option<u64> {
 
 /// The files that an earlier agent may not have removed.
 pub(crate) fn remembered(image: &Image) -> HashSet<u64> {
-    let ours = |name: &str| name.strip_prefix(COUNTER).is_some_and(|slot| slot.parse::<u32>().is_ok());
-    image.counters.iter().filter(|(name, _)| ours(name)).map(|(_, file)| *file).collect()
+    image.marks.iter().filter(|(mark, _)| matches!(mark, Mark::PendingUnlink(_))).map(|(_, file)| *file).collect()
 }
 
 #[cfg(test)]

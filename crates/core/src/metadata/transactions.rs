@@ -11,12 +11,12 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use surgetank_state::{PlainId, Tree, Txn};
-use surgetank_types::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
+use surgetank_types::model::{Change, FileId, Mark, OpKind, Prepared, RunId, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{MutexGuard, PoisonError};
 
 use crate::metadata::Metadata;
-use crate::metadata::pending_unlink::{COUNTER, REMEMBERED, saying};
+use crate::metadata::pending_unlink::saying;
 
 /// The locked tree, for looking only.
 pub(crate) struct ReadTree<'a>(MutexGuard<'a, Tree>);
@@ -191,7 +191,8 @@ impl Metadata {
     /// The catalog's record of a plain file that is about to be removed. `None` if it could not be distinguished from a
     /// later file: then a leftover is kept.
     pub(crate) fn gone(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
-        let slot = self.gone_next.fetch_add(1, Ordering::Relaxed) % REMEMBERED;
-        Some(Change::PutCounter(format!("{COUNTER}{slot}"), saying(tree, plain)?))
+        // Each removal under way has a thread: 256 slots are more than all of them.
+        let slot = self.gone_next.fetch_add(1, Ordering::Relaxed);
+        Some(Change::PutMark(Mark::PendingUnlink(slot), saying(tree, plain)?))
     }
 }

@@ -136,11 +136,11 @@ impl Recovery<'_> {
         let named: HashSet<DeviceId> =
             image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
         let described: Vec<(DeviceId, Remembered)> = image
-            .counters
+            .marks
             .iter()
-            .filter_map(|(name, number)| {
+            .filter_map(|(mark, number)| {
                 let [.., tier, device] = number.to_be_bytes();
-                Some((DeviceId { tier, device }, Remembered::from_counter(name)?))
+                Some((DeviceId { tier, device }, Remembered::from_mark(mark)?))
             })
             .collect();
         let mut wanted: Vec<(DeviceId, Remembered)> = Vec::with_capacity(named.len());
@@ -177,9 +177,9 @@ impl Recovery<'_> {
             tree.device_numbers.insert(device.id(), number);
             if device.standing() == Standing::Used {
                 let value = u64::from(u16::from_be_bytes([number.tier, number.device]));
-                let name = Remembered::of(device).counter()?;
-                if image.counters.get(&name) != Some(&value) {
-                    changes.push(Change::PutCounter(name, value));
+                let mark = Remembered::of(device).mark()?;
+                if image.marks.get(&mark) != Some(&value) {
+                    changes.push(Change::PutMark(mark, value));
                 }
             }
         }

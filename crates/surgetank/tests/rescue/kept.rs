@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use surgetank_types::model::Change;
+use surgetank_types::model::{Change, Mark};
 
 use super::{QUIET, damage_behind, damage_since_clean, is_apart, killed, log_of, plain, prepare};
 use crate::scene::server::{Server, faults, faults_met};
@@ -105,7 +105,7 @@ fn damage_inside_the_log_keeps_a_copy_just_adopted() {
     let Some(scene) = prepare("log_damaged_placed") else { return };
     fs::write(scene.path("old"), "version one\n").unwrap();
     killed(&scene, &[], "echo version two >>old");
-    damage_behind(&scene, |change| matches!(change, Change::PutCounter(name, _) if name.starts_with("gone-")));
+    damage_behind(&scene, |change| matches!(change, Change::PutMark(Mark::PendingUnlink(_), _)));
     scene.run(&QUIET, "true").exits(3).says(&["old: no record names it any more"]);
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/old")).unwrap(), "version one\nversion two\n");
 }

@@ -275,8 +275,8 @@ pub enum Change {
     PutOp(Seq, OpRecord),
     /// Removes an operation from the queue.
     DropOp(Seq),
-    /// Sets a counter by its name: the highest file id in use, the number of runs, …
-    PutCounter(String, u64),
+    /// Sets the number of a mark.
+    PutMark(Mark, u64),
     /// Inserts or replaces the hints of a file or path.
     PutHints(Hinted, HintRecord),
     /// Removes the hints of a file or path.
@@ -285,6 +285,27 @@ pub enum Change {
     PutLost(Box<[u8]>, LostRecord),
     /// Removes the record of a lost version.
     DropLost(Box<[u8]>),
+}
+
+/// What a number means that the catalog keeps beside files, names and the queue.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Mark {
+    /// 1 while temporaries of the drain may be in this directory of the store, 0 afterwards.
+    Temporaries(FileId),
+    /// A digest of a plain file that is about to be removed. Each removal under way has a slot.
+    PendingUnlink(u8),
+    /// A digest of the boot in which the catalog was last written.
+    Boot,
+    /// A digest of the boot in which this device was last walked.
+    DeviceBoot(DeviceId),
+    /// The first file id that was not given out before the catalog was damaged; 0: it never was.
+    DoubtfulBelow,
+    /// The number of the request that was last carried out in this slot, XOR the handoff's nonce.
+    Request(u64),
+    /// The file of that request.
+    RequestFile(u64),
+    /// The number (tier × 256 + device) by which records name the device that this text describes.
+    Device(String),
 }
 
 /// A version whose bytes are lost. The record stays until the user acknowledges the loss.
@@ -305,8 +326,8 @@ pub struct Image {
     pub entries: Vec<(FileId, Box<[u8]>, EntryRecord)>,
     /// The operation queue, in its order.
     pub ops: BTreeMap<Seq, OpRecord>,
-    /// Counters by name.
-    pub counters: BTreeMap<String, u64>,
+    /// The numbers of marks.
+    pub marks: BTreeMap<Mark, u64>,
     /// Hints by their subjects.
     pub hints: BTreeMap<Hinted, HintRecord>,
     /// Lost versions, by the path by which programs knew the file.

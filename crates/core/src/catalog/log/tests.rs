@@ -10,10 +10,12 @@ use tempfile::TempDir;
 use super::super::segment::is_segment;
 use super::*;
 use surgetank_types::model::{
-    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, LostRecord, OpKind, OpRecord, RunId, Seq,
+    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, LostRecord, Mark, OpKind, OpRecord, RunId, Seq,
     Timestamp,
 };
 
+/// The number of the last batch.
+const BATCH: Mark = Mark::Request(u64::MAX);
 const SMALL: Options = Options { segment_bytes_max: 1 << 10, snapshot_cache_bytes: 1 << 20 };
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -21,7 +23,7 @@ struct Model {
     files: BTreeMap<FileId, FileRecord>,
     entries: BTreeMap<(FileId, Box<[u8]>), EntryRecord>,
     ops: BTreeMap<Seq, OpRecord>,
-    counters: BTreeMap<String, u64>,
+    marks: BTreeMap<Mark, u64>,
     hints: BTreeMap<Hinted, HintRecord>,
     lost: BTreeMap<Box<[u8]>, LostRecord>,
 }
@@ -36,7 +38,7 @@ impl Model {
                 Change::DropEntry(dir, name) => self.entries.remove(&(dir, name)).map(|_| ()),
                 Change::PutOp(seq, record) => self.ops.insert(seq, record).map(drop),
                 Change::DropOp(seq) => self.ops.remove(&seq).map(drop),
-                Change::PutCounter(name, value) => self.counters.insert(name, value).map(|_| ()),
+                Change::PutMark(mark, number) => self.marks.insert(mark, number).map(|_| ()),
                 Change::PutHints(of, record) => self.hints.insert(of, record).map(drop),
                 Change::DropHints(of) => self.hints.remove(&of).map(drop),
                 Change::PutLost(path, record) => self.lost.insert(path, record).map(drop),
@@ -51,7 +53,7 @@ impl Model {
             files: self.files.clone().into_iter().collect(),
             entries: self.entries.clone().into_iter().map(|((dir, name), record)| (dir, name, record)).collect(),
             ops: self.ops.clone(),
-            counters: self.counters.clone(),
+            marks: self.marks.clone(),
             hints: self.hints.clone(),
             lost: self.lost.clone(),
         }
@@ -102,6 +104,14 @@ fn change() -> impl Strategy<Value = Change> {
         prop::collection::vec(prop::sample::select(vec![b'a', b'b', 0xff, b' ']), 1..3)
             .prop_map(Into::<Box<[u8]>>::into)
     };
+    let mark = || {
+        prop_oneof![
+            Just(Mark::Boot),
+            (0..3_u8).prop_map(Mark::PendingUnlink),
+            id().prop_map(Mark::Temporaries),
+            "[a-c]".prop_map(Mark::Device)
+        ]
+    };
     let hinted = || prop_oneof![id().prop_map(Hinted::File), name().prop_map(Hinted::Path)];
     prop_oneof![
         4 => (id(), any::<u64>()).prop_map(|(id, seed)| Change::PutFile(id, file(seed))),
@@ -114,7 +124,7 @@ fn change() -> impl Strategy<Value = Change> {
             Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false, started: false, certain: false })
         }),
         1 => seq().prop_map(Change::DropOp),
-        1 => ("[a-c]", any::<u64>()).prop_map(|(name, value)| Change::PutCounter(name, value)),
+        1 => (mark(), any::<u64>()).prop_map(|(mark, number)| Change::PutMark(mark, number)),
         1 => (hinted(), id()).prop_map(|(of, since)| {
             let texts = BTreeMap::from([("mode".into(), since.0.to_string().into())]);
             Change::PutHints(of, vec![(since, texts)])
@@ -315,7 +325,7 @@ fn several_segments(marked: bool) -> (TempDir, Vec<Model>) {
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         let _no_fold = hold(&catalog.shared.folding);
         for seed in 0..60 {
-            let changes = [Change::PutFile(FileId(seed), file(seed * 8)), Change::PutCounter("batch".into(), seed + 1)];
+            let changes = [Change::PutFile(FileId(seed), file(seed * 8)), Change::PutMark(BATCH, seed + 1)];
             catalog.commit(&changes).unwrap();
             let mut next = states.last().unwrap().clone();
             next.apply(&changes);
@@ -454,7 +464,7 @@ fn damage_counts_records_in_all_later_segments() {
     let logs = segments(home.path());
     damage(&logs[1], HEADER_BYTES + 20);
     let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
-    let batches = catalog.load().unwrap().counters["batch"];
+    let batches = catalog.load().unwrap().marks[&BATCH];
     let damage = catalog.recovery().damage.clone().unwrap();
     assert_eq!(damage.records_behind, 60 - batches - 1);
     drop(catalog);
@@ -474,7 +484,7 @@ fn look_leaves_the_catalog_unchanged() {
         let before = bytes_of(home.path());
         let (image, recovery) = LogCatalog::look(home.path()).unwrap();
         assert_eq!(bytes_of(home.path()), before);
-        assert_eq!(image, states[image.counters["batch"] as usize].image());
+        assert_eq!(image, states[image.marks[&BATCH] as usize].image());
         // A start with repair finds the same.
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         assert_eq!(catalog.load().unwrap(), image);
@@ -523,16 +533,16 @@ fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
         damage(&segments(home.path())[1], at);
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         let image = catalog.load().unwrap();
-        let batches = image.counters["batch"] as usize;
+        let batches = image.marks[&BATCH] as usize;
         assert!(batches > 0 && batches < 60, "{batches}");
         assert_eq!(image, states[batches].image());
         assert!(catalog.recovery().dropped_bytes > 0);
         assert!(segments(home.path()).len() <= 2);
         // What is appended now is found again.
-        catalog.commit(&[Change::PutCounter("after".into(), 1)]).unwrap();
+        catalog.commit(&[Change::PutMark(Mark::Boot, 1)]).unwrap();
         drop(catalog);
         let image = LogCatalog::open_with(home.path(), SMALL).unwrap().load().unwrap();
-        assert_eq!((image.counters["after"], image.files.len()), (1, batches));
+        assert_eq!((image.marks[&Mark::Boot], image.files.len()), (1, batches));
     }
 }
 
@@ -541,7 +551,7 @@ fn unmarked_segment_without_its_end_keeps_a_prefix() {
     let (home, states) = several_segments(false);
     std::fs::OpenOptions::new().write(true).open(&segments(home.path())[1]).unwrap().set_len(HEADER_BYTES).unwrap();
     let image = LogCatalog::open_with(home.path(), SMALL).unwrap().load().unwrap();
-    assert_eq!(image, states[image.counters["batch"] as usize].image());
+    assert_eq!(image, states[image.marks[&BATCH] as usize].image());
 }
 
 #[test]
@@ -567,19 +577,19 @@ fn closed_segments_are_folded_and_deleted_in_the_background() {
 fn failed_sync_stays_failed_until_the_next_fold() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open(home.path()).unwrap();
-    let lsn = catalog.commit(&[Change::PutCounter("a".into(), 1)]).unwrap();
+    let lsn = catalog.commit(&[Change::PutMark(Mark::Request(1), 1)]).unwrap();
     let folding = hold(&catalog.shared.folding);
     catalog.shared.syncs_to_fail.store(1, Ordering::Release);
     assert_eq!(catalog.sync(lsn).unwrap_err().raw_os_error(), Some(libc::EIO));
     // The device works again, yet what the kernel dropped is not on it.
     assert!(catalog.sync(lsn).is_err());
-    let later = catalog.commit(&[Change::PutCounter("b".into(), 2)]).unwrap();
+    let later = catalog.commit(&[Change::PutMark(Mark::Request(2), 2)]).unwrap();
     assert!(catalog.sync(later).is_err());
     drop(folding);
     // Once the snapshot has it, the log is to be trusted again.
     catalog.shared.fold().unwrap();
     catalog.sync(later).unwrap();
-    assert_eq!(catalog.load().unwrap().counters.len(), 2);
+    assert_eq!(catalog.load().unwrap().marks.len(), 2);
 }
 
 #[test]

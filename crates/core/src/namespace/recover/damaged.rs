@@ -11,13 +11,12 @@ use surgetank_store::{Cred, StorePath, checksum};
 use surgetank_tier::Device;
 use surgetank_types::clock;
 use surgetank_types::error::Result;
-use surgetank_types::model::{FileId, Image, OpKind, RunId, Seq};
+use surgetank_types::model::{FileId, Image, Mark, OpKind, RunId, Seq};
 
 use crate::base::queries::{is_absent, passes};
 use crate::base::users::own_cred;
 use crate::catalog::Damage;
 use crate::files::copies::STORE_PATIENCE;
-use crate::metadata::DOUBTFUL_BELOW;
 use crate::namespace::recover::spilled::patiently;
 use crate::namespace::recover::{ORPHANS, OnTier, Recovery, went_down};
 
@@ -33,7 +32,7 @@ pub(crate) fn is_damage(damage: &Damage, image: &Image) -> bool {
 
 /// May the store have spilled files without a record?
 pub(crate) fn is_doubtful(image: &Image) -> bool {
-    image.counters.get(DOUBTFUL_BELOW).is_some_and(|below| *below > 0)
+    image.marks.get(&Mark::DoubtfulBelow).is_some_and(|below| *below > 0)
 }
 
 impl Recovery<'_> {
@@ -49,9 +48,9 @@ impl Recovery<'_> {
 
     /// Later agents can also find files that a damaged catalog did not name, in directories that it did not name.
     pub(crate) fn take_up_doubt(&self, image: &Image) {
-        let told = image.counters.get(DOUBTFUL_BELOW).copied();
+        let told = image.marks.get(&Mark::DoubtfulBelow).copied();
         // One that starts over is empty until it is told again.
-        let unsaid = || image.counters.is_empty() && self.base.catalog.recovery().damaged_once;
+        let unsaid = || image.marks.is_empty() && self.base.catalog.recovery().damaged_once;
         let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
         {
             let mut tree = self.metadata.write_tree();
@@ -116,7 +115,7 @@ impl Recovery<'_> {
             .map(|(seq, _)| *seq)
             .collect();
         let below = tree.doubtful_below;
-        tree.txn.counter(DOUBTFUL_BELOW.to_owned(), below);
+        tree.txn.mark(Mark::DoubtfulBelow, below);
         for seq in blind {
             tracing::warn!(
                 seq = seq.0,

@@ -11,15 +11,12 @@ use std::path::Path;
 use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 use surgetank_store::StorePath;
 use surgetank_tier::Plain;
-use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
+use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mark, Mode, OpKind, RunId, Seq};
 
 use crate::base::users::own_cred;
 use crate::metadata::losses::{gone_from, lost_from};
 use crate::namespace::recover::Recovery;
 
-/// A digest of the boot in which the catalog was last written. With a device's number behind it: the boot in which that
-/// device was last walked.
-const BOOT: &str = "boot";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAME_BYTES_MAX: usize = 255;
 
@@ -32,17 +29,13 @@ pub(crate) fn boot() -> Option<u64> {
 }
 
 pub(crate) fn went_down(image: &Image) -> bool {
-    image.counters.get(BOOT).is_some_and(|before| Some(*before) != boot())
+    image.marks.get(&Mark::Boot).is_some_and(|before| Some(*before) != boot())
 }
 
 /// Did the machine go down since this device was last walked? `number`: the catalog's number for the device.
 pub(crate) fn went_down_with(image: &Image, number: Option<DeviceId>) -> bool {
-    let before = number.and_then(|number| image.counters.get(&boot_with(number)));
-    before.or(image.counters.get(BOOT)).is_some_and(|before| Some(*before) != boot())
-}
-
-fn boot_with(number: DeviceId) -> String {
-    format!("{BOOT}-{}-{}", number.tier, number.device)
+    let before = number.and_then(|number| image.marks.get(&Mark::DeviceBoot(number)));
+    before.or(image.marks.get(&Mark::Boot)).is_some_and(|before| Some(*before) != boot())
 }
 
 /// The worth of a plain file that was found after the machine went down.
@@ -195,14 +188,14 @@ impl Recovery<'_> {
         let Some(boot) = boot() else { return };
         let mut tree = self.metadata.write_tree();
         for (device, number) in tree.device_numbers.clone() {
-            let name = boot_with(number);
-            match image.counters.get(BOOT) {
-                _ if walked.contains(&device) => tree.txn.counter(name, boot),
-                Some(before) if !image.counters.contains_key(&name) => tree.txn.counter(name, *before),
+            let mark = Mark::DeviceBoot(number);
+            match image.marks.get(&Mark::Boot) {
+                _ if walked.contains(&device) => tree.txn.mark(mark, boot),
+                Some(before) if !image.marks.contains_key(&mark) => tree.txn.mark(mark, *before),
                 _ => {}
             }
         }
-        tree.txn.counter(BOOT.to_owned(), boot);
+        tree.txn.mark(Mark::Boot, boot);
     }
 
     /// Gives up the newest version. If the store has the file, its version becomes the file; otherwise the file that it

@@ -271,7 +271,7 @@ impl Place {
     /// May a file be stored under this key, on a tier or in the store?
     fn is_in_use(&self, key: &str, config: &Config) -> bool {
         let Some(image) = self.catalog_left().filter(namespace::is_spent) else { return true };
-        let mut remembered = image.counters.keys().filter_map(|name| Remembered::from_counter(name));
+        let mut remembered = image.marks.keys().filter_map(Remembered::from_mark);
         let mut paths = config.tiers.iter().flat_map(|tier| &tier.paths);
         self.has_left()
             || paths.any(|path| surgetank_tier::is_in_use(path, key))
