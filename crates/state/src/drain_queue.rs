@@ -118,7 +118,7 @@ impl DrainQueue<'_> {
         if limits.one && tree.ops.values().take(WINDOW_OPS).any(is_under_way) {
             return None;
         }
-        let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
+        let seqs: Vec<Seq> = tree.before_the_end.iter().take(WINDOW_OPS).copied().collect();
         let mut look = Look {
             limits,
             discarded: tree.discards.iter().map(|(_, name, _)| name.clone()).collect(),
@@ -151,6 +151,17 @@ impl DrainQueue<'_> {
             }
         }
         Some(look.next)
+    }
+
+    /// No operation waits for the final drain or for a quiet period any longer.
+    pub fn hasten_all(&mut self, now: Instant) {
+        while let Some(seq) = self.tree.for_the_end.first().copied() {
+            self.tree.hasten(seq);
+        }
+        // A refused operation keeps its time for the next try.
+        for op in self.tree.ops.values_mut().filter(|op| op.failures == 0) {
+            op.due = op.due.min(now);
+        }
     }
 
     /// Operations that were handed out for staging, and not begun.

@@ -39,6 +39,15 @@ impl Tree {
         }
     }
 
+    /// The operation no longer waits for the final drain. `false`: it did not, or is not queued.
+    pub fn hasten(&mut self, seq: Seq) -> bool {
+        let Some(op) = self.ops.get_mut(&seq).filter(|op| op.last) else { return false };
+        op.last = false;
+        self.for_the_end.remove(&seq);
+        self.before_the_end.insert(seq);
+        true
+    }
+
     /// An operation that is drained soon must not wait for a directory that belongs to the final drain.
     pub fn hasten_dirs(&mut self, dir: FileId, last: bool) {
         let mut at = dir;
@@ -49,10 +58,8 @@ impl Tree {
             }
             let parent = inode.logical.as_ref().map(|place| place.0);
             if let Some(seq) = inode.publish
-                && let Some(op) = self.ops.get_mut(&seq)
-                && op.last
+                && self.hasten(seq)
             {
-                op.last = false;
                 self.txn.op(seq);
             }
             match parent {
@@ -62,24 +69,14 @@ impl Tree {
         }
     }
 
-    /// A directory or file that must be in the store from now on must not wait for the final drain.
-    pub fn hasten_for_rename(&mut self, id: FileId, to_dir: FileId, last: bool) {
-        self.hasten_dirs(to_dir, last);
-        self.hasten_dirs(id, last);
-    }
-
     /// The drain takes the operation and all before it at once, whatever their quiet period.
     pub fn hurry(&mut self, upto: Option<Seq>) {
         let Some(upto) = upto else { return };
         let now = clock::tick();
-        let mut hastened = Vec::new();
+        let is_hastened = self.hasten(upto);
         let mut dirs = Vec::new();
         if let Some(op) = self.ops.get_mut(&upto) {
             op.eager = true;
-            if op.last {
-                op.last = false;
-                hastened.push(upto);
-            }
             dirs.extend(places(&op.kind).into_iter().map(|place| place.0));
         }
         // Its directory must come first.
@@ -89,8 +86,8 @@ impl Tree {
         for (_, op) in self.ops.range_mut(..=upto) {
             op.due = op.due.min(now);
         }
-        for seq in hastened {
-            self.txn.op(seq);
+        if is_hastened {
+            self.txn.op(upto);
         }
     }
 
@@ -118,7 +115,7 @@ impl Tree {
             let needed: Vec<Seq> = self
                 .for_the_end
                 .iter()
-                .filter_map(|seq| Some((seq, self.ops.get(seq).filter(|op| op.last)?)))
+                .filter_map(|seq| Some((seq, self.ops.get(seq)?)))
                 .filter(|(_, op)| {
                     files.contains(&op.file())
                         || places(&op.kind).iter().any(|place| dirs.contains(&place.0) || names.contains(place))
@@ -126,11 +123,9 @@ impl Tree {
                 .map(|(seq, _)| *seq)
                 .collect();
             for seq in &needed {
-                let Some(op) = self.ops.get_mut(seq) else {
-                    continue;
-                };
-                op.last = false;
+                self.hasten(*seq);
                 self.txn.op(*seq);
+                let Some(op) = self.ops.get(seq) else { continue };
                 let (file, above) = (op.file(), places(&op.kind));
                 // A link builds on its file's publication.
                 if !files.contains(&file) {
@@ -343,8 +338,8 @@ mod tests {
                 assert_eq!(tree.is_queued(*id), walked, "{id:?}");
             }
             let last: Vec<Seq> = tree.ops.iter().filter(|(_, op)| op.last).map(|(seq, _)| *seq).collect();
-            assert!(last.iter().all(|seq| tree.for_the_end.contains(seq)), "{last:?}");
-            assert!(tree.for_the_end.iter().all(|seq| tree.ops.contains_key(seq)));
+            assert!(tree.for_the_end.iter().eq(&last), "{last:?}");
+            assert!(tree.before_the_end.iter().eq(tree.ops.iter().filter(|(_, op)| !op.last).map(|(seq, _)| seq)));
             if pick(10) == 0 {
                 hastened += last.len();
                 let kind = OpKind::Unlink { file: files[pick(4)], dir: FileId::ROOT, name: Box::from(&b"f"[..]) };

@@ -33,8 +33,10 @@ pub struct Tree {
     pub ops: BTreeMap<Seq, Op>,
     /// How many operations of the queue a file has.
     operations: HashMap<FileId, u32>,
-    /// The operations that were queued for the end of their run. Some may have been hastened since.
+    /// The operations that wait for the end of their run.
     pub(crate) for_the_end: BTreeSet<Seq>,
+    /// All other operations of the queue.
+    pub(crate) before_the_end: BTreeSet<Seq>,
     /// The number of the next file.
     pub next_id: u64,
     /// Spilled content with a lower number may belong to a file without a record in a damaged catalog.
@@ -87,6 +89,7 @@ impl Tree {
             ops: BTreeMap::new(),
             operations: HashMap::default(),
             for_the_end: BTreeSet::new(),
+            before_the_end: BTreeSet::new(),
             next_id: 2,
             doubtful_below: 0,
             next_seq: 1,
@@ -365,9 +368,7 @@ impl Tree {
         for file in files_of(&op.kind) {
             *self.operations.entry(file).or_default() += 1;
         }
-        if op.last {
-            self.for_the_end.insert(seq);
-        }
+        if op.last { &mut self.for_the_end } else { &mut self.before_the_end }.insert(seq);
         self.ops.insert(seq, op);
     }
 
@@ -379,7 +380,7 @@ impl Tree {
     /// Removes an operation, done or not. Returns the names that it had pinned.
     pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
         let op = self.ops.remove(&seq)?;
-        self.for_the_end.remove(&seq);
+        if op.last { &mut self.for_the_end } else { &mut self.before_the_end }.remove(&seq);
         for file in files_of(&op.kind) {
             if let Some(count) = self.operations.get_mut(&file) {
                 *count -= 1;

@@ -137,17 +137,7 @@ impl DeadlineWatch {
 
     /// Makes waiting operations due. (Later ones are checked when they are queued.)
     fn hasten(&self) {
-        {
-            let mut tree = self.metadata.write_tree();
-            let now = clock::tick();
-            for op in tree.ops.values_mut() {
-                op.last = false;
-                // A refused operation keeps its time for the next try.
-                if op.failures == 0 {
-                    op.due = op.due.min(now);
-                }
-            }
-        }
+        self.metadata.write_tree().drain_queue().hasten_all(clock::tick());
         self.metadata.wake();
     }
 

@@ -288,8 +288,10 @@ impl FileHints {
             let links = linked.into_iter().flat_map(|seq| tree.ops.range(seq..)).filter(|(_, op)| op.file() == id);
             let own: Vec<Seq> = links.map(|(seq, _)| *seq).chain(publish).chain(set_meta).collect();
             for seq in own {
-                let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last) else { continue };
-                op.last = false;
+                if !tree.hasten(seq) {
+                    continue;
+                }
+                let Some(op) = tree.ops.get(&seq) else { continue };
                 let places = surgetank_state::places(&op.kind);
                 tree.txn.op(seq);
                 places.into_iter().for_each(|(dir, _)| tree.hasten_dirs(dir, false));

@@ -9,10 +9,7 @@ use tempfile::TempDir;
 
 use super::super::segment::is_segment;
 use super::*;
-use surgetank_types::model::{
-    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, LostRecord, Mark, OpKind, OpRecord, RunId, Seq,
-    Timestamp,
-};
+use surgetank_types::model::*;
 
 /// The number of the last batch.
 const BATCH: Mark = Mark::Request(u64::MAX);
@@ -104,14 +101,7 @@ fn change() -> impl Strategy<Value = Change> {
         prop::collection::vec(prop::sample::select(vec![b'a', b'b', 0xff, b' ']), 1..3)
             .prop_map(Into::<Box<[u8]>>::into)
     };
-    let mark = || {
-        prop_oneof![
-            Just(Mark::Boot),
-            (0..3_u8).prop_map(Mark::PendingUnlink),
-            id().prop_map(Mark::Temporaries),
-            "[a-c]".prop_map(Mark::Device)
-        ]
-    };
+    let mark = || prop_oneof![Just(Mark::Boot), id().prop_map(Mark::Temporaries), "[a-c]".prop_map(Mark::Device)];
     let hinted = || prop_oneof![id().prop_map(Hinted::File), name().prop_map(Hinted::Path)];
     prop_oneof![
         4 => (id(), any::<u64>()).prop_map(|(id, seed)| Change::PutFile(id, file(seed))),

@@ -196,7 +196,9 @@ impl Names {
         // The store's side.
         if tree.in_store(id) {
             let last = tree.belongs_last(from_dir) && tree.belongs_last(to_dir);
-            tree.hasten_for_rename(id, to_dir, last);
+            // Both must be in the store from now on.
+            tree.hasten_dirs(to_dir, last);
+            tree.hasten_dirs(id, last);
             let kind = tree.rename_op(id, (from_dir, &from), (to_dir, &to));
             self.metadata.queue(tree, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
