@@ -16,8 +16,10 @@
 
 mod arm;
 mod attributes;
+mod bare;
 mod call;
 mod dispatch;
+mod enter;
 mod filter;
 mod listener;
 mod listing;
@@ -29,6 +31,7 @@ mod refused;
 mod stat;
 mod supervisor;
 mod task;
+mod unsupported;
 mod walk;
 
 pub use arm::{Arming, is_possible};

@@ -1,4 +1,7 @@
 //! One call that waits for its answer: the caller, the arguments and the answer.
+//!
+//! The handlers of system calls are functions that take a `Call`. Invariant: each look-up that the namespace counted for
+//! a call is forgotten when the call ends, unless `keep` took it over.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -167,4 +170,9 @@ pub fn errno(fault: Fault) -> Errno {
         tracing::warn!(errno = %fault.errno, note = %fault.note, "refused");
     }
     fault.errno
+}
+
+/// A flag that a future kernel defines may be essential, so an unknown flag is refused.
+pub(super) fn known_flags(flags: i32, known: i32) -> Result<(), Errno> {
+    if flags & !known == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }

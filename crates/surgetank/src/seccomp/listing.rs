@@ -115,49 +115,47 @@ fn list(namespace: &Namespace, call: &Call<'_>, dir: FileId) -> Result<Vec<Liste
     listed
 }
 
-impl Call<'_> {
-    pub(super) fn getdents(&self, wide: bool) -> Answered {
-        let number = self.int(0);
-        let Some(known) = self.of_descriptor(number)?.filter(|known| known.attr.kind == Kind::Directory) else {
-            return Ok(Answer::Continue);
-        };
-        let namespace = self.namespace();
-        let theirs = self.task.descriptor(number)?;
-        let position = rustix::fs::tell(&theirs)?;
-        let cookies = || self.supervisor.cookies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if position == 0 || !cookies().fresh(known.id) {
-            if namespace.eager.path_of(known.id).is_none() {
-                // A deleted directory is empty.
-                return Ok(Answer::Value(0));
-            }
-            let listed = list(namespace, self, known.id)?;
-            cookies().put(known.id, &listed);
+pub(super) fn getdents(call: &Call<'_>, wide: bool) -> Answered {
+    let number = call.int(0);
+    let Some(known) = call.of_descriptor(number)?.filter(|known| known.attr.kind == Kind::Directory) else {
+        return Ok(Answer::Continue);
+    };
+    let namespace = call.namespace();
+    let theirs = call.task.descriptor(number)?;
+    let position = rustix::fs::tell(&theirs)?;
+    let cookies = || call.supervisor.cookies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if position == 0 || !cookies().fresh(known.id) {
+        if namespace.eager.path_of(known.id).is_none() {
+            // A deleted directory is empty.
+            return Ok(Answer::Value(0));
         }
-        let room = usize::try_from(self.arg(2) as u32).unwrap_or(0).min(BUFFER_BYTES_MAX);
-        let mut filling = Filling { bytes: Vec::new(), room, position, wide };
-        let mut fits = true;
-        if position < 1 {
-            fits = filling.add(1, known.attr.ino, Kind::Directory, b".");
-        }
-        if fits && position < 2 {
-            let above = namespace.metadata.ino(namespace.listings.parent(known.id));
-            fits = filling.add(2, above, Kind::Directory, b"..");
-        }
-        if fits {
-            for (number, listed) in cookies().after(known.id, position.max(FIRST - 1)) {
-                fits = filling.add(*number, listed.ino, listed.kind, &listed.name);
-                if !fits {
-                    break;
-                }
-            }
-        }
-        if !fits && filling.bytes.is_empty() {
-            return Err(Errno::INVAL);
-        }
-        self.task.write(self.arg(1), &filling.bytes)?;
-        rustix::fs::seek(&theirs, SeekFrom::Start(filling.position))?;
-        Ok(Answer::Value(filling.bytes.len() as i64))
+        let listed = list(namespace, call, known.id)?;
+        cookies().put(known.id, &listed);
     }
+    let room = usize::try_from(call.arg(2) as u32).unwrap_or(0).min(BUFFER_BYTES_MAX);
+    let mut filling = Filling { bytes: Vec::new(), room, position, wide };
+    let mut fits = true;
+    if position < 1 {
+        fits = filling.add(1, known.attr.ino, Kind::Directory, b".");
+    }
+    if fits && position < 2 {
+        let above = namespace.metadata.ino(namespace.listings.parent(known.id));
+        fits = filling.add(2, above, Kind::Directory, b"..");
+    }
+    if fits {
+        for (number, listed) in cookies().after(known.id, position.max(FIRST - 1)) {
+            fits = filling.add(*number, listed.ino, listed.kind, &listed.name);
+            if !fits {
+                break;
+            }
+        }
+    }
+    if !fits && filling.bytes.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    call.task.write(call.arg(1), &filling.bytes)?;
+    rustix::fs::seek(&theirs, SeekFrom::Start(filling.position))?;
+    Ok(Answer::Value(filling.bytes.len() as i64))
 }
 
 #[cfg(test)]

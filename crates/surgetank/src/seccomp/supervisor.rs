@@ -17,6 +17,7 @@ use surgetank_core::namespace::Namespace;
 use surgetank_types::model::FileId;
 
 use super::call::{Answer, Call};
+use super::dispatch;
 use super::listener::Listener;
 use super::listing::Cookies;
 use super::reach::Reach;
@@ -46,7 +47,7 @@ pub struct Supervisor {
     /// A process changed its root.
     pub rooted: AtomicBool,
     /// The number of runs that are being served.
-    crews: Arc<AtomicUsize>,
+    served_runs: Arc<AtomicUsize>,
     pub calls: AtomicU64,
     pub gave: Gave,
 }
@@ -86,7 +87,7 @@ pub fn open(
         cookies: Mutex::default(),
         refusals: Arc::default(),
         rooted: AtomicBool::new(false),
-        crews: Arc::default(),
+        served_runs: Arc::default(),
         calls: AtomicU64::new(0),
         gave,
     });
@@ -105,7 +106,7 @@ pub fn open(
 
 impl Opened {
     pub fn living(&self) -> Arc<AtomicUsize> {
-        self.supervisor.crews.clone()
+        self.supervisor.served_runs.clone()
     }
 
     pub fn refusals(&self) -> Arc<Refusals> {
@@ -114,7 +115,7 @@ impl Opened {
 
     /// A process lives under one of the filters.
     pub fn in_use(&self) -> bool {
-        self.supervisor.crews.load(Ordering::Acquire) > 0
+        self.supervisor.served_runs.load(Ordering::Acquire) > 0
     }
 }
 
@@ -176,9 +177,9 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
         idle: AtomicUsize::new(0),
         threads: AtomicUsize::new(0),
     });
-    supervisor.crews.fetch_add(1, Ordering::AcqRel);
+    supervisor.served_runs.fetch_add(1, Ordering::AcqRel);
     if let Err(why) = Workers::grow(&workers) {
-        supervisor.crews.fetch_sub(1, Ordering::AcqRel);
+        supervisor.served_runs.fetch_sub(1, Ordering::AcqRel);
         return Err(why);
     }
     rustix::net::send(stream, &[1], rustix::net::SendFlags::NOSIGNAL)?;
@@ -204,7 +205,7 @@ impl Workers {
         let spawned = std::thread::Builder::new().name("call".into()).stack_size(512 << 10).spawn(move || {
             Self::serve(&us);
             if us.threads.fetch_sub(1, Ordering::AcqRel) == 1 {
-                us.supervisor.crews.fetch_sub(1, Ordering::AcqRel);
+                us.supervisor.served_runs.fetch_sub(1, Ordering::AcqRel);
             }
         });
         if let Err(why) = spawned {
@@ -246,7 +247,7 @@ impl Workers {
             workers.supervisor.calls.fetch_add(1, Ordering::Relaxed);
             let id = notice.id;
             let call = Call::new(&workers.supervisor, &workers.listener, Some(&workers.reach), notice);
-            let outcome = match call.answer() {
+            let outcome = match dispatch::answer(&call) {
                 Ok(Answer::Continue) => workers.listener.let_go(id),
                 Ok(Answer::Value(value)) => workers.listener.succeed(id, value),
                 Ok(Answer::Descriptor { file, close_on_exec }) => {

@@ -46,7 +46,7 @@ impl Spot {
 }
 
 impl Call<'_> {
-    /// The path at an argument, relative to the descriptor at another.
+    /// Where the path leads, relative to the descriptor `dirfd`. `follow`: a link at its end is followed.
     pub fn walk_at(&self, dirfd: i32, path: &[u8], follow: bool) -> Result<Walked, Errno> {
         if path.is_empty() {
             // The kernel says ENOENT.
@@ -65,6 +65,11 @@ impl Call<'_> {
         let mut walk = Walk { call: self, root, at, rest, must_be_dir, follow_last: follow, links: 0, entered: false };
         push(&mut walk.rest, path, &mut walk.must_be_dir);
         walk.run()
+    }
+
+    /// Like `walk_at`; the flags are those of fchmodat, fchownat, fstatat and similar calls.
+    pub fn walk_flags(&self, dirfd: i32, path: &[u8], flags: i32) -> Result<Walked, Errno> {
+        self.walk_at(dirfd, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
     }
 
     /// `None`: outside the directory (not a directory, no such descriptor).
@@ -98,7 +103,7 @@ impl Call<'_> {
     }
 
     /// The served directory to which a link in /proc leads.
-    pub fn dir_at(&self, link: &str, text: &[u8]) -> Result<Option<FileId>, Errno> {
+    fn dir_at(&self, link: &str, text: &[u8]) -> Result<Option<FileId>, Errno> {
         let Ok(stat) = rustix::fs::stat(link) else { return Ok(None) };
         if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
             return Ok(None);
@@ -291,7 +296,7 @@ impl Walk<'_> {
         if self.links > LINKS_MAX { Err(Errno::LOOP) } else { Ok(()) }
     }
 
-    /// With a link's target.
+    /// Continues with a link's target.
     fn continue_with(&mut self, target: &[u8]) {
         if target.first() == Some(&b'/') {
             self.at = At::Out(self.root.clone());
