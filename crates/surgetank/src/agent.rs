@@ -10,7 +10,6 @@
 //! durable. The dangers that it avoids: two agents over one directory; an agent that leaves while a process can still
 //! write.
 
-pub mod address;
 pub mod client;
 pub mod commands;
 pub mod engine;

@@ -5,4 +5,5 @@ pub mod mount;
 pub mod seccomp;
 pub mod service;
 pub mod shimdoor;
+mod socket_address;
 pub mod verbs;

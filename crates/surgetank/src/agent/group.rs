@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use surgetank_types::error::{Error, Result};
 
-use super::address::Address;
 use super::line::{self, Broken, Limits};
+use crate::socket_address::Address;
 
 /// Removes its file when dropped.
 pub struct GroupSocket {

@@ -22,9 +22,9 @@ use rustix::net::{RecvFlags, SendFlags};
 use surgetank_types::clock;
 use surgetank_types::error::Error;
 
-use super::address::Address;
 use super::signals::Signals;
 use super::wire::{ANSWER_BYTES_MAX, Answer, Request};
+use crate::socket_address::Address;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A stopped process does not continue by itself.

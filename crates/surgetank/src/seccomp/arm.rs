@@ -4,12 +4,10 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::{filter, reach};
-use crate::agent::line::{self, Broken, Limits};
 
 const NEW_LISTENER: libc::c_ulong = 1 << 3;
 /// After the agent has taken a call, only a fatal signal interrupts it: no call is done twice. From 5.19 on.
@@ -24,13 +22,9 @@ pub struct Arming {
 }
 
 impl Arming {
-    pub fn new(socket: &Path) -> io::Result<Self> {
-        let agent = match line::connect(socket, &Limits::default()) {
-            Ok(agent) => agent,
-            Err(Broken::Io(error)) => return Err(error),
-            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
-        };
-        agent.set_read_timeout(Some(line::BUSY_PATIENCE))?;
+    /// `agent` is a connection to the agent's socket for listeners. Its read timeout limits how long the child waits for
+    /// the agent.
+    pub fn new(agent: UnixStream) -> io::Result<Self> {
         let (served, reach) = reach::pair()?;
         // From the first call on: the exec that follows is a trapped call.
         reach::serve(served)?;

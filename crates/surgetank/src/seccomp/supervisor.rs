@@ -23,8 +23,8 @@ use super::listing::Cookies;
 use super::reach::Reach;
 use super::refused::Refusals;
 use super::task::Task;
-use crate::agent::address::Address;
 use crate::shimdoor;
+use crate::socket_address::Address;
 
 /// An operation that waits (for the drain, for the store) occupies a thread.
 const THREADS_MAX: usize = 256;

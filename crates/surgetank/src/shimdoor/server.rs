@@ -22,7 +22,7 @@ use surgetank_types::model::{Caller, FileId, Timestamp};
 
 use super::Door;
 use super::abi::{self, Request, op, set};
-use crate::agent::address::Address;
+use crate::socket_address::Address;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;

@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +20,7 @@ use surgetank_core::report::Visibility;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::client::{AGENT_VARIABLE, Connection};
+use crate::agent::line::{self, Broken, Limits};
 use crate::agent::signals::Signals;
 use crate::mount::namespaces::Namespaces;
 use crate::verbs::exit;
@@ -191,9 +193,20 @@ fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
 /// `None` if there is a mount.
 fn arming_of(agent: &Connection) -> Result<Option<crate::seccomp::Arming>> {
     let Some(listeners) = &agent.hello.listeners else { return Ok(None) };
-    crate::seccomp::Arming::new(listeners.as_path())
+    connect_to_listeners(listeners.as_path())
+        .and_then(crate::seccomp::Arming::new)
         .map(Some)
         .map_err(|error| Error::new(format!("the agent (pid {}) takes no command's calls", agent.pid)).why(error))
+}
+
+fn connect_to_listeners(socket: &Path) -> io::Result<UnixStream> {
+    let agent = match line::connect(socket, &Limits::default()) {
+        Ok(agent) => agent,
+        Err(Broken::Io(error)) => return Err(error),
+        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+    };
+    agent.set_read_timeout(Some(line::BUSY_PATIENCE))?;
+    Ok(agent)
 }
 
 /// The agents around the command, this run's last.
