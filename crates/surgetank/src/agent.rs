@@ -10,24 +10,24 @@
 //! durable. The dangers that it avoids: two agents over one directory; an agent that leaves while a process can still
 //! write.
 
-pub mod client;
-pub mod commands;
+pub(crate) mod client;
+pub(crate) mod commands;
 pub mod engine;
-pub mod final_drain;
-pub mod ground;
-pub mod group;
-pub mod holders;
-pub mod keep;
-pub mod life;
-pub mod line;
-pub mod metrics;
-pub mod place;
+pub(crate) mod final_drain;
+pub(crate) mod ground;
+pub(crate) mod group;
+pub(crate) mod holders;
+pub(crate) mod keep;
+pub(crate) mod life;
+pub(crate) mod line;
+pub(crate) mod metrics;
+pub(crate) mod place;
 pub mod scrape;
-pub mod seclusion;
-pub mod signals;
-pub mod socket;
-pub mod submounts;
-pub mod supervisor;
-pub mod users;
-pub mod way;
+pub(crate) mod seclusion;
+pub(crate) mod signals;
+pub(crate) mod socket;
+pub(crate) mod submounts;
+pub(crate) mod supervisor;
+pub(crate) mod users;
+pub(crate) mod way;
 pub mod wire;

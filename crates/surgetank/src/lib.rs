@@ -2,7 +2,7 @@
 
 pub mod agent;
 pub mod mount;
-pub mod seccomp;
+mod seccomp;
 pub mod service;
 pub mod shimdoor;
 mod socket_address;

@@ -4,11 +4,11 @@
 //! The mount stays authoritative: this door leaves to the mount what it cannot serve at once, and a program that finds
 //! the door closed uses the mount.
 
-pub mod abi;
+pub(crate) mod abi;
 mod closings;
-pub mod counts;
+pub(crate) mod counts;
 mod index;
-pub mod leftovers;
+pub(crate) mod leftovers;
 mod memory;
 mod ring;
 mod server;
@@ -31,7 +31,7 @@ use surgetank_types::model::FileId;
 
 use closings::{Closed, Closings};
 use index::{Index, Place};
-pub use server::current;
+pub(crate) use server::current;
 
 /// Programs trust the index for this long after the last sign of life.
 const BELIEVED: Duration = Duration::from_secs(2);
@@ -41,7 +41,7 @@ const REST_EVERY: u32 = 5;
 /// Closed files are gathered for this long; a thread that needs to know takes them in at once.
 const GATHERED: Duration = Duration::from_millis(1);
 
-pub struct Door {
+pub(crate) struct Door {
     index: Mutex<Index>,
     closings: Closings,
     namespace: Weak<Namespace>,
@@ -52,7 +52,7 @@ pub struct Door {
 }
 
 /// An open door; closed by dropping it.
-pub struct Opened {
+pub(crate) struct Opened {
     stop: OwnedFd,
     threads: Vec<std::thread::JoinHandle<()>>,
     socket: PathBuf,
@@ -61,7 +61,7 @@ pub struct Opened {
 
 /// Makes programs distrust the index of an earlier agent, until [`open`] has filled it again. Call it before any change
 /// is possible.
-pub fn disbelieve(key: &str, state: &Path) {
+pub(crate) fn disbelieve(key: &str, state: &Path) {
     let [in_memory, beside] = places_of_index(key, state);
     for path in [in_memory, beside] {
         match memory::unsettle(&path) {
@@ -75,7 +75,7 @@ pub fn disbelieve(key: &str, state: &Path) {
 
 /// The last claims that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
 /// the door discards the claims.
-pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
+pub(crate) fn left(key: &str, state: &Path) -> Vec<Claimed> {
     let of = |index: &PathBuf| {
         ring::left(index).unwrap_or_else(|why| {
             tracing::warn!(%why, path = %index.display(), "what an earlier agent was told last cannot be read");
@@ -87,7 +87,7 @@ pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
 
 /// Opens the door. Everything that is known is shown from now on. `again`: programs have mapped an earlier agent's
 /// index.
-pub fn open(
+pub(crate) fn open(
     namespace: &Arc<Namespace>,
     state: &Path,
     mount_dev: u64,
@@ -162,7 +162,7 @@ fn places_of_index(key: &str, state: &Path) -> [PathBuf; 2] {
 }
 
 /// Lives while a descriptor is granted.
-pub struct Giving<'a> {
+pub(crate) struct Giving<'a> {
     _in_ring: Option<ring::Giving<'a>>,
     _held: RwLockReadGuard<'a, ()>,
 }

@@ -2,35 +2,35 @@
 //!
 //! A verb reads its arguments, talks to the agent over the socket and prints. It never touches files of the mount.
 
-pub mod advise;
-pub mod calibrate;
-pub mod completions;
+pub(crate) mod advise;
+pub(crate) mod calibrate;
+pub(crate) mod completions;
 mod directory;
-pub mod doctor;
-pub mod exit;
-pub mod gc;
-pub mod help;
-pub mod hint;
+pub(crate) mod doctor;
+pub(crate) mod exit;
+pub(crate) mod gc;
+pub(crate) mod help;
+pub(crate) mod hint;
 mod left;
-pub mod model;
-pub mod mount;
-pub mod outcome;
-pub mod plan;
-pub mod probe;
-pub mod program;
+pub(crate) mod model;
+pub(crate) mod mount;
+pub(crate) mod outcome;
+pub(crate) mod plan;
+pub(crate) mod probe;
+pub(crate) mod program;
 mod progress;
-pub mod records;
+pub(crate) mod records;
 pub mod report;
-pub mod rescue;
-pub mod run;
+pub(crate) mod rescue;
+pub(crate) mod run;
 pub mod settings;
-pub mod stage;
-pub mod status;
-pub mod tend;
-pub mod wait;
-pub mod why;
-pub mod words;
-pub mod workflow;
+pub(crate) mod stage;
+pub(crate) mod status;
+pub(crate) mod tend;
+pub(crate) mod wait;
+pub(crate) mod why;
+pub(crate) mod words;
+pub(crate) mod workflow;
 
 use std::ffi::OsString;
 

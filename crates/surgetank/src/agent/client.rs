@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use surgetank_core::report::{PathText, Scope, Verdict};
+use surgetank_core::report::PathText;
 use surgetank_policy::config::Config;
 use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
@@ -25,8 +25,8 @@ use super::line::{self, Broken, Limits, Line};
 use super::place::Place;
 use super::signals;
 use super::wire::{Answer, Hello, PROTOCOL, RefusalKind, Request};
-pub use start::{Found, Start, clear_dead_mount, dead_mount, find_or_start, refused_store};
-pub use survey::{Survey, serving, survey};
+pub use start::{clear_dead_mount, dead_mount, find_or_start, refused_store};
+pub use survey::{serving, survey};
 
 /// Names the places of the enclosing agents, innermost last, separated by `:`. `run` sets it for its commands.
 pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
@@ -350,13 +350,6 @@ impl Connection {
     /// The agent answered something that the question does not allow.
     pub fn confused(&self, answer: &Answer) -> Error {
         self.lost(format!("it answered {answer:?}"))
-    }
-
-    pub fn verdict(&mut self, scope: Scope) -> Result<Verdict> {
-        match self.ask(&Request::Verdict { scope })? {
-            Answer::Verdict { verdict, .. } => Ok(*verdict),
-            other => Err(self.confused(&other)),
-        }
     }
 
     /// An answer that is there without waiting. An error: the agent has closed the connection.

@@ -32,7 +32,7 @@ const REST_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES_MAX: u64 = 4 << 10;
 const TOKEN_NAME: &str = "metrics-token";
 
-pub struct Port {
+pub(crate) struct Port {
     listener: TcpListener,
     /// `None`: every client is answered.
     token: Option<Vec<u8>>,

@@ -192,7 +192,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    pub fn new(kind: RefusalKind, what: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: RefusalKind, what: impl Into<String>) -> Self {
         Self { kind, what: what.into(), why: String::new(), remedy: String::new(), data: String::new() }
     }
 }

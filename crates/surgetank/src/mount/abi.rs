@@ -3,20 +3,20 @@
 
 use rustix::io::Errno;
 
-pub const VERSION_MAJOR: u32 = 7;
+pub(crate) const VERSION_MAJOR: u32 = 7;
 /// The newest revision whose requests are understood here.
-pub const VERSION_MINOR: u32 = 45;
+pub(crate) const VERSION_MINOR: u32 = 45;
 /// The oldest supported kernel protocol (Linux 5.4): older structures are shorter.
-pub const VERSION_MINOR_MIN: u32 = 31;
+pub(crate) const VERSION_MINOR_MIN: u32 = 31;
 
 pub const ROOT_NODE: u64 = 1;
 pub const IN_HEADER_BYTES: usize = 40;
-pub const OUT_HEADER_BYTES: usize = 16;
+pub(crate) const OUT_HEADER_BYTES: usize = 16;
 /// Bytes in front of the payload of a WRITE request.
-pub const WRITE_PREFIX_BYTES: usize = IN_HEADER_BYTES + 40;
-pub const PAGE_BYTES: usize = 4096;
+pub(crate) const WRITE_PREFIX_BYTES: usize = IN_HEADER_BYTES + 40;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Room for everything in a request that is not written data.
-pub const REQUEST_SLACK_BYTES: usize = PAGE_BYTES;
+pub(crate) const REQUEST_SLACK_BYTES: usize = PAGE_BYTES;
 
 pub mod opcode {
     pub const LOOKUP: u32 = 1;
@@ -67,103 +67,103 @@ pub mod opcode {
 }
 
 /// Features that kernel and server offer each other in INIT. Bits from 32 on are in a second word.
-pub mod init {
-    pub const ASYNC_READ: u64 = 1;
-    pub const POSIX_LOCKS: u64 = 1 << 1;
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    pub const BIG_WRITES: u64 = 1 << 5;
-    pub const FLOCK_LOCKS: u64 = 1 << 10;
-    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
-    pub const DO_READDIRPLUS: u64 = 1 << 13;
-    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub const ASYNC_DIO: u64 = 1 << 15;
-    pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const MAX_PAGES: u64 = 1 << 22;
-    pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    pub const INIT_EXT: u64 = 1 << 30;
-    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    pub const PASSTHROUGH: u64 = 1 << 37;
-    pub const HAS_RESEND: u64 = 1 << 39;
+pub(crate) mod init {
+    pub(crate) const ASYNC_READ: u64 = 1;
+    pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
+    pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
+    pub(crate) const BIG_WRITES: u64 = 1 << 5;
+    pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
+    pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
+    pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub(crate) const ASYNC_DIO: u64 = 1 << 15;
+    pub(crate) const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub(crate) const MAX_PAGES: u64 = 1 << 22;
+    pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub(crate) const INIT_EXT: u64 = 1 << 30;
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub(crate) const PASSTHROUGH: u64 = 1 << 37;
+    pub(crate) const HAS_RESEND: u64 = 1 << 39;
 }
 
 /// The behaviour of an open file or directory, in the answer to OPEN, CREATE and OPENDIR.
-pub mod fopen {
-    pub const DIRECT_IO: u32 = 1;
-    pub const KEEP_CACHE: u32 = 1 << 1;
-    pub const NONSEEKABLE: u32 = 1 << 2;
-    pub const CACHE_DIR: u32 = 1 << 3;
-    pub const NOFLUSH: u32 = 1 << 5;
-    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-    pub const PASSTHROUGH: u32 = 1 << 7;
+pub(crate) mod fopen {
+    pub(crate) const DIRECT_IO: u32 = 1;
+    pub(crate) const KEEP_CACHE: u32 = 1 << 1;
+    pub(crate) const NONSEEKABLE: u32 = 1 << 2;
+    pub(crate) const CACHE_DIR: u32 = 1 << 3;
+    pub(crate) const NOFLUSH: u32 = 1 << 5;
+    pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub(crate) const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// The fields of SETATTR that are valid.
-pub mod fattr {
-    pub const MODE: u32 = 1;
-    pub const UID: u32 = 1 << 1;
-    pub const GID: u32 = 1 << 2;
-    pub const SIZE: u32 = 1 << 3;
-    pub const ATIME: u32 = 1 << 4;
-    pub const MTIME: u32 = 1 << 5;
-    pub const FH: u32 = 1 << 6;
-    pub const ATIME_NOW: u32 = 1 << 7;
-    pub const MTIME_NOW: u32 = 1 << 8;
-    pub const LOCKOWNER: u32 = 1 << 9;
-    pub const CTIME: u32 = 1 << 10;
-    pub const KILL_SUIDGID: u32 = 1 << 11;
+pub(crate) mod fattr {
+    pub(crate) const MODE: u32 = 1;
+    pub(crate) const UID: u32 = 1 << 1;
+    pub(crate) const GID: u32 = 1 << 2;
+    pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const ATIME: u32 = 1 << 4;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const FH: u32 = 1 << 6;
+    pub(crate) const ATIME_NOW: u32 = 1 << 7;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const LOCKOWNER: u32 = 1 << 9;
+    pub(crate) const CTIME: u32 = 1 << 10;
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// The number of a request that the kernel sends again: this flag, and its earlier number.
-pub const UNIQUE_RESEND: u64 = 1 << 63;
+pub(crate) const UNIQUE_RESEND: u64 = 1 << 63;
 
-pub const GETATTR_FH: u32 = 1;
-pub const OPEN_KILL_SUIDGID: u32 = 1;
-pub const WRITE_CACHE: u32 = 1;
-pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-pub const RELEASE_FLUSH: u32 = 1;
-pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
-pub const FSYNC_DATA_ONLY: u32 = 1;
-pub const LK_FLOCK: u32 = 1;
+pub(crate) const GETATTR_FH: u32 = 1;
+pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
+pub(crate) const WRITE_CACHE: u32 = 1;
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+pub(crate) const RELEASE_FLUSH: u32 = 1;
+pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
+pub(crate) const FSYNC_DATA_ONLY: u32 = 1;
+pub(crate) const LK_FLOCK: u32 = 1;
 
 /// Unsolicited messages of the server; the code replaces an answer's error.
-pub mod notify {
-    pub const INVAL_INODE: i32 = 2;
-    pub const INVAL_ENTRY: i32 = 3;
-    pub const DELETE: i32 = 6;
-    pub const RESEND: i32 = 7;
+pub(crate) mod notify {
+    pub(crate) const INVAL_INODE: i32 = 2;
+    pub(crate) const INVAL_ENTRY: i32 = 3;
+    pub(crate) const DELETE: i32 = 6;
+    pub(crate) const RESEND: i32 = 7;
 }
 
 /// ioctls on `/dev/fuse` itself.
-pub mod device {
+pub(crate) mod device {
     use rustix::ioctl::{Opcode, opcode};
 
     /// Argument of [`BACKING_OPEN`].
     #[repr(C)]
-    pub struct BackingMap {
-        pub fd: i32,
-        pub flags: u32,
-        pub padding: u64,
+    pub(crate) struct BackingMap {
+        pub(crate) fd: i32,
+        pub(crate) flags: u32,
+        pub(crate) padding: u64,
     }
 
     const GROUP: u8 = 229;
-    pub const CLONE: Opcode = opcode::read::<u32>(GROUP, 0);
-    pub const BACKING_OPEN: Opcode = opcode::write::<BackingMap>(GROUP, 1);
-    pub const BACKING_CLOSE: Opcode = opcode::write::<u32>(GROUP, 2);
+    pub(crate) const CLONE: Opcode = opcode::read::<u32>(GROUP, 0);
+    pub(crate) const BACKING_OPEN: Opcode = opcode::write::<BackingMap>(GROUP, 1);
+    pub(crate) const BACKING_CLOSE: Opcode = opcode::write::<u32>(GROUP, 2);
 }
 
 /// Takes fields off the front of a message; a message that ends too early is EINVAL.
 #[derive(Debug, Clone, Copy)]
-pub struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    pub fn take(&mut self, count: usize) -> Result<&'a [u8], Errno> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], Errno> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or(Errno::INVAL)?;
         self.rest = rest;
         Ok(head)
@@ -175,20 +175,20 @@ impl<'a> Fields<'a> {
         Ok(*head)
     }
 
-    pub fn u16(&mut self) -> Result<u16, Errno> {
+    pub(crate) fn u16(&mut self) -> Result<u16, Errno> {
         self.array().map(u16::from_ne_bytes)
     }
 
-    pub fn u32(&mut self) -> Result<u32, Errno> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Errno> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    pub fn u64(&mut self) -> Result<u64, Errno> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Errno> {
         self.array().map(u64::from_ne_bytes)
     }
 
     /// Bytes up to a NUL, which is consumed too.
-    pub fn text(&mut self) -> Result<&'a [u8], Errno> {
+    pub(crate) fn text(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
         let text = self.take(end)?;
         self.take(1)?;
@@ -196,7 +196,7 @@ impl<'a> Fields<'a> {
     }
 
     /// One component of a path: never empty, and never a way out of its directory.
-    pub fn name(&mut self) -> Result<&'a [u8], Errno> {
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], Errno> {
         match self.text()? {
             b"" | b"." | b".." => Err(Errno::INVAL),
             name if name.contains(&b'/') => Err(Errno::INVAL),

@@ -48,11 +48,6 @@ pub fn attach(directory: impl AsRef<Path>, options: &AttachOptions) -> Result<Ow
     }
 }
 
-/// Like [`attach`], over the directory of a descriptor (O_PATH suffices).
-pub fn attach_directory(directory: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedFd> {
-    attach(descriptor_path(directory), options)
-}
-
 /// Unmounts. `lazy` hides the mount at once, even in use; the session ends when the last user has left.
 pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
     let directory = directory.as_ref();

@@ -14,10 +14,10 @@ pub struct BackingId(u32);
 
 impl BackingId {
     /// A backing id that an earlier server of this mount received.
-    pub fn of(raw: u32) -> Self {
+    pub(crate) fn of(raw: u32) -> Self {
         Self(raw)
     }
-    pub fn raw(self) -> u32 {
+    pub(crate) fn raw(self) -> u32 {
         self.0
     }
 }

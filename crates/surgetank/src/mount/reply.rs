@@ -87,7 +87,7 @@ pub struct SpaceReport {
 
 /// One answer under construction: fields, or bulk bytes (file contents, listings), never both.
 #[derive(Default)]
-pub struct Reply {
+pub(crate) struct Reply {
     fields: Vec<u8>,
     /// As large as the largest bulk answer so far; only the first `bulk_used` bytes are the answer.
     bulk: Vec<u8>,
@@ -95,17 +95,17 @@ pub struct Reply {
 }
 
 impl Reply {
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.fields.clear();
         self.bulk_used = 0;
     }
 
-    pub fn body(&self) -> &[u8] {
+    pub(crate) fn body(&self) -> &[u8] {
         if self.bulk_used > 0 { &self.bulk[..self.bulk_used] } else { &self.fields }
     }
 
     /// Room for a bulk answer of at most `size` bytes; [`Reply::use_bulk`] sets the number that were used.
-    pub fn bulk(&mut self, size: usize) -> &mut [u8] {
+    pub(crate) fn bulk(&mut self, size: usize) -> &mut [u8] {
         if self.bulk.len() < size {
             // A fresh zeroed allocation costs no memory until it is touched, unlike growing the old one.
             self.bulk = vec![0; size.next_power_of_two()];
@@ -113,27 +113,27 @@ impl Reply {
         &mut self.bulk[..size]
     }
 
-    pub fn use_bulk(&mut self, used: usize) {
+    pub(crate) fn use_bulk(&mut self, used: usize) {
         self.bulk_used = used;
     }
 
-    pub fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.fields.extend_from_slice(bytes);
     }
 
-    pub fn u16(&mut self, value: u16) {
+    pub(crate) fn u16(&mut self, value: u16) {
         self.bytes(&value.to_ne_bytes());
     }
 
-    pub fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.bytes(&value.to_ne_bytes());
     }
 
-    pub fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.bytes(&value.to_ne_bytes());
     }
 
-    pub fn looked(&mut self, looked: &Looked) {
+    pub(crate) fn looked(&mut self, looked: &Looked) {
         match looked {
             Looked::Found(entry) => self.entry(entry),
             Looked::Missing { ttl } => {
@@ -149,11 +149,11 @@ impl Reply {
         }
     }
 
-    pub fn entry(&mut self, entry: &Entry) {
+    pub(crate) fn entry(&mut self, entry: &Entry) {
         self.bytes(&entry_bytes(entry));
     }
 
-    pub fn attributes(&mut self, attributes: &Attributes) {
+    pub(crate) fn attributes(&mut self, attributes: &Attributes) {
         let (secs, nanos) = validity(attributes.ttl);
         self.u64(secs);
         self.u32(nanos);
@@ -161,7 +161,7 @@ impl Reply {
         self.bytes(&attr_bytes(&attributes.attr));
     }
 
-    pub fn opened(&mut self, opened: &Opened) {
+    pub(crate) fn opened(&mut self, opened: &Opened) {
         let flag = |on: bool, bit: u32| if on { bit } else { 0 };
         let flags = flag(opened.direct_io, fopen::DIRECT_IO)
             | flag(opened.keep_cache, fopen::KEEP_CACHE)
@@ -174,14 +174,14 @@ impl Reply {
         self.u32(opened.backing.map_or(0, BackingId::raw));
     }
 
-    pub fn opened_directory(&mut self, opened: &OpenedDirectory) {
+    pub(crate) fn opened_directory(&mut self, opened: &OpenedDirectory) {
         let flag = |on: bool, bit: u32| if on { bit } else { 0 };
         self.u64(opened.fh);
         self.u32(flag(opened.cache, fopen::CACHE_DIR) | flag(opened.keep_cache, fopen::KEEP_CACHE));
         self.u32(0);
     }
 
-    pub fn lock(&mut self, lock: &FileLock) {
+    pub(crate) fn lock(&mut self, lock: &FileLock) {
         let kind = match lock.kind {
             LockKind::Shared => libc::F_RDLCK,
             LockKind::Exclusive => libc::F_WRLCK,
@@ -193,7 +193,7 @@ impl Reply {
         self.u32(lock.pid);
     }
 
-    pub fn space(&mut self, space: &SpaceReport) {
+    pub(crate) fn space(&mut self, space: &SpaceReport) {
         self.u64(space.blocks);
         self.u64(space.blocks_free);
         self.u64(space.blocks_available);
@@ -207,7 +207,7 @@ impl Reply {
 }
 
 /// The header of an answer. `error` is 0 or a positive errno.
-pub fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OUT_HEADER_BYTES] {
+pub(crate) fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OUT_HEADER_BYTES] {
     let mut header = [0; abi::OUT_HEADER_BYTES];
     let bytes = u32::try_from(abi::OUT_HEADER_BYTES + body_bytes).unwrap_or(u32::MAX);
     header[0..4].copy_from_slice(&bytes.to_ne_bytes());
@@ -217,7 +217,7 @@ pub fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OUT_HEADE
 }
 
 /// Header and body as one message.
-pub fn slices<'a>(header: &'a [u8], body: &'a [u8]) -> [IoSlice<'a>; 2] {
+pub(crate) fn slices<'a>(header: &'a [u8], body: &'a [u8]) -> [IoSlice<'a>; 2] {
     [IoSlice::new(header), IoSlice::new(body)]
 }
 
@@ -285,7 +285,7 @@ pub struct DirectorySink<'a> {
 }
 
 impl<'a> DirectorySink<'a> {
-    pub fn new(page: &'a mut [u8]) -> Self {
+    pub(crate) fn new(page: &'a mut [u8]) -> Self {
         Self { page, used: 0 }
     }
 
@@ -294,7 +294,7 @@ impl<'a> DirectorySink<'a> {
         self.append(&[], ino, next_offset, kind, name)
     }
 
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used
     }
 
@@ -328,7 +328,7 @@ pub struct DirectoryPlusSink<'a> {
 }
 
 impl<'a> DirectoryPlusSink<'a> {
-    pub fn new(page: &'a mut [u8]) -> Self {
+    pub(crate) fn new(page: &'a mut [u8]) -> Self {
         Self { plain: DirectorySink::new(page) }
     }
 
@@ -347,7 +347,7 @@ impl<'a> DirectoryPlusSink<'a> {
         self.plain.append(&[0; ENTRY_BYTES], ino, next_offset, kind, name)
     }
 
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.plain.used()
     }
 }

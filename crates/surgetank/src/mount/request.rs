@@ -25,7 +25,7 @@ pub struct Header {
 }
 
 impl Header {
-    pub fn decode(bytes: &[u8]) -> Result<Self, Errno> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::new(bytes);
         let bytes = fields.u32()?;
         let header = Self {
@@ -43,11 +43,11 @@ impl Header {
     }
 
     /// FORGETs are the only requests without an answer.
-    pub fn wants_answer(&self) -> bool {
+    pub(crate) fn wants_answer(&self) -> bool {
         !matches!(self.opcode, opcode::FORGET | opcode::BATCH_FORGET)
     }
 
-    pub fn caller(&self, umask: u32) -> Caller {
+    pub(crate) fn caller(&self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid, umask }
     }
 }

@@ -22,7 +22,7 @@ use super::workers::Workers;
 
 /// Lets descriptors outlive the server: a keeper receives each clone, and this server uses an earlier server's clones.
 #[derive(Default)]
-pub struct Kept {
+pub(crate) struct Kept {
     pub clones: Vec<OwnedFd>,
     pub on_clone: Option<OnClone>,
 }
@@ -40,7 +40,7 @@ impl Session {
         Self::start_kept(device, filesystem, options, Kept::default())
     }
 
-    pub fn start_kept<F: Filesystem>(
+    pub(crate) fn start_kept<F: Filesystem>(
         device: OwnedFd,
         filesystem: &Arc<F>,
         options: &Options,
@@ -52,7 +52,7 @@ impl Session {
 
     /// Takes over from a server of the descriptor that ended without notice. That server's agreement with the kernel
     /// stays valid.
-    pub fn take_over<F: Filesystem>(
+    pub(crate) fn take_over<F: Filesystem>(
         device: OwnedFd,
         filesystem: &Arc<F>,
         options: &Options,

@@ -27,7 +27,9 @@ pub const PROGRAM_BYTES: usize = 64;
 pub const COMMAND_BYTES: usize = 512;
 
 pub const FREE: u32 = 0;
+#[cfg(test)]
 pub const LIVE: u32 = 1;
+#[cfg(test)]
 pub const DONE: u32 = 2;
 /// Without room for [`SLOTS_MAX`] (9 MB), this many slots are still worthwhile.
 const SLOTS_MIN: usize = 256;

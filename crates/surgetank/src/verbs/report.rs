@@ -2,7 +2,7 @@
 //! other renderings.
 
 pub mod page;
-pub mod text;
+pub(crate) mod text;
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use super::{exit, records, words};
 use crate::service::recorder::read;
 
 #[derive(Debug, clap::Args)]
-pub struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// Name of the run, or the beginning of it, as --list shows it; `last`: of all [default: the last one over this directory]
     #[arg(value_name = "RUN")]
     run: Option<String>,
@@ -33,7 +33,7 @@ pub struct ReportArgs {
     state: Option<PathBuf>,
 }
 
-pub fn report(program: &Program<'_>, args: &ReportArgs) -> Outcome {
+pub(crate) fn report(program: &Program<'_>, args: &ReportArgs) -> Outcome {
     let state = state_root(program, &Settings::of_state(args.state.as_ref()))?;
     if args.list {
         let records = records::all(&state)?;

@@ -28,14 +28,14 @@ pub struct Found {
     pub connection: Connection,
     pub started: bool,
     /// Keeps a fresh agent from leaving before this process has joined; dropped afterwards.
-    pub start: Option<Start>,
+    _start: Option<Start>,
     /// Held until this process has joined.
     _turn: Option<File>,
 }
 
 /// A fresh agent's process. Dropping it closes the pipe that keeps the agent waiting for this process.
-pub struct Start {
-    child: Child,
+struct Start {
+    _child: Child,
 }
 
 impl Found {
@@ -61,7 +61,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
         return Err(Error::new(format!("{} is not a directory", over.display())));
     }
     if let Some(connection) = around(&config.state, over, meta.dev())? {
-        return Ok(Found { connection, started: false, start: None, _turn: None });
+        return Ok(Found { connection, started: false, _start: None, _turn: None });
     }
     let (place, turn) = loop {
         let place = root.place(&meta, over)?;
@@ -71,7 +71,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
         }
     };
     if let Some(connection) = Connection::open(&place)? {
-        return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
+        return Ok(Found { connection, started: false, _start: None, _turn: Some(turn) });
     }
     // An agent may be leaving, or may have been killed a moment ago.
     place.await_no_agent()?;
@@ -81,7 +81,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     refuse_near_end(config)?;
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
-        Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
+        Some(connection) => Ok(Found { connection, started: true, _start: Some(start), _turn: Some(turn) }),
         None => Err(died(&place)),
     }
 }
@@ -186,7 +186,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
         wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX)
     });
     match outcome {
-        Some(Ok(Some(Outcome::Ready))) => Ok(Start { child }),
+        Some(Ok(Some(Outcome::Ready))) => Ok(Start { _child: child }),
         Some(Ok(Some(Outcome::Failed(refusal)))) => {
             let _ = child.wait();
             Err(refusal.into())
@@ -209,12 +209,6 @@ fn tell_slow_start(stdout: &std::process::ChildStdout, pid: u32, config: &Config
             SLOW_START.as_secs(),
             place.log_path().display()
         );
-    }
-}
-
-impl Start {
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 }
 
