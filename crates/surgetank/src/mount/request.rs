@@ -1,22 +1,32 @@
-//! The kernel's requests: their operations with what these carry, and the decoder. Nothing is copied: names and data point into the buffer that was read.
+//! The kernel's requests: their operations with what these carry, and the decoder. Nothing is copied: names and data
+//! point into the buffer that was read.
 //!
 //! Every field is length-checked. A short message, a wrong length or an invalid name is EINVAL, never a panic, for any
 //! input (fuzzed).
 
+mod decode;
+
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use surgetank_types::model::{Caller, FileLock, LockKind, LockRequest, Timestamp};
+use surgetank_types::model::{Caller, LockRequest, Timestamp};
 
-use super::abi::{self, Fields, fattr, opcode};
+use super::abi::{Fields, opcode};
+pub use decode::decode;
 
+/// The header of every request (`struct fuse_in_header`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
+    /// The kind of the operation, one of [`super::abi::opcode`].
     pub opcode: u32,
     /// Identifies the request in its answer.
     pub unique: u64,
+    /// The node that the request is about; for operations on a name, its directory.
     pub node: u64,
+    /// The caller's user id.
     pub uid: u32,
+    /// The caller's group id.
     pub gid: u32,
+    /// The caller's process id; 0 when the kernel does not report one.
     pub pid: u32,
     /// The size of the whole message, according to the sender.
     bytes: u32,
@@ -25,6 +35,7 @@ pub struct Header {
 }
 
 impl Header {
+    /// Decodes the front of a message. EINVAL: the message is too short.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::new(bytes);
         let bytes = fields.u32()?;
@@ -52,9 +63,12 @@ impl Header {
     }
 }
 
+/// A new timestamp in SETATTR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeChange {
+    /// The server's current time.
     Now,
+    /// This time.
     At(Timestamp),
 }
 
@@ -63,208 +77,346 @@ pub enum TimeChange {
 pub struct SetAttr {
     /// Permission bits (07777).
     pub perm: Option<u32>,
+    /// The new owner.
     pub uid: Option<u32>,
+    /// The new group.
     pub gid: Option<u32>,
+    /// The new size in bytes.
     pub size_bytes: Option<u64>,
+    /// The new time of the last access.
     pub atime: Option<TimeChange>,
+    /// The new time of the last modification.
     pub mtime: Option<TimeChange>,
+    /// The new time of the last change of attributes.
     pub ctime: Option<Timestamp>,
     /// The open file of the request (ftruncate, fchmod…).
     pub fh: Option<u64>,
+    /// The lock owner of the program that truncates.
     pub lock_owner: Option<u64>,
     /// Also clear setuid, and setgid of an executable.
     pub kill_suidgid: bool,
 }
 
+/// The circumstances of a WRITE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteFlags {
     /// From the page cache (a shared mapping): `fh` is any writable handle of the file.
     pub cached: bool,
+    /// The write also clears setuid, and setgid of an executable.
     pub kill_suidgid: bool,
     /// `O_DIRECT`, `O_SYNC`, `O_APPEND`… of the open file.
     pub open: u32,
 }
 
+/// The flags of a RELEASE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReleaseFlags {
+    /// A flush belongs to this release (`FUSE_RELEASE_FLUSH`).
     pub flush: bool,
+    /// The release ends the flock of the open file (`FUSE_RELEASE_FLOCK_UNLOCK`).
     pub flock_unlock: bool,
 }
 
 /// A range of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilePlace {
+    /// The file's node.
     pub id: u64,
+    /// The handle of the open file.
     pub fh: u64,
+    /// The start of the range, in bytes.
     pub offset: u64,
 }
 
+/// One decoded request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
+    /// The kind, the node and the caller.
     pub header: Header,
+    /// The operation and its arguments.
     pub operation: Operation<'a>,
 }
 
+/// An operation with its arguments. Names and data point into the buffer that was read.
 #[derive(Debug, Clone, Copy)]
 pub enum Operation<'a> {
+    /// `FUSE_LOOKUP`: find a name in the directory.
     Lookup {
+        /// The name in the directory.
         name: &'a [u8],
     },
+    /// `FUSE_FORGET`: the kernel drops look-ups of the node.
     Forget {
+        /// The number of dropped look-ups.
         count: u64,
     },
+    /// `FUSE_BATCH_FORGET`: the kernel drops look-ups of several nodes.
     BatchForget {
+        /// The nodes with their counts.
         forgets: Forgets<'a>,
     },
+    /// `FUSE_GETATTR`: read attributes.
     Getattr {
+        /// The handle, if the program asks through an open file.
         fh: Option<u64>,
     },
+    /// `FUSE_SETATTR`: change attributes.
     Setattr {
+        /// The attributes that change.
         change: SetAttr,
     },
+    /// `FUSE_READLINK`: read the target of a symbolic link.
     Readlink,
+    /// `FUSE_SYMLINK`: make a symbolic link.
     Symlink {
+        /// The name in the directory.
         name: &'a [u8],
+        /// The link's target, unchecked.
         target: &'a [u8],
     },
+    /// `FUSE_MKNOD`: make a file, pipe, socket or device.
     Mknod {
+        /// The name in the directory.
         name: &'a [u8],
+        /// The file type and the permission bits.
         mode: u32,
+        /// The device number (`dev_t`) of a device.
         device: u64,
+        /// The caller's umask.
         umask: u32,
     },
+    /// `FUSE_MKDIR`: make a directory.
     Mkdir {
+        /// The name in the directory.
         name: &'a [u8],
+        /// The permission bits (07777).
         perm: u32,
+        /// The caller's umask.
         umask: u32,
     },
+    /// `FUSE_UNLINK`: remove a name of a file.
     Unlink {
+        /// The name in the directory.
         name: &'a [u8],
     },
+    /// `FUSE_RMDIR`: remove an empty directory.
     Rmdir {
+        /// The name in the directory.
         name: &'a [u8],
     },
+    /// `FUSE_RENAME` and `FUSE_RENAME2`: move a name.
     Rename {
+        /// The old name.
         name: &'a [u8],
+        /// The node of the new directory.
         new_parent: u64,
+        /// The name in the new directory.
         new_name: &'a [u8],
+        /// The flags of renameat2(2).
         flags: RenameFlags,
     },
+    /// `FUSE_LINK`: make another name of a file in this directory.
     Link {
+        /// The node of the file.
         source: u64,
+        /// The new name in the directory.
         new_name: &'a [u8],
     },
+    /// `FUSE_OPEN`: open a file.
     Open {
+        /// The flags of open(2), without `O_CREAT`.
         flags: OFlags,
+        /// A truncating open also clears setuid and setgid.
         kill_suidgid: bool,
     },
+    /// `FUSE_CREATE`: make a file if it does not exist, and open it.
     Create {
+        /// The name in the directory.
         name: &'a [u8],
+        /// The permission bits (07777).
         perm: u32,
+        /// The caller's umask.
         umask: u32,
+        /// The flags of open(2).
         flags: OFlags,
+        /// A truncating open also clears setuid and setgid.
         kill_suidgid: bool,
     },
+    /// `FUSE_TMPFILE`: make a file without a name, and open it.
     Tmpfile {
+        /// The permission bits (07777).
         perm: u32,
+        /// The caller's umask.
         umask: u32,
+        /// The flags of open(2).
         flags: OFlags,
     },
+    /// `FUSE_READ`: read content.
     Read {
+        /// The handle of the open file.
         fh: u64,
+        /// The first byte of the range.
         offset: u64,
+        /// The most bytes that the kernel takes.
         size: u32,
     },
+    /// `FUSE_WRITE`: write content.
     Write {
+        /// The handle of the open file.
         fh: u64,
+        /// The position of the first byte.
         offset: u64,
+        /// The content.
         bytes: &'a [u8],
+        /// The circumstances of the write.
         flags: WriteFlags,
     },
+    /// `FUSE_FLUSH`: a program closes a descriptor.
     Flush {
+        /// The handle of the open file.
         fh: u64,
+        /// The lock owner of the closing program.
         lock_owner: u64,
     },
+    /// `FUSE_RELEASE`: the last descriptor and mapping of the open file ended.
     Release {
+        /// The handle of the open file.
         fh: u64,
+        /// The locks and the flush that end with it.
         flags: ReleaseFlags,
     },
+    /// `FUSE_FSYNC`: make content durable.
     Fsync {
+        /// The handle of the open file.
         fh: u64,
+        /// The attributes need no sync (fdatasync).
         data_only: bool,
     },
+    /// `FUSE_FALLOCATE`: allocate or free a range.
     Fallocate {
+        /// The handle of the open file.
         fh: u64,
+        /// The mode of fallocate(2).
         mode: u32,
+        /// The first byte of the range.
         offset: u64,
+        /// The length of the range in bytes.
         length: u64,
     },
+    /// `FUSE_LSEEK`: find data or a hole.
     Lseek {
+        /// The handle of the open file.
         fh: u64,
+        /// The position in bytes where the search starts.
         offset: u64,
+        /// `SEEK_DATA` or `SEEK_HOLE`.
         whence: u32,
     },
-    /// `wide`: the answer has 64 bits for the count.
+    /// `FUSE_COPY_FILE_RANGE` and `FUSE_COPY_FILE_RANGE_64`: copy between two open files.
     CopyFileRange {
+        /// The source.
         from: FilePlace,
+        /// The destination.
         to: FilePlace,
+        /// The bytes to copy.
         length: u64,
+        /// The flags of copy_file_range(2).
         flags: u64,
+        /// The answer has 64 bits for the count.
         wide: bool,
     },
+    /// `FUSE_OPENDIR`: open a directory.
     Opendir,
+    /// `FUSE_READDIR`: list a directory.
     Readdir {
+        /// The handle of the open directory.
         fh: u64,
+        /// The position in the listing: 0, or an entry's next offset.
         offset: u64,
+        /// The most bytes that the kernel takes.
         size: u32,
     },
+    /// `FUSE_READDIRPLUS`: list a directory with the attributes.
     Readdirplus {
+        /// The handle of the open directory.
         fh: u64,
+        /// The position in the listing: 0, or an entry's next offset.
         offset: u64,
+        /// The most bytes that the kernel takes.
         size: u32,
     },
+    /// `FUSE_RELEASEDIR`: the last descriptor of the open directory ended.
     Releasedir {
+        /// The handle of the open directory.
         fh: u64,
     },
+    /// `FUSE_FSYNCDIR`: make a directory durable.
     Fsyncdir {
+        /// The handle of the open directory.
         fh: u64,
+        /// The attributes need no sync (fdatasync).
         data_only: bool,
     },
+    /// `FUSE_STATFS`: report space.
     Statfs,
+    /// `FUSE_GETXATTR`: read an extended attribute.
     Getxattr {
+        /// The attribute's name.
         name: &'a [u8],
+        /// The most bytes that the kernel takes; 0 asks for the size.
         size: u32,
     },
+    /// `FUSE_SETXATTR`: change an extended attribute.
     Setxattr {
+        /// The attribute's name.
         name: &'a [u8],
+        /// The new value.
         value: &'a [u8],
+        /// `XATTR_CREATE`, `XATTR_REPLACE` or 0.
         flags: u32,
     },
+    /// `FUSE_LISTXATTR`: list the names of extended attributes.
     Listxattr {
+        /// The most bytes that the kernel takes; 0 asks for the size.
         size: u32,
     },
+    /// `FUSE_REMOVEXATTR`: remove an extended attribute.
     Removexattr {
+        /// The attribute's name.
         name: &'a [u8],
     },
-    /// Which lock blocks this one?
+    /// `FUSE_GETLK`: find the lock that blocks this one.
     Getlk {
+        /// The lock in question.
         asked: LockRequest,
     },
+    /// `FUSE_SETLK` and `FUSE_SETLKW`: take or release a lock.
     Setlk {
+        /// The lock, or the range to unlock.
         asked: LockRequest,
+        /// The program waits until the lock is free (`FUSE_SETLKW`).
         wait: bool,
     },
+    /// `FUSE_ACCESS`: check permissions.
     Access {
+        /// The mode of access(2): `R_OK`, `W_OK`, `X_OK`.
         mask: u32,
     },
+    /// `FUSE_SYNCFS`: make the whole file system durable.
     Syncfs,
+    /// `FUSE_IOCTL`: a device request; its arguments are not decoded.
     Ioctl,
+    /// `FUSE_INIT`: the handshake.
     Init {
+        /// The kernel's side of it.
         offer: Offer,
     },
+    /// `FUSE_INTERRUPT`: a signal reaches the program of an earlier request.
     Interrupt {
+        /// The number of the interrupted request.
         unique: u64,
     },
+    /// `FUSE_DESTROY`: the mount ends.
     Destroy,
     /// Poll, bmap, statx, DAX and later additions.
     Unknown,
@@ -273,9 +425,13 @@ pub enum Operation<'a> {
 /// The kernel's side of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
+    /// The major number of the kernel's protocol.
     pub major: u32,
+    /// The minor number of the kernel's protocol.
     pub minor: u32,
+    /// The most bytes that the kernel reads ahead.
     pub readahead_bytes_max: u32,
+    /// The features that the kernel offers (`FUSE_…` of INIT, both words).
     pub flags: u64,
 }
 
@@ -286,227 +442,11 @@ pub struct Forgets<'a> {
 }
 
 impl Forgets<'_> {
+    /// The pairs in the kernel's order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.pairs.iter().filter_map(|pair| {
             let mut fields = Fields::new(pair);
             Some((fields.u64().ok()?, fields.u64().ok()?))
         })
     }
-}
-
-/// Decodes one request.
-pub fn decode(bytes: &[u8]) -> Result<Request<'_>, Errno> {
-    let header = Header::decode(bytes)?;
-    if header.bytes as usize != bytes.len() {
-        return Err(Errno::INVAL);
-    }
-    let payload = bytes.len().checked_sub(abi::IN_HEADER_BYTES + header.extension_bytes).ok_or(Errno::INVAL)?;
-    let mut fields = Fields::new(bytes);
-    fields.take(abi::IN_HEADER_BYTES)?;
-    let operation = decode_operation(&header, Fields::new(fields.take(payload)?))?;
-    Ok(Request { header, operation })
-}
-
-fn decode_operation<'a>(header: &Header, mut fields: Fields<'a>) -> Result<Operation<'a>, Errno> {
-    let f = &mut fields;
-    Ok(match header.opcode {
-        opcode::LOOKUP => Operation::Lookup { name: f.name()? },
-        opcode::FORGET => Operation::Forget { count: f.u64()? },
-        opcode::BATCH_FORGET => batch_forget(f)?,
-        opcode::GETATTR => {
-            let flags = f.u32()?;
-            f.u32()?;
-            let fh = f.u64()?;
-            Operation::Getattr { fh: (flags & abi::GETATTR_FH != 0).then_some(fh) }
-        }
-        opcode::SETATTR => Operation::Setattr { change: setattr(f)? },
-        opcode::READLINK => Operation::Readlink,
-        opcode::SYMLINK => Operation::Symlink { name: f.name()?, target: f.text()? },
-        opcode::MKNOD => {
-            let (mode, device, umask) = (f.u32()?, f.u32()?, f.u32()?);
-            f.u32()?;
-            Operation::Mknod { name: f.name()?, mode, device: device_from_wire(device), umask }
-        }
-        opcode::MKDIR => {
-            let (mode, umask) = (f.u32()?, f.u32()?);
-            Operation::Mkdir { name: f.name()?, perm: mode & 0o7777, umask }
-        }
-        opcode::UNLINK => Operation::Unlink { name: f.name()? },
-        opcode::RMDIR => Operation::Rmdir { name: f.name()? },
-        opcode::RENAME => {
-            let new_parent = f.u64()?;
-            Operation::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags: RenameFlags::empty() }
-        }
-        opcode::RENAME2 => {
-            let (new_parent, flags) = (f.u64()?, f.u32()?);
-            f.u32()?;
-            let flags = RenameFlags::from_bits_retain(flags);
-            Operation::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags }
-        }
-        opcode::LINK => Operation::Link { source: f.u64()?, new_name: f.name()? },
-        opcode::OPEN => {
-            let (flags, extra) = (open_flags(f)?, f.u32()?);
-            Operation::Open { flags, kill_suidgid: extra & abi::OPEN_KILL_SUIDGID != 0 }
-        }
-        opcode::CREATE => {
-            let (flags, mode, umask, extra) = (open_flags(f)?, f.u32()?, f.u32()?, f.u32()?);
-            let kill_suidgid = extra & abi::OPEN_KILL_SUIDGID != 0;
-            Operation::Create { name: f.name()?, perm: mode & 0o7777, umask, flags, kill_suidgid }
-        }
-        opcode::TMPFILE => {
-            let (flags, mode, umask) = (open_flags(f)?, f.u32()?, f.u32()?);
-            Operation::Tmpfile { perm: mode & 0o7777, umask, flags }
-        }
-        opcode::READ => {
-            let (fh, offset, size) = list_place(f)?;
-            Operation::Read { fh, offset, size }
-        }
-        opcode::WRITE => write(f)?,
-        opcode::FLUSH => {
-            let fh = f.u64()?;
-            f.u64()?;
-            Operation::Flush { fh, lock_owner: f.u64()? }
-        }
-        opcode::RELEASE => {
-            let (fh, _open_flags, flags) = (f.u64()?, f.u32()?, f.u32()?);
-            let flush = flags & abi::RELEASE_FLUSH != 0;
-            let flock_unlock = flags & abi::RELEASE_FLOCK_UNLOCK != 0;
-            Operation::Release { fh, flags: ReleaseFlags { flush, flock_unlock } }
-        }
-        opcode::FSYNC => Operation::Fsync { fh: f.u64()?, data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0 },
-        opcode::FALLOCATE => {
-            let (fh, offset, length, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
-            Operation::Fallocate { fh, mode, offset, length }
-        }
-        opcode::LSEEK => Operation::Lseek { fh: f.u64()?, offset: f.u64()?, whence: f.u32()? },
-        opcode::COPY_FILE_RANGE => copy_file_range(header, f, false)?,
-        opcode::COPY_FILE_RANGE_64 => copy_file_range(header, f, true)?,
-        opcode::OPENDIR => Operation::Opendir,
-        opcode::READDIR => {
-            let (fh, offset, size) = list_place(f)?;
-            Operation::Readdir { fh, offset, size }
-        }
-        opcode::READDIRPLUS => {
-            let (fh, offset, size) = list_place(f)?;
-            Operation::Readdirplus { fh, offset, size }
-        }
-        opcode::RELEASEDIR => Operation::Releasedir { fh: f.u64()? },
-        opcode::FSYNCDIR => Operation::Fsyncdir { fh: f.u64()?, data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0 },
-        opcode::STATFS => Operation::Statfs,
-        opcode::GETXATTR => {
-            let size = f.u32()?;
-            f.u32()?;
-            Operation::Getxattr { name: f.text()?, size }
-        }
-        opcode::SETXATTR => {
-            let (size, flags) = (f.u32()?, f.u32()?);
-            Operation::Setxattr { name: f.text()?, value: f.take(size as usize)?, flags }
-        }
-        opcode::LISTXATTR => Operation::Listxattr { size: f.u32()? },
-        opcode::REMOVEXATTR => Operation::Removexattr { name: f.text()? },
-        opcode::GETLK => Operation::Getlk { asked: lock(f)? },
-        opcode::SETLK => Operation::Setlk { asked: lock(f)?, wait: false },
-        opcode::SETLKW => Operation::Setlk { asked: lock(f)?, wait: true },
-        opcode::ACCESS => Operation::Access { mask: f.u32()? },
-        opcode::SYNCFS => Operation::Syncfs,
-        opcode::IOCTL => Operation::Ioctl,
-        opcode::INIT => Operation::Init { offer: offer(f)? },
-        opcode::INTERRUPT => Operation::Interrupt { unique: f.u64()? },
-        opcode::DESTROY => Operation::Destroy,
-        _ => Operation::Unknown,
-    })
-}
-
-fn open_flags(f: &mut Fields<'_>) -> Result<OFlags, Errno> {
-    f.u32().map(OFlags::from_bits_retain)
-}
-
-/// The common front of READ, READDIR and READDIRPLUS.
-fn list_place(f: &mut Fields<'_>) -> Result<(u64, u64, u32), Errno> {
-    Ok((f.u64()?, f.u64()?, f.u32()?))
-}
-
-fn write<'a>(f: &mut Fields<'a>) -> Result<Operation<'a>, Errno> {
-    let (fh, offset, size, flags) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);
-    let _lock_owner = f.u64()?;
-    let open = f.u32()?;
-    f.u32()?;
-    let flags =
-        WriteFlags { cached: flags & abi::WRITE_CACHE != 0, kill_suidgid: flags & abi::WRITE_KILL_SUIDGID != 0, open };
-    Ok(Operation::Write { fh, offset, bytes: f.take(size as usize)?, flags })
-}
-
-fn batch_forget<'a>(f: &mut Fields<'a>) -> Result<Operation<'a>, Errno> {
-    let count = f.u32()? as usize;
-    f.u32()?;
-    let bytes = f.take(count.checked_mul(16).ok_or(Errno::INVAL)?)?;
-    Ok(Operation::BatchForget { forgets: Forgets { pairs: bytes.as_chunks().0 } })
-}
-
-fn copy_file_range<'a>(header: &Header, f: &mut Fields<'a>, wide: bool) -> Result<Operation<'a>, Errno> {
-    let from = FilePlace { id: header.node, fh: f.u64()?, offset: f.u64()? };
-    let to = FilePlace { id: f.u64()?, fh: f.u64()?, offset: f.u64()? };
-    Ok(Operation::CopyFileRange { from, to, length: f.u64()?, flags: f.u64()?, wide })
-}
-
-fn lock(f: &mut Fields<'_>) -> Result<LockRequest, Errno> {
-    let (handle, owner, first, last) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
-    let (kind, pid, flags) = (f.u32()?, f.u32()?, f.u32()?);
-    let kind = match i32::try_from(kind) {
-        Ok(libc::F_RDLCK) => LockKind::Shared,
-        Ok(libc::F_WRLCK) => LockKind::Exclusive,
-        Ok(libc::F_UNLCK) => LockKind::None,
-        _ => return Err(Errno::INVAL),
-    };
-    // Offsets of files are signed.
-    if first > last || last > i64::MAX as u64 {
-        return Err(Errno::INVAL);
-    }
-    let flock = flags & abi::LK_FLOCK != 0;
-    Ok(LockRequest { handle, owner, flock, lock: FileLock { kind, first, last, pid } })
-}
-
-fn offer(f: &mut Fields<'_>) -> Result<Offer, Errno> {
-    let (major, minor, readahead_bytes_max, low) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
-    let mut flags = u64::from(low);
-    if flags & abi::init::INIT_EXT != 0 {
-        flags |= u64::from(f.u32()?) << 32;
-    }
-    Ok(Offer { major, minor, readahead_bytes_max, flags })
-}
-
-fn setattr(f: &mut Fields<'_>) -> Result<SetAttr, Errno> {
-    let valid = f.u32()?;
-    f.u32()?;
-    let (fh, size, lock_owner) = (f.u64()?, f.u64()?, f.u64()?);
-    let secs = [f.u64()?, f.u64()?, f.u64()?];
-    let nanos = [f.u32()?, f.u32()?, f.u32()?];
-    let mode = f.u32()?;
-    f.u32()?;
-    let (uid, gid) = (f.u32()?, f.u32()?);
-    f.u32()?;
-
-    let has = |bit: u32| valid & bit != 0;
-    // The kernel sends signed seconds in an unsigned field.
-    let stamp = |which: usize| Timestamp::from_parts(secs[which] as i64, nanos[which]);
-    let time = |set: u32, now: u32, which: usize| {
-        has(set).then(|| if has(now) { TimeChange::Now } else { TimeChange::At(stamp(which)) })
-    };
-    Ok(SetAttr {
-        perm: has(fattr::MODE).then_some(mode & 0o7777),
-        uid: has(fattr::UID).then_some(uid),
-        gid: has(fattr::GID).then_some(gid),
-        size_bytes: has(fattr::SIZE).then_some(size),
-        atime: time(fattr::ATIME, fattr::ATIME_NOW, 0),
-        mtime: time(fattr::MTIME, fattr::MTIME_NOW, 1),
-        ctime: has(fattr::CTIME).then(|| stamp(2)),
-        fh: has(fattr::FH).then_some(fh),
-        lock_owner: has(fattr::LOCKOWNER).then_some(lock_owner),
-        kill_suidgid: has(fattr::KILL_SUIDGID),
-    })
-}
-
-/// 12 bits of major number amid 20 bits of minor number, to `dev_t`.
-fn device_from_wire(wire: u32) -> u64 {
-    rustix::fs::makedev((wire >> 8) & 0xfff, (wire & 0xff) | ((wire >> 12) & 0xf_ff00))
 }
