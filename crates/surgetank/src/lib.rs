@@ -1,5 +1,7 @@
 //! The parts of the `surgetank` binary: the kernel adapter (`mount`), the backend (`service`), the agent and the verbs.
 
+#![warn(missing_docs)]
+
 pub mod agent;
 pub mod mount;
 mod seccomp;

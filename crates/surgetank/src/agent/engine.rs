@@ -24,12 +24,15 @@ use super::wire::Account;
 
 /// Serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
+    /// The engine's part of `surgetank status`.
     fn status(&self) -> Status;
     /// Writers for which neither a tier nor the store has room.
     fn waiting_for_room(&self) -> Vec<Trouble> {
         Vec::new()
     }
+    /// Where a file is, its state and the rule for it. An error: the path cannot be resolved.
     fn why(&self, path: &[u8]) -> Result<Why>;
+    /// The state of the scope's drain now.
     fn progress(&self, scope: &Scope) -> Progress;
     /// Blocks until the scope is settled or `at_most` has passed: callers notice the end of a drain without polling.
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
@@ -49,11 +52,15 @@ pub trait Engine: Send + Sync {
     /// Files and operations in the scope that are not durable, and why. An open file that was written counts as not
     /// durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
+    /// The counters of tiers, drain and mount. `run` selects whose final drain and files without room are reported; `None`:
+    /// all runs.
     fn summary(&self, run: Option<RunId>) -> Summary;
     /// Figures for the metrics. Never waits for the store.
     fn figures(&self) -> Figures;
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
+    /// Keeps a file, or all below a directory, in its tier; `on` false removes the pin. An error: the path, or a directory
+    /// below it, cannot be read.
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
     /// Takes a workflow's hints, whether the files exist or not; returns the refused ones.
     fn hint(&self, hints: &[HintOf]) -> Listing<RefusedHint>;
@@ -85,6 +92,7 @@ pub trait Engine: Send + Sync {
 
 /// The agent's arguments to the backend at start.
 pub struct Opening {
+    /// The resolved configuration.
     pub config: Config,
     /// Root of the store, opened before any mount covers it: the bare directory, unless the store is elsewhere. `None`:
     /// the store is not a directory.
@@ -95,6 +103,7 @@ pub struct Opening {
     pub state: PathBuf,
     /// Names what this agent stores outside the place: tier directories and temporaries.
     pub key: String,
+    /// The programs that will see the mount.
     pub visibility: Visibility,
     /// No mount: the agent receives programs' system calls.
     pub by_calls: bool,
@@ -113,12 +122,17 @@ pub trait Mounted: Send {
 /// Where programs with the preload shim find its socket and index.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShimPlace {
+    /// The index in shared memory.
     pub index: surgetank_core::report::PathText,
+    /// The socket for requests.
     pub socket: surgetank_core::report::PathText,
 }
 
+/// A directory that is being served.
 pub struct Running {
+    /// The answers to clients' requests.
     pub engine: Arc<dyn Engine>,
+    /// The mount, or its substitute without a mount.
     pub mount: Box<dyn Mounted>,
     /// The shim's door, if it is open.
     pub shim: Option<ShimPlace>,
@@ -130,7 +144,9 @@ pub struct Running {
 
 /// Connects an agent with the agents before and after it.
 pub struct Afterlife {
+    /// The state for the next agent.
     pub handoff: Arc<Handoff>,
+    /// The way to the supervisor.
     pub channel: Arc<Channel>,
     /// Descriptors that the supervisor kept for an earlier agent, by name.
     pub kept: BTreeMap<String, OwnedFd>,
@@ -148,11 +164,13 @@ pub struct Listeners {
 }
 
 impl Listeners {
+    /// Whether no process lives under a filter.
     pub fn nobody_lives(&self) -> bool {
         self.living.load(std::sync::atomic::Ordering::Acquire) == 0
     }
 }
 
+/// The program's way to serve a directory: the real one, or one of the tests.
 pub trait Backend: Send + Sync {
     /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads. The process is in its
     /// private namespace already and has dropped the capabilities that it must not have.

@@ -43,20 +43,27 @@ pub(crate) struct Port {
 pub enum Asked {
     /// The head is not complete yet.
     More,
+    /// A request for the metrics, with the token if one is needed.
     Metrics {
         /// The head of the answer alone (HEAD).
         head_only: bool,
     },
+    /// A request that gets an error.
     Refused(Refused),
 }
 
+/// The reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// Not HTTP.
     Malformed,
+    /// The head has more than [`HEAD_BYTES_MAX`] bytes.
     TooLong,
+    /// The token is missing or wrong.
     NoToken,
+    /// The path is not `/metrics`.
     OtherPath,
+    /// The method is neither GET nor HEAD.
     OtherMethod,
 }
 

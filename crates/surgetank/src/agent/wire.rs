@@ -22,62 +22,87 @@ pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Longest answer line that a client reads (lists are bounded; paths may be long).
 pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// It must be the first request.
     Hello {
+        /// The client's [`PROTOCOL`].
         protocol: u32,
     },
     /// The connection becomes a run; it ends with `release` or with the connection.
     Join {
+        /// The process id of the run: `surgetank run` itself.
         pid: u32,
+        /// The command line, for people.
         command: String,
         /// The run's number at an earlier agent, which was killed.
         #[serde(default)]
         again: Option<RunId>,
     },
+    /// The state of the agent: [`Answer::Status`].
     Status,
     /// The writers that wait for room now: cheap, so that a run can ask every other second.
     Waiting,
+    /// Every copy that tier and store both have is read and compared: [`Answer::Audit`].
     Scrub {
+        /// The agent repairs what it can.
         repair: bool,
     },
     /// The user acknowledges the losses.
     ForgetLosses,
+    /// Where a file is, and why: [`Answer::Why`].
     Why {
+        /// A path below the served directory.
         path: PathText,
     },
     /// Final drain of the scope: progress lines, then one verdict.
     Wait {
+        /// The files that the client waits for.
         scope: Scope,
+        /// The limit of the wait in milliseconds; `None`: no limit.
         #[serde(default)]
         timeout_ms: Option<u64>,
     },
+    /// The scope's verdict now, without a drain: [`Answer::Verdict`].
     Verdict {
+        /// The files in question.
         scope: Scope,
     },
+    /// The counters of tiers, drain and mount: [`Answer::Summary`].
     Summary {
+        /// The run whose final drain and files without room are reported; `None`: all runs.
         #[serde(default)]
         run: Option<RunId>,
     },
+    /// Durable files leave the tiers: [`Answer::Evicted`].
     Evict {
+        /// A file, or a directory with all files below it.
         path: PathText,
     },
+    /// Files stay in their tier, or may leave it again: [`Answer::Done`].
     Pin {
+        /// A file or directory below the served directory.
         path: PathText,
+        /// `false` removes the pin.
         on: bool,
     },
     /// Thousands at once; a request's size is bounded.
     Hint {
+        /// The hints, one entry a path.
         hints: Vec<HintOf>,
     },
+    /// Changes by other clients of the store become visible: [`Answer::Done`].
     Refresh,
+    /// Files of the store come to the tiers: [`Answer::Prefetching`].
     Prefetch {
+        /// Paths or globs below the served directory.
         patterns: Vec<PathText>,
     },
     /// Everything in the scope is due at once: its run has a signal to end.
     Hasten {
+        /// The files that are due.
         scope: Scope,
     },
     /// The agent records each request of this connection's run from now on.
@@ -88,6 +113,7 @@ pub enum Request {
     Release,
     /// `surgetank umount`: drain, then leave. Progress lines, then a verdict and the end of the connection, or `busy`.
     Unmount {
+        /// The limit of the drain in milliseconds; `None`: no limit.
         #[serde(default)]
         timeout_ms: Option<u64>,
     },
@@ -96,61 +122,93 @@ pub enum Request {
 /// The facts that `surgetank run` knows about its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
+    /// The exit code of the command.
     pub command_exit: u8,
+    /// The exit code of `surgetank run`.
     pub exit: u8,
+    /// The reason why `exit` differs from the command's code; empty if it does not.
     pub reason: String,
-    /// The time since the command ended.
+    /// The time since the command ended, in microseconds.
     pub ended_us_ago: u64,
 }
 
+/// The agent's answer to a [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
+    /// The answer to [`Request::Hello`].
     Hello(Hello),
+    /// The answer to [`Request::Join`].
     Joined {
+        /// The run's number.
         run: RunId,
     },
+    /// The answer to [`Request::Status`].
     Status(Box<AgentStatus>),
+    /// The answer to [`Request::Waiting`]: the writers without room.
     Waiting(Vec<Trouble>),
+    /// The answer to [`Request::Why`].
     Why(Box<Why>),
+    /// The answer to [`Request::Scrub`].
     Audit(Box<Audit>),
+    /// The answer to [`Request::ForgetLosses`]: the losses that are not reported any more.
     Forgotten(Listing<Lost>),
+    /// A state of the drain, before the verdict of [`Request::Wait`] or [`Request::Unmount`].
     Progress(Progress),
+    /// The end of [`Request::Wait`], or the answer to [`Request::Verdict`].
     Verdict {
+        /// The files that are not durable, and the reasons.
         verdict: Box<Verdict>,
+        /// The time limit ended before the drain.
         timed_out: bool,
     },
+    /// The answer to [`Request::Summary`].
     Summary(Box<Summary>),
+    /// The answer to [`Request::Evict`].
     Evicted {
+        /// The bytes that the tiers have free again.
         bytes: u64,
     },
+    /// The answer to [`Request::Hint`].
     Hinted {
+        /// The hints that the agent refuses, and the reasons.
         refused: Listing<RefusedHint>,
     },
+    /// The answer to [`Request::Prefetch`]: the work that began.
     Prefetching(Prefetch),
+    /// The request succeeded and has no other answer.
     Done,
-    /// `last`: no other user or work is left; the agent leaves at once, and the connection closes when it has ended.
+    /// The answer to [`Request::Release`].
     Released {
+        /// No other user or work is left: the agent leaves at once, and the connection closes when it has ended.
         last: bool,
         /// The reason, if the run's record is not written.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unrecorded: String,
     },
+    /// The directory is in use: the answer to [`Request::Unmount`].
     Busy {
+        /// The processes that use it.
         holders: Vec<Holder>,
     },
+    /// The agent refuses the request.
     Error(Refusal),
 }
 
 /// Which agent serves what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
+    /// The agent's [`PROTOCOL`].
     pub protocol: u32,
+    /// The agent's version of Surgetank.
     pub version: String,
+    /// The served directory.
     pub over: PathText,
+    /// The store: a directory, or the address of a server.
     pub store: PathText,
     /// Device number of the served directory as seen through the mount: a program inside recognises the mount by it.
     pub mount_device: u64,
+    /// The programs that see the mount.
     pub visibility: Visibility,
     /// The preload shim's door, if it is open.
     #[serde(default)]
@@ -158,13 +216,15 @@ pub struct Hello {
     /// Without a mount: the socket to which runs bring the listeners of their filters.
     #[serde(default)]
     pub listeners: Option<PathText>,
-    /// Inode numbers of the agent's namespaces.
+    /// Inode number of the agent's user namespace.
     pub user_namespace: u64,
+    /// Inode number of the agent's mount namespace.
     pub mount_namespace: u64,
     /// A sentence about the leftovers of an earlier agent; empty if there were none.
     pub inherited: String,
 }
 
+/// The kind of a [`Refusal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalKind {
@@ -181,12 +241,17 @@ pub enum RefusalKind {
 /// An [`Error`] on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
+    /// The cause, for programs.
     pub kind: RefusalKind,
+    /// The failure, as in [`Error::what`].
     pub what: String,
+    /// The cause, as in [`Error::why`]; may be empty.
     #[serde(default)]
     pub why: String,
+    /// The next step, as in [`Error::remedy`]; may be empty.
     #[serde(default)]
     pub remedy: String,
+    /// The state of the data, as in [`Error::data`]; may be empty.
     #[serde(default)]
     pub data: String,
 }

@@ -22,6 +22,7 @@ const HELPER: &str = "fusermount3";
 /// Names the descriptor on which the helper sends the mount's descriptor.
 const HELPER_CHANNEL: &str = "_FUSE_COMMFD";
 
+/// The options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachOptions {
     /// The type that `mount` and `df` show: `fuse.SUBTYPE`.

@@ -22,6 +22,7 @@ fn absent<T>() -> FsResult<T> {
     Err(Errno::NOSYS.into())
 }
 
+/// A file system that a [`super::Session`] serves.
 #[allow(unused_variables)]
 pub trait Filesystem: Send + Sync + 'static {
     /// The handshake is complete; requests follow. Unsolicited messages to the kernel go through the notifier.
@@ -33,21 +34,26 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The session ended: no request follows, open handles are void.
     fn ended(&self) {}
 
+    /// Finds a name in a directory.
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked>;
 
     /// The kernel dropped `count` look-ups of the node.
     fn forget(&self, id: u64, count: u64) {}
 
+    /// Reads attributes; `fh` is the open file through which the program asks.
     fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes>;
 
+    /// Changes attributes and returns the new ones.
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
         absent()
     }
 
+    /// The target of a symbolic link.
     fn readlink(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
         absent()
     }
 
+    /// Makes a symbolic link.
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
         absent()
     }
@@ -57,18 +63,22 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// Makes a directory; the caller's umask is already applied.
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
         absent()
     }
 
+    /// Removes a name of a file.
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         absent()
     }
 
+    /// Removes a directory. ENOTEMPTY: it has entries.
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         absent()
     }
 
+    /// Moves a name. `flags` are those of renameat2(2).
     fn rename(
         &self,
         caller: &Caller,
@@ -81,6 +91,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// Makes another name of a file.
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
         absent()
     }
@@ -130,10 +141,12 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The last descriptor and mapping are gone. `close` has returned by then.
     fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {}
 
+    /// Makes the file's content durable; with `data_only` the attributes need no sync.
     fn fsync(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
         absent()
     }
 
+    /// Allocates or frees a range in bytes. `mode` is that of fallocate(2).
     fn fallocate(&self, caller: &Caller, id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         absent()
     }
@@ -155,6 +168,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// Opens a directory.
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory>;
 
     /// Adds entries from `offset` (0, or the `next_offset` of an entry) until the sink is full or none is left.
@@ -172,14 +186,18 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// The last descriptor of the open directory ended.
     fn releasedir(&self, id: u64, fh: u64) {}
 
+    /// Makes the directory's entries durable.
     fn fsyncdir(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
         absent()
     }
 
+    /// Reports space and inodes.
     fn statfs(&self, caller: &Caller, id: u64) -> FsResult<SpaceReport>;
 
+    /// The value of an extended attribute. ENODATA: there is none.
     fn getxattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
         absent()
     }
@@ -194,6 +212,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// Removes an extended attribute. ENODATA: there is none.
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
         absent()
     }
@@ -217,6 +236,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
+    /// Makes the whole file system durable.
     fn syncfs(&self, caller: &Caller, id: u64) -> FsResult<()> {
         absent()
     }

@@ -15,12 +15,14 @@ use super::request::{self, Offer, Operation};
 /// When the kernel requests entries together with their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Readdirplus {
+    /// Entries come without attributes.
     #[default]
     Never,
     /// If the program seems to want them (`ls -l`).
     Auto,
 }
 
+/// The server's wishes for a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Request passthrough ([`Agreed::passthrough`] reports whether it was granted).
@@ -28,6 +30,7 @@ pub struct Options {
     /// The number of stacked file systems (overlay, another passthrough mount) for which this one counts. Backing files
     /// must be on a file system with a smaller number. The kernel allows 1 and 2.
     pub stack_depth: u32,
+    /// The use of READDIRPLUS.
     pub readdirplus: Readdirplus,
     /// Request the locks of programs; the file system then has [`super::Filesystem::setlk`] and [`super::Filesystem::getlk`].
     pub locks: bool,
@@ -57,11 +60,15 @@ impl Default for Options {
 /// The agreement between kernel and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Agreed {
+    /// The minor number of the protocol that both use.
     pub minor: u32,
+    /// Open files may have backing files.
     pub passthrough: bool,
+    /// The kernel requests entries with attributes.
     pub readdirplus: bool,
     /// The file system clears setuid and setgid bits, so the kernel need not check them before writes.
     pub killpriv: bool,
+    /// Largest single read or write, in bytes.
     pub transfer_bytes_max: usize,
     /// The kernel can send again requests that were read and not answered: another server can take over.
     pub resends: bool,

@@ -37,6 +37,7 @@ pub fn private_namespace_user() -> io::Result<()> {
 }
 
 impl Namespaces {
+    /// Opens the namespaces of a process. An error: it has ended, or /proc refuses.
     pub fn of(pid: u32) -> io::Result<Self> {
         let open = |kind: &str| File::open(format!("/proc/{pid}/ns/{kind}"));
         let user = open("user")?;

@@ -79,6 +79,8 @@ impl Notifier {
         backing::open(&self.device, file)
     }
 
+    /// Ends a registration. Open files that use the backing file keep it open. An error: the
+    /// kernel does not know the id, or CAP_SYS_ADMIN is missing.
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
         backing::close(&self.device, id)
     }

@@ -19,9 +19,11 @@ const ENTRY_BYTES: usize = 128;
 /// A name that was found or created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
+    /// The kernel's name for the file: its node.
     pub id: u64,
     /// Distinguishes two files that got the same `id` one after the other. 0 if ids are never reused.
     pub generation: u64,
+    /// The attributes of the file.
     pub attr: Attr,
     /// How long the kernel may cache the name.
     pub entry_ttl: Duration,
@@ -32,16 +34,21 @@ pub struct Entry {
 /// Answer to a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Looked {
+    /// The name exists.
     Found(Entry),
     /// No such name exists; with a `ttl` above zero the kernel caches that.
     Missing {
+        /// How long the kernel may cache the absence.
         ttl: Duration,
     },
 }
 
+/// Answer to getattr and setattr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
+    /// The attributes of the file.
     pub attr: Attr,
+    /// How long the kernel may cache them.
     pub ttl: Duration,
 }
 
@@ -56,6 +63,7 @@ pub struct Opened {
     pub direct_io: bool,
     /// Cached pages from before this open stay valid.
     pub keep_cache: bool,
+    /// The file has no position: lseek fails.
     pub nonseekable: bool,
     /// `close` sends no request; saves one round trip per close.
     pub no_flush: bool,
@@ -63,8 +71,10 @@ pub struct Opened {
     pub parallel_writes: bool,
 }
 
+/// An open directory. Fields that are not set are off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenedDirectory {
+    /// The kernel returns it with every operation on the open directory.
     pub fh: u64,
     /// The kernel caches the listing…
     pub cache: bool,
@@ -75,13 +85,21 @@ pub struct OpenedDirectory {
 /// Answer to statfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpaceReport {
+    /// The preferred size of a transfer, in bytes.
     pub block_bytes: u32,
+    /// The unit of the block counts, in bytes.
     pub fragment_bytes: u32,
+    /// The size of the file system, in fragments.
     pub blocks: u64,
+    /// The free fragments.
     pub blocks_free: u64,
+    /// The free fragments that ordinary users may take.
     pub blocks_available: u64,
+    /// The number of inodes.
     pub files: u64,
+    /// The free inodes.
     pub files_free: u64,
+    /// The longest name, in bytes.
     pub name_bytes_max: u32,
 }
 

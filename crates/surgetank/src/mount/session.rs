@@ -84,14 +84,17 @@ impl Session {
         Ok(Self { workers, notifier, agreed })
     }
 
+    /// The way to send unsolicited messages to the kernel.
     pub fn notifier(&self) -> &Notifier {
         &self.notifier
     }
 
+    /// The agreement with the kernel.
     pub fn agreed(&self) -> &Agreed {
         &self.agreed
     }
 
+    /// Whether the pool still serves.
     pub fn running(&self) -> bool {
         self.workers.running()
     }

@@ -11,7 +11,9 @@ use crate::agent::engine::Backend;
 
 /// The parts of the program that the verbs need.
 pub struct Program<'a> {
+    /// Serves a directory.
     pub backend: &'a dyn Backend,
+    /// Resolves the configuration of a verb.
     pub configure: fn(&Settings) -> Result<Config>,
     /// For verbs that only ask, from any directory.
     pub state_root: fn(&Settings) -> Result<PathBuf>,

@@ -133,6 +133,7 @@ impl Settings {
         given.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
     }
 
+    /// The settings as the command line's part of the configuration.
     pub fn overrides(self) -> Overrides {
         Overrides {
             over: self.over,
