@@ -63,7 +63,6 @@ pub struct Counters {
     pub written_bytes: AtomicU64,
     pub store_stats: AtomicU64,
     pub store_lists: AtomicU64,
-    pub spills: AtomicU64,
 }
 
 /// What every component shares.
@@ -86,9 +85,9 @@ pub struct Base {
     pub(crate) end: Arc<End>,
     pub notes: Arc<Notes>,
     pub runs: Arc<Runs>,
-    pub permissions: Arc<Permissions>,
-    pub deferred: Arc<DeferredSeals>,
-    pub started: Instant,
+    pub(crate) permissions: Arc<Permissions>,
+    pub(crate) deferred: Arc<DeferredSeals>,
+    pub(crate) started: Instant,
 }
 
 impl Base {

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use surgetank_state::{Name, PlainId};
 use surgetank_store::Cred;
-use surgetank_types::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
+use surgetank_types::model::{DeviceId, FileId, StoreIdentity, Timestamp};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -174,15 +174,14 @@ pub struct Handle {
     pub reads: bool,
     pub writes: bool,
     runs: bool,
-    pub run: RunId,
 }
 
 impl Handle {
     /// `flags`: the kernel's flags of the open.
-    pub fn new(open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Self {
+    pub fn new(open: Arc<Open>, writes: bool, flags: i32) -> Self {
         let runs = runs_it(flags);
         open.programs.fetch_add(usize::from(runs), Ordering::Relaxed);
-        Self { id: open.id, open, reads: flags & libc::O_ACCMODE != libc::O_WRONLY, writes, runs, run }
+        Self { id: open.id, open, reads: flags & libc::O_ACCMODE != libc::O_WRONLY, writes, runs }
     }
 }
 

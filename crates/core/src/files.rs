@@ -66,24 +66,24 @@ pub(crate) use seal::identity_of;
 
 /// The components that content goes through, and the metadata that they work on. Each is made of those before it.
 pub struct Files {
-    pub metadata: Arc<Metadata>,
+    pub(crate) metadata: Arc<Metadata>,
     pub access: Arc<Access>,
-    pub losses: Arc<Losses>,
+    pub(crate) losses: Arc<Losses>,
     pub deadline: Arc<DeadlineWatch>,
-    pub temporaries: Arc<StoreTemporaries>,
-    pub open_files: Arc<OpenFiles>,
+    pub(crate) temporaries: Arc<StoreTemporaries>,
+    pub(crate) open_files: Arc<OpenFiles>,
     pub copies: Arc<Copies>,
     pub room_waits: Arc<RoomWaits>,
     pub eviction: Arc<Eviction>,
-    pub placer: Arc<Placer>,
-    pub fetches: Arc<Fetches>,
+    pub(crate) placer: Arc<Placer>,
+    pub(crate) fetches: Arc<Fetches>,
     pub syncs: Arc<Syncs>,
     pub transfers: Arc<Transfers>,
     pub sealer: Arc<Sealer>,
     pub descriptors: Arc<Descriptors>,
     pub opener: Arc<Opener>,
-    pub delegation: Arc<Delegator>,
-    pub memory_pressure: Arc<MemoryPressure>,
+    pub(crate) delegation: Arc<Delegator>,
+    pub(crate) memory_pressure: Arc<MemoryPressure>,
     pub scrub: Arc<Scrub>,
 }
 

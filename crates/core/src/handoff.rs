@@ -30,7 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use surgetank_types::model::{FileId, Kind, RunId};
 
-pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
+pub use left::{Left, LeftRun};
+pub(crate) use left::{LeftHandle, LeftListing, LeftMirror};
 
 /// One fact that the kernel or a program has from the agent, or is about to get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,9 +7,9 @@
 extern crate surgetank_types;
 
 pub mod audit;
-pub mod base;
+pub(crate) mod base;
 pub mod catalog;
-pub mod content;
+pub(crate) mod content;
 pub mod drain;
 pub mod files;
 pub mod handoff;

@@ -27,8 +27,6 @@ pub mod restore;
 pub mod revalidation;
 pub mod xattrs;
 
-use std::time::Duration;
-
 use attributes::FileAttributes;
 use eager_publish::EagerPublish;
 use emptying::Emptying;
@@ -209,9 +207,5 @@ impl Namespace {
     /// The part of the names of temporaries in the store that identifies this agent.
     pub fn key(&self) -> &str {
         &self.base.key
-    }
-
-    pub fn uptime(&self) -> Duration {
-        self.base.started.elapsed()
     }
 }

@@ -10,7 +10,7 @@
 //! model on one page.
 
 pub mod advise;
-pub mod bounds;
+mod bounds;
 mod fluid;
 pub mod machine;
 pub mod predict;

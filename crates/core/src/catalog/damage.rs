@@ -28,7 +28,7 @@ use super::segment::{HEADER_BYTES, Segment, Step};
 pub struct Damage {
     /// The file with the first bad byte, and that byte's offset. (For a log whose header is bad: 0.)
     pub path: PathBuf,
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// Intact records behind it, none of which is believed.
     pub records_behind: u64,
 }

@@ -67,7 +67,7 @@ impl DeadlineWatch {
         self.press(true);
     }
 
-    pub fn press_for_memory(&self, on: bool) {
+    pub(crate) fn press_for_memory(&self, on: bool) {
         if self.end.short_of_memory.swap(on, Ordering::Relaxed) != on && on {
             tracing::info!("memory is short: what is undrained there is due, and moved away");
             self.hasten();

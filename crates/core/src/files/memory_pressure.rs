@@ -20,10 +20,10 @@ use surgetank_types::model::{DeviceId, FileId, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
+use crate::base::Base;
 use crate::base::end::End;
 use crate::base::events::Events;
 use crate::base::users::is_drained;
-use crate::base::{Base, Counters};
 use crate::content::Location;
 use crate::files::deadline::DeadlineWatch;
 use crate::files::evict::Eviction;
@@ -65,7 +65,6 @@ fn begin_writing(target: &File) {
 
 /// Moves files out of memory when it is short.
 pub struct MemoryPressure {
-    counters: Arc<Counters>,
     end: Arc<End>,
     events: Arc<Events>,
     store: Arc<dyn Store>,
@@ -89,7 +88,6 @@ impl MemoryPressure {
         transfers: &Arc<Transfers>,
     ) -> Self {
         Self {
-            counters: base.counters.clone(),
             end: base.end.clone(),
             events: base.events.clone(),
             store: base.store.clone(),
@@ -332,7 +330,6 @@ impl MemoryPressure {
         from.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         from.counters().spills_out.fetch_add(1, Ordering::Relaxed);
         self.events.count(EventKind::Spilled, from.tier_name(), "memory ran short", 0);
-        self.counters.spills.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

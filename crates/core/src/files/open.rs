@@ -175,7 +175,7 @@ impl Opener {
         };
         self.succession.hand_off_handle(fh, &open, writes, flags, run);
         let keep_cache = !writes && !shared && grant == Grant::Mediated && self.copies.may_keep_pages(&open);
-        let handle = Handle::new(open, writes, flags, run);
+        let handle = Handle::new(open, writes, flags);
         self.metadata.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
         if writes {
             self.metadata.recall_for_writer();

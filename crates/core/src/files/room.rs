@@ -158,7 +158,6 @@ impl Transfers {
                 Err(why) => tracing::warn!(%why, "a file that was moved stays on its tier too until the next start"),
             }
         }
-        self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         let place = self.tiers.device(from).tier_name();
         self.events.count(EventKind::Spilled, place, "it grew and the tier had no room for more", charged);

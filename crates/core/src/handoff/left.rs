@@ -8,31 +8,31 @@ use super::Record;
 use surgetank_types::model::{FileId, Kind, RunId};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftMirror {
-    pub dir: FileId,
-    pub name: Box<[u8]>,
-    pub ino: u64,
-    pub kind: Kind,
+pub(crate) struct LeftMirror {
+    pub(crate) dir: FileId,
+    pub(crate) name: Box<[u8]>,
+    pub(crate) ino: u64,
+    pub(crate) kind: Kind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeftHandle {
-    pub id: FileId,
-    pub flags: i32,
-    pub writes: bool,
-    pub run: RunId,
-    pub direct: bool,
+pub(crate) struct LeftHandle {
+    pub(crate) id: FileId,
+    pub(crate) flags: i32,
+    pub(crate) writes: bool,
+    pub(crate) run: RunId,
+    pub(crate) direct: bool,
     /// The request that opened it; when the kernel sends that request again, it was not answered.
-    pub by: u64,
+    pub(crate) by: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftListing {
-    pub dir: FileId,
-    pub uid: u32,
-    pub gid: u32,
+pub(crate) struct LeftListing {
+    pub(crate) dir: FileId,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// The offset at which the kernel continues, and the name before it.
-    pub at: Option<(u64, Box<[u8]>)>,
+    pub(crate) at: Option<(u64, Box<[u8]>)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,19 +43,19 @@ pub struct LeftRun {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Left {
-    pub mirrors: HashMap<FileId, LeftMirror>,
-    pub handles: BTreeMap<u64, LeftHandle>,
-    pub listings: BTreeMap<u64, LeftListing>,
+    pub(crate) mirrors: HashMap<FileId, LeftMirror>,
+    pub(crate) handles: BTreeMap<u64, LeftHandle>,
+    pub(crate) listings: BTreeMap<u64, LeftListing>,
     /// By handle: which request appended last, and where.
-    pub appends: HashMap<u64, (u64, u64)>,
-    pub backings: HashMap<FileId, u32>,
+    pub(crate) appends: HashMap<u64, (u64, u64)>,
+    pub(crate) backings: HashMap<FileId, u32>,
     /// Nanoseconds of mtime, links.
-    pub dirs: HashMap<FileId, (i64, u32)>,
-    pub noted: Vec<Vec<u8>>,
+    pub(crate) dirs: HashMap<FileId, (i64, u32)>,
+    pub(crate) noted: Vec<Vec<u8>>,
     pub runs: BTreeMap<RunId, LeftRun>,
     pub facts: BTreeMap<String, Vec<u8>>,
     /// The highest handle that was ever granted.
-    pub handle_max: u64,
+    pub(crate) handle_max: u64,
 }
 
 impl Left {

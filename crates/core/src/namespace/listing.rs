@@ -31,7 +31,7 @@ pub struct Listed {
 }
 
 #[derive(Debug)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     dir: FileId,
     caller: Caller,
     /// Taken at the first read from the start, and again at every rewinddir. A kernel that kept the listing never reads.

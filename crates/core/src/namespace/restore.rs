@@ -108,8 +108,8 @@ impl Restore {
         for (fh, handle) in &left.handles {
             match self.restore_handle(handle, until) {
                 Some(open) => {
-                    let LeftHandle { flags, writes, run, .. } = *handle;
-                    let handle = Handle::new(open, writes, flags, run);
+                    let LeftHandle { flags, writes, .. } = *handle;
+                    let handle = Handle::new(open, writes, flags);
                     self.metadata.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
                     self.open_files
                         .handles

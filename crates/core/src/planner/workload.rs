@@ -7,9 +7,9 @@
 //!
 //! The danger that it avoids: an impossible description starts a simulation that never ends. It is an error here.
 
-pub mod describe;
-pub mod recorded;
-pub mod wfformat;
+mod describe;
+mod recorded;
+mod wfformat;
 
 use std::path::Path;
 

@@ -20,7 +20,7 @@ const DIRS_AT_ONCE: usize = 16;
 pub struct Entry {
     pub from: StorePath,
     pub to: StorePath,
-    pub stat: StoreStat,
+    pub(crate) stat: StoreStat,
     /// A directory that is copied; other directories only lead to a wanted file.
     pub keeps_attributes: bool,
 }
