@@ -40,9 +40,11 @@ pub const LISTED_MAX: usize = 100;
 pub struct PathText(pub Vec<u8>);
 
 impl PathText {
+    /// The same bytes as a path, borrowed.
     pub fn as_path(&self) -> &Path {
         Path::new(std::ffi::OsStr::from_bytes(&self.0))
     }
+    /// A copy of the path.
     pub fn to_path_buf(&self) -> PathBuf {
         self.as_path().to_path_buf()
     }
@@ -113,7 +115,9 @@ impl<'de> Deserialize<'de> for PathText {
 /// The first entries of a list, and its true length.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing<T> {
+    /// The number of entries, those outside `first` included.
     pub total: u64,
+    /// The first entries, [`LISTED_MAX`] at most.
     pub first: Vec<T>,
 }
 
@@ -124,12 +128,14 @@ impl<T> Default for Listing<T> {
 }
 
 impl<T> Listing<T> {
+    /// Counts an entry, and keeps it while `first` has room.
     pub fn push(&mut self, entry: T) {
         self.total += 1;
         if self.first.len() < LISTED_MAX {
             self.first.push(entry);
         }
     }
+    /// The list has no entries, listed or not.
     pub fn is_empty(&self) -> bool {
         self.total == 0
     }
@@ -152,6 +158,7 @@ impl<T> FromIterator<T> for Listing<T> {
 /// The scope of a question: everything, one run's output, or the files below some paths.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Scope {
+    /// Only the files and operations of this run; `None`: those of all runs.
     pub run: Option<RunId>,
     /// Relative to the served directory; empty: no restriction. A directory includes all below it.
     #[serde(default)]
@@ -159,9 +166,11 @@ pub struct Scope {
 }
 
 impl Scope {
+    /// The scope without a restriction.
     pub fn everything() -> Self {
         Self::default()
     }
+    /// The scope of one run's output.
     pub fn run(run: RunId) -> Self {
         Self { run: Some(run), paths: Vec::new() }
     }
@@ -177,13 +186,17 @@ impl Scope {
     }
 }
 
+/// The state of a file's content, as `surgetank why` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileState {
     /// Some program may still write it.
     Open,
+    /// Complete, and not in the store: it waits for the drain, or a rule keeps it on the tiers.
     Sealed,
+    /// The drain copies or publishes it now.
     Draining,
+    /// Verified in the store, and still on a tier.
     Durable,
     /// Durable, and only in the store.
     Evicted,
@@ -201,8 +214,10 @@ impl fmt::Display for FileState {
     }
 }
 
+/// One copy of a file on a tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
+    /// Name of the tier.
     pub tier: String,
     /// The plain file itself.
     pub file: PathText,
@@ -211,11 +226,15 @@ pub struct ReplicaStatus {
 /// `surgetank why PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
+    /// Path below the served directory.
     pub path: PathText,
+    /// State of the newest version.
     pub state: FileState,
+    /// Size of the file in bytes.
     pub size_bytes: u64,
     /// Where its bytes are read from now, in a few words.
     pub place: String,
+    /// The mode that applies: whether and how the file reaches the store.
     pub mode: Mode,
     /// The rule that decided the mode, and where that rule is written.
     pub rule: String,
@@ -224,9 +243,13 @@ pub struct Why {
     pub hints: Vec<String>,
     /// The reason for its place.
     pub placement: String,
+    /// Copies on tiers.
     pub replicas: Vec<ReplicaStatus>,
+    /// Path of the file below the store; empty while the store does not have it.
     pub store_path: PathText,
+    /// The file stays on its tier although it is durable, because a user or a hint wants that.
     pub pinned: bool,
+    /// The operation for which the file waits, or the error of the drain.
     pub trouble: Option<Trouble>,
 }
 
@@ -234,29 +257,40 @@ pub struct Why {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HintOf {
+    /// Path below the served directory; a directory's hints apply to files that are made below it.
     pub path: PathText,
+    /// Values of the hints by their names.
     pub hints: BTreeMap<String, String>,
 }
 
+/// A hint that the agent did not accept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedHint {
+    /// Path to which the hint was given.
     pub path: PathText,
+    /// Reason for the refusal.
     pub why: String,
 }
 
 /// The drain's progress. "Done" counts since the final drain of the scope began.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
+    /// Files whose content is not in the store yet.
     pub undrained_files: u64,
+    /// Bytes that are not copied yet, without holes.
     pub undrained_bytes: u64,
+    /// Renames, deletes and changes of attributes that are not in the store yet.
     pub undrained_operations: u64,
+    /// Files that became durable.
     pub done_files: u64,
     /// Includes the copied bytes of incomplete files, which `undrained_bytes` excludes.
     pub done_bytes: u64,
     /// The current rate; 0 without progress.
     pub bytes_per_second: u64,
+    /// Rate in bytes per second since the final drain of the scope began.
     #[serde(default)]
     pub average_bytes_per_second: u64,
+    /// The failure for which the drain waits; `None`: it makes progress.
     pub trouble: Option<Trouble>,
     /// Without a user's action the scope will not change any more: all is durable, or the drain gave up.
     pub settled: bool,
@@ -265,14 +299,18 @@ pub struct Progress {
 /// The work that `prefetch` started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Prefetch {
+    /// Files that were fetched from the store.
     pub files: u64,
+    /// Their bytes.
     pub bytes: u64,
 }
 
 /// A living process, for the user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
+    /// Process id.
     pub pid: u32,
+    /// Command line, shortened.
     pub command: String,
     /// What it holds: `cwd /scratch/project`; empty for a background child.
     pub holds: String,
@@ -281,19 +319,27 @@ pub struct Holder {
 /// `surgetank run --json FILE`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunReport {
+    /// The version of Surgetank.
     pub version: String,
+    /// The served directory.
     pub over: PathText,
+    /// Path or URL of the store, without secrets.
     pub store: PathText,
+    /// The command and its arguments.
     pub command: Vec<PathText>,
     /// As a shell returns it: 128 + signal when killed.
     pub command_exit: u8,
     /// What `surgetank run` itself returned.
     pub exit: u8,
+    /// Time from the command's start to its end, in milliseconds.
     pub command_ms: u64,
+    /// Duration of the final drain, in milliseconds.
     pub drain_ms: u64,
     /// Why `exit` differs from `command_exit`; empty when it does not.
     pub reason: String,
+    /// The verdict on the run's output; `None`: the agent gave none.
     pub verdict: Option<Verdict>,
+    /// The agent's summary; `None`: the agent gave none.
     pub summary: Option<Summary>,
     /// Background children that outlived the grace.
     pub left_running: Vec<Holder>,

@@ -43,6 +43,7 @@ pub enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Proven {
+    /// All of it.
     Whole,
     /// The bytes that a program had synced; later writes may be missing.
     InPart,
@@ -54,13 +55,16 @@ pub enum Proven {
     Unknown,
 }
 
+/// One difference between the catalog, a tier and the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// Kind of the finding.
     pub what: What,
     /// Relative to the served directory.
     pub path: PathText,
     /// The plain file, the store's file or the tier of the finding.
     pub at: PathText,
+    /// Explanation for the user, in words.
     pub text: String,
     /// The repair fixed it.
     pub repaired: bool,
@@ -69,6 +73,7 @@ pub struct Finding {
     pub copy: Option<TierCopy>,
 }
 
+/// The place of a copy on a tier, from which `scavenge` can save it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierCopy {
     /// The directory of the device's plain files.
@@ -80,28 +85,37 @@ pub struct TierCopy {
 /// A file whose newest version is not in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undrained {
+    /// Path below the served directory.
     pub path: PathText,
     /// The plain file, or the temporary in the store.
     pub at: PathText,
+    /// Size in bytes of what is at `at`.
     pub size_bytes: u64,
     /// A program may have been about to write more.
     pub open: bool,
+    /// The part of the version that is certain to be there.
     pub proven: Proven,
+    /// Permission bits with setuid, setgid and sticky.
     pub perm: u32,
+    /// Modification time of the newest version.
     pub mtime: Timestamp,
 }
 
+/// The result of an audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Audit {
     /// Inspected files.
     pub files: u64,
     /// Bytes that were read and compared with their checksum.
     pub scrubbed_bytes: u64,
+    /// Differences, in the order in which the audit met them.
     pub findings: Vec<Finding>,
+    /// Files whose newest version is not in the store.
     pub undrained: Vec<Undrained>,
 }
 
 impl Audit {
+    /// Findings of kind [`What::Lost`].
     pub fn lost(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|finding| finding.what == What::Lost)
     }

@@ -5,15 +5,20 @@
 use super::run::Event;
 use super::{Status, Summary};
 
+/// All figures of a served directory at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Figures {
+    /// The present state, as in `surgetank status`.
     pub status: Status,
     /// Since the agent started, of all runs.
     pub summary: Summary,
+    /// Figures of each tier, in the configured order.
     pub tiers: Vec<TierFigures>,
+    /// Figures of the drain.
     pub drain: DrainFigures,
-    /// Questions to the store on behalf of a program: attributes of a name, and whole directories.
+    /// Attributes of a name that were requested from the store on behalf of a program.
     pub store_lookups: u64,
+    /// Directories that were listed in the store on behalf of a program.
     pub store_listings: u64,
     /// Decisions and incidents, by kind, place and reason.
     pub events: Vec<Event>,
@@ -22,10 +27,13 @@ pub struct Figures {
 /// One tier with all its devices, since the agent started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierFigures {
+    /// Name of the tier.
     pub name: String,
     /// Files that are there now.
     pub files: u64,
+    /// Copies that left the tier because room was wanted; the store has their content.
     pub evictions: u64,
+    /// Bytes that these evictions freed.
     pub evicted_bytes: u64,
     /// Failed calls of a device.
     pub errors: u64,

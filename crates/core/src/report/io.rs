@@ -1,4 +1,6 @@
 //! The I/O of processes, by its door, and its sums.
+//!
+//! The danger that it avoids: a counted byte and an estimated byte in one figure.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,26 +31,36 @@ pub struct Io {
     pub write_opens: u64,
     /// Opens with permission to make the file.
     pub create_opens: u64,
-    /// Bytes that read calls returned and write calls took.
+    /// Bytes that read calls returned.
     pub read_bytes: u64,
+    /// Bytes that write calls took.
     pub write_bytes: u64,
+    /// Read calls.
     pub read_calls: u64,
+    /// Write calls.
     pub write_calls: u64,
     /// fsync, fdatasync, msync and the like.
     pub sync_calls: u64,
     /// Bytes of the mapped files (mmap): how much of them the program touched is unknown, and in no other figure.
     pub mapped_bytes: u64,
+    /// Calls that mapped a file (mmap).
     pub map_calls: u64,
-    /// By bytes moved per call.
+    /// Read calls by the bytes that each moved.
     pub read_sizes: Sizes,
+    /// Write calls by the bytes that each moved.
     pub write_sizes: Sizes,
-    /// Time in the calls above, from outside: read, write, sync; and in opens. Sampled where requests are small.
+    /// Time in read calls, in microseconds, measured from outside. Sampled where requests are small, like the times
+    /// below.
     pub read_us: u64,
+    /// Time in write calls, in microseconds.
     pub write_us: u64,
+    /// Time in sync calls, in microseconds.
     pub sync_us: u64,
+    /// Time in opens, in microseconds.
     pub open_us: u64,
-    /// For files whose requests cannot be counted: their size at the close, once per open for reading or for writing.
+    /// For files whose requests cannot be counted: their size at the close, in bytes, once per open for reading.
     pub estimated_read_bytes: u64,
+    /// The same for opens for writing, in bytes.
     pub estimated_write_bytes: u64,
 }
 
@@ -62,13 +74,17 @@ pub struct Sizes(pub Vec<u64>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kernel {
-    /// rchar, wchar: bytes of read and write calls on any file.
+    /// rchar: bytes of read calls on any file.
     pub read_bytes: u64,
+    /// wchar: bytes of write calls on any file.
     pub write_bytes: u64,
+    /// syscr: read calls on any file.
     pub read_calls: u64,
+    /// syscw: write calls on any file.
     pub write_calls: u64,
-    /// read_bytes, write_bytes: reads from and writes to block devices that the process caused.
+    /// read_bytes: bytes read from block devices that the process caused.
     pub device_read_bytes: u64,
+    /// write_bytes: bytes written to block devices that the process caused.
     pub device_write_bytes: u64,
 }
 
@@ -78,6 +94,7 @@ fn add(to: &mut u64, more: u64) {
 }
 
 impl Sizes {
+    /// Counts a request of `bytes` bytes.
     pub fn add(&mut self, bytes: u64) {
         self.add_many((u64::BITS - bytes.leading_zeros()) as usize, 1);
     }
@@ -95,6 +112,7 @@ impl Sizes {
         }
     }
 
+    /// Number of requests.
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
@@ -107,6 +125,7 @@ impl Sizes {
 }
 
 impl Io {
+    /// Adds all figures of `other`.
     pub fn join(&mut self, other: &Self) {
         add(&mut self.read_opens, other.read_opens);
         add(&mut self.write_opens, other.write_opens);
@@ -133,12 +152,14 @@ impl Io {
         self.read_bytes.saturating_add(self.write_bytes)
     }
 
+    /// Every figure is 0.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Doors {
+    /// The figures of each door, with its name for users.
     pub fn all(&self) -> [(&'static str, &Io); 5] {
         [
             ("shim", &self.shim),
@@ -149,6 +170,7 @@ impl Doors {
         ]
     }
 
+    /// Adds the figures of `other`, door by door.
     pub fn join(&mut self, other: &Self) {
         self.shim.join(&other.shim);
         self.passthrough.join(&other.passthrough);
@@ -168,6 +190,7 @@ impl Doors {
 }
 
 impl Kernel {
+    /// Adds all figures of `other`.
     pub fn join(&mut self, other: &Self) {
         add(&mut self.read_bytes, other.read_bytes);
         add(&mut self.write_bytes, other.write_bytes);

@@ -34,10 +34,12 @@ pub struct Access {
     /// The process used earlier content of the file. False if it made or emptied the file, or opened it for both and
     /// only wrote.
     pub reads: bool,
+    /// The process wrote to the file, or opened it for that.
     pub writes: bool,
     /// `None`: not opened for that, and without a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read: Option<Pattern>,
+    /// Writes; `None`: not opened for that, and without a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<Pattern>,
 }
@@ -46,14 +48,17 @@ pub struct Access {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pattern {
+    /// Opens in this direction.
     pub opens: u64,
     /// Requests, as the kernel sent them: several for a large call; for a mapped file, those of its touched parts.
     pub calls: u64,
+    /// Bytes of all requests; repeated ones count each time.
     pub bytes: u64,
     /// Different bytes of the file.
     pub distinct_bytes: u64,
     /// Requests that began where the previous one ended; a first one at 0 counts too.
     pub sequential_calls: u64,
+    /// Histogram of the requests' sizes.
     pub sizes: Sizes,
     /// Distances between the starts of a request and the previous one, of requests that were not sequential; the most
     /// frequent first.
@@ -63,10 +68,13 @@ pub struct Pattern {
     pub about: bool,
 }
 
+/// One distance between requests, and its frequency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stride {
+    /// Distance in bytes from the start of the previous request; negative: backwards.
     pub bytes: i64,
+    /// Requests at this distance.
     pub calls: u64,
 }
 
@@ -106,10 +114,12 @@ pub struct Tracker {
 }
 
 impl Tracker {
+    /// Counts an open in this direction.
     pub fn opened(&mut self) {
         self.opens += 1;
     }
 
+    /// Counts a request of `bytes` bytes at `offset`.
     pub fn request(&mut self, offset: u64, bytes: u64) {
         self.calls += 1;
         self.bytes += bytes;
@@ -156,6 +166,7 @@ impl Tracker {
         self.extents = all.chunks(2).filter_map(|pair| Some((pair.first()?.0, pair.last()?.1))).collect();
     }
 
+    /// The pattern so far; `None`: neither an open nor a request.
     pub fn pattern(&self) -> Option<Pattern> {
         if self.opens == 0 && self.calls == 0 {
             return None;

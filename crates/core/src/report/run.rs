@@ -32,6 +32,7 @@ pub const FILES_MAX: usize = 100;
 /// The most characters of a command line.
 pub const COMMAND_CHARS_MAX: usize = 1000;
 
+/// The record of one run. Every field says what is counted, and for which runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunRecord {
@@ -42,7 +43,9 @@ pub struct RunRecord {
     /// Name of the record, `YYYYMMDD-HHMMSS-UUUUUU-N` (UTC, with microseconds), as an argument of `surgetank report`.
     /// Names sort by time.
     pub id: String,
+    /// Number of the run.
     pub run: RunId,
+    /// Name of the node.
     pub host: String,
     /// Shortened to [`COMMAND_CHARS_MAX`].
     pub command: String,
@@ -50,6 +53,7 @@ pub struct RunRecord {
     pub directory: PathText,
     /// Path or URL, without secrets.
     pub store: String,
+    /// Begin of the run, in microseconds since 1970.
     pub begun_unix_us: i64,
     /// When the command had ended; `None`: unknown (the run was killed, or detached).
     pub command_ended_us: Option<u64>,
@@ -61,6 +65,7 @@ pub struct RunRecord {
     pub exit: Option<u8>,
     /// Why `exit` differs from `command_exit`; empty when they are equal, or when neither is known.
     pub reason: String,
+    /// The last verdict on the run's output; `None`: no verdict was given.
     pub verdict: Option<Verdict>,
     /// The agent's summary since it started, as in `--json`.
     pub summary: Option<Summary>,
@@ -70,10 +75,13 @@ pub struct RunRecord {
     /// Other runs over the same directory during this one. `tiers`, `store`, `events` and `samples` are the agent's and
     /// include theirs; `processes`, `programs` and `files` are this run's alone.
     pub runs_beside: u32,
+    /// Each tier during the run, in the configured order.
     pub tiers: Vec<TierRecord>,
+    /// Traffic with the store during the run.
     pub store_traffic: StoreTraffic,
     /// Decisions and incidents of the engine, by kind, place and reason.
     pub events: Vec<Event>,
+    /// The state of tiers and queue over time.
     pub samples: Samples,
     /// In the order of their start.
     pub processes: Vec<Process>,
@@ -95,6 +103,7 @@ pub struct RunRecord {
     pub files: Vec<File>,
     /// The number of files that the run wrote and closed.
     pub files_total: u64,
+    /// The part of the run after the command's end.
     pub tail: Tail,
 }
 
@@ -102,9 +111,13 @@ pub struct RunRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierRecord {
+    /// Name of the tier.
     pub name: String,
+    /// The most bytes that Surgetank uses of the tier, over all its devices.
     pub cap_bytes: u64,
+    /// The event that its files outlive; `None`: not recorded.
     pub survives: Option<Survives>,
+    /// Directories of the tier's devices.
     pub devices: Vec<PathText>,
     /// Files placed on this tier.
     pub files: u64,
@@ -117,7 +130,9 @@ pub struct TierRecord {
     pub hits: u64,
     /// Files that had to leave in the middle of a write.
     pub spills: u64,
+    /// The most bytes in use at a sample.
     pub used_bytes_max: u64,
+    /// The most bytes at a sample that the store did not have.
     pub dirty_bytes_max: u64,
 }
 
@@ -125,14 +140,17 @@ pub struct TierRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreTraffic {
-    /// Files and bytes made durable.
+    /// Files made durable.
     pub out_files: u64,
+    /// Bytes made durable, without holes.
     pub out_bytes: u64,
-    /// Fetched files and bytes: opens that no tier answered, prefetched files, mediated reads of the store.
+    /// Fetched files: opens that no tier answered, prefetched files, mediated reads of the store.
     pub in_files: u64,
+    /// Fetched bytes.
     pub in_bytes: u64,
-    /// Time in which the queue was not empty, and the rate over it.
+    /// Time in which the queue was not empty, in microseconds.
     pub busy_us: u64,
+    /// `out_bytes` per second of `busy_us`.
     pub out_bytes_per_second: u64,
     /// Tries that failed and were repeated.
     pub failures: u64,
@@ -140,6 +158,7 @@ pub struct StoreTraffic {
     pub corrupt: u64,
 }
 
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
@@ -153,6 +172,7 @@ pub enum EventKind {
     Fetched,
     /// A file had to leave its place in the middle of a write.
     Spilled,
+    /// A durable file left a tier.
     Evicted,
     /// Another client had changed the store's file: both are kept.
     Conflict,
@@ -163,12 +183,14 @@ pub enum EventKind {
 /// How often one event happened for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
+    /// Kind of the event.
     pub kind: EventKind,
     /// Tier, or `store`.
     pub place: String,
     /// In a few words, without the figures of the single case, so that equal ones are counted together. From
     /// `placement::Reason` where placement decided.
     pub reason: String,
+    /// Number of times.
     pub count: u64,
     /// The bytes of these files, where known at that time.
     pub bytes: u64,
@@ -179,19 +201,25 @@ pub struct Event {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Samples {
+    /// Time between two points, in microseconds.
     pub interval_us: u64,
     /// Names of the tiers, in the order of `Sample::tiers`.
     pub tiers: Vec<String>,
+    /// Points in the order of time, [`SAMPLES_MAX`] at most.
     pub points: Vec<Sample>,
 }
 
+/// The state of tiers and queue at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
+    /// Time of the point, in microseconds since the run began.
     pub at_us: u64,
+    /// Fill of each tier, in the order of [`Samples::tiers`].
     pub tiers: Vec<Fill>,
     /// The work that waits for the store: files, renames, deletes …
     pub queue_operations: u64,
+    /// Bytes that wait for the store, without holes.
     pub queue_bytes: u64,
     /// Made durable since the run began; the rate between two points is the difference over the time.
     pub drained_bytes: u64,
@@ -199,10 +227,13 @@ pub struct Sample {
     pub fetched_bytes: u64,
 }
 
+/// Fill of one tier at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fill {
+    /// Bytes in use.
     pub used_bytes: u64,
+    /// Those of them that the store does not have.
     pub dirty_bytes: u64,
 }
 
@@ -219,9 +250,11 @@ pub enum Counted {
     Agent,
 }
 
+/// One process of the run, and its I/O.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Process {
+    /// Process id.
     pub pid: u32,
     /// 0: unknown.
     pub parent: u32,
@@ -233,6 +266,7 @@ pub struct Process {
     pub begun_us: u64,
     /// The last sign; `None`: it outlived the run.
     pub ended_us: Option<u64>,
+    /// The source of the figures.
     pub counted: Counted,
     /// I/O in the directory.
     pub io: Doors,
@@ -256,10 +290,13 @@ fn is_zero(number: &u32) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Program {
+    /// Name of the executable, without its directory.
     pub program: String,
+    /// Number of processes.
     pub processes: u64,
     /// Sum of the times from their begin to their end.
     pub lived_us: u64,
+    /// I/O in the directory, summed up.
     pub io: Doors,
     /// Of those processes for which it is known.
     pub kernel: Option<Kernel>,
@@ -269,10 +306,13 @@ pub struct Program {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct File {
+    /// Path below the served directory.
     pub path: PathText,
+    /// Size of the last version in bytes.
     pub size_bytes: u64,
     /// How often it was closed after a write.
     pub versions: u64,
+    /// The mode that applied at the close: whether and how the file reaches the store.
     pub mode: Mode,
     /// Its place: a tier's name, or `store`.
     pub place: String,
@@ -290,10 +330,13 @@ pub struct File {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tail {
+    /// Duration in microseconds; 0 where the command's end is unknown.
     pub elapsed_us: u64,
-    /// What was left to drain when the command ended.
+    /// Files that were left to drain when the command ended.
     pub undrained_files: u64,
+    /// Bytes that were left to drain when the command ended, without holes.
     pub undrained_bytes: u64,
+    /// Renames, deletes and changes of attributes that were left to drain.
     pub undrained_operations: u64,
 }
 

@@ -11,59 +11,83 @@ use surgetank_types::model::RunId;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
+    /// In use.
     Well,
     /// Taken out of use after errors.
     Sick {
+        /// The error of the device, in words.
         reason: String,
     },
 }
 
+/// One device of a tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
+    /// The configured directory of the device.
     pub path: PathText,
+    /// Bytes of files on the device.
     pub used_bytes: u64,
+    /// Bytes that are promised to writers and not written yet.
     pub reserved_bytes: u64,
     /// The free bytes of the file system, shared with other users.
     pub free_bytes: u64,
+    /// Use of the device after errors.
     pub health: Health,
 }
 
+/// One tier with all its devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
+    /// Name of the tier.
     pub name: String,
+    /// The most bytes that Surgetank uses of the tier.
     pub cap_bytes: u64,
+    /// Bytes of files on the tier.
     pub used_bytes: u64,
+    /// Bytes that are promised to writers and not written yet.
     pub reserved_bytes: u64,
     /// Bytes here that the store does not have yet.
     pub dirty_bytes: u64,
+    /// The event that its files outlive.
     pub survives: Survives,
+    /// Devices in the configured order.
     pub devices: Vec<DeviceStatus>,
 }
 
+/// The file that has waited longest for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oldest {
+    /// Path below the served directory.
     pub path: PathText,
+    /// Time in the queue, in seconds.
     pub age_seconds: u64,
 }
 
 /// The work that waits for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Queue {
+    /// Files whose content waits.
     pub files: u64,
+    /// Their bytes, without holes.
     pub bytes: u64,
     /// Renames, deletes, changes of mode.
     pub operations: u64,
+    /// The first file in the queue; `None`: no content waits.
     pub oldest: Option<Oldest>,
+    /// The drain's current rate; 0 without progress.
     pub bytes_per_second: u64,
 }
 
 /// A failure at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
+    /// Path below the served directory; `None`: the failure concerns no single file.
     pub path: Option<PathText>,
     /// The tier or store.
     pub place: String,
+    /// The error, in words.
     pub reason: String,
+    /// Time of the first failure, in seconds since 1970.
     pub since_unix_seconds: i64,
 }
 
@@ -85,10 +109,14 @@ pub struct DrainStatus {
 /// The engine's part of `surgetank status`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Status {
+    /// Tiers, in the configured order.
     pub tiers: Vec<TierStatus>,
+    /// The work that waits for the store.
     pub queue: Queue,
+    /// The drain and its failures.
     #[serde(default)]
     pub drain: DrainStatus,
+    /// Failures at the moment, those of the drain first.
     pub troubles: Vec<Trouble>,
     /// Losses that the user has not acknowledged yet.
     #[serde(default)]
@@ -97,6 +125,7 @@ pub struct Status {
     pub at_risk_reboot_bytes: u64,
     /// The same with the loss of the node.
     pub at_risk_node_bytes: u64,
+    /// The end of the job; `None`: unknown.
     #[serde(default)]
     pub deadline: Option<DeadlineStatus>,
 }
@@ -104,20 +133,25 @@ pub struct Status {
 /// The end of the job, where it is known, and the bytes that can be drained by then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadlineStatus {
+    /// The end, in seconds since 1970.
     pub unix_seconds: i64,
     /// The source of the end's time.
     pub from: String,
+    /// Time from now to the end, in seconds; 0 after it.
     pub left_seconds: u64,
     /// The drain's rate while it works; assumed as long as it is not `measured`.
     pub bytes_per_second: u64,
+    /// `bytes_per_second` is a measurement.
     pub measured: bool,
     /// The bytes that can be drained until then, with a margin.
     pub drainable_bytes: u64,
     /// The bytes that have to be drained.
     pub undrained_bytes: u64,
+    /// All undrained bytes can be drained until the end.
     pub fits: bool,
 }
 
+/// The programs that see the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Visibility {
@@ -127,27 +161,41 @@ pub enum Visibility {
     Global,
 }
 
+/// One run that uses the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStatus {
+    /// Number of the run.
     pub run: RunId,
+    /// Process id of `surgetank run`.
     pub pid: u32,
+    /// Command line, shortened.
     pub command: String,
+    /// Time at which the run joined, in seconds since 1970.
     pub since_unix_seconds: i64,
 }
 
 /// All of `surgetank status`: the agent's own part and the engine's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentStatus {
+    /// The served directory.
     pub over: PathText,
+    /// Path or URL of the store, without secrets.
     pub store: PathText,
+    /// Process id of the agent.
     pub pid: u32,
+    /// The version of Surgetank that the agent is.
     pub version: String,
+    /// Phase of the agent's life.
     pub phase: Phase,
+    /// The programs that see the mount.
     pub visibility: Visibility,
+    /// Time at which the agent began to serve, in seconds since 1970.
     pub since_unix_seconds: i64,
+    /// Runs that use the directory.
     pub runs: Vec<RunStatus>,
     /// Other mounts below the directory: bound through, not served by the agent.
     pub bypassed: Vec<PathText>,
+    /// The engine's part.
     #[serde(flatten)]
     pub content: Status,
 }

@@ -7,9 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Listing, PathText};
 
+/// A file whose newest version is not in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotDurable {
+    /// Path below the served directory.
     pub path: PathText,
+    /// The operation or error for which the file waits, in words.
     pub why: String,
     /// Where the newest bytes are. Empty when no copy was found, or when the copy cannot be checked.
     pub safe_at: PathText,
@@ -19,39 +22,50 @@ pub struct NotDurable {
 /// --forget`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
+    /// Path below the served directory.
     pub path: PathText,
     /// Where its bytes were.
     pub at: PathText,
+    /// Cause of the loss, in words.
     pub why: String,
 }
 
+/// A file that another client changed in the store; both versions are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
+    /// Path below the served directory.
     pub path: PathText,
     /// The name under which the agent's copy was put into the store.
     pub kept_as: PathText,
 }
 
+/// An operation on names or attributes that the store did not get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undelivered {
     /// `rename a → b`.
     pub operation: String,
+    /// The error, in words.
     pub why: String,
 }
 
 /// The basis of the exit code.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Verdict {
+    /// Files whose content is not in the store.
     pub not_durable: Listing<NotDurable>,
+    /// Files whose newest version has no copy any more.
     #[serde(default)]
     pub lost: Listing<Lost>,
+    /// Files that another client changed in the store meanwhile.
     pub conflicts: Listing<Conflict>,
+    /// Operations other than content, such as renames and deletes.
     pub undelivered: Listing<Undelivered>,
     /// Kept by rule `keep`: not in the store, on purpose; not a failure.
     pub kept: Listing<PathText>,
 }
 
 impl Verdict {
+    /// All output is in the store, and no loss is unacknowledged.
     pub fn is_durable(&self) -> bool {
         self.is_drained() && self.lost.is_empty()
     }
