@@ -21,12 +21,15 @@ use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TE
 
 /// What the audit inspects.
 pub struct Ground<'a> {
+    /// State that the catalog has: files, names, operations and losses.
     pub image: &'a Image,
     /// The damage of the catalog's log, of which `image` has what is before the damage.
     pub damage: Option<&'a Damage>,
+    /// Devices of the tiers, open for reading.
     pub tiers: &'a Tiers,
     /// `None`: the store is not inspected.
     pub store: Option<&'a dyn Store>,
+    /// User on whose behalf the store is asked.
     pub who: Cred,
     /// The served directory's store, as a path for users.
     pub store_path: &'a Path,
@@ -50,6 +53,7 @@ struct Look<'a> {
     audit: Audit,
 }
 
+/// Compares the catalog with tiers and store. Errors: a device of a tier cannot be taken up.
 pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
     let ids = take_up(ground)?;
     let records: HashMap<FileId, &FileRecord> = ground.image.files.iter().map(|(id, record)| (*id, record)).collect();

@@ -45,23 +45,32 @@ pub trait Door: Send + Sync {
     fn passes_through(&self) -> bool;
     /// Registers a plain file as the backing of a file of the mount. Processes then read and write it natively.
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
+    /// Ends the registration that [`Self::back`] returned.
     fn unback(&self, backing: u32);
     /// Makes the kernel drop the attributes that it caches, and the pages unless `attributes_only`. `false`: the kernel
     /// does not know the file.
     fn invalidate(&self, file: FileId, attributes_only: bool) -> bool;
+    /// Makes the kernel drop what it caches about a name in a directory.
     fn invalidate_name(&self, dir: FileId, name: &[u8]);
     /// Returns when the mount has released (`Opener::release`) the files that processes closed until now, or when
     /// this takes too long.
     fn await_closes(&self);
 }
 
+/// Counts since the agent started, for summary and metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Opens after which the kernel reads and writes the plain file itself.
     pub direct_opens: AtomicU64,
+    /// Opens after which every read and write comes to the agent.
     pub mediated_opens: AtomicU64,
+    /// Bytes that mediated reads returned.
     pub read_bytes: AtomicU64,
+    /// Bytes that mediated writes passed to the agent.
     pub written_bytes: AtomicU64,
+    /// Attributes of names that were requested from the store.
     pub store_stats: AtomicU64,
+    /// Directories that were listed in the store.
     pub store_lists: AtomicU64,
 }
 

@@ -35,11 +35,17 @@ pub struct Lsn(pub u64);
 /// One record that the catalog remembers, as [`Catalog::load_into`] returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loaded {
+    /// A file, by its id.
     File(FileId, Box<FileRecord>),
+    /// A name in a directory: the directory, the name, and its bindings.
     Entry(FileId, Box<[u8]>, EntryRecord),
+    /// A queued operation, by its place in the order.
     Op(Seq, OpRecord),
+    /// The number of a mark.
     Mark(Mark, u64),
+    /// Hints, by their subject.
     Hints(Hinted, HintRecord),
+    /// A loss that is not acknowledged, by the path of the file.
     Lost(Box<[u8]>, LostRecord),
 }
 

@@ -68,6 +68,7 @@ pub struct Drain {
     attempts: Arc<Attempts>,
     stager: Arc<Stager>,
     executor: Executor,
+    /// Counts for status and metrics.
     pub counters: Arc<DrainCounters>,
     /// The rate of copies.
     pub meter: Arc<Meter>,
@@ -86,6 +87,7 @@ fn spawn<T: Send + Sync + 'static>(name: &str, of: &Arc<T>, run: fn(&T)) -> std:
 }
 
 impl Drain {
+    /// Starts the threads of the drain. Errors: the system does not create a thread.
     pub fn start(namespace: &Namespace) -> std::io::Result<Arc<Self>> {
         let (base, metadata, files) = (&namespace.base, &namespace.metadata, &namespace.files);
         let counters = Arc::new(DrainCounters::default());

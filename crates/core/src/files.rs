@@ -67,23 +67,34 @@ pub(crate) use seal::identity_of;
 /// The components that content goes through, and the metadata that they work on. Each is made of those before it.
 pub struct Files {
     pub(crate) metadata: Arc<Metadata>,
+    /// Requests to the store as a user.
     pub access: Arc<Access>,
     pub(crate) losses: Arc<Losses>,
+    /// What may still be begun before the end of the job.
     pub deadline: Arc<DeadlineWatch>,
     pub(crate) temporaries: Arc<StoreTemporaries>,
     pub(crate) open_files: Arc<OpenFiles>,
+    /// The place of each newest version.
     pub copies: Arc<Copies>,
+    /// Writers that wait for room.
     pub room_waits: Arc<RoomWaits>,
+    /// Plain files that leave a tier.
     pub eviction: Arc<Eviction>,
     pub(crate) placer: Arc<Placer>,
     pub(crate) fetches: Arc<Fetches>,
+    /// The promise of fsync.
     pub syncs: Arc<Syncs>,
+    /// Reads and writes of mediated files.
     pub transfers: Arc<Transfers>,
+    /// The last close, and the version that it makes.
     pub sealer: Arc<Sealer>,
+    /// Descriptors that processes hold.
     pub descriptors: Arc<Descriptors>,
+    /// Opens and releases.
     pub opener: Arc<Opener>,
     pub(crate) delegation: Arc<Delegator>,
     pub(crate) memory_pressure: Arc<MemoryPressure>,
+    /// Copies on tiers, compared with the store.
     pub scrub: Arc<Scrub>,
 }
 
@@ -215,9 +226,12 @@ pub enum Grant {
     Mediated,
 }
 
+/// An open file, as a door hands it to a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Opened {
+    /// Number of the open file, unique in the life of the mount.
     pub handle: u64,
+    /// The way to the content.
     pub grant: Grant,
     /// Pages that the kernel still has from an earlier open are valid.
     pub keep_cache: bool,

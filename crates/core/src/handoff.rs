@@ -38,77 +38,118 @@ pub(crate) use left::{LeftHandle, LeftListing, LeftMirror};
 pub enum Record<'a> {
     /// This number means a file that only the store has: the one of that name in that directory.
     Mirror {
+        /// Id of the file.
         id: FileId,
+        /// Its directory.
         dir: FileId,
+        /// Its name there.
         name: &'a [u8],
+        /// Inode number in the store.
         ino: u64,
+        /// Kind of the file.
         kind: Kind,
     },
     /// The number has no meaning any more, or the catalog has the file now.
     Forgotten {
+        /// Id of the file.
         id: FileId,
     },
     /// An open file; `by`: the request that opened it.
     Opened {
+        /// Handle of the open file.
         fh: u64,
+        /// Id of the file.
         id: FileId,
+        /// The kernel's flags of the open.
         flags: i32,
+        /// The handle permits writes.
         writes: bool,
+        /// The run of the process.
         run: RunId,
+        /// Processes read and write the plain file itself.
         direct: bool,
+        /// Number of the request.
         by: u64,
     },
+    /// An open file or directory was closed.
     Closed {
+        /// Its handle.
         fh: u64,
     },
     /// A request is about to append there.
     Appending {
+        /// Handle of the open file.
         fh: u64,
+        /// Number of the request.
         by: u64,
+        /// Offset in bytes.
         at: u64,
     },
     /// An open directory, and the user who opened it.
     Listing {
+        /// Handle of the open directory.
         fh: u64,
+        /// Id of the directory.
         dir: FileId,
+        /// Owner of the process that opened it.
         uid: u32,
+        /// Group of that process.
         gid: u32,
     },
     /// The name before this position of its listing.
     Listed {
+        /// Handle of the open directory.
         fh: u64,
+        /// The position in the listing.
         offset: u64,
+        /// The name before it.
         before: &'a [u8],
     },
     /// The kernel's id for the plain file behind an open file.
     Backed {
+        /// Id of the file.
         id: FileId,
+        /// The kernel's id.
         backing: u32,
     },
+    /// The kernel's id of the file is not valid any more.
     Unbacked {
+        /// Id of the file.
         id: FileId,
     },
     /// Times and links of a directory, which the catalog does not record at each change.
     Touched {
+        /// Id of the directory.
         dir: FileId,
+        /// Time of the last modification, in nanoseconds since 1970.
         nanos: i64,
+        /// Number of links.
         links: u32,
     },
     /// A fact that counts against a run's exit code, as JSON.
     Noted {
+        /// The event as JSON.
         text: &'a [u8],
     },
+    /// A run began to use the directory.
     Joined {
+        /// Number of the run.
         run: RunId,
+        /// Process id of `surgetank run`.
         pid: u32,
+        /// Command line, shortened.
         command: &'a str,
     },
+    /// A run does not use the directory any more.
     Gone {
+        /// Number of the run.
         run: RunId,
     },
     /// A value to be known once, by its name.
     Fact {
+        /// Name of the value.
         name: &'a str,
+        /// The value; a later record of the same name replaces it.
         value: &'a [u8],
     },
 }
@@ -137,6 +178,7 @@ struct Header {
     nonce: AtomicU64,
 }
 
+/// The log of facts, in memory that outlives the agent.
 pub struct Handoff {
     base: NonNull<u8>,
     half_bytes: usize,
@@ -191,6 +233,7 @@ impl Handoff {
         self.header().lacking.load(Ordering::Relaxed) == 0
     }
 
+    /// Appends a record. A record without room is an error in the log file, and then no agent takes over.
     pub fn put(&self, record: &Record<'_>) {
         if framed::<RECORD_BYTES, _>(record, |bytes| self.append(bytes)).is_none()
             && framed::<RECORD_BYTES_MAX, _>(record, |bytes| self.append(bytes)).is_none()

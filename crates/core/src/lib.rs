@@ -3,6 +3,8 @@
 //! Imports point one way (see `ARCHITECTURE.md`):
 //! `{drain, audit, planner} → namespace → files → metadata → base → content → {report, transfer} → {handoff, catalog}`, and below them the crates `state → tier → policy → store → types`.
 
+#![warn(missing_docs)]
+
 #[macro_use]
 extern crate surgetank_types;
 

@@ -243,6 +243,7 @@ impl Metadata {
         volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
+    /// Bytes on the device that the store does not have.
     pub fn dirty_bytes_of(&self, device: &surgetank_tier::Device) -> u64 {
         self.dirty_bytes_on(&self.read_tree(), device)
     }

@@ -81,23 +81,41 @@ pub use resolve::{Found, NAME_TTL_MIN};
 
 /// The components that serve the doors, joined. Each is made of those before it.
 pub struct Namespace {
+    /// Parts that all components share.
     pub base: Base,
+    /// Names and inodes, with their lock.
     pub metadata: Arc<Metadata>,
+    /// Versions that are lost, until the user acknowledges them.
     pub losses: Arc<Losses>,
+    /// The content of files.
     pub files: Arc<Files>,
+    /// Look-ups of names.
     pub resolver: Arc<Resolver>,
+    /// After a restart or a request: what the store has now.
     pub revalidation: Arc<Revalidation>,
+    /// Attributes of files.
     pub attributes: Arc<FileAttributes>,
+    /// Directories that processes read.
     pub listings: Arc<Listings>,
+    /// Hints to files and directories.
     pub hints: Arc<FileHints>,
+    /// Answers for status, verdicts and commands that wait.
     pub questions: Arc<Questions>,
+    /// Extended attributes.
     pub xattrs: Arc<ExtendedAttributes>,
+    /// Operations on names.
     pub names: Arc<Names>,
+    /// Files that users or rules want on a tier ahead of use.
     pub prefetch: Arc<Prefetch>,
+    /// The end of the last run.
     pub emptying: Arc<Emptying>,
+    /// Files whose real path a process without the mount needs.
     pub eager: Arc<EagerPublish>,
+    /// Locks that programs set on files.
     pub file_locks: Arc<FileLocks>,
+    /// Open files of an agent that was killed.
     pub restore: Arc<Restore>,
+    /// Plain files for doors without a mount.
     pub grants: Arc<Grants>,
 }
 

@@ -40,12 +40,17 @@ const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), D
 
 /// Source, target and options of a transfer.
 pub struct Transfer<'a> {
+    /// The store that is read.
     pub source: &'a dyn Store,
+    /// The store that is written.
     pub target: &'a dyn Store,
+    /// User on whose behalf both stores are asked.
     pub who: Cred,
+    /// Verification of the copies.
     pub verify: Verify,
     /// A local directory for files that go from one server to another.
     pub spool: &'a Path,
+    /// Claims against other transfers on this node.
     pub claims: &'a Claims,
     /// Called with bytes as they pass; its error ends the transfer.
     pub gate: Gate<'a>,
@@ -56,10 +61,13 @@ pub struct Transfer<'a> {
 /// The result of a transfer.
 #[derive(Debug, Default)]
 pub struct Outcome {
+    /// Files that were copied.
     pub copied_files: u64,
+    /// Bytes that were copied.
     pub copied_bytes: u64,
     /// Files that were present already.
     pub present_files: u64,
+    /// Bytes of the files that were present already.
     pub present_bytes: u64,
     /// Source paths and reasons.
     pub failed: Vec<(StorePath, io::Error)>,

@@ -11,13 +11,17 @@ use crate::report::run::EventKind;
 /// An event that went wrong and that the agent reports to the user.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Noted {
+    /// Path below the served directory, or the operation in words.
     pub path: String,
+    /// Description of the event for the user.
     pub what: String,
+    /// The run that it concerns; 0: all runs.
     pub run: RunId,
     /// It makes `run` and `wait` return 3.
     pub counts: bool,
     /// Name of the agent's version, when another client's file has the name.
     pub kept_as: Option<String>,
+    /// Time of the event, in seconds since 1970.
     pub at_unix_seconds: i64,
 }
 

@@ -33,7 +33,9 @@ const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Holds descriptors that have to outlive the agent (the supervisor).
 pub trait Keeper: Send + Sync {
+    /// Takes a duplicate of `file` under `name`. Errors: the keeper has ended.
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
+    /// Closes the descriptor under `name`, if there is one.
     fn give_up(&self, name: &str);
 }
 
@@ -42,13 +44,16 @@ pub trait Keeper: Send + Sync {
 pub struct Request {
     /// Two requests with the same slot are never served at once.
     pub slot: u64,
+    /// Number of the request; a repeated request has the same one.
     pub number: u64,
 }
 
 /// The means of a handoff.
 #[derive(Default)]
 pub struct Survival {
+    /// Memory that the supervisor holds; `None`: no other agent takes over.
     pub handoff: Option<Arc<Handoff>>,
+    /// Holder of descriptors; `None`: they end with the agent.
     pub keeper: Option<Arc<dyn Keeper>>,
     /// The descriptors that the keeper held for an earlier agent, by name.
     pub kept: HashMap<String, File>,

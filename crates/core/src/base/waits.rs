@@ -2,6 +2,7 @@
 
 use surgetank_types::sync::OnceLock;
 
+/// Functions of the kernel adapter, by which a waiting thread learns about its process.
 #[derive(Default)]
 pub struct Waits {
     interrupted: OnceLock<fn() -> bool>,

@@ -105,6 +105,7 @@ impl LogCatalog {
         Self::open_with(dir, Options::default())
     }
 
+    /// The same as [`Self::open`], with options.
     pub fn open_with(dir: &Path, options: Options) -> Result<Self> {
         let parents = directory::create(dir)?;
         let lock = directory::lock(dir)?;

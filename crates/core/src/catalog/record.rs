@@ -19,7 +19,9 @@ pub(super) const FRAME_BYTES: usize = 16;
 /// A record found intact at the beginning of some bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoded {
+    /// Position of the record in the log.
     pub lsn: Lsn,
+    /// The changes of one commit, in order.
     pub changes: Vec<Change>,
     /// How many bytes the record takes, frame included.
     pub bytes: usize,

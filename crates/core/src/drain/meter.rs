@@ -15,6 +15,7 @@ const PAUSE: Duration = Duration::from_secs(3);
 /// Pieces that pass in less time give no rate.
 const WINDOW_MIN: Duration = Duration::from_millis(20);
 
+/// Measures the current rate of the drain.
 #[derive(Debug, Default)]
 pub struct Meter {
     state: Mutex<State>,
@@ -29,6 +30,7 @@ struct State {
 }
 
 impl Meter {
+    /// Counts `bytes` bytes that pass now.
     pub fn pass(&self, bytes: u64) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).pass(bytes, clock::tick());
     }

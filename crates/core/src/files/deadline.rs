@@ -33,9 +33,11 @@ const KEPT_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The present outlook for the end of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outlook {
+    /// The end of the job.
     pub deadline: Deadline,
     /// Measured, or assumed before the first measurement.
     pub bytes_per_second: u64,
+    /// `bytes_per_second` is a measurement.
     pub measured: bool,
     /// The bytes that can be drained until the end, with a margin.
     pub drainable_bytes: u64,
@@ -83,6 +85,7 @@ impl DeadlineWatch {
         Some(DirtyRoom { bytes: self.wiped_bytes(), bytes_max: self.drainable_bytes(deadline) })
     }
 
+    /// The outlook now; `None`: the end of the job is unknown.
     pub fn outlook(&self) -> Option<Outlook> {
         let deadline = self.config.deadline.clone()?;
         let (bytes_per_second, measured) = self.bytes_per_second();

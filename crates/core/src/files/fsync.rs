@@ -39,6 +39,8 @@ impl Syncs {
         }
     }
 
+    /// Makes an open file durable as far as its rule promises: on its tier, or in the store. `data_only`: fdatasync.
+    /// Errors: an unknown handle, a failed sync, or a publication that failed.
     pub fn fsync(&self, fh: u64, data_only: bool) -> FsResult<()> {
         let handle = self.open_files.handle(fh)?;
         self.fsync_open(&handle.open, data_only)

@@ -115,6 +115,8 @@ impl Opener {
         }
     }
 
+    /// Opens a file for a program that comes through the mount. `flags`: as for open(2). Errors: the file is unknown or
+    /// not regular, permissions, no room, the store.
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
         let truncates = flags & libc::O_TRUNC != 0;
         // A process that only empties the file is a writer until it closes it, and needs a writer's permission.
@@ -461,6 +463,7 @@ impl Opener {
         }
     }
 
+    /// Closes an open file. The last close by a writer makes a version.
     pub fn release(&self, fh: u64) {
         let handle = self.open_files.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         if let Some(handle) = handle {

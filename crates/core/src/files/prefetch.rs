@@ -67,7 +67,9 @@ pub(crate) enum Outcome {
 /// The files and bytes that a prefetch brought in.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct BroughtIn {
+    /// Number of files.
     pub files: u64,
+    /// Their bytes.
     pub bytes: u64,
 }
 

@@ -28,10 +28,15 @@ const REMEMBERED_MAX: usize = 1000;
 /// One writer without room.
 #[derive(Debug, Clone)]
 pub struct Short {
+    /// Path of the file below the served directory.
     pub path: Vec<u8>,
+    /// The run that wrote the file.
     pub run: RunId,
+    /// The full tiers, and the answer of the store, in words.
     pub why: String,
+    /// Begin of the wait.
     pub since: Instant,
+    /// Begin of the wait, in seconds since 1970.
     pub at_unix_seconds: i64,
     /// The writer got the error.
     pub refused: bool,

@@ -62,6 +62,8 @@ impl Scrub {
         }
     }
 
+    /// Compares the copies on tiers and in the store with the checksum. `repair`: evicts a wrong copy on a tier, and
+    /// publishes a file again whose copy in the store is wrong.
     pub fn scrub(&self, repair: bool) -> Audit {
         let mut audit = Audit::default();
         let ids: Vec<FileId> =

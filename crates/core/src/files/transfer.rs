@@ -79,6 +79,8 @@ impl Transfers {
         }
     }
 
+    /// Reads into `buffer` from `offset`, and returns the number of bytes, which is less at the end only. Errors: an
+    /// unknown handle, the device, the store.
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let handle = self.open_files.handle(fh)?;
         let mut done = 0;
@@ -132,6 +134,8 @@ impl Transfers {
         self.write_mediated(&handle.open, data, offset)
     }
 
+    /// Allocates or punches a range. `mode`: as for fallocate(2). Errors: an unknown handle, no room in any tier or the
+    /// store, the device.
     pub fn allocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         let handle = self.open_files.handle(fh)?;
         let open = &handle.open;
@@ -173,6 +177,8 @@ impl Transfers {
         }
     }
 
+    /// The next data or hole from `offset` (`SEEK_DATA`, `SEEK_HOLE`). Errors: EINVAL for another `whence`, ENXIO
+    /// beyond the end.
     pub fn seek(&self, fh: u64, offset: u64, whence: i32) -> FsResult<u64> {
         let handle = self.open_files.handle(fh)?;
         let from = match whence {
@@ -192,6 +198,8 @@ impl Transfers {
         Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
     }
 
+    /// Copies a range within the kernel, and returns the number of bytes. Errors: EOPNOTSUPP where the kernel has to
+    /// read and write instead.
     pub fn copy_range(&self, from: u64, offset_in: u64, to: u64, offset_out: u64, length: u64) -> FsResult<u64> {
         let source = self.open_files.handle(from)?;
         let target = self.open_files.handle(to)?;

@@ -35,12 +35,16 @@ pub(crate) struct LeftListing {
     pub(crate) at: Option<(u64, Box<[u8]>)>,
 }
 
+/// A run that used the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftRun {
+    /// Process id of `surgetank run`.
     pub pid: u32,
+    /// Command line, shortened.
     pub command: String,
 }
 
+/// The facts that an agent left to the next one.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Left {
     pub(crate) mirrors: HashMap<FileId, LeftMirror>,
@@ -52,7 +56,9 @@ pub struct Left {
     /// Nanoseconds of mtime, links.
     pub(crate) dirs: HashMap<FileId, (i64, u32)>,
     pub(crate) noted: Vec<Vec<u8>>,
+    /// Runs that used the directory, by their numbers.
     pub runs: BTreeMap<RunId, LeftRun>,
+    /// Values by their names.
     pub facts: BTreeMap<String, Vec<u8>>,
     /// The highest handle that was ever granted.
     pub(crate) handle_max: u64,

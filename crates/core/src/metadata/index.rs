@@ -20,7 +20,9 @@ use crate::metadata::Metadata;
 /// One file, as the shim may show it.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown {
+    /// Id of the file.
     pub id: FileId,
+    /// Attributes, as a program sees them.
     pub attr: Attr,
     /// The attributes are correct; otherwise the shim asks the mount. (So it does where a write removes set-user-id.)
     pub known: bool,
@@ -46,6 +48,7 @@ pub struct Shown {
 pub trait Shim: Send + Sync {
     /// Publishes the present state of a file. `name`: a directory's own name.
     fn show(&self, shown: &Shown, name: &[u8]);
+    /// Removes a file from the index; the shim then asks the mount.
     fn hide(&self, id: FileId);
     /// The shim must not use the file's entry for a moment; `show` or `hide` follows.
     fn conceal(&self, id: FileId);
@@ -72,6 +75,7 @@ pub trait Shim: Send + Sync {
     fn limit_claims(&self, claims: u64);
     /// From now on the kernel reports closes in this directory, as long as it is delegated.
     fn watch_delegated(&self, dir: &Path) -> std::io::Result<i32>;
+    /// Ends the reports that [`Self::watch_delegated`] began.
     fn no_longer_delegated(&self, watch: i32);
     /// A process created a file there. `false`: the kernel does not report its close.
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;

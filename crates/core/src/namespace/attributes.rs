@@ -29,11 +29,17 @@ use crate::namespace::resolve::Resolver;
 /// The changes that a program requests; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SetAttr {
+    /// Permission bits with setuid, setgid and sticky.
     pub perm: Option<u32>,
+    /// User id of the owner.
     pub uid: Option<u32>,
+    /// Group id.
     pub gid: Option<u32>,
+    /// Size in bytes.
     pub size_bytes: Option<u64>,
+    /// Time of the last access.
     pub atime: Option<Timestamp>,
+    /// Time of the last modification.
     pub mtime: Option<Timestamp>,
     /// The times are "now", for which write permission suffices.
     pub times_now: bool,
@@ -52,9 +58,12 @@ impl SetAttr {
     }
 }
 
+/// Attributes, and how long they are valid.
 #[derive(Debug, Clone, Copy)]
 pub struct Attributes {
+    /// Attributes of the file.
     pub attr: Attr,
+    /// Time for which the kernel may cache them.
     pub ttl: Duration,
 }
 
@@ -88,6 +97,7 @@ impl FileAttributes {
         }
     }
 
+    /// Attributes of a file. Errors: ESTALE if the file is unknown; the store.
     pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {
         self.resolver.revalidate(id)?;
         let mut tree = self.metadata.write_tree();
@@ -96,6 +106,8 @@ impl FileAttributes {
         Ok(Attributes { attr: self.open_files.attr_of(id, inode), ttl: self.metadata.ttl(id, inode) })
     }
 
+    /// Changes attributes, and returns the new ones. `fh`: the open file of a truncation. Errors: permissions, no room,
+    /// the store.
     pub fn setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<Attributes> {
         if change.is_empty() {
             self.permit_clearing(caller, id)?;
@@ -334,6 +346,7 @@ impl FileAttributes {
         Some(crate::files::identity_of(&stat))
     }
 
+    /// The target of a symbolic link. Errors: EINVAL if the file is not one, ESTALE if it is unknown; the store.
     pub fn readlink(&self, id: FileId) -> FsResult<Box<[u8]>> {
         self.opener.asked_of_it(id, || {
             let _moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);

@@ -20,6 +20,7 @@ use crate::metadata::Metadata;
 /// A path in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Real {
+    /// Path below the store's root.
     pub path: StorePath,
     /// Programs see it at the same path.
     pub in_place: bool,

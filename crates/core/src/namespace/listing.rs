@@ -23,10 +23,14 @@ use crate::handoff::{LeftListing, Record};
 use crate::metadata::Metadata;
 use crate::metadata::access::Access;
 
+/// One name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
+    /// The name.
     pub name: Name,
+    /// Kind of the file.
     pub kind: Kind,
+    /// Inode number.
     pub ino: u64,
 }
 
@@ -43,6 +47,7 @@ pub(crate) struct Snapshot {
 /// A directory that was opened.
 #[derive(Debug, Clone, Copy)]
 pub struct Listing {
+    /// Handle of the open directory.
     pub fh: u64,
     /// The kernel may keep the listing: only the agent changes the directory.
     pub cache: bool,
@@ -114,6 +119,7 @@ impl Listings {
         Ok(entries)
     }
 
+    /// Closes an open directory.
     pub fn releasedir(&self, fh: u64) {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         self.succession.hand_off(&Record::Closed { fh });
@@ -132,6 +138,7 @@ impl Listings {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
     }
 
+    /// The parent of a directory; of the root, the root.
     pub fn parent(&self, dir: FileId) -> FileId {
         let tree = self.metadata.read_tree();
         tree.get(dir).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0)

@@ -267,6 +267,7 @@ impl Names {
         }
     }
 
+    /// Removes a name. Errors: ENOENT, EISDIR, permissions, the store.
     pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
         let run = self.runs.run(caller);
         let name = Name::from(name);
@@ -305,6 +306,7 @@ impl Names {
         Ok(())
     }
 
+    /// Removes an empty directory. Errors: ENOENT, ENOTDIR, ENOTEMPTY, permissions, the store.
     pub fn rmdir(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
         let id = self.resolver.resolve(caller, dir, name)?;
         self.permit_change(caller, dir)?;

@@ -31,37 +31,52 @@ use crate::report::Scope;
 /// The place of a file and the reason for it (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Where {
+    /// Path below the served directory.
     pub path: Vec<u8>,
+    /// Kind of the file.
     pub kind: Kind,
+    /// Size in bytes.
     pub size_bytes: u64,
+    /// State of the newest version.
     pub state: State,
     /// `ram:/dev/shm/…/file`, `store:file:///…/file`; spaces separate several ones.
     pub location: String,
+    /// Name of the tier, or `store`.
     pub tier: String,
+    /// The mode that applies: whether and how the file reaches the store.
     pub mode: Mode,
+    /// The rule or hint that decided the mode, in words.
     pub rule: String,
     /// Every hint of the file, and whether a rule overrides it.
     pub hints: Vec<String>,
     /// Placement's reason.
     pub placed: String,
+    /// Number of the newest version.
     pub version: u32,
+    /// Number of the version that the store has.
     pub durable_version: u32,
+    /// CRC-64/NVME of the version that the store has; `None`: unknown.
     pub checksum: Option<u64>,
+    /// The file stays on its tier, because a user or a hint wants that.
     pub pinned: bool,
     /// The operation for which it waits, or the error.
     pub pending: Option<String>,
     /// Tier and plain file.
     pub replica: Option<(String, Vec<u8>)>,
+    /// Path below the store's root; empty while the store does not have the file.
     pub store_path: Vec<u8>,
 }
 
 /// The operation at which the drain stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
+    /// Path below the served directory.
     pub path: Vec<u8>,
     /// The layer that failed: the store, or a tier.
     pub place: String,
+    /// The error, in words.
     pub text: String,
+    /// Time since the first failure.
     pub since: Duration,
     /// The final drain does not wait for it any more.
     pub lasting: bool,
@@ -70,27 +85,37 @@ pub struct Stuck {
 /// The operations that wait for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waiting {
+    /// Files whose content waits.
     pub files: u64,
+    /// Their bytes, without holes.
     pub bytes: u64,
+    /// Operations on names or attributes.
     pub operations: u64,
+    /// The first file in the queue, and how long it has waited.
     pub oldest: Option<(Vec<u8>, Duration)>,
 }
 
 /// A file or operation that should be in the store and is not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undurable {
+    /// Path below the served directory.
     pub path: Vec<u8>,
+    /// The operation or error for which it waits, in words.
     pub why: String,
+    /// Id of the file.
     pub file: FileId,
+    /// Size of the content in bytes; 0 for an operation on names or attributes.
     pub bytes: u64,
     /// A file's content; otherwise an operation on names or attributes.
     pub is_content: bool,
+    /// The operation in words; empty for content that is not queued.
     pub operation: String,
 }
 
 /// The queue in figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Queued {
+    /// Files whose content waits.
     pub files: u64,
     /// Written bytes, without holes.
     pub bytes: u64,
@@ -141,6 +166,7 @@ impl Questions {
         }
     }
 
+    /// The place of a file and the reason for it; `None`: the file is unknown or has no name.
     pub fn where_is(&self, id: FileId) -> Option<Where> {
         let tree = self.metadata.read_tree();
         let inode = tree.get(id)?;
@@ -378,6 +404,7 @@ impl Questions {
         })
     }
 
+    /// The operations that wait for the store now.
     pub fn waiting(&self) -> Waiting {
         let tree = self.metadata.read_tree();
         let mut waiting = Waiting::default();
@@ -404,6 +431,7 @@ impl Questions {
         self.metadata.read_tree().files_on_devices()
     }
 
+    /// No seal is deferred.
     pub fn no_deferred(&self) -> bool {
         self.deferred.deferred_files().is_empty()
     }
@@ -435,6 +463,7 @@ impl Questions {
         self.metadata.wake();
     }
 
+    /// Keeps a file on its tier, or ends that.
     pub fn pin(&self, id: FileId, on: bool) {
         let mut tree = self.metadata.write_tree();
         tree.own(id);
@@ -449,8 +478,8 @@ impl Questions {
         waited_for.get(&run).map_or_else(|| self.started.elapsed(), std::time::Instant::elapsed)
     }
 
-    /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,
-    /// too, until `end_final_drain`.
+    /// Begins the final drain of a run, or of everything: queued files do not rest any longer. With `None` this includes
+    /// files that are written from now on, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
             self.runs.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);

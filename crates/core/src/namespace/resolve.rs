@@ -40,7 +40,9 @@ enum Ask {
 /// The answer of a look-up or a creation.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
+    /// Id of the file.
     pub id: FileId,
+    /// Attributes of the file.
     pub attr: Attr,
     /// How long the kernel may cache name and attributes.
     pub ttl: Duration,
@@ -81,6 +83,8 @@ impl Resolver {
         }
     }
 
+    /// The file under a name, with one reference of the kernel more. Errors: ENOENT, permissions, the store; EAGAIN if
+    /// the name keeps changing.
     pub fn lookup(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<Found> {
         for _ in 0..TRIES_MAX {
             let id = self.resolve(caller, dir, name)?;
@@ -135,6 +139,7 @@ impl Resolver {
         Ok(Found { id, attr, ttl })
     }
 
+    /// The kernel drops `count` references to a file.
     pub fn forget(&self, id: FileId, count: u64) {
         let mut tree = self.metadata.write_tree();
         let Some(inode) = tree.get_mut(id) else {
@@ -444,7 +449,7 @@ impl Resolver {
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
         let who = own_cred(who);
         let result = if is_dir {
-            // The way to what lies in the tiers: while the store does not tell, it is as it was.
+            // The way to files on the tiers: while the store does not answer, it is as it was.
             match self.queries.would_ask(move |store| store.stat(who, &path)) {
                 None => return Ok(true),
                 Some(Err(why)) if !is_absent(&why) && passes(&why) => return Ok(true),

@@ -116,6 +116,7 @@ impl ExtendedAttributes {
         })
     }
 
+    /// The value of an extended attribute. Errors: ENODATA if it is absent, EOPNOTSUPP outside of `user.`, the store.
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
             // A listing of a directory asks once where there are no labels, and for every file where one has none.
@@ -129,6 +130,8 @@ impl ExtendedAttributes {
         Ok(value.into_vec())
     }
 
+    /// Names of the extended attributes, each with a zero byte at its end. Virtual ones are not listed. Errors: the
+    /// store.
     pub fn listxattr(&self, id: FileId) -> FsResult<Vec<u8>> {
         let mut list = Vec::new();
         for name in self.xattrs_of(id)?.keys() {
@@ -138,6 +141,8 @@ impl ExtendedAttributes {
         Ok(list)
     }
 
+    /// Sets an extended attribute. `flags`: as for setxattr(2). Errors: EEXIST, ENODATA, ERANGE, EOPNOTSUPP outside of
+    /// `user.`, permissions, the store.
     pub fn setxattr(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
         self.may_set_xattr(caller, id, name)?;
         if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
@@ -180,6 +185,7 @@ impl ExtendedAttributes {
         }
     }
 
+    /// Removes an extended attribute. Errors: ENODATA, EOPNOTSUPP outside of `user.`, permissions, the store.
     pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
         self.may_set_xattr(caller, id, name)?;
         if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {

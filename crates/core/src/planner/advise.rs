@@ -11,24 +11,34 @@ use super::workload::Workload;
 /// The choices that the user leaves open, and those fixed.
 #[derive(Debug, Clone)]
 pub struct Question {
+    /// Number of nodes.
     pub nodes: usize,
     /// Numbers of tasks at a time to choose from.
     pub processes: Vec<usize>,
+    /// Modes to choose from.
     pub modes: Vec<Mode>,
     /// Caps, in the calibration's order of tiers.
     pub tier_bytes: Vec<u64>,
+    /// May the page cache have earlier reads and writes?
     pub page_cache: bool,
 }
 
+/// The advice for one workload on one machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Advice {
+    /// The gain is at least [`GAIN_MIN`].
     pub use_surgetank: bool,
+    /// The reason, in words.
     pub why: String,
     /// Makespan on the store ÷ with Surgetank, both with their best number of processes.
     pub gain: f64,
+    /// The gain if both predictions are at their most unfavourable bounds.
     pub gain_lower: f64,
+    /// The gain if both predictions are at their most favourable bounds.
     pub gain_upper: f64,
+    /// Best prediction on the store alone.
     pub store: Prediction,
+    /// Best prediction with Surgetank.
     pub best: Prediction,
     /// The best of each mode; modes that leave the most in the store come first.
     pub considered: Vec<Prediction>,

@@ -13,23 +13,31 @@ use surgetank_types::error::{Error, Result};
 /// Grows when an older program would read a file wrongly.
 pub const SCHEMA: u32 = 1;
 
+/// The figures of one machine, its tiers, its store, and the agent on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
+    /// [`SCHEMA`] of the program that wrote the file.
     pub schema: u32,
+    /// The version of Surgetank that measured.
     pub version: String,
     /// Seconds since 1970.
     pub taken_at_s: u64,
+    /// Name of the node.
     pub host: String,
-    /// One-minute load average before and after: a measurement beside other work is doubtful.
+    /// One-minute load average before the measurement. A measurement beside other work is doubtful.
     pub load_before: f64,
+    /// One-minute load average after the measurement.
     pub load_after: f64,
+    /// Cores that programs may use.
     pub cores: f64,
     /// Memory the machine may use for programs, tiers in memory and page cache together.
     pub memory_bytes: u64,
+    /// The store.
     pub store: Place,
     /// Fastest first.
     pub tiers: Vec<Place>,
+    /// Costs of the agent.
     pub agent: Agent,
     /// Measurements that failed or are doubtful, in words.
     pub notes: Vec<String>,
@@ -39,23 +47,30 @@ pub struct Calibration {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
+    /// Name of the tier, or `store`.
     pub name: String,
+    /// The measured directory.
     pub path: PathBuf,
     /// tmpfs: its files are memory, without a page cache over them.
     pub in_memory: bool,
     /// Surgetank's cap there; for the store the free bytes.
     pub room_bytes: u64,
+    /// Cold reading.
     pub read: Stream,
+    /// Writing with sync.
     pub write: Stream,
-    /// Reads that the page cache answers, and writes that it still accepts.
+    /// Reads that the page cache answers.
     pub cached_read: Stream,
+    /// Writes that the page cache still accepts.
     pub cached_write: Stream,
     /// Bytes that writers may be ahead of the device.
     pub dirty_bytes: u64,
+    /// Operations on names.
     pub operations: Operations,
     /// Bandwidth of all nodes together, where it is known to be more than one node gets. Not measured: one node cannot.
     #[serde(default)]
     pub total_read_bps: Option<f64>,
+    /// The same for writing, in bytes per second.
     #[serde(default)]
     pub total_write_bps: Option<f64>,
 }
@@ -82,7 +97,9 @@ pub struct Operations {
     pub create_s: f64,
     /// open and close of an existing file.
     pub open_s: f64,
+    /// stat of an existing file.
     pub stat_s: f64,
+    /// unlink of a file.
     pub unlink_s: f64,
     /// fsync of a small new file.
     pub fsync_s: f64,
@@ -98,13 +115,17 @@ pub struct Operations {
 pub struct Agent {
     /// `surgetank run -- true`, less the same without it.
     pub start_s: f64,
+    /// Files through the preload shim; `None`: not measured.
     pub shim: Option<Door>,
+    /// Files through the mount; `None`: not measured.
     pub mount: Option<Door>,
     /// One small file, from closed to durable, when many wait: the inverse of the drain's rate in files.
     pub drain_file_s: f64,
+    /// Core time of the agent for one small file.
     pub drain_file_cpu_s: f64,
     /// The drain's rate with large files.
     pub drain_bps: f64,
+    /// Core time of the agent for one byte of a large file.
     pub drain_cpu_s_per_byte: f64,
     /// How long a closed file rests before the drain takes it.
     pub quiet_s: f64,
@@ -114,18 +135,24 @@ pub struct Agent {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Door {
+    /// open(O_CREAT) and close of a new file, in seconds.
     pub create_s: f64,
+    /// Core time of one creation, in program and agent together, in seconds.
     pub create_cpu_s: f64,
+    /// open and close of a file on a tier, in seconds.
     pub open_s: f64,
+    /// Core time of one open, in program and agent together, in seconds.
     pub open_cpu_s: f64,
     /// Opens a file that only the store has.
     pub open_store_s: f64,
+    /// Core time of one such open, in program and agent together, in seconds.
     pub open_store_cpu_s: f64,
     /// Creations per second of all processes together.
     pub per_second: f64,
 }
 
 impl Calibration {
+    /// Reads a calibration from JSON, and checks it. Errors: not JSON, another schema, a figure out of range.
     pub fn parse(text: &str) -> Result<Self> {
         let again = "measure again: surgetank calibrate --out FILE";
         let calibration: Self = serde_json::from_str(text)

@@ -7,18 +7,23 @@ use super::machine::Calibration;
 use super::simulate::{self, Outcome, Setup};
 use super::workload::Workload;
 
+/// The prediction for one workload and one setup.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
+    /// The setup.
     pub setup: Setup,
     /// The bound that no schedule beats at the best measured rates, or [`WRONG_BY`] below the estimate, whichever is
     /// more.
     pub lower_s: f64,
+    /// The simulated makespan, in seconds.
     pub estimate_s: f64,
     /// [`WRONG_BY`] above the estimate.
     pub upper_s: f64,
     /// Everything one after the other, as Sea adds, with nothing cached, at the worst measured rates.
     pub serial_s: f64,
+    /// The resource that limits the makespan, or the cause of most waiting, in words.
     pub bottleneck: String,
+    /// The simulation's details.
     pub outcome: Outcome,
 }
 
@@ -31,6 +36,7 @@ const WRONG_BY: f64 = 1.22;
 /// A store serves at once what it was not asked for just before: a short run was a tenth quicker than any schedule.
 const BURSTS: f64 = 1.1;
 
+/// Predicts how long a workload takes (docs/model.md).
 pub fn predict(machine: &Calibration, workload: &Workload, setup: &Setup) -> Prediction {
     let (fastest, slowest) = (machine.at_spread(1.0), machine.at_spread(-1.0));
     let outcome = simulate::run(machine, workload, setup);

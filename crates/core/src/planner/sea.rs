@@ -104,7 +104,9 @@ pub fn sea(traffic: &Traffic, lustre: &Lustre, node: &Node) -> f64 {
 /// Bytes read from and written to one level.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Level {
+    /// Bytes read from the level: D_tr or D_gr.
     pub read: f64,
+    /// Bytes written to the level: D_tw or D_gw.
     pub written: f64,
 }
 

@@ -42,8 +42,10 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All modes.
     pub const ALL: [Self; 4] = [Self::Store, Self::InMemory, Self::CopyAll, Self::Move];
 
+    /// The name of the mode, as on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -65,7 +67,9 @@ impl Mode {
 /// How the machine is used.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Setup {
+    /// The mode.
     pub mode: Mode,
+    /// Number of nodes.
     pub nodes: usize,
     /// Tasks at a time on each node.
     pub processes: usize,
@@ -73,6 +77,7 @@ pub struct Setup {
     pub tier_bytes: Vec<u64>,
     /// Programs use the mount, without the shim.
     pub mount_only: bool,
+    /// Files that the drain copies at a time, on each node.
     pub drain_threads: usize,
     /// Undrained bytes allowed in memory, on each node.
     pub dirty_bytes_max: u64,
@@ -85,6 +90,7 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// The setup that the calibration suggests, on one node. `processes`: tasks at a time on each node.
     pub fn new(machine: &Calibration, mode: Mode, processes: usize) -> Self {
         Self {
             mode,
@@ -107,22 +113,33 @@ const APART_S: f64 = 1e-3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
+    /// The start of the agent, and the time between the first starts of tasks.
     Start,
+    /// Reads from the store.
     ReadStore,
+    /// Writes to the store.
     WriteStore,
+    /// Reads from a tier.
     ReadTier,
+    /// Writes to a tier.
     WriteTier,
+    /// Reads that the page cache answers.
     PageCache,
+    /// Opens and creations in the store, without the agent.
     StoreOperations,
+    /// Opens and creations through the agent.
     AgentOperations,
+    /// Computing on cores.
     Compute,
+    /// Waiting without a core, as the workload says.
     Wait,
+    /// Waiting because too many undrained bytes are in memory.
     DirtyLimit,
     /// After the last task: files that are not in the store yet.
     LastDrain,
 }
 
-pub const CAUSES: [Cause; 12] = [
+const CAUSES: [Cause; 12] = [
     Cause::Start,
     Cause::ReadStore,
     Cause::WriteStore,
@@ -137,15 +154,19 @@ pub const CAUSES: [Cause; 12] = [
     Cause::LastDrain,
 ];
 
+/// The use of one resource.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Use {
+    /// Name of the resource.
     pub resource: String,
     /// Share of the makespan in which it was busy; 1 is always saturated.
     pub busy: f64,
 }
 
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
+    /// Time until all tasks have ended and all files for the store are there, in seconds.
     pub makespan_s: f64,
     /// When the last task ended.
     pub tasks_s: f64,
@@ -157,8 +178,11 @@ pub struct Outcome {
     pub tier_bytes: Vec<u64>,
     /// Most that any node used of each tier at a time.
     pub tier_peak_bytes: Vec<u64>,
+    /// Bytes without room in any tier, written to the store.
     pub spilled_bytes: u64,
+    /// Bytes that the drain wrote to the store.
     pub drained_bytes: u64,
+    /// Bytes of reads that the page cache answered.
     pub cached_bytes: u64,
 }
 

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use surgetank_types::error::{Error, Result};
 
+/// Need for a set of files after its writer has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fate {
@@ -28,53 +29,74 @@ pub enum Fate {
     Final,
 }
 
+/// Files that are written together and read together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FileSet {
+    /// Name of the set.
     pub name: String,
+    /// Number of files.
     pub files: u64,
+    /// Bytes of all files together.
     pub bytes: u64,
+    /// Need for the files.
     pub fate: Fate,
 }
 
 /// Reads, then computes, then writes; or computes while it writes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Step {
+    /// Indices of the sets that are read.
     pub reads: Vec<usize>,
     /// Core time.
     pub cpu_s: f64,
     /// Time without any core: sleeping, or waiting for a remote network.
     pub wait_s: f64,
+    /// Indices of the sets that are written.
     pub writes: Vec<usize>,
     /// It writes as it computes.
     pub streams: bool,
 }
 
+/// A program, or a part of it that runs on one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Task {
+    /// Name of the stage that it belongs to.
     pub stage: String,
     /// Cores it computes on at a time.
     pub cores: f64,
+    /// Steps, one after another.
     pub steps: Vec<Step>,
     /// Tasks that end before this one begins.
     pub after: Vec<usize>,
 }
 
+/// The tasks and files of one workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Workload {
+    /// Name of the workload.
     pub name: String,
+    /// Tasks, each behind those that it waits for.
     pub tasks: Vec<Task>,
+    /// Sets of files.
     pub sets: Vec<FileSet>,
 }
 
 /// Sums, for the user and for the bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Totals {
+    /// Number of tasks.
     pub tasks: usize,
+    /// Bytes of inputs.
     pub input_bytes: u64,
+    /// Bytes of intermediate files.
     pub intermediate_bytes: u64,
+    /// Bytes of final files.
     pub final_bytes: u64,
+    /// Number of intermediate and final files.
     pub files_written: u64,
+    /// Number of files that tasks read; a file counts once for each reader.
     pub files_read: u64,
+    /// Core time of all tasks, in seconds.
     pub cpu_s: f64,
 }
 
@@ -102,6 +124,7 @@ impl Workload {
         })
     }
 
+    /// Reads the text of a workload, as [`Self::load`] does, and checks it.
     pub fn parse(text: &str) -> Result<Self> {
         let workload = if text.trim_start().starts_with('{') {
             let value: serde_json::Value =
@@ -121,6 +144,7 @@ impl Workload {
         Ok(workload)
     }
 
+    /// Checks the invariants and the limits of a workload. The error says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         if self.tasks.is_empty() {
             return Err("it has no tasks".into());
@@ -184,6 +208,7 @@ impl Workload {
         Ok(())
     }
 
+    /// Sums of all tasks and sets.
     pub fn totals(&self) -> Totals {
         // (Before their check they may have any value.)
         let sum = |figures: &mut dyn Iterator<Item = u64>| figures.fold(0, u64::saturating_add);

@@ -1,4 +1,6 @@
 //! The answer of `surgetank status`: the agent, its tiers, its queue, and the failures at the moment.
+//!
+//! The danger that it avoids: a failure that only the log names.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,6 @@
 //! The summary of a run: the work of tiers, drain and mount since the agent started.
+//!
+//! The danger that it avoids: a write that failed without room, or a call that failed without a mount, goes unnoticed.
 
 use serde::{Deserialize, Serialize};
 

@@ -18,7 +18,9 @@ const DIRS_AT_ONCE: usize = 16;
 /// One name to be copied.
 #[derive(Debug, Clone)]
 pub struct Entry {
+    /// Path in the source.
     pub from: StorePath,
+    /// Path in the target.
     pub to: StorePath,
     pub(crate) stat: StoreStat,
     /// A directory that is copied; other directories only lead to a wanted file.
@@ -26,6 +28,7 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// The entry is a directory.
     pub fn is_dir(&self) -> bool {
         self.stat.attr.kind == Kind::Directory
     }
@@ -65,6 +68,7 @@ struct Found {
 pub struct Walked {
     /// Each directory before its content.
     pub entries: Vec<Entry>,
+    /// Directories that could not be read, and the errors.
     pub failed: Vec<(StorePath, io::Error)>,
 }
 

@@ -286,10 +286,12 @@ impl Names {
         Ok((Found { id, attr, ttl: crate::metadata::TTL_OURS }, opened))
     }
 
+    /// Makes a directory. Errors: EEXIST, permissions, the store.
     pub fn mkdir(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32) -> FsResult<Found> {
         self.make_node(caller, (dir, name), Kind::Directory, perm, 0, None)
     }
 
+    /// Makes a symbolic link. Errors: EEXIST, permissions, the store.
     pub fn symlink(&self, caller: &Caller, dir: FileId, name: &[u8], target: &[u8]) -> FsResult<Found> {
         self.make_node(caller, (dir, name), Kind::Symlink, 0o777, 0, Some(target))
     }
@@ -386,6 +388,8 @@ impl Names {
         Ok(Found { id, attr, ttl: crate::metadata::TTL_OURS })
     }
 
+    /// Gives a file another name. Errors: EEXIST, EPERM for a directory or a store without hard links, permissions, the
+    /// store.
     pub fn link(&self, caller: &Caller, id: FileId, dir: FileId, name: &[u8]) -> FsResult<Found> {
         self.must_be_absent(caller, dir, name)?;
         self.permit_change(caller, dir)?;

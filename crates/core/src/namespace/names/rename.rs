@@ -16,6 +16,8 @@ pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
 
 impl Names {
+    /// Renames `from` to `to`, or exchanges them. `flags`: as for renameat2(2). Errors: EINVAL for other flags or a
+    /// store without exchange; ENOENT, permissions, the store.
     pub fn rename(
         &self,
         caller: &Caller,
