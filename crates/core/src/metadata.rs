@@ -17,7 +17,7 @@ use foldhash::HashMap;
 use surgetank_policy::config::{Config, KeepAtExit, Survives};
 use surgetank_policy::hint::Advice;
 use surgetank_policy::rule::{Decision, RuleSet};
-use surgetank_state::{Inode, Name, Tree};
+use surgetank_state::{Inode, Name, Op, Tree};
 use surgetank_store::{Store, StorePath};
 use surgetank_tier::Tiers;
 use surgetank_types::model::{Change, FileId, Kind, Mark, Mode, OpKind, RunId, Seq};
@@ -138,7 +138,7 @@ impl Metadata {
     /// change of the owner needs its own operation: a new version keeps the owner of the store's file, as a write
     /// would.)
     pub(crate) fn queue_meta(&self, tree: &mut Tree, id: FileId, run: RunId, gives_away: bool) {
-        let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
+        let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(Op::is_last);
         let last = tree.get(id).is_some_and(last);
         self.queue_meta_behind(tree, id, run, gives_away, last);
     }
@@ -183,7 +183,7 @@ impl Metadata {
     /// copy leaves.
     pub(crate) fn queue_times_behind(&self, tree: &mut Tree, seq: Seq, dir: FileId) {
         let Some(op) = tree.ops.get(&seq) else { return };
-        let (run, last) = (op.run, op.last);
+        let (run, last) = (op.run, op.is_last());
         let waits_behind = |later: &Seq| {
             *later > seq && tree.ops.get(later).is_some_and(|op| op.progress == surgetank_state::Progress::Waiting)
         };

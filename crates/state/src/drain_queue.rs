@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use surgetank_store::Staged;
 use surgetank_types::clock;
-use surgetank_types::model::{FileId, Kind, OpKind, Prepared, Seq};
+use surgetank_types::model::{FileId, Kind, OpKind, Prepared, RunId, Seq};
 
 use crate::{Entry, Name, Op, Progress, Tree, Trouble, files_of, places};
 
@@ -91,6 +91,11 @@ impl Tree {
     }
 }
 
+/// Is it the first operation that does not wait for the final drain, or is there none?
+pub fn is_first(tree: &Tree, seq: Seq) -> bool {
+    tree.before_the_end.first().is_none_or(|first| *first == seq)
+}
+
 /// The progress of one look at the queue.
 struct Look<'a> {
     limits: &'a Limits,
@@ -161,6 +166,26 @@ impl DrainQueue<'_> {
         // A refused operation keeps its time for the next try.
         for op in self.tree.ops.values_mut().filter(|op| op.failures == 0) {
             op.due = op.due.min(now);
+        }
+    }
+
+    /// The final drain of a run (`None`: of everything) begins. Its operations wait behind those of other runs, so all
+    /// become due, and refused ones are tried again.
+    pub fn begin_final_drain(&mut self, run: Option<RunId>, now: Instant) {
+        let tree = &mut *self.tree;
+        let is_of_run = |op: &Op| run.is_none_or(|run| op.run == run || op.run == RunId(0));
+        let waiting = tree.for_the_end.iter().copied();
+        let hastened: Vec<Seq> = waiting.filter(|seq| tree.ops.get(seq).is_some_and(is_of_run)).collect();
+        for seq in hastened {
+            tree.hasten(seq);
+        }
+        for op in tree.ops.values_mut() {
+            // Its programs have ended and will not repeat a request.
+            op.not_before = op.not_before.filter(|_| run != Some(op.run));
+            op.due = op.due.min(now);
+            op.failures = 0;
+            op.first_failure = None;
+            op.error = None;
         }
     }
 

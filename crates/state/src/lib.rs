@@ -32,7 +32,7 @@ use surgetank_types::sync::Arc;
 
 pub use bindings::Before;
 pub use delegation::{Delegation, DelegationDemand, Delegations, Stray};
-pub use drain_queue::{BATCH_OPS_MAX, Copied, DrainQueue, Limits, Next};
+pub use drain_queue::{BATCH_OPS_MAX, Copied, DrainQueue, Limits, Next, is_first};
 pub use hints::{HintHistory, KnownHints, parent};
 pub use inode::{Dir, Entry, Extra, Inode, Pages, PlainId, State};
 pub use kernel_entries::KernelNegativeEntries;

@@ -40,8 +40,8 @@ pub struct Op {
     /// While its file is empty, not before this moment: the file may belong to a process that did not get the answer to
     /// its create.
     pub not_before: Option<Instant>,
-    /// Belongs to the final drain.
-    pub last: bool,
+    /// Belongs to the final drain. [`Tree::hasten`](crate::Tree::hasten) ends that.
+    pub(crate) last: bool,
     /// A process waits in fsync: taken although the file is open.
     pub eager: bool,
     /// How often it has failed.
@@ -79,6 +79,11 @@ impl Trouble {
 }
 
 impl Op {
+    /// Does it wait for the final drain?
+    pub fn is_last(&self) -> bool {
+        self.last
+    }
+
     /// A waiting operation.
     pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use surgetank_state::{Copied, Inode, Name, Op, Progress};
+use surgetank_state::{Copied, Inode, Name, Op, Progress, is_first};
 use surgetank_store::{Cred, Meta, StorePath};
 use surgetank_types::model::{FileId, OpKind, Seq};
 use surgetank_types::sync::atomic::Ordering;
@@ -160,8 +160,7 @@ impl Stager {
     }
 
     fn is_head(&self, seq: Seq) -> bool {
-        let tree = self.metadata.read_tree();
-        tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
+        is_first(&self.metadata.read_tree(), seq)
     }
 
     /// Is it the tier that does not have the file?

@@ -297,7 +297,7 @@ impl FileHints {
                 places.into_iter().for_each(|(dir, _)| tree.hasten_dirs(dir, false));
             }
         } else if let Some(seq) = publish
-            && tree.ops.get(&seq).is_some_and(|op| !op.last)
+            && tree.ops.get(&seq).is_some_and(|op| !op.is_last())
             && !tree.in_store(id)
             && tree.take_back(id, seq)
         {

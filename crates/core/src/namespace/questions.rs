@@ -490,19 +490,7 @@ impl Questions {
         self.remember_forgotten(run);
         {
             let mut tree = self.metadata.write_tree();
-            let now = surgetank_types::clock::tick();
-            for op in tree.ops.values_mut() {
-                if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
-                    op.last = false;
-                }
-                // Its programs have ended and will not repeat a request.
-                op.not_before = op.not_before.filter(|_| run != Some(op.run));
-                op.due = op.due.min(now);
-                // A user waits: refused operations are tried again.
-                op.failures = 0;
-                op.first_failure = None;
-                op.error = None;
-            }
+            tree.drain_queue().begin_final_drain(run, surgetank_types::clock::tick());
             if run.is_none() {
                 self.runs.final_drains.fetch_add(1, surgetank_types::sync::atomic::Ordering::Relaxed);
             }
