@@ -49,8 +49,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _FAILED.add(report.nodeid)
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     record = os.environ.get("SURGETANK_FLAKY")
+    # Of several processes the first one gets all reports.
+    if hasattr(session.config, "workerinput"):
+        return
     lines = [json.dumps({"name": name, "said": said}) for name, said in _SAID.items() if name not in _FAILED]
     if record and lines:
         with Path(record).open("a") as file:

@@ -191,7 +191,7 @@ DRAINED: dict[str, int | None] = {"begun_unix_us": 10, "command_ended_us": 5, "e
         (STEPS, DRAINED | {"exit": 3}, None, (15_000, 18_000, False)),
         (COPIED, DRAINED, 0, (1, 18_000, True)),
         (COPIED, DRAINED | {"exit": 3}, 3, (1, 18_000, False)),
-        # Killed in the drain, before it, and before anybody wrote it down.
+        # Killed in the drain, before it, and before a task writes it down.
         (STEPS, DRAINED | {"exit": None}, None, (15_000, 18_000, False)),
         (STEPS, DRAINED | {"exit": None, "command_ended_us": None}, 137, (None, None, False)),
         (STEPS, None, 137, (None, None, False)),

@@ -98,3 +98,23 @@ fn completions_and_man_pages_are_of_every_verb() {
     let page = fs::read_to_string(dir.path().join("surgetank-run.1")).unwrap();
     assert!(page.contains("tier") && page.contains(".SH OPTIONS"), "{page}");
 }
+
+/// The page of the socket's protocol has a row for each request.
+#[test]
+fn protocol_page_has_every_request() {
+    let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/agent/wire.rs")).unwrap();
+    let page = fs::read_to_string(docs().join("internals/protocol.md")).unwrap();
+    let body = source.split_once("pub enum Request {\n").unwrap().1.split_once("\n}\n").unwrap().0;
+    let variants =
+        body.lines().filter_map(|line| line.strip_prefix("    ")).filter(|line| line.starts_with(char::is_uppercase));
+    let names: Vec<String> = variants.map(|line| snake_case(line.split([' ', '(', ',']).next().unwrap())).collect();
+    assert!(names.len() > 15, "{names:?}");
+    let missing: Vec<&String> = names.iter().filter(|name| !page.contains(&format!("\"{name}\""))).collect();
+    assert!(missing.is_empty(), "docs/internals/protocol.md has no row for {missing:?}");
+}
+
+fn snake_case(name: &str) -> String {
+    let divided =
+        |letter: char| if letter.is_uppercase() { vec!['_', letter.to_ascii_lowercase()] } else { vec![letter] };
+    name.chars().flat_map(divided).skip(1).collect()
+}

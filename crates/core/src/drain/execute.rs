@@ -161,7 +161,10 @@ impl Executor {
             if tried.is_some_and(|first| first.elapsed() >= self.base.config.retry) {
                 return Ok(());
             }
-            let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
+            let what = format!(
+                "a process reads the file that is removed, and the rest of it cannot be fetched: {}",
+                io::Error::from(why)
+            );
             Err(io::Error::new(io::ErrorKind::WouldBlock, what))
         })
     }
@@ -523,7 +526,7 @@ impl Executor {
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::info!(%path, %why, "what it is in the store since we changed it is not told");
+                tracing::info!(%path, %why, "the store does not report the file's state after the change");
                 inode.identity = inode.identity.as_deref().map(|known| Box::new(known.touched()));
             }
         }

@@ -160,7 +160,7 @@ impl Metadata {
         let file = self.tiers.device(device).open(&path, false).map_err(|why| why.to_string())?;
         let stat = rustix::fs::fstat(&file).map_err(|why| why.to_string())?;
         if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (claim.dev, claim.ino) {
-            return Err("another file lies there".into());
+            return Err("another file is there".into());
         }
         Ok((file, stat, path))
     }

@@ -457,7 +457,7 @@ impl Engine for Served {
         self.namespace.files.descriptors.catch_up();
         let mut freed = 0;
         for id in self.namespace.prefetch.files_below(path)? {
-            freed += self.namespace.files.eviction.evict(id, "evicted because a person asked for it")?;
+            freed += self.namespace.files.eviction.evict(id, "evicted because the user asked for it")?;
         }
         Ok(freed)
     }

@@ -76,7 +76,7 @@ impl Recovery<'_> {
             RunId(0),
             damage.told_path().display().to_string(),
             format!(
-                "the catalog's log ends at byte {}: {why}{behind}. Names, deletions and changes since then are lost; what was written since lies on the tiers under {}, if no name of before leads to it; this is the log as it was",
+                "the catalog's log ends at byte {}: {why}{behind}. Names, deletions and changes since then are lost; files written since then are on the tiers under {}, if no name of before leads to it; this is the log as it was",
                 damage.offset,
                 String::from_utf8_lossy(ORPHANS),
             ),
@@ -88,7 +88,7 @@ impl Recovery<'_> {
     pub(crate) fn damage_is_told(&self) {
         let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_told());
         if let Err(why) = told {
-            tracing::warn!(%why, "that the catalog's log is damaged will be told once more");
+            tracing::warn!(%why, "the damage of the catalog's log will be reported again");
         }
     }
 

@@ -1,0 +1,52 @@
+"""A disk in memory for the tests' files.
+
+Tests make, sync and remove files all the time; a third of the suite's time on a disk is the disk's. tmpfs would not do: it has not
+all of a disk's abilities, and Surgetank treats it as memory. So it is ext4 in a file on a tmpfs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+# As the file system shows it; memory is taken for what is in use.
+SIZE = "64G"
+IN_USE_MAX = "50%"
+
+
+class Unavailable(Exception):
+    """It cannot be made here: the tests use the disk then."""
+
+
+def mount(place: Path, also: Path) -> None:
+    """At `place`, which is empty, and with a directory of it at `also`. In the mount namespace of the caller, and gone with that."""
+    image = place / "disk"
+    words(["mount", "-t", "tmpfs", "-o", f"size={IN_USE_MAX}", "tmpfs", str(place)])
+    try:
+        words(["truncate", "-s", SIZE, str(image)])
+        words(["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard", str(image)])
+        words(["mount", "-o", "loop,discard", str(image), str(place)])
+    except Unavailable:
+        words(["umount", str(place)])
+        raise
+    place.chmod(0o755)
+    of_target = place / "target"
+    of_target.mkdir()
+    also.mkdir(parents=True, exist_ok=True)
+    words(["mount", "--bind", str(of_target), str(also)])
+
+
+def unmount(place: Path, also: Path) -> None:
+    """Both; a failure says that something is still in use there."""
+    words(["umount", str(also)])
+    words(["umount", str(place)])
+    words(["umount", str(place)])
+
+
+def words(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as why:
+        raise Unavailable(f"{command[0]}: {why.strerror}") from why
+    if done.returncode != 0:
+        raise Unavailable(done.stderr.strip() or f"{command[0]} ends with {done.returncode}")
