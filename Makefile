@@ -18,10 +18,12 @@ test-servers: ## on real servers: HDFS, MooseFS, GridFS, PostgreSQL, Slurm; SUIT
 	scripts/setup test
 	$(ENV) scripts/suite servers $(SUITES)
 
-test-full: ## both with long random searches, the shim under other glibcs, from a clone with empty caches, and the demonstration
+test-full: ## both with long random searches, the shim under other glibcs, and the demonstration, in a clone with empty caches
+	scripts/fresh make test-long
+
+test-long: ## the same in this checkout, with the caches that are there
 	scripts/setup test
 	$(ENV) scripts/suite full
-	scripts/fresh
 	demo/run
 
 model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model
@@ -69,4 +71,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo docs test test-servers test-full model crash fuzz bench lint clean help
+.PHONY: demo docs test test-servers test-full test-long model crash fuzz bench lint clean help
