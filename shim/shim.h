@@ -427,7 +427,7 @@ bool st_agent_replaced(const struct st_domain *domain, int turn);
 /* Changes the times of the path's file through the agent; -1 with errno, or ST_PASS (descriptors.c). */
 int st_change_times(int dirfd, const char *path, const struct timespec times[2]);
 
-/* ---- Delegated directories (lent.c) */
+/* ---- Delegated directories (delegation.c) */
 
 /* Call it before the look-up. False: no directory is delegated. */
 bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch);

@@ -1,5 +1,5 @@
 //! The ring in which the shim reports plain files that it created itself, in delegated directories
-//! (`surgetank_core::metadata::intake`). `shim/abi.h` describes the layout and the writers; `shim/lent.c` is the other
+//! (`surgetank_core::metadata::intake`). `shim/abi.h` describes the layout and the writers; `shim/delegation.c` is the other
 //! side.
 //!
 //! Programs write it, so every value is checked before use. It outlives the agent like the index: the next agent reads
