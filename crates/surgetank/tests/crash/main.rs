@@ -10,8 +10,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod content;
+mod delegation;
 mod ground;
-mod lent;
 mod manifest;
 mod points;
 mod power;
@@ -497,8 +497,8 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut run = scene.surgetank(&End::Never, &scene.workload());
     let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
     std::thread::sleep(after);
-    let in_memory = lent::in_memory(&scene.state);
-    scene.lent.set(in_memory.iter().filter_map(|path| lent::claims(path)).sum());
+    let in_memory = delegation::in_memory(&scene.state);
+    scene.lent.set(in_memory.iter().filter_map(|path| delegation::claims(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
     // (Else they are as those that lie in the state's directory.)
     if Dice::new(seed ^ 0x3e30).below(2) == 0 {
@@ -534,7 +534,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     for (life, end) in ends.iter().enumerate() {
         let command = if life == 0 { workload.as_str() } else { "true" };
         let ended = scene.run(end, command)?;
-        scene.lent.set(scene.lent.get() + lent::made(&ended.said));
+        scene.lent.set(scene.lent.get() + delegation::made(&ended.said));
         let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
         died += u64::from(killed);
         if scene.alone && life == 0 && !ended.status.success() && !ended.said.contains("while it started") {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::delegation::{CLAIM, FAST, made_lent, python, scene};
 use crate::scene::record::{number, records};
 use crate::scene::{Running, Scene, eventually};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::delegation::{CLAIM, FAST, made_lent, python, scene};
 use crate::scene::{Running, Scene, eventually};
 
 #[test]
