@@ -2,7 +2,6 @@
 //! Apart from it: `agent_life` and `crash`, which list their cases at run time and are run by their own tests as programs.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
 
-mod ahead;
 mod anchors;
 mod attributes;
 mod bad_input;
@@ -16,6 +15,7 @@ mod escapes;
 mod foreign_programs;
 mod fsx;
 mod gridfs;
+mod handoff;
 mod hdfs;
 mod hints;
 mod hostile;
@@ -39,6 +39,7 @@ mod posix_tables;
 mod postgresql;
 mod power;
 mod prediction;
+mod prefetch;
 mod races;
 mod real_programs;
 mod recovery;
@@ -62,7 +63,6 @@ mod stage;
 mod store_faults;
 mod store_node;
 mod store_trouble;
-mod survive;
 mod synced;
 mod trace;
 mod trees;

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::distant::world::{CHUNK, MIB, World, pattern};
+use crate::fetch::world::{CHUNK, MIB, World, pattern};
 use surgetank_testkit::stores::distant::Held;
 use surgetank_types::error::{Errno, Fault};
 use surgetank_types::model::FileId;

@@ -97,9 +97,9 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     let Some(mut scene) = scene else { return };
     scene.tier("ram", 64);
     scene.beside("aside");
-    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/survive/goes_on.py"), "/mnt/goes_on.py").unwrap();
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/handoff/continues.py"), "/mnt/continues.py").unwrap();
     let script = r"
-        for who in one two three; do python3 /mnt/goes_on.py $who /mnt/aside/stop & pids=${pids:-}\ $!; done
+        for who in one two three; do python3 /mnt/continues.py $who /mnt/aside/stop & pids=${pids:-}\ $!; done
         for pid in $pids; do wait $pid; done
         ";
     let mut all = FAST.to_vec();

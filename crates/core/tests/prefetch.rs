@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::distant::world::{Kind, MIB, World, pattern};
+use crate::fetch::world::{Kind, MIB, World, pattern};
 use surgetank_core::namespace::{Grant, SetAttr};
 use surgetank_types::model::FileId;
 

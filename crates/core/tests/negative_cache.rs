@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::distant::world::{Kind, World, pattern};
+use crate::fetch::world::{Kind, World, pattern};
 use surgetank_types::error::Errno;
 use surgetank_types::model::FileId;
 
