@@ -96,9 +96,9 @@ fn namespace_equals_the_reference() {
 
 /// Over a store whose files can only be fetched; without room there writers would have to wait for the drain.
 #[test]
-fn namespace_over_distant_store_equals_the_reference() {
+fn namespace_over_a_ranges_only_store_equals_the_reference() {
     search(&|terms| Terms {
-        distant: true,
+        ranges_only: true,
         older_links: false,
         caps: terms.caps.map(|cap| cap.max(64 << 20)),
         ..terms

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::fetch::world::{CHUNK, MIB, World, pattern};
-use surgetank_testkit::stores::distant::Held;
+use surgetank_testkit::stores::ranges_only::Held;
 use surgetank_types::error::{Errno, Fault};
 use surgetank_types::model::FileId;
 

@@ -16,7 +16,7 @@ use surgetank_policy::config::{Config, KeepAtExit, Survives, TierConfig, Way};
 use surgetank_store::posix::PosixStore;
 use surgetank_store::source::RANGE_BYTES;
 use surgetank_store::{Store, Verify};
-use surgetank_testkit::stores::distant::{Distant, Line};
+use surgetank_testkit::stores::ranges_only::{Line, RangesOnly};
 use surgetank_tier::Tiers;
 use surgetank_types::error::Errno;
 use surgetank_types::model::{Caller, FileId, FsyncTarget};
@@ -139,16 +139,15 @@ impl World {
         let (store, line): (Arc<dyn Store>, _) = if kind.plain {
             (Arc::new(directory), Arc::default())
         } else {
-            let distant = Distant::new(directory);
-            let line = distant.line.clone();
-            (Arc::new(distant), line)
+            let wrapped = RangesOnly::new(directory);
+            let line = wrapped.line.clone();
+            (Arc::new(wrapped), line)
         };
-        let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
+        let tiers = Arc::new(Tiers::open(&config.tiers, "fetch").unwrap());
         let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
         let survival = Survival { handoff: Some(handoff.clone()), again, ..Survival::default() };
         let catalog = Arc::new(catalog);
-        let namespace =
-            Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
+        let namespace = Namespace::open_after(config, store, tiers, catalog, "fetch".into(), false, survival).unwrap();
         namespace.set_door(Arc::new(Kernel { backed: AtomicU32::new(0), direct: kind.direct }));
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
