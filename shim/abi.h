@@ -34,7 +34,7 @@
 /* directory, with ST_COMPLETE: it is delegated. The shim itself creates new plain files in it, on `device`, and reports
  * them in the ring. A name that is not in the table may exist there already
  */
-#define ST_LENT 128u
+#define ST_DELEGATED 128u
 
 /* Flags of the index. */
 #define ST_WRITES 1u /* the agent accepts requests to create and to open for writing */

@@ -79,7 +79,7 @@ static struct st_ring *ring_of(const struct st_domain *domain)
     return ring == NO_RING ? NULL : ring;
 }
 
-bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch)
+bool st_delegated_begin(const struct st_domain *domain, uint64_t *epoch)
 {
     struct st_ring *ring = ring_of(domain);
     if (ring)
@@ -87,7 +87,7 @@ bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch)
     return ring != NULL;
 }
 
-bool st_lent_turn(const struct st_domain *domain, uint64_t *turn)
+bool st_delegated_turn(const struct st_domain *domain, uint64_t *turn)
 {
     struct st_ring *ring = ring_of(domain);
     if (ring)
@@ -95,7 +95,7 @@ bool st_lent_turn(const struct st_domain *domain, uint64_t *turn)
     return ring && !(*turn & 1);
 }
 
-bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn)
+bool st_delegated_same_turn(const struct st_domain *domain, uint64_t turn)
 {
     struct st_ring *ring = ring_of(domain);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -111,7 +111,7 @@ static uint64_t claims(struct st_ring *ring, uint64_t *at)
     return count > ST_CLAIMS ? 0 : count; /* it was read while both changed; the turn has changed, too */
 }
 
-bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes)
+bool st_delegated_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
@@ -124,7 +124,7 @@ bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *na
     return false;
 }
 
-bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id)
+bool st_delegated_any_in(const struct st_domain *domain, uint64_t dir_id)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
@@ -138,7 +138,7 @@ bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id)
     return false;
 }
 
-bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out)
+bool st_delegated_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
@@ -205,7 +205,7 @@ static bool all_given(struct st_ring *ring)
     return true;
 }
 
-int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch)
+int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch)
 {
     const struct st_domain *domain = place->from.domain;
     struct st_ring *ring = ring_of(domain);

@@ -140,7 +140,7 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
     if (!good_times(&times) || !st_begin(&place, dirfd, path))
         return ST_PASS;
     enum st_found found = st_find(&place);
-    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
+    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_DELEGATED); /* and not taken in yet */
     if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
         return ST_PASS;
     ask_for_times(&request, ST_SETATTR_NAMED, times);

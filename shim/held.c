@@ -34,15 +34,16 @@ static bool held_in(int descriptor, struct st_held *out)
         return true;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
         uint64_t generation, epoch, given = 0;
-        bool busy = false, lends = st_lent_begin(out->domain, &epoch), quiet = st_lent_turn(out->domain, &given);
+        bool busy = false, delegates = st_delegated_begin(out->domain, &epoch);
+        bool quiet = st_delegated_turn(out->domain, &given);
         bool steady = st_index_generation(out->domain, &generation);
         if (steady && st_index_plain(out->domain, out->device, out->stat.st_ino, &out->record, &out->number, &busy))
             return true;
-        if (lends && st_lent_plain(out->domain, out->device, out->stat.st_ino, &out->record)) {
+        if (delegates && st_delegated_plain(out->domain, out->device, out->stat.st_ino, &out->record)) {
             out->number = 0;
             return true;
         }
-        steady &= !busy && (!lends || (quiet && st_lent_same_turn(out->domain, given)));
+        steady &= !busy && (!delegates || (quiet && st_delegated_same_turn(out->domain, given)));
         if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
         if (!steady && turn < TURNS_MAX - 1)

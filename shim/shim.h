@@ -127,7 +127,7 @@ static inline const char *st_path(const char *path)
 
 /* ---- Counters for SURGETANK_REPORT (report.c). */
 
-enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
+enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_DELEGATED, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
 extern uint64_t st_counts[ST_COUNTS];
 
 static inline void st_count(enum st_count which)
@@ -430,16 +430,16 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
 /* ---- Delegated directories (delegation.c) */
 
 /* Call it before the look-up. False: no directory is delegated. */
-bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch);
+bool st_delegated_begin(const struct st_domain *domain, uint64_t *epoch);
 /* Creates a missing file in a delegated directory: a descriptor, or ST_PASS: ask the agent. */
-int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
+int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
 /* For look-ups in index and ring together: the turn before both must equal the turn after both. False: not readable. */
-bool st_lent_turn(const struct st_domain *domain, uint64_t *turn);
-bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn);
-bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
-bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id);
+bool st_delegated_turn(const struct st_domain *domain, uint64_t *turn);
+bool st_delegated_same_turn(const struct st_domain *domain, uint64_t turn);
+bool st_delegated_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
+bool st_delegated_any_in(const struct st_domain *domain, uint64_t dir_id);
 /* A created plain file that the index does not have yet. */
-bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
+bool st_delegated_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
 
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);

@@ -93,7 +93,8 @@ __attribute__((noinline)) static int stat_inside(struct st_place *place, struct 
     }
     if (follow && S_ISLNK(record->mode))
         return ST_PASS;
-    if (st_unlikely(record->flags & ST_LENT) && (st_lent_any_in(place->from.domain, record->id) || !st_still(place)))
+    if (st_unlikely(record->flags & ST_DELEGATED) &&
+        (st_delegated_any_in(place->from.domain, record->id) || !st_still(place)))
         return ST_PASS; /* its times are those of the last creation in it */
     if (record->flags & ST_LIVE) {
         if (!stat_plain(place, out))

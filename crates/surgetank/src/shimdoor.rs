@@ -99,7 +99,7 @@ pub fn open(
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
     let index = create_index(namespace.key(), state, places, only_ids, again)?;
     let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.metadata.number_to_delegate())
-        .inspect_err(|why| tracing::debug!(%why, "no directories are lent to programs"))
+        .inspect_err(|why| tracing::debug!(%why, "no directories are delegated to programs"))
         .ok();
     if ring.is_some() {
         index.has_ring();

@@ -375,7 +375,7 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
 ",
     );
     let mut command = scene.run_command(FAST, script);
-    command.env("SURGETANK_CRASH", "lent.settled:5,lent.settling:5,lent.settled:9");
+    command.env("SURGETANK_CRASH", "delegation.settled:5,delegation.settling:5,delegation.settled:9");
     let ended = Running::of(command).ends().exits(0);
     let killed = scene.log().matches("another one takes over").count();
     assert!(killed > 1, "{killed} were killed:\n{}", scene.log());
@@ -398,7 +398,7 @@ time.sleep(30)
     );
     let mut command = scene.run_command(&["--quiet-period", "60s"], script);
     // Nobody reads the ring from then on.
-    command.env("SURGETANK_CRASH", "lent.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
+    command.env("SURGETANK_CRASH", "delegation.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
     let running = Running::of(command);
     eventually("the program is there", || Path::new("/mnt/aside/ready").exists());
     scene.await_no_agent();

@@ -119,7 +119,7 @@ impl Delegator {
         if self.may_delegate_at_all(caller) {
             self.metadata.limit_claims(tree);
             self.metadata.show(tree, dir);
-            crash_point!("lent.shown");
+            crash_point!("delegation.published");
         } else {
             self.metadata.recall_dirs(tree, &[dir]);
         }

@@ -33,7 +33,7 @@ pub struct Shown {
     /// Processes may open the plain file for reading, under the path of the first name.
     pub readable: bool,
     /// A delegated directory: processes may create plain files in it, on this device.
-    pub lent: Option<DeviceId>,
+    pub delegated: Option<DeviceId>,
     /// A directory of the agent: names that the index does not have do not exist.
     pub complete: bool,
     /// The agent's user may look names up in the directory.
@@ -133,8 +133,8 @@ impl Metadata {
                     Some((parent, name)) if inode.is_dir() => (*parent, name),
                     _ => (FileId::ROOT, b""),
                 };
-                let lent = tree.delegations.device(id);
-                shim.show(&Shown { lent, ..self.shown(id, inode, parent) }, name);
+                let delegated = tree.delegations.device(id);
+                shim.show(&Shown { delegated, ..self.shown(id, inode, parent) }, name);
             }
             _ => shim.hide(id),
         }
@@ -191,7 +191,7 @@ impl Metadata {
             fresh: handed && inode.is_fresh(),
             plain,
             readable: self.config.direct && steady && inode.logical.is_some() && ours(4),
-            lent: None,
+            delegated: None,
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
             searchable: inode.is_dir() && ours(1),
             parent,

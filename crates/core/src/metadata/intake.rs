@@ -67,9 +67,9 @@ impl Metadata {
         let Some(shim) = self.shim.get() else { return };
         while shim.claims_wait() {
             let claims = shim.take_claims();
-            crash_point!("lent.settling");
+            crash_point!("delegation.settling");
             self.commit_apart(tree, |tree| self.take_all_claimed(tree, &claims));
-            crash_point!("lent.settled");
+            crash_point!("delegation.settled");
             self.limit_by_handed();
             shim.give_back(&mut || tree.new_id().0);
             // Other entries may be under way; a caller that waits for them looks again.
@@ -90,7 +90,7 @@ impl Metadata {
                     self.notes.note(
                         RunId(0),
                         String::from_utf8_lossy(&path).into_owned(),
-                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
+                        format!("a program created it in a delegated directory, and it is lost: {why}"),
                         true,
                     );
                 }
@@ -102,7 +102,7 @@ impl Metadata {
     }
 
     fn take_claimed(&self, tree: &mut Tree, claim: &Claimed) -> Result<(), String> {
-        let delegation = tree.delegations.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
+        let delegation = tree.delegations.dirs.get_mut(&claim.dir).ok_or("the directory is not delegated")?;
         delegation.used = clock::tick();
         let (device, watch, reserve_bytes, reason) =
             (delegation.device, delegation.watch, delegation.reserve_bytes, delegation.reason.clone());
@@ -217,7 +217,7 @@ impl Metadata {
             self.show(tree, *dir);
         }
         shim.stop_claims();
-        crash_point!("lent.stopped");
+        crash_point!("delegation.stopped");
         self.settle_in(tree);
         for dir in dirs {
             if let Some(delegation) = tree.delegations.dirs.remove(dir) {

@@ -13,7 +13,7 @@ pub mod of_record {
     pub const SEARCHABLE: u32 = 16;
     pub const LINKED: u32 = 32;
     pub const FRESH: u32 = 64;
-    pub const LENT: u32 = 128;
+    pub const DELEGATED: u32 = 128;
 }
 pub const WRITES: u32 = 1;
 pub const RING: u32 = 2;

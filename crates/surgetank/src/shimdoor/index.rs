@@ -216,7 +216,7 @@ impl Index {
             record.label = self.labels.take(&self.memory).unwrap_or(0);
         }
         if is_dir && (record.label == 0 || self.wanting.contains(&id)) {
-            record.flags &= !(of_record::COMPLETE | of_record::LENT);
+            record.flags &= !(of_record::COMPLETE | of_record::DELEGATED);
         }
         let parent = if is_dir { self.number(shown.parent).unwrap_or(0) } else { 0 };
         self.write(number, record, is_dir.then_some((parent, name)));
@@ -309,7 +309,7 @@ impl Index {
             tracing::warn!("the index is full: programs use the mount for files without an entry");
             if let Some(number) = self.numbers.get(&dir.0).copied() {
                 let record = self.record(number);
-                let flags = record.flags & !(of_record::COMPLETE | of_record::LENT);
+                let flags = record.flags & !(of_record::COMPLETE | of_record::DELEGATED);
                 self.write(number, Record { flags, ..record }, None);
             }
         }
@@ -337,8 +337,8 @@ impl Index {
         set(plain.is_some() && shown.readable, of_record::RESIDENT);
         set(shown.live && shown.fresh, of_record::FRESH);
         set(shown.complete, of_record::COMPLETE);
-        let lent = shown.lent.and_then(|device| self.places.iter().position(|place| place.id == device));
-        set(lent.is_some(), of_record::LENT);
+        let delegated = shown.delegated.and_then(|device| self.places.iter().position(|place| place.id == device));
+        set(delegated.is_some(), of_record::DELEGATED);
         set(shown.searchable, of_record::SEARCHABLE);
         set(attr.links > 1 && attr.kind == surgetank_types::model::Kind::File, of_record::LINKED);
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
@@ -351,7 +351,7 @@ impl Index {
             id: shown.id.0,
             ino: attr.ino,
             backing_ino: plain.map_or(0, |(_, ino)| ino),
-            device: device.or(lent).and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
+            device: device.or(delegated).and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
             mode: attr.mode(),
             uid,
             gid,

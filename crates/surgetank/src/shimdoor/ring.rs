@@ -215,7 +215,7 @@ impl Ring {
             }
             let retired = matches!(phase, Some(phase::REVOKED | phase::SKIP));
             self.offer(claim + CLAIMS, state.numbers[slot], if retired { phase::SKIP } else { phase::FREE });
-            surgetank_types::crash_point!("lent.giving");
+            surgetank_types::crash_point!("delegation.giving");
         }
         let end = self.next();
         let mut first = self.first.load(Ordering::Relaxed);

@@ -73,7 +73,7 @@ fn layout_equals_the_header() {
         ("ST_COMPLETE", of_record::COMPLETE.into()),
         ("ST_SEARCHABLE", of_record::SEARCHABLE.into()),
         ("ST_LINKED", of_record::LINKED.into()),
-        ("ST_LENT", of_record::LENT.into()),
+        ("ST_DELEGATED", of_record::DELEGATED.into()),
         ("ST_WRITES", abi::WRITES.into()),
         ("ST_RING", abi::RING.into()),
         ("ST_RING_MAGIC", abi::RING_MAGIC),
@@ -172,7 +172,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
         fresh: false,
         plain: (kind == Kind::File).then_some((DEVICE, 9_000_000 + id)),
         readable: true,
-        lent: None,
+        delegated: None,
         complete: kind == Kind::Directory,
         searchable: kind == Kind::Directory,
         parent: FileId(parent),
@@ -542,10 +542,10 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
     assert_eq!(watches(), 2, "of one a file is open, one was used since");
     closings.rest();
     assert_eq!(watches(), 1);
-    let lent = closings.watch_delegated(&place.path().join("2")).unwrap();
+    let delegated = closings.watch_delegated(&place.path().join("2")).unwrap();
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 2);
-    closings.no_longer_delegated(lent);
+    closings.no_longer_delegated(delegated);
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 1);
     let again = make(&place.path().join("2"));

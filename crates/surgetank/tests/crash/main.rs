@@ -286,10 +286,10 @@ impl Scene {
                 }
             }
         }
-        if is_about(&["shim.", "lent.", "recover.claimed"]) {
+        if is_about(&["shim.", "delegation.", "recover.claimed"]) {
             self.options.retain(|option| option != "--no-preload");
         }
-        if is_about(&["lent.", "recover.claimed"]) && self.ground.kind == Kind::Directory {
+        if is_about(&["delegation.", "recover.claimed"]) && self.ground.kind == Kind::Directory {
             self.lend();
         }
     }
