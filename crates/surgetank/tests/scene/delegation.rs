@@ -1,4 +1,4 @@
-//! For tests of lent directories: what their programs have in common, and how many files those made without asking.
+//! For tests of delegated directories: what their programs have in common, and how many files they created without a request.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ def make(path, data=b'x', flags=os.O_EXCL, mode=0o644):
     made = os.open(path, os.O_CREAT | os.O_WRONLY | flags, mode)
     if data: os.write(made, data)
     os.close(made)
-def lend(dir):
+def delegate(dir):
     for n in range(8): make(f'{dir}/first-{n}')
 def bare(*words):
     # Without the shim: through the mount.
@@ -32,7 +32,7 @@ def bare(*words):
 }
 
 /// How many files programs made themselves. How often they ask instead is a matter of time, so one is enough to say that they can.
-pub fn made_lent(ended: &Ended) -> u64 {
+pub fn created_delegated(ended: &Ended) -> u64 {
     let lines = ended
         .stderr
         .lines()
