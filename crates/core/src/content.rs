@@ -61,7 +61,7 @@ pub struct Open {
     backing: Mutex<Option<u32>>,
     /// The agent granted writable descriptors of the plain file, and no report shows yet that all of them are closed.
     /// Counts as one of the writers in `users`.
-    pub handed: AtomicBool,
+    pub granted: AtomicBool,
     pub users: Mutex<Users>,
     /// Bytes that the device has charged for the content.
     pub charged_bytes: AtomicU64,
@@ -91,7 +91,7 @@ impl Open {
             arrival: Mutex::default(),
             direct,
             backing: Mutex::new(backing),
-            handed: AtomicBool::new(false),
+            granted: AtomicBool::new(false),
             users: Mutex::default(),
             charged_bytes: AtomicU64::new(charged_bytes),
             reserved_bytes: AtomicU64::new(0),

@@ -102,7 +102,7 @@ pub enum Record<'a> {
         pid: u32,
         command: &'a str,
     },
-    Gone {
+    Ended {
         run: RunId,
     },
     /// A value to be known once, by its name.
@@ -161,7 +161,7 @@ impl Handoff {
     }
 
     fn of_size(half_bytes: usize) -> io::Result<Self> {
-        let memory = rustix::fs::memfd_create("surgetank-bequest", MemfdFlags::CLOEXEC)?;
+        let memory = rustix::fs::memfd_create("surgetank-handoff", MemfdFlags::CLOEXEC)?;
         let bytes = HEADER_BYTES + 2 * half_bytes;
         rustix::fs::ftruncate(&memory, bytes as u64)?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);

@@ -71,7 +71,7 @@ pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;
 pub use crate::files::prefetch::BroughtIn;
 pub use crate::files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
-pub use crate::metadata::index::{Shim, Shown};
+pub use crate::metadata::index::{IndexEntry, Shim};
 pub use attributes::SetAttr;
 pub use eager_publish::Real;
 pub use hints::Given;

@@ -25,7 +25,7 @@ use surgetank_testkit::seeds;
 use world::{Terms, World};
 
 /// Longer than anything here takes; a wait that reaches it is a hang.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
 const SEED: u64 = 10;

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown};
+use surgetank_core::namespace::{Claimed, IndexEntry, Keeper, Namespace, Shim};
 use surgetank_state::Stray;
 use surgetank_types::model::FileId;
 
@@ -229,9 +229,9 @@ impl Door {
         let Some(namespace) = self.namespace() else { return };
         let heard = || namespace.metadata.settle();
         self.closings.take(heard, |closed| match closed {
-            Closed::Of(id) => namespace.files.descriptors.handed_closed(id),
+            Closed::Of(id) => namespace.files.descriptors.grant_closed(id),
             Closed::Any => {
-                namespace.files.descriptors.any_handed_closed();
+                namespace.files.descriptors.any_grant_closed();
                 true
             }
         });
@@ -273,8 +273,8 @@ impl Door {
 }
 
 impl Shim for Door {
-    fn show(&self, shown: &Shown, name: &[u8]) {
-        self.index().show(shown, name);
+    fn show(&self, entry: &IndexEntry, name: &[u8]) {
+        self.index().show(entry, name);
     }
     fn hide(&self, id: FileId) {
         self.index().hide(id);
@@ -310,7 +310,7 @@ impl Shim for Door {
     }
     fn stop_claims(&self) {
         if let Some(ring) = &self.ring {
-            ring.stop_claims(ring::PATIENCE);
+            ring.stop_claims(ring::TIMEOUT);
         }
     }
     fn limit_claims(&self, claims: u64) {
@@ -331,10 +331,10 @@ impl Shim for Door {
         self.closings.made_in(watch, name, id)
     }
     fn catch_up(&self) {
-        self.await_given();
+        self.await_grants();
         self.take_closings();
     }
-    fn await_given(&self) {
+    fn await_grants(&self) {
         drop(self.giving.write().unwrap_or_else(PoisonError::into_inner));
     }
 }

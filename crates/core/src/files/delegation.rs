@@ -17,7 +17,7 @@ use crate::base::{Base, Door};
 use crate::content::{Location, Open};
 use crate::files::deadline::DeadlineWatch;
 use crate::metadata::Metadata;
-use crate::metadata::intake::{DIRTY_AHEAD_BYTES, FILE_BYTES_MIN, FILES_AHEAD, LENDS_MAX, MADE_MIN, UNUSED};
+use crate::metadata::intake::{DELEGATIONS_MAX, DIRTY_AHEAD_BYTES, FILE_BYTES_MIN, FILES_AHEAD, MADE_MIN, UNUSED};
 
 /// Decides which directories are delegated to processes.
 pub struct Delegator {
@@ -94,7 +94,7 @@ impl Delegator {
         if !on.leases() || !on.healthy() || on.free_bytes() < Self::bytes_to_delegate(on, ahead_bytes) {
             return None;
         }
-        while tree.delegations.dirs.len() >= LENDS_MAX
+        while tree.delegations.dirs.len() >= DELEGATIONS_MAX
             && let Some(oldest) =
                 tree.delegations.dirs.iter().min_by_key(|(_, delegation)| delegation.number).map(|(dir, _)| *dir)
         {

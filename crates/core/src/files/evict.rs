@@ -225,7 +225,7 @@ impl Eviction {
 
     /// Removes the plain file after the catalog has the record of it.
     fn drop_copy(&self, tree: &mut Tree, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> Remains<'_> {
-        tree.txn.gone(Some(replica));
+        tree.txn.pending_unlink(Some(replica));
         let shown_perm = self.metadata.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         crash_point!("evict.begun");

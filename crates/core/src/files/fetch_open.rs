@@ -104,7 +104,7 @@ impl Fetches {
 
     /// The first open of a file that only the store has. `None`: the file is resident now, and the caller opens it as
     /// such. The caller holds the inode's lock.
-    pub(crate) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
+    pub(crate) fn open_for_fetch(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
         for _ in 0..LOOKS_MAX {
             let (there, size_bytes) = self.there(id)?;
             let brought = if writes || via.is_only() {

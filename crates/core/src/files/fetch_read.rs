@@ -30,7 +30,7 @@ use crate::files::fetch_open::{Fetches, LOOKS_MAX, There};
 use crate::report::run::EventKind;
 
 /// How long the drain may take to record what it did to a file.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// For another chunk, an eviction frees at least this share of a full device.
 const EVICT_SHARE: u64 = 16;
@@ -125,7 +125,7 @@ impl Fetches {
     /// The version is not at its path any more. If the agent's own drain renamed the file or changed its attributes,
     /// the rest comes from its new place.
     fn goes_on(&self, id: FileId, arrival: &Arrival, asked: &Arc<dyn Remote>) -> bool {
-        let until = clock::tick() + PATIENCE;
+        let until = clock::tick() + TIMEOUT;
         loop {
             let (before, path) = arrival.remote();
             // Another reader found it meanwhile.

@@ -47,7 +47,7 @@ pub(crate) const GONE: Errno = Errno::STALE;
 /// from `STORE_TO_BE_ASKED`, which the caller gets.)
 pub(super) const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
 const PUBLISHED_TRIES_MAX: usize = 20;
-const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
+const BEGUN_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Opens, closes and seals files.
@@ -383,9 +383,9 @@ impl Opener {
         self.await_progress(is_begun, id);
     }
 
-    /// Waits while the condition holds, for `BEGUN_PATIENCE` at most.
+    /// Waits while the condition holds, for `BEGUN_TIMEOUT` at most.
     fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
-        let until = clock::tick() + BEGUN_PATIENCE;
+        let until = clock::tick() + BEGUN_TIMEOUT;
         let mut tree = self.metadata.read_tree();
         loop {
             let left = until.saturating_duration_since(clock::tick());
@@ -448,7 +448,7 @@ impl Opener {
         // The one remaining writer may be a granted descriptor that was closed before this one.
         if writes
             && !last_writer
-            && open.handed.load(Ordering::Relaxed)
+            && open.granted.load(Ordering::Relaxed)
             && open.writers() == 1
             && self.descriptors.end_handed(open)
         {

@@ -84,7 +84,7 @@ impl Opener {
         }
         self.events.count(EventKind::Miss, "store", "only the store had it", size_bytes);
         if !self.store.features().plain_files {
-            return match self.fetches.open_distant(id, writes, via)? {
+            return match self.fetches.open_for_fetch(id, writes, via)? {
                 Some(open) => Ok(open),
                 None if self.metadata.read_tree().get(id).is_some_and(|inode| inode.replica.is_some()) => {
                     self.open_content(id, writes, truncates, via)

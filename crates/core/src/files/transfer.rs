@@ -19,7 +19,7 @@ use crate::base::queries::StoreQueries;
 use crate::base::succession::Succession;
 use crate::base::{Base, Counters};
 use crate::content::{Location, reopen_writable};
-use crate::files::Shortage;
+use crate::files::RoomWait;
 use crate::files::deadline::DeadlineWatch;
 use crate::files::evict::Eviction;
 use crate::files::fetch_open::Fetches;
@@ -136,7 +136,7 @@ impl Transfers {
         let handle = self.open_files.handle(fh)?;
         let open = &handle.open;
         open.written.store(true, Ordering::Relaxed);
-        let mut shortage = Shortage::default();
+        let mut room_wait = RoomWait::default();
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
@@ -160,12 +160,12 @@ impl Transfers {
             drop(gate);
             match result {
                 Ok(()) => {
-                    self.room_waits.has_room(&shortage);
+                    self.room_waits.has_room(&room_wait);
                     return Ok(());
                 }
                 Err(Errno::NOSPC) if mediated && matches!(content.location, Location::Tier(_)) => {
                     if let Err(fault) = self.spill(open, content.location, length, crate::files::SpilledBy::Writer) {
-                        self.room_waits.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
+                        self.room_waits.await_room(&mut room_wait, (Some(open.id), b"", RunId(0)), fault)?;
                     }
                 }
                 Err(errno) => return Err(errno.into()),

@@ -19,7 +19,7 @@ use crate::metadata::Metadata;
 
 /// One file, as the shim may show it.
 #[derive(Debug, Clone, Copy)]
-pub struct Shown {
+pub struct IndexEntry {
     pub id: FileId,
     pub attr: Attr,
     /// The attributes are correct; otherwise the shim asks the mount. (So it does where a write removes set-user-id.)
@@ -45,7 +45,7 @@ pub struct Shown {
 /// The shim's side.
 pub trait Shim: Send + Sync {
     /// Publishes the present state of a file. `name`: a directory's own name.
-    fn show(&self, shown: &Shown, name: &[u8]);
+    fn show(&self, entry: &IndexEntry, name: &[u8]);
     fn hide(&self, id: FileId);
     /// The shim must not use the file's entry for a moment; `show` or `hide` follows.
     fn conceal(&self, id: FileId);
@@ -53,7 +53,7 @@ pub trait Shim: Send + Sync {
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
     /// A directory is about to move on the tiers, or has moved: paths of directories that the shim's door looked up are void.
     fn directories_move(&self);
-    /// From now on, a close of a writable descriptor of the file calls `Descriptors::handed_closed`.
+    /// From now on, a close of a writable descriptor of the file calls `Descriptors::grant_closed`.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
     /// The same for a file that was just created, at less cost. The file has to stay in this directory under this name.
     /// A caller that moves it has it watched by itself first.
@@ -75,10 +75,10 @@ pub trait Shim: Send + Sync {
     fn no_longer_delegated(&self, watch: i32);
     /// A process created a file there. `false`: the kernel does not report its close.
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;
-    /// Calls `Descriptors::handed_closed` for all files that processes have closed until now.
+    /// Calls `Descriptors::grant_closed` for all files that processes have closed until now.
     fn catch_up(&self);
     /// Returns when the agent has closed its own copies of all descriptors that it granted until now.
-    fn await_given(&self);
+    fn await_grants(&self);
 }
 
 impl Metadata {
@@ -110,7 +110,7 @@ impl Metadata {
         }
         if let Some(shim) = self.shim.get() {
             // Granted by an earlier agent.
-            for open in self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)) {
+            for open in self.opens().values().filter(|open| open.granted.load(Ordering::Relaxed)) {
                 if let Err(why) = shim.watch(open.id, open.content().file.as_fd()) {
                     tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
                 }
@@ -134,7 +134,7 @@ impl Metadata {
                     _ => (FileId::ROOT, b""),
                 };
                 let delegated = tree.delegations.device(id);
-                shim.show(&Shown { delegated, ..self.shown(id, inode, parent) }, name);
+                shim.show(&IndexEntry { delegated, ..self.index_entry(id, inode, parent) }, name);
             }
             _ => shim.hide(id),
         }
@@ -171,11 +171,11 @@ impl Metadata {
         }
     }
 
-    fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
+    fn index_entry(&self, id: FileId, inode: &Inode, parent: FileId) -> IndexEntry {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         let direct = open.as_ref().is_some_and(|open| open.direct);
         let watched = open.as_ref().is_some_and(|open| open.is_watched());
-        let handed = open.is_some_and(|open| open.handed.load(surgetank_types::sync::atomic::Ordering::Relaxed));
+        let granted = open.is_some_and(|open| open.granted.load(surgetank_types::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.permissions.checks_permissions || self.may(&inode.attr, want);
         // A process may have opened the plain file before the file became mediated. Its entry stays, too.
@@ -183,12 +183,12 @@ impl Metadata {
         // Other clients may change a copy's file in the store. So each open asks the store, unless the copy was prefetched.
         let looked_at = inode.is_copy() && !inode.prefetched;
         let steady = plain.is_some() && (inode.sealed || direct) && !looked_at;
-        Shown {
+        IndexEntry {
             id,
             attr: inode.attr,
             known: (!file || inode.sealed && !looked_at || steady) && !watched,
             live: file && !inode.sealed,
-            fresh: handed && inode.is_fresh(),
+            fresh: granted && inode.is_fresh(),
             plain,
             readable: self.config.direct && steady && inode.logical.is_some() && ours(4),
             delegated: None,

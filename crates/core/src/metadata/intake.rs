@@ -35,7 +35,7 @@ use crate::metadata::Metadata;
 pub(crate) const MADE_MIN: u16 = 2;
 /// The upper limit of the demand, which each recall of a directory doubles.
 const MADE_MAX: u16 = 64;
-pub(crate) const LENDS_MAX: usize = 16;
+pub(crate) const DELEGATIONS_MAX: usize = 16;
 /// The device reserves room for this many files of each directory. A file counts with its expected bytes, at least
 /// `FILE_BYTES_MIN`.
 pub(crate) const FILES_AHEAD: u64 = 64;
@@ -48,7 +48,7 @@ const OPEN_SHARE: u64 = 4;
 /// A directory in which no process creates a file for this long is recalled. The kernel keeps no listing of a delegated
 /// directory, and each look-up in it also searches the ring.
 pub(crate) const UNUSED: Duration = Duration::from_secs(2);
-pub(crate) const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
+pub(crate) const DIRTY_AHEAD_BYTES: u64 = DELEGATIONS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
 
 impl Metadata {
     /// A number for a file that a process may create.
@@ -127,11 +127,11 @@ impl Metadata {
             open.reserved_bytes.store(reserve_bytes, Ordering::Relaxed);
         }
         open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
-        open.handed.store(true, Ordering::Relaxed);
+        open.granted.store(true, Ordering::Relaxed);
         open.handed_to(stat.st_uid);
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
-        self.handed.fetch_add(1, Ordering::Relaxed);
+        self.granted.fetch_add(1, Ordering::Relaxed);
         let told = self.shim.get().is_some_and(|shim| {
             shim.made_in(watch, &claim.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
         });
@@ -178,7 +178,7 @@ impl Metadata {
 
     /// Processes create files faster than the agent seals them. Each one is open in the agent until it is sealed.
     pub(crate) fn limit_by_handed(&self) {
-        let left = self.handed_max.saturating_sub(self.handed.load(Ordering::Relaxed) as u64);
+        let left = self.granted_max.saturating_sub(self.granted.load(Ordering::Relaxed) as u64);
         if let Some(shim) = self.shim.get() {
             shim.limit_claims(self.claims_max.load(Ordering::Relaxed).min(left));
         }
@@ -332,7 +332,7 @@ impl Metadata {
 }
 
 /// The limit of handed-out files that are open in the agent. At the limit, delegations add no more.
-pub(crate) fn handed_max() -> u64 {
+pub(crate) fn granted_max() -> u64 {
     let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     open_max.map_or(HANDED_MAX, |max| (max / OPEN_SHARE).min(HANDED_MAX))
 }

@@ -24,7 +24,7 @@ use surgetank_types::model::{Caller, FileId, FsyncTarget};
 pub const MIB: u64 = 1 << 20;
 pub const CHUNK: u64 = RANGE_BYTES;
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What the store and the kernel are.
 #[derive(Debug, Clone, Copy)]
@@ -245,7 +245,7 @@ impl World {
         if self.drain.is_none() {
             self.start_drain();
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while self.namespace.questions.busy(None) {
             assert!(Instant::now() < until, "the drain hangs: {:?}", self.namespace.questions.stuck());
             std::thread::sleep(Duration::from_millis(1));

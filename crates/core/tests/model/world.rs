@@ -305,8 +305,8 @@ impl World {
                 self.fuse.light(*steps);
                 self.start_drain();
                 // What is hinted to come last waits for longer than we do.
-                let patience = if self.hinted { Duration::from_millis(100) } else { super::PATIENCE };
-                let until = Instant::now() + patience;
+                let timeout = if self.hinted { Duration::from_millis(100) } else { super::TIMEOUT };
+                let until = Instant::now() + timeout;
                 while !self.fuse.blown() && self.namespace().questions.busy(None) {
                     if Instant::now() > until && self.hinted {
                         break;
@@ -393,7 +393,7 @@ impl World {
             self.want_all()?;
         }
         self.start_drain();
-        let until = Instant::now() + super::PATIENCE;
+        let until = Instant::now() + super::TIMEOUT;
         while self.namespace().questions.busy(None) {
             if Instant::now() > until {
                 return Err(self.hang());
@@ -517,7 +517,7 @@ fn below(path: &str, name: &str) -> String {
 }
 
 fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
-    let end = Instant::now() + super::PATIENCE;
+    let end = Instant::now() + super::TIMEOUT;
     while !is_so() {
         if Instant::now() > end {
             return Err("it does not come to that".into());

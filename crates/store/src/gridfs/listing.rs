@@ -37,17 +37,17 @@ impl From {
         }
     }
 
-    fn after(shown: &Shown) -> Self {
-        match shown {
-            Shown::File(name) => Self::Behind(name.clone()),
+    fn after(listed: &Listed) -> Self {
+        match listed {
+            Listed::File(name) => Self::Behind(name.clone()),
             // `/` is followed by `0`. (One of them: behind `a//` comes what else is in `a/`.)
-            Shown::Group(group) => Self::With(format!("{}0", group.strip_suffix('/').unwrap_or(group))),
+            Listed::Group(group) => Self::With(format!("{}0", group.strip_suffix('/').unwrap_or(group))),
         }
     }
 }
 
 #[derive(PartialEq)]
-enum Shown {
+enum Listed {
     File(String),
     Group(String),
 }
@@ -78,21 +78,22 @@ impl Server {
                 };
                 is_further = true;
                 let group = rest.find('/').filter(|_| delimited).map(|slash| &key[..=prefix.len() + slash]);
-                let shown = group.map_or_else(|| Shown::File(key.to_owned()), |group| Shown::Group(group.to_owned()));
-                if last.as_ref() == Some(&shown) {
+                let listed =
+                    group.map_or_else(|| Listed::File(key.to_owned()), |group| Listed::Group(group.to_owned()));
+                if last.as_ref() == Some(&listed) {
                     continue;
                 }
                 if page.objects.len() + page.prefixes.len() >= PAGE {
                     page.next = last.as_ref().map(|last| From::after(last).text());
                     return Ok(page);
                 }
-                match &shown {
-                    Shown::Group(group) => page.prefixes.push(group.clone()),
-                    Shown::File(_) => {
+                match &listed {
+                    Listed::Group(group) => page.prefixes.push(group.clone()),
+                    Listed::File(_) => {
                         page.objects.extend(File::of(document).and_then(|file| file.object(&self.place.prefix)));
                     }
                 }
-                last = Some(shown);
+                last = Some(listed);
             }
             match &last {
                 _ if found.len() < PAGE => return Ok(page),

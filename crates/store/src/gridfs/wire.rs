@@ -123,7 +123,7 @@ struct Timed {
 }
 
 impl Timed {
-    fn patience(&self) -> std::io::Result<Option<Duration>> {
+    fn timeout(&self) -> std::io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(surgetank_types::clock::tick());
         if left.is_zero() {
             return Err(std::io::ErrorKind::TimedOut.into());
@@ -134,14 +134,14 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.socket.set_read_timeout(self.patience()?)?;
+        self.socket.set_read_timeout(self.timeout()?)?;
         self.socket.read(buffer)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.socket.set_write_timeout(self.patience()?)?;
+        self.socket.set_write_timeout(self.timeout()?)?;
         self.socket.write(bytes)
     }
 

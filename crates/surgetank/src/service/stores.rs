@@ -178,7 +178,7 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
     let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
         let store = ObjectStore::new(server, &state.join("uploads"), config.verify, config.store_ttl);
-        Ok(Arc::new(store.map_err(|why| refused(&why))?.patient(config.retry)))
+        Ok(Arc::new(store.map_err(|why| refused(&why))?.with_timeout(config.retry)))
     };
     #[cfg(feature = "s3")]
     if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
@@ -194,7 +194,7 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     }
     #[cfg(feature = "webhdfs")]
     if let Some(url) = config.store_url().filter(|url| is_hdfs(url)) {
-        return Ok(Arc::new(WebHdfs::open(HdfsPlace::parse(url)?, config.store_ttl)?.patient(config.retry)));
+        return Ok(Arc::new(WebHdfs::open(HdfsPlace::parse(url)?, config.store_ttl)?.with_timeout(config.retry)));
     }
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }

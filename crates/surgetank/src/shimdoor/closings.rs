@@ -254,9 +254,9 @@ fn events(mut rest: &[u8]) -> impl Iterator<Item = Event<'_>> {
 fn look_again(early: &mut Vec<(FileId, Instant)>, each: &mut impl FnMut(Closed) -> bool) {
     let mut left = early.len();
     early.retain(|(id, since)| {
-        let patience = if left <= LONG_MAX { LONG_INSTANT } else { INSTANT };
+        let timeout = if left <= LONG_MAX { LONG_INSTANT } else { INSTANT };
         left -= 1;
-        !each(Closed::Of(*id)) && since.elapsed() < patience
+        !each(Closed::Of(*id)) && since.elapsed() < timeout
     });
 }
 

@@ -242,13 +242,13 @@ impl Ring {
 
     /// Ends file creation by earlier look-ups: waits for creations in progress, and revokes those of programs that do
     /// not continue.
-    pub fn stop_claims(&self, patience: Duration) {
+    pub fn stop_claims(&self, timeout: Duration) {
         self.word(offset_of!(abi::Ring, epoch)).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let since: Instant = clock::tick();
         for claim in self.first.load(Ordering::Relaxed)..self.next() {
             let under_way = || matches!(self.phase(claim), Some(phase::FREE | phase::MADE));
-            while under_way() && since.elapsed() < patience {
+            while under_way() && since.elapsed() < timeout {
                 std::thread::sleep(PAUSE);
             }
             for from in [phase::FREE, phase::MADE] {
@@ -298,7 +298,7 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
         return if magic == 0 { Ok(Vec::new()) } else { Err(io::ErrorKind::InvalidData.into()) };
     }
     ring.first.store(head(offset_of!(abi::Ring, first)), Ordering::SeqCst);
-    ring.stop_claims(PATIENCE);
+    ring.stop_claims(TIMEOUT);
     // Look-ups from here on create none either: no agent would read their claims.
     let (first, next) = (ring.first.load(Ordering::Relaxed), ring.next());
     for claim in next..first + CLAIMS {
@@ -318,7 +318,7 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
 }
 
 /// A program that is about to create a file continues within this time, or the agent does not wait for it.
-pub const PATIENCE: Duration = Duration::from_millis(20);
+pub const TIMEOUT: Duration = Duration::from_millis(20);
 
 impl Ring {
     /// Keeps the file.

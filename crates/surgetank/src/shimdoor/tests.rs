@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use surgetank_core::namespace::Shown;
+use surgetank_core::namespace::IndexEntry;
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind, Timestamp};
 
 use super::abi::{self, of_record};
@@ -149,9 +149,9 @@ fn layout_equals_the_header() {
     }
 }
 
-fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
+fn entry_of(id: u64, kind: Kind, parent: u64) -> IndexEntry {
     let time = Timestamp::from_parts(1000 + id as i64, 7);
-    Shown {
+    IndexEntry {
         id: FileId(id),
         attr: Attr {
             kind,
@@ -182,7 +182,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
 fn index(dir: &std::path::Path) -> Index {
     let place = Place { id: DEVICE, root: "/tier/files".into(), dev: DEV, noexec: false };
     let mut index = Index::create(&dir.join("index"), vec![place], None, false).unwrap();
-    index.show(&shown(1, Kind::Directory, 1), b"");
+    index.show(&entry_of(1, Kind::Directory, 1), b"");
     index.open(42);
     index
 }
@@ -239,7 +239,7 @@ fn hundred_thousand_names_are_added_and_removed() {
     let mut names: HashMap<u64, String> = HashMap::new();
     for id in 2..100_000 {
         let name = format!("file-{id}");
-        index.show(&shown(id, Kind::File, 1), b"");
+        index.show(&entry_of(id, Kind::File, 1), b"");
         index.name(FileId(1), name.as_bytes(), Some(FileId(id)));
         names.insert(id, name);
         // Most of them are removed again, and their places are reused.
@@ -277,8 +277,8 @@ fn hundred_thousand_names_are_added_and_removed() {
 fn directory_shown_before_its_parent_has_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
-    index.show(&shown(11, Kind::Directory, 10), b"child");
-    index.show(&shown(10, Kind::Directory, 1), b"parent");
+    index.show(&entry_of(11, Kind::Directory, 10), b"child");
+    index.show(&entry_of(10, Kind::Directory, 1), b"parent");
     index.name(FileId(1), b"parent", Some(FileId(10)));
     index.name(FileId(10), b"child", Some(FileId(11)));
     let reader = Reader::of(dir.path());
@@ -309,15 +309,15 @@ fn directory_shown_before_its_parent_has_its_path() {
 fn concealed_or_unshown_names_are_left_to_the_mount() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
-    index.show(&shown(5, Kind::File, 1), b"");
+    index.show(&entry_of(5, Kind::File, 1), b"");
     index.name(FileId(1), b"a", Some(FileId(5)));
     index.name(FileId(1), b"stranger", Some(FileId(6)));
     index.conceal(FileId(5));
     let reader = Reader::of(dir.path());
     assert_eq!(reader.find(1, b"a").map(|record| (record.id, record.flags)), Some((5, 0)));
     assert_eq!(reader.find(1, b"stranger").map(|record| record.flags), Some(0), "it is there, but nothing is known");
-    index.show(&shown(5, Kind::File, 1), b"");
-    let live = Shown { live: true, plain: None, ..shown(5, Kind::File, 1) };
+    index.show(&entry_of(5, Kind::File, 1), b"");
+    let live = IndexEntry { live: true, plain: None, ..entry_of(5, Kind::File, 1) };
     assert_eq!(Reader::of(dir.path()).find(1, b"a").unwrap().flags, of_record::KNOWN | of_record::RESIDENT);
     index.show(&live, b"");
     let record = Reader::of(dir.path()).find(1, b"a").unwrap();
@@ -331,7 +331,7 @@ fn replaced_name_is_always_present() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     for id in [2, 3] {
-        index.show(&shown(id, Kind::File, 1), b"");
+        index.show(&entry_of(id, Kind::File, 1), b"");
     }
     index.name(FileId(1), b"current", Some(FileId(2)));
     let header = Reader::of(dir.path()).header();
@@ -368,7 +368,7 @@ fn lookup_sees_one_state_of_the_index() {
     let mut index = index(dir.path());
     let of_round = |id: u64, kind: Kind, round: u64| {
         let time = Timestamp::from_parts(round as i64, (round % 1000) as u32);
-        let mut one = shown(id, kind, 1);
+        let mut one = entry_of(id, kind, 1);
         let number = round as u32;
         one.attr =
             Attr { uid: number, gid: number, links: number % 7 + 1, size_bytes: round, blocks: round, ..one.attr };

@@ -62,7 +62,7 @@ struct Sum {
 #[derive(Debug, Default)]
 struct Tree {
     /// By (mode, drained last, rule's position), which is the display order.
-    sums: BTreeMap<(u8, bool, Option<usize>), (Shown, Sum)>,
+    sums: BTreeMap<(u8, bool, Option<usize>), (DecisionKey, Sum)>,
     prefetch: Sum,
     pinned: Sum,
     directories: u64,
@@ -74,7 +74,7 @@ struct Tree {
 
 /// The part of a decision that a sum represents.
 #[derive(Debug)]
-struct Shown {
+struct DecisionKey {
     mode: Mode,
     timing: Timing,
     why: String,
@@ -246,7 +246,7 @@ impl Tree {
         };
         let key = (order, decision.timing == Timing::Last, decision.reason.rule());
         let (_, sum) = self.sums.entry(key).or_insert_with(|| {
-            let shown = Shown { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
+            let shown = DecisionKey { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
             (shown, Sum::default())
         });
         sum.add(path, size);

@@ -71,7 +71,7 @@ pub struct ScavengeArgs {
     settings: Settings,
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The place of a directory that no agent serves, held against agents.
 struct Left {
@@ -116,7 +116,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     let begun = std::time::Instant::now();
     let held = loop {
         match place.try_hold()? {
-            None if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            None if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
             outcome => break outcome,
         }
     };

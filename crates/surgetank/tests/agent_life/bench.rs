@@ -17,7 +17,7 @@ pub enum Who {
 
 pub const NOBODY: u32 = 65534;
 /// For events that come at once when all is well.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Bench {
     pub who: Who,
@@ -193,7 +193,7 @@ pub fn finish(child: Child) -> Said {
     let child_pid = pid(&child);
     let (ended, end) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if end.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if end.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             kill(child_pid, libc::SIGKILL);
         }
     });
@@ -213,7 +213,7 @@ pub fn pid(child: &Child) -> i32 {
 }
 
 pub fn until(what: &str, mut true_now: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !true_now() {
         assert!(Instant::now() < end, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));

@@ -47,7 +47,7 @@ const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Of a tier on which directories are delegated (`Delegator::bytes_to_delegate`).
 const ROOM_TO_DELEGATE_MIB: u64 = 8192;
 const DISK_ROOM_TO_DELEGATE_MIB: u64 = 4096;
@@ -327,7 +327,7 @@ impl Scene {
             {
                 killed = self.kill_the_agent(self.alone);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 let _ = child.kill();
                 self.kill_the_agent(false);
                 return Err(format!("hangs: {}", fs::read_to_string(self.manifests.join("output")).unwrap()));
@@ -557,10 +557,10 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     }
     let verified = verify::verify(&scene.look()?, &stories)?;
     // (An agent that this run found there is not ended by it, and clears up in its own time.)
-    let patience = if last.said.contains("is served already") { PATIENCE } else { Duration::ZERO };
+    let timeout = if last.said.contains("is served already") { TIMEOUT } else { Duration::ZERO };
     let begun = Instant::now();
     let mut tiers = tier_files(scene);
-    while !tiers.is_empty() && begun.elapsed() < patience {
+    while !tiers.is_empty() && begun.elapsed() < timeout {
         std::thread::sleep(Duration::from_millis(20));
         tiers = tier_files(scene);
     }

@@ -283,7 +283,7 @@ proptest! {
         } else {
             prop_assert_eq!(damage.as_ref().map(|damage| damage.records_behind), Some(batches.len() as u64));
         }
-        catalog.damage_told().unwrap();
+        catalog.damage_reported().unwrap();
         // The log continues from there.
         catalog.commit(&more).unwrap();
         model.apply(&more);
@@ -423,8 +423,8 @@ fn intact_records_behind_damage_are_kept_and_reported() {
     }
     let catalog = LogCatalog::open(home.path()).unwrap();
     let damage = catalog.recovery().damage.clone().unwrap();
-    catalog.damage_told().unwrap();
-    assert_eq!(std::fs::read(damage.told_path()).unwrap(), before, "the log is not kept as it was");
+    catalog.damage_reported().unwrap();
+    assert_eq!(std::fs::read(damage.reported_path()).unwrap(), before, "the log is not kept as it was");
     drop(catalog);
     let later = LogCatalog::open(home.path()).unwrap();
     assert_eq!(later.recovery(), &Recovery { damaged_once: true, ..Recovery::default() });

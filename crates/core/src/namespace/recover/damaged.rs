@@ -16,9 +16,9 @@ use surgetank_types::model::{FileId, Image, OpKind, RunId, Seq};
 use crate::base::queries::{is_absent, passes};
 use crate::base::users::own_cred;
 use crate::catalog::Damage;
-use crate::files::copies::STORE_PATIENCE;
+use crate::files::copies::STORE_TIMEOUT;
 use crate::metadata::DOUBTFUL_BELOW;
-use crate::namespace::recover::spilled::patiently;
+use crate::namespace::recover::spilled::retry_until;
 use crate::namespace::recover::{ORPHANS, OnTier, Recovery, went_down};
 
 /// Numbers that were given out after the catalog's state: kernel and store may still know them.
@@ -41,7 +41,7 @@ impl Recovery<'_> {
     pub(crate) fn damage(&self, image: &Image) -> Option<Damage> {
         let damage = self.base.catalog.recovery().damage?;
         if !is_damage(&damage, image) {
-            self.damage_is_told();
+            self.report_damage();
             return None;
         }
         Some(damage)
@@ -75,7 +75,7 @@ impl Recovery<'_> {
         };
         self.base.notes.note(
             RunId(0),
-            damage.told_path().display().to_string(),
+            damage.reported_path().display().to_string(),
             format!(
                 "the catalog's log ends at byte {}: {why}{behind}. Names, deletions and changes since then are lost; what was written since lies on the tiers under {}, if no name of before leads to it; this is the log as it was",
                 damage.offset,
@@ -86,8 +86,8 @@ impl Recovery<'_> {
     }
 
     /// Called once everything is recorded durably: an agent that is killed before that leaves the report to the next one.
-    pub(crate) fn damage_is_told(&self) {
-        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_told());
+    pub(crate) fn report_damage(&self) {
+        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_reported());
         if let Err(why) = told {
             tracing::warn!(%why, "that the catalog's log is damaged will be told once more");
         }
@@ -151,7 +151,7 @@ impl Recovery<'_> {
         };
         let who = own_cred(who);
         let spills = self.files.temporaries.spill_names();
-        let until = clock::tick() + STORE_PATIENCE;
+        let until = clock::tick() + STORE_TIMEOUT;
         for dir in dirs {
             let keep = || {
                 let listed = self.base.store.list(who, &dir, true)?;
@@ -160,7 +160,7 @@ impl Recovery<'_> {
                 });
                 doubtful.try_for_each(|entry| self.files.temporaries.keep_spill(who, &dir, &entry.name))
             };
-            let kept = patiently(until, || match keep() {
+            let kept = retry_until(until, || match keep() {
                 Err(why) if is_absent(&why) => Ok(()),
                 // It keeps its name, because no agent removes it.
                 Err(why) if !passes(&why) => {

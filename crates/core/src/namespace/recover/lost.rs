@@ -14,7 +14,7 @@ use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
 
 use crate::base::users::own_cred;
-use crate::metadata::losses::{gone_from, lost_from};
+use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::recover::Recovery;
 
 /// A digest of the boot in which the catalog was last written. With a device's number behind it: the boot in which that
@@ -92,7 +92,7 @@ impl std::fmt::Display for Doubt {
 }
 
 /// The record of a version, in memory or in the catalog.
-pub(crate) struct Said {
+pub(crate) struct Recorded {
     sealed: bool,
     dirty: bool,
     synced: bool,
@@ -100,7 +100,7 @@ pub(crate) struct Said {
     size_bytes: u64,
 }
 
-impl From<&Inode> for Said {
+impl From<&Inode> for Recorded {
     fn from(inode: &Inode) -> Self {
         Self {
             sealed: inode.sealed,
@@ -112,7 +112,7 @@ impl From<&Inode> for Said {
     }
 }
 
-impl From<&FileRecord> for Said {
+impl From<&FileRecord> for Recorded {
     fn from(record: &FileRecord) -> Self {
         Self {
             sealed: record.sealed,
@@ -125,7 +125,7 @@ impl From<&FileRecord> for Said {
 }
 
 /// `size_bytes`: of the plain file, or of the temporary in the store that holds the version.
-pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
+pub(crate) fn worth(said: &Recorded, size_bytes: u64) -> Worth {
     // For a prefetched or fetched copy, too, no record says whether its bytes reached the disk or changed.
     if said.sealed && !said.dirty {
         Worth::Spare
@@ -164,7 +164,7 @@ impl Recovery<'_> {
         let (at, why) = match held {
             Held::Tier(device) => {
                 let device = self.base.tiers.device(*device);
-                (device.shown(&path), gone_from(device, store_has_one))
+                (device.shown(&path), missing_from(device, store_has_one))
             }
             Held::Store(temporary) => {
                 let at = format!("{}/{temporary}", self.base.store.describe());
