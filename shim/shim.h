@@ -373,7 +373,7 @@ struct st_owner {
 };
 bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after);
 
-/* ---- Descriptors that are diverted (held.c). */
+/* ---- Descriptors that are diverted (diverted.c). */
 
 struct st_held {
     const struct st_domain *domain;

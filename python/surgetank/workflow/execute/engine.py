@@ -23,9 +23,9 @@ from ..agent import Agent
 from ..derive import Persist
 from ..graph import Task, Workflow
 from . import logs, orphans
-from .ahead import Ahead
 from .errands import Errands
 from .journal import Journal, Record, log_name
+from .next_read import Ahead
 from .progress import Progress
 from .ready import Need, Ready, priorities
 from .resume import Decision

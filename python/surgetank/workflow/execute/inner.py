@@ -19,8 +19,8 @@ from ..agent import Agent
 from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
-from .ahead import Ahead
 from .engine import Engine, Tally
+from .next_read import Ahead
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
 from .stamp import stamp
