@@ -375,20 +375,20 @@ bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after);
 
 /* ---- Descriptors that are diverted (diverted.c). */
 
-struct st_held {
+struct st_diverted {
     const struct st_domain *domain;
     uint32_t device;
     uint32_t number;
     struct st_record record;
     struct stat stat; /* of the plain file */
 };
-bool st_held(int descriptor, struct st_held *out);
+bool st_diverted(int descriptor, struct st_diverted *out);
 /* `descriptor`: the descriptor of that stat; -1: unknown. */
-bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out);
+bool st_diverted_as(int descriptor, const struct stat *stat, struct st_diverted *out);
 /* The record with which a number was opened last: a hint that must be checked. */
 extern uint32_t st_opened_as[ST_DESCRIPTORS];
 /* The path below the mount of a diverted descriptor's file, in `text`; NULL: it has none, or it is not known. */
-const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT]);
+const char *st_diverted_path(const struct st_diverted *diverted, int descriptor, char text[ST_TEXT]);
 char *st_write_number(char *to, unsigned long number);
 const char *st_proc_path(int descriptor, char text[32]);
 /* "/proc/self/fd/N" and the like of a diverted descriptor → its path below the mount; any other path unchanged. */

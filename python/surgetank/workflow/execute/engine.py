@@ -25,7 +25,7 @@ from ..graph import Task, Workflow
 from . import logs, orphans
 from .errands import Errands
 from .journal import Journal, Record, log_name
-from .next_read import Ahead
+from .next_read import NextReads
 from .progress import Progress
 from .ready import Need, Ready, priorities
 from .resume import Decision
@@ -100,11 +100,11 @@ class Engine:
         drop: Collection[str],
         progress: Progress,
         agent: Agent | None,
-        ahead: Ahead | None = None,
+        next_reads: NextReads | None = None,
     ) -> None:
         self.workflow, self.settings, self.decision = workflow, settings, decision
         self.journal, self.drop, self.progress, self.agent = journal, drop, progress, agent
-        self.ahead = ahead
+        self.next_reads = next_reads
         self.tally = Tally()
         self.spawner = Spawner()
         self.ready = Ready(settings.jobs, settings.memory_bytes, by_kind=settings.cluster > 1)
@@ -428,8 +428,8 @@ class Engine:
         for path in outputs:
             if path in self.drop and self._readers_left[path] == 0:
                 self._drops.append(path)
-        if self.ahead is not None:
-            for path in self.ahead.read(task.id, task.inputs):
+        if self.next_reads is not None:
+            for path in self.next_reads.read(task.id, task.inputs):
                 self.errands.ask("next", path)
         for path in dict.fromkeys(task.inputs):
             if self.workflow.producer.get(path) == task.id:
@@ -511,9 +511,9 @@ class Engine:
         commands = {"prefetch": agent.prefetch_words, "evict": agent.evict_words}
         if self.settings.persist is Persist.WHEN_CONSUMED:
             commands["persist"] = lambda paths: agent.hint_words(paths, "copy")
-        if (ahead := self.ahead) is not None:
+        if (next_reads := self.next_reads) is not None:
             listed = self.journal.directory / "next-reads.jsonl"
-            commands["next"] = lambda paths: ahead.words(agent, listed, paths)
+            commands["next"] = lambda paths: next_reads.words(agent, listed, paths)
         return Errands(commands, self._start_errand, {"next": AHEAD_EVERY_S})
 
     def _start_errand(self, words: list[str]) -> Child | None:

@@ -20,7 +20,7 @@ from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
 from .engine import Engine, Tally
-from .next_read import Ahead
+from .next_read import NextReads
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
 from .stamp import stamp
@@ -56,15 +56,15 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
             decision = resume.decide(workflow, past, stamp, drop)
-            ahead = None
+            next_reads = None
             if agent is not None:
-                ahead = Ahead(workflow, settings.jobs, decision.run, drop)
-                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *ahead.hints()])
+                next_reads = NextReads(workflow, settings.jobs, decision.run, drop)
+                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *next_reads.hints()])
                 if refused is not None:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
-            engine = Engine(workflow, settings, decision, book, drop, progress, agent, ahead)
+            engine = Engine(workflow, settings, decision, book, drop, progress, agent, next_reads)
             tally = engine.tally
             for step in planned.steps:
                 if step.kind == "prefetch":
