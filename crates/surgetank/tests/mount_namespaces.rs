@@ -98,7 +98,7 @@ fn inside(pid: u32, script: &str, dir: &Path) -> Output {
 }
 
 #[test]
-fn a_private_mount_of_an_ordinary_user() {
+fn unprivileged_private_mount_serves_files() {
     if !permitted() {
         return;
     }
@@ -126,7 +126,7 @@ fn a_private_mount_of_an_ordinary_user() {
 
 /// Without namespaces the setuid helper mounts, and unmounts when the server is told to end.
 #[test]
-fn a_mount_by_the_helper() {
+fn mount_by_the_helper_serves_files() {
     if !permitted() {
         return;
     }

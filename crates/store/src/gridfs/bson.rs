@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_document_is_read_back() {
         let document = all_kinds();
         let mut bytes = Vec::new();
         document.write(&mut bytes);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_read_or_refused() {
+    fn damaged_document_is_read_or_refused() {
         let mut bytes = Vec::new();
         all_kinds().write(&mut bytes);
         for at in 0..bytes.len() {

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_a_document_and_back() {
+    fn file_document_is_read_back() {
         let words = Words::from([("mode".to_owned(), "0644".to_owned())]);
         let metadata = fields! { "theirs": 7 }.with(OURS, ours(&words, Some(5), &[1; 12]));
         let file = File::new([9; 12], "p/a".into(), 1 << 40, metadata);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_there() {
+    fn file_of_another_client_is_read() {
         let theirs = fields! {
             "_id": "a name", "filename": "x", "length": Value::Double(5.0), "chunkSize": 261_120,
             "uploadDate": Value::Date(1_700_000_000_000), "md5": "…", "metadata": Value::Null,

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_url() {
+    fn url_with_every_part_is_parsed() {
         let url = "mongodb://me@host:7000/db?bucket=b&prefix=run%207/&password_file=/etc/secret&authSource=db&tls=true";
         let place = Place::parse(url).unwrap();
         assert_eq!((place.host.as_str(), place.port, place.db.as_str(), place.tls), ("host", 7000, "db", true));
@@ -212,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn who_names_an_authority_wants_tls() {
+    fn url_with_an_authority_file_enables_tls() {
         assert!(Place::parse("mongodb://host/db?tlsCAFile=/ca.pem").unwrap().tls, "all went in the clear");
         assert!(!Place::parse("mongodb://host/db?tls=false").unwrap().tls);
     }
 
     #[test]
-    fn what_is_refused_says_why() {
+    fn refused_url_gives_the_reason() {
         for (url, word) in [
             ("mongodb://host/db?tls=false&tlsCAFile=/ca.pem", "tlsCAFile"),
             ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),

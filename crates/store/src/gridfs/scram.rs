@@ -88,7 +88,7 @@ mod tests {
 
     /// The example of RFC 7677.
     #[test]
-    fn the_known_exchange() {
+    fn scram_exchange_matches_the_rfc_example() {
         let mut exchange = Exchange::new("user", "pencil", b"").unwrap();
         exchange.nonce = "rOprNGfwEbeRWgbNEkqO".into();
         exchange.first_bare = format!("n=user,r={}", exchange.nonce);

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_means() {
+    fn answer_maps_to_its_failure() {
         assert!(answer(&fields! { "ok": Value::Double(1.0), "n": 1 }).is_ok());
         assert!(
             answer(&fields! { "ok": 0, "errmsg": "no", "code": 13 })
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_its_length_and_its_sum() {
+    fn message_has_its_length_and_its_checksum() {
         let command =
             Command { documents: Some(("documents", vec![fields! { "a": 1 }])), ..fields! { "insert": "x" }.into() };
         let message = command.message(true);
