@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_root_below_the_served_directory_is_refused() {
+    fn state_root_below_the_served_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let error = StateRoot::open(&dir.path().join("s"), dir.path()).err().unwrap();
         assert!(error.why.contains("below the directory"), "{error}");
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn one_agent_lock_at_a_time_and_free_again_when_it_dies() {
+    fn agent_lock_is_exclusive_and_free_after_its_holder_dies() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
         let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();
@@ -449,7 +449,7 @@ mod tests {
 
     /// `status` and `wait` once took the lock of an agent that was starting, which then failed.
     #[test]
-    fn a_place_is_not_held_while_an_agent_starts() {
+    fn place_is_not_locked_while_an_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
         let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_close_is_waited_for_once() {
+    fn slow_close_is_waited_for_once() {
         let turns = Turns::default();
         let (device, _kernel) = rustix::pipe::pipe().unwrap();
         turns.releases().push_back(Release { unique: 7, slow: false });

@@ -452,7 +452,7 @@ fn files_are_reported_in_the_order_of_their_closes() {
 }
 
 #[test]
-fn a_name_may_be_that_of_several_files() {
+fn close_of_a_reused_name_reports_the_right_file() {
     let place = tempfile::tempdir().unwrap();
     let closings = Closings::new().unwrap();
     let make = |id| {

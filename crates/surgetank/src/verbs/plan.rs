@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_with_its_reason() {
+    fn each_file_is_listed_with_its_reason() {
         let (text, _) = planned(tree, &["*.tmp=remove"], true, true);
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).expect("json")).collect();
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_tree_is_no_error() {
+    fn empty_tree_is_not_an_error() {
         let (text, unread) = planned(|_| {}, &[], false, false);
         assert!(text.contains("no files yet") && text.contains("fast"), "{text}");
         assert_eq!(unread, 0);

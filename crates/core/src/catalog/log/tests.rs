@@ -517,7 +517,7 @@ fn marked_segment_cut_or_missing_is_refused() {
 }
 
 #[test]
-fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
+fn power_loss_in_an_older_segment_keeps_a_prefix() {
     for at in [3, HEADER_BYTES, HEADER_BYTES + 300, 900] {
         let (home, states) = several_segments(false);
         damage(&segments(home.path())[1], at);
