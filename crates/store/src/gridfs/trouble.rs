@@ -1,4 +1,4 @@
-//! What went wrong once: servers, strangers and moments that the driver was not made for.
+//! Regression tests: servers, other clients and moments that the driver was not made for.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,7 +47,7 @@ fn file_document(id: Value, name: Value) -> Document {
     fields! { "_id": &id, "filename": &name, "length": 0, "chunkSize": 261_120, "uploadDate": Value::Date(1_700_000_000_000) }
 }
 
-/// As strangers do.
+/// As another client does.
 fn insert(store: &GridFs, kind: Kind, documents: Vec<Document>) {
     store.0.insert(kind, documents, Sure::Durable).unwrap();
 }
@@ -75,9 +75,9 @@ fn unique_index_on_names_destroys_no_file() {
     put(&store, "f", b"precious", When::Always).unwrap();
     index(&store, "b.files", fields! { "filename": 1 }, "strange", true);
     let why = put(&store, "f", b"new", When::Always).unwrap_err();
-    assert!(why.to_string().contains("11000"), "the server's own words: {why}");
+    assert!(why.to_string().contains("11000"), "the server's own message: {why}");
     assert_eq!(get(&store, "f"), b"precious");
-    assert_eq!((count(&store, Kind::Files), count(&store, Kind::Chunks)), (1, 1), "and nothing of the new one stays");
+    assert_eq!((count(&store, Kind::Files), count(&store, Kind::Chunks)), (1, 1), "and nothing of the new file stays");
     put(&store, "g", b"another name", When::Absent).unwrap();
 }
 
@@ -101,7 +101,7 @@ fn unreplicated_duplicate_is_not_reported_as_durable() {
     let sure = confirmed[0].body.document("writeConcern");
     assert_eq!(sure, Some(&fields! { "w": "majority", "j": true }));
 
-    // It stays so: then nothing is durable.
+    // If it stays so, nothing is durable.
     let scripted = before(&server, move |heard| match heard.is("insert", "files") {
         true => Does::Say(not_kept()),
         _ => Does::Pass,
@@ -153,7 +153,7 @@ fn publication_stops_when_half_the_lock_time_is_used() {
     let mut place = scripted.place();
     place.limits.hold = Duration::from_secs(5);
     assert_eq!(errno(put(&GridFs::new(place).unwrap(), "f", b"late", When::Always)), libc::EAGAIN);
-    assert_eq!(scripted.heard("insert", "files").len(), 1, "somebody else may have the name");
+    assert_eq!(scripted.heard("insert", "files").len(), 1, "another agent may hold the lock");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn older_version_written_after_the_lock_time_is_a_conflict() {
     let other = theirs.clone();
     let scripted = before(&server, move |heard| {
         if heard.is("insert", "files") {
-            // (The server lets it lie.) Meanwhile they wait for the lock, and take it.
+            // (The server delays the insert.) Meanwhile the other client waits for the lock, and takes it.
             put(&other, "f", b"theirs", When::Absent).unwrap();
         }
         Does::Pass
@@ -237,7 +237,7 @@ fn conflicting_index_is_named() {
 
 // ---- listings
 
-/// Answers to listings as a server would that has these names, in their order.
+/// Answers listings like a server that has these names, in their order.
 fn shelf(names: Vec<Value>) -> Scripted {
     let key = |name: &Value| match name {
         Value::Array(values) => values[0].bytes()[5..].to_vec(),
@@ -329,7 +329,7 @@ fn listing_continues_after_a_cut_answer() {
     });
     let page = scripted.store().list("", false, None).unwrap();
     assert_eq!((page.objects.len(), page.next), (40, None));
-    // What the lost answer had told will not be told again.
+    // The server does not send the lost page again.
     let order = scripted.order("files");
     assert_eq!(order[order.len() - 4..], ["find", "getMore", "find", "getMore"], "{order:?}");
 }
@@ -343,7 +343,7 @@ fn endless_cursor_ends_in_an_error() {
     let store = scripted.store();
     assert_eq!(errno(store.list("", false, None)), libc::EIO);
     assert_eq!(errno(store.0.versions("f").map_err(|why| why.into_io("f"))), libc::EIO);
-    // More than was asked for.
+    // More than the limit.
     let scripted = Scripted::new(None, |heard| match heard.name.as_str() {
         name @ ("find" | "getMore") => batch(name == "find", 77, vec![document("x"); 600]),
         _ => Does::Pass,
@@ -374,7 +374,7 @@ fn answer_with_too_many_fields_is_refused() {
     assert!(why.to_string().contains("fields"), "{why}");
 }
 
-// ---- what others have there
+// ---- files of other clients
 
 #[test]
 fn file_replaced_under_its_id_is_another_version() {
@@ -488,13 +488,13 @@ fn copy_that_outlasts_cleanup_is_whole_or_an_error() {
     let content = noise((8 << 20) + (1 << 20));
     put(&store, "f", &content, When::Always).unwrap();
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-    let (gc, told) = (store.clone(), Arc::clone(&seen));
+    let (gc, removed) = (store.clone(), Arc::clone(&seen));
     let scripted = before(&server, move |heard| {
         if heard.is("insert", "files") {
-            // Somebody cleans up, with no patience at all.
+            // Another process cleans up without any delay.
             for upload in gc.uploads("").unwrap() {
                 gc.abort(&upload.key, &upload.id).unwrap();
-                told.lock().unwrap().push(upload.key);
+                removed.lock().unwrap().push(upload.key);
             }
         }
         Does::Pass
