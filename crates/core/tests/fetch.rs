@@ -57,7 +57,7 @@ fn large_file_is_read_during_its_fetch_and_stays() {
     assert!(world.read_on(&opened, 128 << 10).unwrap() == bytes);
     assert_eq!((world.line.requests(), world.line.bytes()), (chunks, bytes.len() as u64));
     assert_eq!(world.line.at_once_max(), RANGES_AT_ONCE as u64);
-    // Resident before anybody closes it.
+    // Resident before the last close.
     world.is_charged();
     world.close(opened);
     world.line.forget();
@@ -172,7 +172,7 @@ fn truncation_fetches_nothing() {
     world.close(opened);
     world.settle();
     assert_eq!(std::fs::read(world.in_store("f")).unwrap(), b"new");
-    // Nor while somebody reads it.
+    // Nor while a reader has it open.
     world.put("g", &pattern(3 * CHUNK, 6));
     let reader = world.open("g", libc::O_RDONLY).unwrap();
     let opened = world.open("g", libc::O_WRONLY | libc::O_TRUNC).unwrap();
@@ -325,7 +325,7 @@ fn operations_beyond_the_store_are_refused_at_once() {
     assert_eq!(linked, Err(Errno::PERM));
     let exchanged = namespace.names.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, b"g", libc::RENAME_EXCHANGE);
     assert_eq!(exchanged.map_err(|fault| fault.errno), Err(Errno::INVAL));
-    // Its first name is no link.
+    // Its first name is not a link.
     let (found, opened) = namespace.names.create_unnamed(&caller, FileId::ROOT, 0o644, libc::O_RDWR).unwrap();
     world.write(&opened, 0, b"unnamed").unwrap();
     namespace.names.link(&caller, found.id, FileId::ROOT, b"h").unwrap();

@@ -376,7 +376,7 @@ fn acknowledged_file_survives_a_server_kill() {
                     let mut written = Vec::new();
                     for nth in 0..25 {
                         let key = format!("{thread}/{nth}");
-                        // An answer that is lost must not look as if somebody else had been first.
+                        // An answer that is lost must not look like an earlier write of another client.
                         written.push((put(store, &key, key.as_bytes(), When::Absent).unwrap(), key));
                     }
                     written

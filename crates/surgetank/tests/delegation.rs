@@ -267,7 +267,7 @@ for n, so_far in enumerate((0, 1, 1)):
     os.mkdir(f'd/sub-{n}')
     assert time.time() - began < 1
     while phase(memory, slot, at) not in (4, None): assert time.time() - began < 3, phase(memory, slot, at)
-    # It can be made now, by whoever comes, and has his content.
+    # The next process can create it, with its own content.
     make(f'd/stuck-{n}', b'mine')
     assert open(f'd/stuck-{n}').read() == 'mine'
     delegate('d/' + f'sub-{n}')
@@ -397,7 +397,7 @@ time.sleep(30)
 ",
     );
     let mut command = scene.run_command(&["--quiet-period", "60s"], script);
-    // Nobody reads the ring from then on.
+    // No process reads the ring from then on.
     command.env("SURGETANK_CRASH", "delegation.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
     let running = Running::of(command);
     eventually("the program is there", || Path::new("/mnt/aside/ready").exists());

@@ -9,7 +9,7 @@ use crate::scene::delegation::{CLAIM, FAST, created_delegated, python, scene};
 use crate::scene::record::{number, records};
 use crate::scene::{Running, Scene, eventually};
 
-/// A program that has made the plain file of what it makes, and has not told of it: there it dies, or stands until it may go on.
+/// A program that has created its plain file and has not reported it. There it dies, or stops until it may continue.
 /// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop, as at
 /// libc's `syscall` where it is ours.)
 const STUCK: &str = r"
@@ -204,7 +204,7 @@ for who in range(1, n + 1):
 print(n, len(there))
 ",
     );
-    // (Who is killed reports nothing: it is counted here what nobody asked for.)
+    // (A killed program reports no counts: the test counts the files created without a request.)
     let ended = scene.run(&[FAST, &["--rule", "*=keep", "--keep-at-exit", "drop"]].concat(), script).exits(0);
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());

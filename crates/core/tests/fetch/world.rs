@@ -158,7 +158,7 @@ impl World {
         self.base.path().join("store").join(name)
     }
 
-    /// Somebody else puts a file into the store.
+    /// Another client puts a file into the store.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let beside = self.in_store(".others");
         std::fs::write(&beside, bytes).unwrap();
@@ -231,7 +231,7 @@ impl World {
         blocks
     }
 
-    /// What is charged is there. (Where it lies on the disk may take a block more once that is decided.)
+    /// The charged bytes are on the tier. (The file may take one more block when its place on the disk is decided.)
     pub fn is_charged(&self) {
         let (used, there) = (self.used_bytes(), self.on_tiers());
         assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} there");
