@@ -5,7 +5,7 @@
 //! can move while it is written. The danger that this avoids: a writer continues in a plain file that is no longer the
 //! content.
 
-pub(crate) mod arrival;
+pub(crate) mod fetch;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,7 +16,7 @@ use surgetank_types::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::content::arrival::Arrival;
+use crate::content::fetch::Arrival;
 
 /// Where the plain file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

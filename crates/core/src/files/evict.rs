@@ -21,7 +21,7 @@ use surgetank_types::sync::atomic::Ordering;
 use crate::base::Base;
 use crate::base::events::{Events, without_figures};
 use crate::content::Location;
-use crate::content::arrival::Arrival;
+use crate::content::fetch::Arrival;
 use crate::files::waiting::Waiting;
 use crate::metadata::Metadata;
 use crate::report::run::EventKind;

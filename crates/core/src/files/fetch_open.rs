@@ -28,7 +28,7 @@ use crate::base::events::Events;
 use crate::base::queries::{StoreQueries, is_absent};
 use crate::base::users::own_cred;
 use crate::base::waits::Waits;
-use crate::content::arrival::{Arrival, WINDOW_BYTES};
+use crate::content::fetch::{Arrival, WINDOW_BYTES};
 use crate::content::{Content, Location, Open, Placed};
 use crate::files::copies::Copies;
 use crate::files::evict::Eviction;

@@ -23,7 +23,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::base::users::own_cred;
-use crate::content::arrival::{Arrival, Failure, Want, chunk_of};
+use crate::content::fetch::{Arrival, Failure, Want, chunk_of};
 use crate::content::{Content, Location, Open};
 use crate::files::Via;
 use crate::files::fetch_open::{Fetches, LOOKS_MAX, There};
