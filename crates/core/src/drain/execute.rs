@@ -155,7 +155,7 @@ impl Executor {
             _ => None,
         };
         let Some(id) = goes.filter(|_| !self.base.store.features().plain_files) else { return Ok(()) };
-        self.files.fetches.let_arrive(id, &|| self.attempts.stopping()).or_else(|why| {
+        self.files.fetches.await_fetch(id, &|| self.attempts.stopping()).or_else(|why| {
             let tried = self.metadata.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
             // Readers do not delay later operations indefinitely.
             if tried.is_some_and(|first| first.elapsed() >= self.base.config.retry) {

@@ -322,7 +322,7 @@ impl Opener {
 
     /// An open inode gets its first writer. The caller holds the inode's lock.
     fn make_writable(&self, open: &Arc<Open>, truncates: bool) -> FsResult<()> {
-        self.fetches.arrive_whole(open, truncates)?;
+        self.fetches.fetch_whole(open, truncates)?;
         let content = open.content();
         if open.direct && content.location == Location::Store {
             self.times_in_place(open.id, &content.file)?;
@@ -339,7 +339,7 @@ impl Opener {
                 let file = crate::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
-            // `arrive_whole` has waited for all of its bytes.
+            // `fetch_whole` has waited for all of its bytes.
             Location::Arriving => return Err(Errno::STALE.into()),
             Location::Store => {
                 let size_bytes = self.metadata.read_tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;

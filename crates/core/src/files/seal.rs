@@ -257,7 +257,7 @@ impl Sealer {
 
     /// The file is sealed, and no process has it open. The caller holds the inode's lock.
     pub(crate) fn give_up(&self, open: &Open) {
-        self.fetches.end_arrival(open);
+        self.fetches.end_fetch(open);
         self.fetches.use_waiting(open);
         self.open_files.unback(open);
         self.last_close(open);

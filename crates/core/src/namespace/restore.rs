@@ -175,7 +175,7 @@ impl Restore {
         let open = match known {
             Some(open) => open,
             None => {
-                let arriving = if handle.writes { None } else { self.fetches.arrives_again(handle.id) };
+                let arriving = if handle.writes { None } else { self.fetches.fetches_again(handle.id) };
                 let open = match arriving {
                     Some(open) => Arc::new(open),
                     None => {
