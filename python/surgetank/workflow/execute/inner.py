@@ -76,7 +76,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             if out is not None and code == 0:
                 progress.step(f"stage-out: {out.what}")
                 if agent is not None and (left := agent.wait(_before(workflow, settings, decision, out.files))):
-                    progress.say(f"what an earlier run made is not in the store: {left}")
+                    progress.say(f"files of an earlier run are not in the store: {left}")
                     code = NOT_DURABLE
                 # Under the mount this step ends with the last drain of `surgetank run` (launch.py).
                 if settings.results_to is not None:
@@ -201,7 +201,7 @@ def _lock() -> Iterator[None]:
         except OSError:
             stream.seek(0)
             raise Problem(
-                "another executor is at work in this directory",
+                "another executor works in this directory",
                 where=Path.cwd(),
                 why=f"process {stream.read().strip() or 'unknown'} holds {HOME / 'lock'}",
                 remedy="wait for it, or stop it",
