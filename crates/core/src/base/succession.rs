@@ -57,7 +57,7 @@ pub struct Survival {
     /// An earlier agent served this mount.
     pub again: bool,
     /// Files that processes created in delegated directories, and that an earlier agent did not record.
-    pub claimed: Vec<super::claimed::Claimed>,
+    pub claimed: Vec<super::intake_file::Claimed>,
 }
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;
@@ -68,7 +68,7 @@ pub struct Succession {
     keeper: Option<Arc<dyn Keeper>>,
     pub(crate) kept: Mutex<HashMap<String, File>>,
     pub(crate) again: bool,
-    pub(crate) claimed: Mutex<Vec<super::claimed::Claimed>>,
+    pub(crate) claimed: Mutex<Vec<super::intake_file::Claimed>>,
     request: OnceLock<fn() -> Option<Request>>,
     pub(crate) left: Mutex<Left>,
     /// Files of the store that the kernel knows from an earlier agent, by their names; `mirrors`: whether there are any.

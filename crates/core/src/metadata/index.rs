@@ -14,7 +14,7 @@ use surgetank_state::{Entry, Inode, Name, Stray, Tree};
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 
-use crate::base::claimed::Claimed;
+use crate::base::intake_file::Claimed;
 use crate::metadata::Metadata;
 
 /// One file, as the shim may show it.

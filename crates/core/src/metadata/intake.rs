@@ -27,7 +27,7 @@ use surgetank_types::model::{Attr, DeviceId, FileId, Kind, RunId, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::base::claimed::Claimed;
+use crate::base::intake_file::Claimed;
 use crate::content::{Content, Location, Open};
 use crate::metadata::Metadata;
 
