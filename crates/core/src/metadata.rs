@@ -75,8 +75,8 @@ pub struct Metadata {
     /// Number of delegated directories in the tree.
     pub(crate) delegated: AtomicUsize,
     pub(crate) delegation_ended: AtomicBool,
-    /// The limit of waiting claims that the free room allows.
-    claims_max: AtomicU64,
+    /// The limit of waiting entries that the free room allows.
+    intake_max: AtomicU64,
     granted_max: u64,
     pending_unlink_next: AtomicU32,
     pub(crate) unwritten: Mutex<Vec<Change>>,
@@ -109,7 +109,7 @@ impl Metadata {
             writing_handles: AtomicUsize::new(0),
             delegated: AtomicUsize::new(0),
             delegation_ended: AtomicBool::new(false),
-            claims_max: AtomicU64::new(0),
+            intake_max: AtomicU64::new(0),
             granted_max: intake::granted_max(),
             pending_unlink_next: AtomicU32::new(0),
             unwritten: Mutex::default(),

@@ -59,7 +59,7 @@ use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 
-pub use crate::base::intake_file::Claimed;
+pub use crate::base::intake_file::IntakeFile;
 pub use crate::base::notes::Noted;
 pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};

@@ -112,7 +112,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let checks = !root || by_calls;
     let mut afterlife = afterlife::Mount::of(survival);
     let mut survival = afterlife.survival();
-    survival.claimed = shimdoor::left(&key, &state);
+    survival.intake = shimdoor::left(&key, &state);
     if !survival.again {
         let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
         if found.files > 0 {

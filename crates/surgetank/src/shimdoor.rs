@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use surgetank_core::namespace::{Claimed, IndexEntry, Keeper, Namespace, Shim};
+use surgetank_core::namespace::{IndexEntry, IntakeFile, Keeper, Namespace, Shim};
 use surgetank_state::Stray;
 use surgetank_types::model::FileId;
 
@@ -73,9 +73,9 @@ pub fn disbelieve(key: &str, state: &Path) {
     }
 }
 
-/// The last claims that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
-/// the door discards the claims.
-pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
+/// The last entries that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
+/// the door discards the entries.
+pub fn left(key: &str, state: &Path) -> Vec<IntakeFile> {
     let of = |index: &PathBuf| {
         ring::left(index).unwrap_or_else(|why| {
             tracing::warn!(%why, path = %index.display(), "what an earlier agent was told last cannot be read");
@@ -294,10 +294,10 @@ impl Shim for Door {
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
         self.closings.watch_in(dir, name, id)
     }
-    fn claims_wait(&self) -> bool {
+    fn intake_waits(&self) -> bool {
         self.ring.as_ref().is_some_and(ring::Ring::waits)
     }
-    fn take_claims(&self) -> Vec<Claimed> {
+    fn take_intake(&self) -> Vec<IntakeFile> {
         self.ring.as_ref().map(ring::Ring::take).unwrap_or_default()
     }
     fn give_back(&self, numbers: &mut dyn FnMut() -> u64) {
@@ -308,14 +308,14 @@ impl Shim for Door {
     fn take_strays(&self) -> Vec<Stray> {
         self.ring.as_ref().map(ring::Ring::take_strays).unwrap_or_default()
     }
-    fn stop_claims(&self) {
+    fn stop_intake(&self) {
         if let Some(ring) = &self.ring {
-            ring.stop_claims(ring::TIMEOUT);
+            ring.stop_intake(ring::TIMEOUT);
         }
     }
-    fn limit_claims(&self, claims: u64) {
+    fn limit_intake(&self, entries: u64) {
         if let Some(ring) = &self.ring {
-            ring.limit(claims);
+            ring.limit(entries);
         }
     }
     fn watch_delegated(&self, dir: &Path) -> io::Result<i32> {

@@ -117,7 +117,7 @@ impl Delegator {
         self.metadata.delegated.store(tree.delegations.dirs.len(), Ordering::SeqCst);
         // A process that came to write through the mount meanwhile has not seen the delegation.
         if self.may_delegate_at_all(caller) {
-            self.metadata.limit_claims(tree);
+            self.metadata.limit_intake(tree);
             self.metadata.show(tree, dir);
             crash_point!("delegation.published");
         } else {
@@ -191,12 +191,12 @@ impl Delegator {
         if !dirs.is_empty() {
             self.metadata.recall_dirs(&mut tree, &dirs);
         }
-        self.metadata.limit_claims(&tree);
+        self.metadata.limit_intake(&tree);
         if dirs.is_empty()
-            && let Some(shim) = self.metadata.shim.get().filter(|shim| shim.claims_wait())
+            && let Some(shim) = self.metadata.shim.get().filter(|shim| shim.intake_waits())
         {
             // A process that does not complete its entry keeps the ring from being used.
-            shim.stop_claims();
+            shim.stop_intake();
             self.metadata.settle_in(&mut tree);
         }
     }

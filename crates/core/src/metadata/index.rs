@@ -14,7 +14,7 @@ use surgetank_state::{Entry, Inode, Name, Stray, Tree};
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 
-use crate::base::intake_file::Claimed;
+use crate::base::intake_file::IntakeFile;
 use crate::metadata::Metadata;
 
 /// One file, as the shim may show it.
@@ -58,18 +58,18 @@ pub trait Shim: Send + Sync {
     /// The same for a file that was just created, at less cost. The file has to stay in this directory under this name.
     /// A caller that moves it has it watched by itself first.
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> std::io::Result<()>;
-    /// Does the intake have entries that [`Self::take_claims`] may return, or that are under way?
-    fn claims_wait(&self) -> bool;
+    /// Does the intake have entries that [`Self::take_intake`] may return, or that are under way?
+    fn intake_waits(&self) -> bool;
     /// Some of the files that processes created. The caller gives them back once the index shows them.
-    fn take_claims(&self) -> Vec<Claimed>;
+    fn take_intake(&self) -> Vec<IntakeFile>;
     /// Gives the slots back. `numbers`: for the next files.
     fn give_back(&self, numbers: &mut dyn FnMut() -> u64);
     /// Strays of the entries that were revoked since the last call.
     fn take_strays(&self) -> Vec<Stray>;
     /// Returns when a process can no longer create a file through an earlier look-up.
-    fn stop_claims(&self);
+    fn stop_intake(&self);
     /// Limits the number of files that processes create before the agent takes them in.
-    fn limit_claims(&self, claims: u64);
+    fn limit_intake(&self, files_max: u64);
     /// From now on the kernel reports closes in this directory, as long as it is delegated.
     fn watch_delegated(&self, dir: &Path) -> std::io::Result<i32>;
     fn no_longer_delegated(&self, watch: i32);

@@ -78,7 +78,7 @@ impl Recovery<'_> {
         }
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
-        if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_claimed() {
+        if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_left_intake() {
             self.hints.take_up_hints(&mut image);
             let pending_unlinks = crate::metadata::pending_unlink::remembered(&image);
             let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
@@ -97,7 +97,7 @@ impl Recovery<'_> {
         self.load_files(&mut tree, &mut image, &ids);
         load_names(&mut tree, &mut image);
         self.load_queue(&mut tree, &mut image);
-        self.metadata.take_in_claimed(&mut tree);
+        self.metadata.take_in_left(&mut tree);
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
         self.hints.take_up_hints(&mut image);

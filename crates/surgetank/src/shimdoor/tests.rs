@@ -40,8 +40,8 @@ fn layout_equals_the_header() {
     says!(abi::Label, "st_label": parent, name_bytes, name);
     says!(abi::Dir, "st_dir": ino, record);
     says!(abi::Plain, "st_plain": backing_ino, device, record);
-    says!(abi::Ring, "st_ring": magic, layout, claims, epoch, turn, first, limit, giving, next);
-    says!(abi::Claim, "st_claim": state, number, dir, dev, ino, run, mode, device, name_bytes, uid, gid, name);
+    says!(abi::Ring, "st_ring": magic, layout, entries, epoch, turn, first, limit, giving, next);
+    says!(abi::IntakeEntry, "st_intake_entry": state, number, dir, dev, ino, run, mode, device, name_bytes, uid, gid, name);
     ours.remove("sizeof(struct st_request)");
     for (field, at) in [
         ("op", offset_of!(abi::Request, op)),
@@ -77,14 +77,14 @@ fn layout_equals_the_header() {
         ("ST_WRITES", abi::WRITES.into()),
         ("ST_RING", abi::RING.into()),
         ("ST_RING_MAGIC", abi::RING_MAGIC),
-        ("ST_CLAIMS", abi::CLAIMS),
+        ("ST_INTAKE_ENTRIES", abi::INTAKE_ENTRIES),
         ("ST_RING_SLOTS_OFFSET", abi::RING_SLOTS_OFFSET as u64),
-        ("ST_CLAIM_FREE", abi::phase::FREE),
-        ("ST_CLAIM_MADE", abi::phase::MADE),
-        ("ST_CLAIM_DONE", abi::phase::DONE),
-        ("ST_CLAIM_VOID", abi::phase::VOID),
-        ("ST_CLAIM_REVOKED", abi::phase::REVOKED),
-        ("ST_CLAIM_SKIP", abi::phase::SKIP),
+        ("ST_INTAKE_FREE", abi::phase::FREE),
+        ("ST_INTAKE_MADE", abi::phase::MADE),
+        ("ST_INTAKE_DONE", abi::phase::DONE),
+        ("ST_INTAKE_VOID", abi::phase::VOID),
+        ("ST_INTAKE_REVOKED", abi::phase::REVOKED),
+        ("ST_INTAKE_SKIP", abi::phase::SKIP),
         ("ST_DEVICE_NOEXEC", abi::NOEXEC.into()),
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),

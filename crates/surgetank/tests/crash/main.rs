@@ -286,10 +286,10 @@ impl Scene {
                 }
             }
         }
-        if is_about(&["shim.", "delegation.", "recover.claimed"]) {
+        if is_about(&["shim.", "delegation.", "recover.intake"]) {
             self.options.retain(|option| option != "--no-preload");
         }
-        if is_about(&["delegation.", "recover.claimed"]) && self.ground.kind == Kind::Directory {
+        if is_about(&["delegation.", "recover.intake"]) && self.ground.kind == Kind::Directory {
             self.delegate();
         }
     }
@@ -498,7 +498,7 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
     std::thread::sleep(after);
     let in_memory = delegation::in_memory(&scene.state);
-    scene.delegated.set(in_memory.iter().filter_map(|path| delegation::claims(path)).sum());
+    scene.delegated.set(in_memory.iter().filter_map(|path| delegation::entries(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
     // (Else they are as those that lie in the state's directory.)
     if Dice::new(seed ^ 0x3e30).below(2) == 0 {

@@ -83,7 +83,7 @@ pub const POINTS: &[(&str, u64)] = &[
     ("delegation.settled", 100),
     ("delegation.giving", 100),
     ("delegation.stopped", 20),
-    ("recover.claimed", 1),
+    ("recover.intake", 1),
     ("recover.loaded", 1),
     ("recover.settled", 1),
     ("recover.matched", 1),
