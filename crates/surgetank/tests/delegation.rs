@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::scene::delegation::{CLAIM, FAST, created_delegated, python, scene};
+use crate::scene::delegation::{FAST, INTAKE, created_delegated, python, scene};
 use crate::scene::{Running, Scene, eventually};
 
 #[test]
@@ -251,7 +251,7 @@ for n in range(150):
 fn stopped_creator_blocks_no_process() {
     let Some(scene) = scene("delegation_stopped") else { return };
     let text = format!(
-        "{CLAIM}{}",
+        "{INTAKE}{}",
         r"
 os.mkdir('d'); delegate('d')
 OWN = 1 << 56
@@ -259,7 +259,7 @@ dir = os.stat('d').st_ino - OWN
 memory = ring()
 tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 for n, so_far in enumerate((0, 1, 1)):
-    slot, at = claim(memory, dir, b'stuck-%d' % n, so_far)
+    slot, at = enter(memory, dir, b'stuck-%d' % n, so_far)
     if n == 2: make(f'{tier}/stuck-{n}', b'')
     make(f'd/meanwhile-{n}')
     began = time.time()
@@ -286,7 +286,7 @@ assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 30
 fn forged_ring_entries_are_not_believed() {
     let Some(scene) = scene("delegation_lies") else { return };
     let text = format!(
-        "{CLAIM}{}",
+        "{INTAKE}{}",
         r"
 os.mkdir('d'); delegate('d'); make('secret', b's')
 OWN = 1 << 56
@@ -296,8 +296,8 @@ tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 os.symlink('/etc/passwd', f'{tier}/link')
 os.link(f'{tier}/first-0', f'{tier}/second-name')
 for name in (b'', b'.', b'..', b'../secret', b'a/b', b'link', b'second-name', b'first-1', b'nothing', b'\0', b'.surgetank-tmp-x'):
-    claim(memory, dir, name, 2)
-claim(memory, 99999, b'x', 2)
+    enter(memory, dir, name, 2)
+enter(memory, 99999, b'x', 2)
 os.unlink(f'{tier}/link'); os.unlink(f'{tier}/second-name')
 assert sorted(os.listdir('d')) == sorted(f'first-{n}' for n in range(8)), os.listdir('d')
 for n in range(300): make(f'd/more-{n}')

@@ -1,11 +1,11 @@
-//! Delegated directories in which other processes use the same names: their claims stop half-way, they belong to another run, use
+//! Delegated directories in which other processes use the same names: their entries stop half-way, they belong to another run, use
 //! another door, or have no privileges.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
 use std::path::Path;
 
-use crate::scene::delegation::{CLAIM, FAST, created_delegated, python, scene};
+use crate::scene::delegation::{FAST, INTAKE, created_delegated, python, scene};
 use crate::scene::record::{number, records};
 use crate::scene::{Running, Scene, eventually};
 
@@ -74,7 +74,7 @@ def made_alone(): return struct.unpack_from('<Q', memory, 64)[0]
 fn creator_killed_before_its_report_leaves_the_name_free() {
     let Some(scene) = scene("delegation_dies") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
 os.mkdir('d'); delegate('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 assert half('dead', 'dies').wait() == -9 and os.path.lexists(f'{tier}/dead')
@@ -117,7 +117,7 @@ os.mkdir('d'); make('d/last', b'new')
 fn creator_stopped_before_its_report_blocks_no_process() {
     let Some(scene) = scene("delegation_stands") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
 os.mkdir('d'); delegate('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 # Somebody else was quicker, as it turns out.
@@ -379,7 +379,7 @@ assert len(os.listdir('d')) == 308
 fn name_being_bound_otherwise_admits_no_delegated_create() {
     let Some(scene) = scene("delegation_other_kinds") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
 os.mkdir('d'); delegate('d'); memory = ring(); tier = ''
 code = '''
@@ -454,7 +454,7 @@ for delegated in (True, False):
 #[test]
 fn lookup_before_a_recall_makes_no_file() {
     let Some(scene) = scene("delegation_epoch") else { return };
-    // (Between claim and epoch `getegid` is called.)
+    // (Between entry and epoch `getegid` is called.)
     let called_back = STUCK
         .replace("(5, 317)", "(108, 317)")
         .replace("(80, 277)", "(177, 277)")
@@ -462,7 +462,7 @@ fn lookup_before_a_recall_makes_no_file() {
         .replace("listener = -1\n", "listener = -1\nimport mmap\nring = mmap.mmap(os.open(plain, os.O_RDWR), 0)\ndef bump(): struct.pack_into('<Q', ring, 16, struct.unpack_from('<Q', ring, 16)[0] + 1)\n")
         .replace("    made = os.open(name, os", "  for n in range(200):\n    made = os.open(name + str(n), os");
     let text = format!(
-        "{CLAIM}{called_back}{}",
+        "{INTAKE}{called_back}{}",
         r"
 os.mkdir('d'); delegate('d'); memory = ring(); delegate_again('d')
 path = glob.glob('/dev/shm/surgetank-*.index.ring')[0]
@@ -473,9 +473,9 @@ print(made_alone())
 "
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
-    let claims: u64 = ended.stdout.trim().parse().unwrap();
-    // (The rest were void. On a busy machine most of the names are asked for without a claim.)
+    let entries: u64 = ended.stdout.trim().parse().unwrap();
+    // (The rest were void. On a busy machine most of the names are asked for without an entry.)
     let made = created_delegated(&ended);
-    assert!(claims > made, "{claims} claims, {made} made");
+    assert!(entries > made, "{entries} entries, {made} made");
     scene.is_clean();
 }

@@ -40,15 +40,15 @@ pub fn created_delegated(ended: &Ended) -> u64 {
     lines.filter_map(|part| part.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// A claim as `shim/abi.h` has it, of one who does not come to an end with it: stopped, or killed.
-pub const CLAIM: &str = r"
+/// An intake entry as `shim/abi.h` has it, of one who does not come to an end with it: stopped, or killed.
+pub const INTAKE: &str = r"
 import glob, mmap, struct
 ring_path = glob.glob('/dev/shm/surgetank-*.index.ring')
 def ring():
     path = max(glob.glob('/dev/shm/surgetank-*.index.ring'), key=os.path.getmtime)
     file = os.open(path, os.O_RDWR)
     return mmap.mmap(file, 0)
-def claim(ring, dir, name, phase):
+def enter(ring, dir, name, phase):
     at, = struct.unpack_from('<Q', ring, 64)
     struct.pack_into('<Q', ring, 64, at + 1)
     slot = 4096 + at % 1024 * 320
