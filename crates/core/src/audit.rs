@@ -121,7 +121,7 @@ impl Look<'_> {
                         What::Unread,
                         b"",
                         device.path(),
-                        "the tier is not there: mount it again, and look once more",
+                        "the tier is not there: mount it again, then repeat this command",
                     );
                 }
                 continue;

@@ -152,7 +152,7 @@ impl Drain {
         if self.metadata.read_tree().ops.is_empty()
             && let Err(why) = self.base.store.collect()
         {
-            tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
+            tracing::warn!(%why, "an abandoned temporary stays in the store");
         }
     }
 

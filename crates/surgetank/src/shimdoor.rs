@@ -78,7 +78,7 @@ pub fn disbelieve(key: &str, state: &Path) {
 pub fn left(key: &str, state: &Path) -> Vec<IntakeFile> {
     let of = |index: &PathBuf| {
         ring::left(index).unwrap_or_else(|why| {
-            tracing::warn!(%why, path = %index.display(), "what an earlier agent was told last cannot be read");
+            tracing::warn!(%why, path = %index.display(), "the last intake of an earlier agent cannot be read");
             Vec::new()
         })
     };

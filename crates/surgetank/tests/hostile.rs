@@ -137,7 +137,7 @@ fn group_member_may_read_the_status_and_change_nothing() {
     };
     assert!(of_member(&status).contains("\"over\": \"/mnt/project\""), "{}", of_member(&status));
     let said = of_member(&["/usr/bin/python3", "-c", EVICT, socket]);
-    assert!(said.contains("only the status is told"), "{said}");
+    assert!(said.contains("answers only requests for the status"), "{said}");
     // Whom the directory keeps away is kept away by the agent as well.
     for (directory, file) in [(0o750, 0o660), (0o755, 0o666)] {
         fs::set_permissions(lab, fs::Permissions::from_mode(directory)).unwrap();

@@ -121,7 +121,7 @@ fn drain_near_the_end_skips_the_quiet_period() {
         scene.path("quiet").exists() && scene.path(".git/last").exists()
     });
     // What comes then goes straight on.
-    eventually("the last call", || scene.log().contains("says SLURM_JOB_END_TIME: nobody new is admitted"));
+    eventually("the last call", || scene.log().contains("says SLURM_JOB_END_TIME: no new run is admitted"));
     tell("seen");
     running.ends().exits(0).says(&["the job ends at", "says SLURM_JOB_END_TIME", "everything is due"]);
     scene.is_clean();
@@ -308,7 +308,7 @@ fn replacing_agent_knows_of_the_order_to_stop() {
     let mut running = scene.start(&["--quiet-period", "1h"], script);
     await_told(&mut running, "written");
     signal(scene.supervisor().unwrap(), libc::SIGTERM);
-    let told = |scene: &Scene| scene.log().matches("told to stop").count();
+    let told = |scene: &Scene| scene.log().matches("asked to stop").count();
     eventually("it is told", || told(&scene) > 0);
     let before = told(&scene);
     scene.replace_agent();

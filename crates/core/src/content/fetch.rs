@@ -427,7 +427,7 @@ impl Fetch {
             let at = chunk * RANGE_BYTES;
             let fetched = match remote.read_at(&mut buffer, at) {
                 Ok(()) => self.file.write_all_at(&buffer, at).map_err(|why| {
-                    tracing::warn!(%why, "what came from the store could not be kept");
+                    tracing::warn!(%why, "fetched bytes could not be kept");
                     Failure::Place
                 }),
                 Err(why) => Err(Failure::Store(verdict::errno_of(&why))),

@@ -161,7 +161,10 @@ impl Executor {
             if tried.is_some_and(|first| first.elapsed() >= self.base.config.retry) {
                 return Ok(());
             }
-            let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
+            let what = format!(
+                "a program reads a file that is being removed, and the rest of the file cannot be fetched: {}",
+                io::Error::from(why)
+            );
             Err(io::Error::new(io::ErrorKind::WouldBlock, what))
         })
     }
@@ -260,7 +263,7 @@ impl Executor {
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
             self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
-            return Err(not_yet("its copy lay in a directory that went, and is made again"));
+            return Err(not_yet("the directory of its copy was removed, so the copy is made again"));
         };
         let store = &self.base.store;
         let mut name: Box<[u8]> = Box::from(at.1);
@@ -523,7 +526,7 @@ impl Executor {
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::info!(%path, %why, "what it is in the store since we changed it is not told");
+                tracing::info!(%path, %why, "the identity of a file in the store is unknown after a change");
                 inode.identity = inode.identity.as_deref().map(|known| Box::new(known.touched()));
             }
         }

@@ -159,7 +159,7 @@ impl Syncs {
                     if let At::Tier(plain, _) = &at {
                         self.tiers.device_failed(plain.device, &why);
                     }
-                    tracing::warn!(%why, id = id.0, "a file could not be synced where it lies");
+                    tracing::warn!(%why, id = id.0, "a file could not be synced on its tier");
                 }
             }
         }

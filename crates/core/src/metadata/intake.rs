@@ -151,7 +151,7 @@ impl Metadata {
     ) -> Result<(File, rustix::fs::Stat, Vec<u8>), String> {
         let name = &created.name;
         if !is_name(name) {
-            return Err("that is no name".into());
+            return Err("the name is not valid".into());
         }
         let path = tree.child_path(created.dir, name).ok_or("its directory is gone")?;
         if tree.entry(created.dir, name).and_then(Entry::logical).is_some() {
@@ -160,7 +160,7 @@ impl Metadata {
         let file = self.tiers.device(device).open(&path, false).map_err(|why| why.to_string())?;
         let stat = rustix::fs::fstat(&file).map_err(|why| why.to_string())?;
         if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (created.dev, created.ino) {
-            return Err("another file lies there".into());
+            return Err("the path has another file".into());
         }
         Ok((file, stat, path))
     }
@@ -304,7 +304,7 @@ impl Metadata {
                 self.notes.note(
                     RunId(0),
                     String::from_utf8_lossy(&path).into_owned(),
-                    "a program made it just before an earlier agent died, and it is not there any more",
+                    "a program created it just before an earlier agent died, and it is not there any more",
                     true,
                 );
                 continue;

@@ -112,7 +112,7 @@ struct Guardian(Option<Arc<dyn Keeper>>);
 
 impl std::fmt::Debug for Guardian {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_some() { "a keeper" } else { "nobody" })
+        f.write_str(if self.0.is_some() { "a keeper" } else { "no keeper" })
     }
 }
 

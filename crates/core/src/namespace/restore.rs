@@ -134,7 +134,7 @@ impl Restore {
             failed,
             mirrors = left.mirrors.len(),
             done = self.succession.done().len(),
-            "programs go on where an earlier agent was killed"
+            "programs continue after an earlier agent was killed"
         );
     }
 

@@ -162,13 +162,13 @@ impl Workload {
                     self.sets.get(set).is_some_and(|files| files.fate != Fate::Input) && writer[set].is_none()
                 }) {
                     return Err(format!(
-                        "a task of {} reads {} before anybody wrote it",
+                        "a task of {} reads {} before a task writes it",
                         task.stage, self.sets[early].name
                     ));
                 }
                 for &set in step.reads.iter().chain(&step.writes) {
                     let Some(files) = self.sets.get(set) else {
-                        return Err(format!("a task of {} names files that nobody describes", task.stage));
+                        return Err(format!("a task of {} names files that the description lacks", task.stage));
                     };
                     if step.writes.contains(&set) {
                         if let Some(other) = writer[set].replace(number) {

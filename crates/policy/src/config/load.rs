@@ -404,8 +404,8 @@ fn resolve_store(draft: &Draft, over: &Path, machine: &Machine) -> Result<PathBu
 /// Refuses a separate store whose files the mount would hide, or one that contains, or is inside, the directory.
 fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
     for (inner, outer, what) in [
-        (over, store, "the directory to serve lies inside the store"),
-        (store, over, "the store lies inside the directory to serve"),
+        (over, store, "the directory to serve is inside the store"),
+        (store, over, "the store is inside the directory to serve"),
     ] {
         if inner.starts_with(outer) {
             return Err(Error::new(format!("{what}: {} in {}", inner.display(), outer.display()))
@@ -437,7 +437,7 @@ fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path
     for (what, other) in [("the directory to serve", over), ("the store", store)] {
         if path.starts_with(other) {
             return Err(Error::new(format!(
-                "{label}: the state directory {} lies inside {what}, {}",
+                "{label}: the state directory {} is inside {what}, {}",
                 path.display(),
                 other.display()
             ))
@@ -560,7 +560,7 @@ fn given_tiers(
 fn refuse_tier(path: &Path, name: &str, label: &str, over: &Path, store: &Path) -> Result<()> {
     for (what, other) in [("the directory to serve", over), ("the store", store)] {
         let clash = if path.starts_with(other) {
-            format!("lies inside {what}, {}", other.display())
+            format!("is inside {what}, {}", other.display())
         } else if other.starts_with(path) {
             format!("contains {what}, {}", other.display())
         } else {

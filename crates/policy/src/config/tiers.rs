@@ -116,10 +116,10 @@ impl Site<'_> {
         }
         for (name, other) in [("the directory that is served", self.over), ("the store", self.store)] {
             if path.starts_with(other) {
-                return Err(format!("it lies inside {name}"));
+                return Err(format!("it is inside {name}"));
             }
             if other.starts_with(&path) {
-                return Err(format!("{name} lies inside it"));
+                return Err(format!("{name} is inside it"));
             }
         }
         if self.store_device == Some(system.device) {

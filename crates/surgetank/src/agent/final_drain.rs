@@ -38,7 +38,7 @@ impl FinalDrain {
 
     /// Takes effect once; a second call only makes later files due.
     pub fn begin(self: &Arc<Self>, why: &str) {
-        tracing::warn!("{why}: nobody new is admitted, everything is due");
+        tracing::warn!("{why}: no new run is admitted, everything is due");
         self.desk.engine.job_ends();
         self.desk.users.stop_admitting();
         {

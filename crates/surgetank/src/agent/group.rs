@@ -33,7 +33,7 @@ impl GroupSocket {
         let dir =
             path.parent().filter(|_| path.file_name().is_some()).ok_or_else(|| refuse("it has no name".into()))?;
         if dir.starts_with(over) {
-            return Err(refuse(format!("it lies below the directory that is served, {}", over.display())));
+            return Err(refuse(format!("it is below the directory that is served, {}", over.display())));
         }
         let around = fs::metadata(dir).map_err(|why| refuse(format!("{}: {why}", dir.display())))?;
         let me = rustix::process::geteuid().as_raw();

@@ -499,7 +499,7 @@ impl Agent {
         let signals = Arc::clone(&self.signals);
         named("signals").spawn(move || {
             while signals.wait().is_ok() {
-                final_drain.begin("told to stop");
+                final_drain.begin("asked to stop");
             }
         })?;
         if let Some(deadline) = self.deadline.take() {
@@ -566,6 +566,6 @@ impl Agent {
             channel.ending();
         }
         self.desk.users.detached();
-        tracing::info!("gone");
+        tracing::info!("the agent has ended");
     }
 }

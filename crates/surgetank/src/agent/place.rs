@@ -65,7 +65,7 @@ impl StateRoot {
         let root = Self::make(path)?;
         let real = fs::canonicalize(path).map_err(|error| refuse(path, &error.to_string()))?;
         if real.starts_with(over) {
-            return Err(refuse(path, &format!("it lies below the directory that is served, {}", over.display()))
+            return Err(refuse(path, &format!("it is below the directory that is served, {}", over.display()))
                 .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
         }
         Ok(root)

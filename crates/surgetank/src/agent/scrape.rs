@@ -301,7 +301,7 @@ fn bind(address: SocketAddr) -> Result<TcpListener> {
             ErrorKind::AddrInUse => error
                 .why("another program has this port; perhaps the agent of another directory, for each needs its own")
                 .remedy(format!(
-                    "choose another one with --metrics, or see who has it: ss -ltnp 'sport = :{}'",
+                    "choose another one with --metrics, or find the process that has it: ss -ltnp 'sport = :{}'",
                     address.port()
                 )),
             _ => error.why(why).remedy("choose another address with --metrics, or leave it out"),
@@ -331,7 +331,7 @@ fn read_token(path: &Path) -> Result<Vec<u8>> {
     let meta = file.metadata().map_err(|why| refuse(why.to_string()))?;
     let me = rustix::process::geteuid().as_raw();
     if !meta.is_file() {
-        return Err(refuse("it is no file".into()));
+        return Err(refuse("it is not a file".into()));
     }
     if meta.uid() != me && meta.uid() != 0 {
         return Err(refuse(format!("it belongs to user {}", meta.uid())));

@@ -155,7 +155,7 @@ impl<'a> Client<'a> {
                 Ok(Request::Hello { protocol }) => self.greet(protocol)?,
                 Ok(_) if !self.greeted => self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?,
                 Ok(request) if self.is_guest && !matches!(request, Request::Status) => {
-                    self.refuse(RefusalKind::Failed, "at this socket only the status is told")?;
+                    self.refuse(RefusalKind::Failed, "this socket answers only requests for the status")?;
                 }
                 Ok(request) => self.answer(request)?,
             }

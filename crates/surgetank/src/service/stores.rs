@@ -245,9 +245,8 @@ fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result
 pub fn unused(config: &Config, unused_for: Duration, looking: bool) -> Result<Unused> {
     let scratch = Scratch::new()?;
     let store = open_as_it_is(root_of(config)?, config, &scratch.0)?;
-    shared::unused::collect(&*store, ourselves(), unused_for, looking).map_err(|why| {
-        Error::new(format!("content that nobody refers to cannot be removed from {}", config.store.display())).why(why)
-    })
+    shared::unused::collect(&*store, ourselves(), unused_for, looking)
+        .map_err(|why| Error::new(format!("unused content cannot be removed from {}", config.store.display())).why(why))
 }
 
 /// The store as a run would show it, without an agent.
@@ -373,7 +372,7 @@ impl Address {
             }
             None => {
                 let here = absolute(Path::new(given)).map_err(|why| {
-                    let what = Error::new(format!("{} is no path that can be used", given.display())).why(why);
+                    let what = Error::new(format!("{} is not a usable path", given.display())).why(why);
                     what.remedy("give the path of a file or directory")
                 })?;
                 let slash: &[u8] = if given.as_bytes().ends_with(b"/") { b"/" } else { b"" };

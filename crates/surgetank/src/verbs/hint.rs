@@ -146,7 +146,7 @@ fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<PathHints>> {
             continue;
         }
         said.push(of_line(&line).map_err(|why| {
-            let error = Error::new(format!("{what}, line {}: this is no hint", at + 1)).why(why);
+            let error = Error::new(format!("{what}, line {}: this is not a hint", at + 1)).why(why);
             Failure::usage(error.remedy(r#"write {"path": "a", "mode": "keep", "size": "1G"}"#).data("no hint was set"))
         })?);
     }
@@ -156,7 +156,7 @@ fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<PathHints>> {
 fn of_line(line: &[u8]) -> std::result::Result<PathHints, String> {
     let mut members: serde_json::Map<String, Value> = serde_json::from_slice(line).map_err(|why| why.to_string())?;
     let path = members.remove("path").ok_or("it has no \"path\"")?;
-    let PathText(path) = serde_json::from_value(path).map_err(|_| "its \"path\" is no string")?;
+    let PathText(path) = serde_json::from_value(path).map_err(|_| "its \"path\" is not a string")?;
     if path.is_empty() {
         return Err("its \"path\" is empty".to_owned());
     }
@@ -166,7 +166,7 @@ fn of_line(line: &[u8]) -> std::result::Result<PathHints, String> {
             Value::String(text) => text,
             Value::Number(number) => number.to_string(),
             Value::Bool(truth) => truth.to_string(),
-            other => return Err(format!("{name}: {other} is no single value")),
+            other => return Err(format!("{name}: {other} is not a single value")),
         };
         check(&name, &value)?;
         hints.insert(name, value);
@@ -277,10 +277,10 @@ mod tests {
         assert_eq!(read[1].path.as_os_str().as_bytes(), b"a\xff");
         for (wrong, why) in [
             ("{\"path\": \"b\", \"mod\": \"keep\"}", "did you mean 'mode'?"),
-            ("{\"path\": \"b\", \"mode\": null}", "mode: null is no single value"),
+            ("{\"path\": \"b\", \"mode\": null}", "mode: null is not a single value"),
             ("{\"path\": \"b\"}", "says nothing"),
             ("{\"mode\": \"keep\"}", "no \"path\""),
-            ("{\"path\": 1, \"mode\": \"keep\"}", "is no string"),
+            ("{\"path\": 1, \"mode\": \"keep\"}", "is not a string"),
             ("{\"path\": \"b\"", "EOF"),
             ("keep", "expected"),
         ] {

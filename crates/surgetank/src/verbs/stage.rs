@@ -544,7 +544,7 @@ impl Course {
         let mut display = Display::new("copying", self.quiet);
         while !done.load(Ordering::Relaxed) {
             if let Ok(Some(signal)) = signals.next() {
-                self.halt(if signal.number == libc::SIGINT { "interrupted" } else { "told to end" });
+                self.halt(if signal.number == libc::SIGINT { "interrupted" } else { "asked to end" });
             }
             let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             let (all_bytes, passed) = (load(&self.all_bytes), load(&self.passed_bytes));

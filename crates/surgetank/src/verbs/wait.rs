@@ -46,9 +46,9 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
         "m" | "min" => 60e3,
         "h" => 3600e3,
         "d" => 86_400e3,
-        _ => return Err(format!("`{unit}` is no unit of time: ms, s, m, h, d")),
+        _ => return Err(format!("`{unit}` is not a unit of time: ms, s, m, h, d")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("`{number}` is no number"))?;
+    let value: f64 = number.parse().map_err(|_| format!("`{number}` is not a number"))?;
     Ok((value * factor) as u64)
 }
 

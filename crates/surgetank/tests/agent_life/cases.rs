@@ -528,7 +528,7 @@ fn sigterm_makes_the_agent_leave_in_order(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "true");
     kill(bench.agent_pid(), libc::SIGTERM);
     until("the agent to refuse newcomers", || {
-        fs::read_to_string(bench.place().join("agent.log")).unwrap().contains("told to stop")
+        fs::read_to_string(bench.place().join("agent.log")).unwrap().contains("asked to stop")
     });
     assert_eq!(bench.the_agent()["runs"].as_array().unwrap().len(), 1, "it left its run alone");
     fs::write(gate, "").unwrap();

@@ -65,7 +65,7 @@ impl Recovery<'_> {
 
     pub(crate) fn tell_damage(&self, damage: &Damage, image: &Image) {
         let why = if went_down(image) {
-            "what is there was not on the disk when the machine went down, or is damaged"
+            "its content was not on the disk when the machine went down, or is damaged"
         } else {
             "it is damaged"
         };
@@ -89,7 +89,7 @@ impl Recovery<'_> {
     pub(crate) fn report_damage(&self) {
         let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_reported());
         if let Err(why) = told {
-            tracing::warn!(%why, "that the catalog's log is damaged will be told once more");
+            tracing::warn!(%why, "the damage of the catalog's log will be reported again");
         }
     }
 

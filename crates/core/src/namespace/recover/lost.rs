@@ -324,7 +324,7 @@ impl Recovery<'_> {
             RunId(0),
             shown,
             format!(
-                "{doubt}, so it may not be complete: what there is of it is now {}{before}; compare it and rename it, or make it anew",
+                "{doubt}, so it may not be complete: what there is of it is now {}{before}; compare it and rename it, or make it again",
                 String::from_utf8_lossy(&aside)
             ),
             true,

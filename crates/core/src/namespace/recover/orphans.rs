@@ -169,7 +169,7 @@ impl Recovery<'_> {
             self.base.notes.note(
                 RunId(0),
                 device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
-                format!("a file that nobody remembers could not be moved out of the way: {why}"),
+                format!("a file without a record could not be moved aside: {why}"),
                 true,
             );
         }

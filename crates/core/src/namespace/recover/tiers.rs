@@ -148,7 +148,7 @@ impl Recovery<'_> {
             if *files > 0 && device.standing() == Standing::Absent {
                 let at = device.path().display().to_string();
                 let what = format!(
-                    "{files} file(s) are on a tier that is not there: {at}; bring it back (mount it again) and start once more; until then they are remembered, and not in the store"
+                    "{files} file(s) are on a tier that is not there: {at}; bring it back (mount it again) and start again; until then they are remembered, and not in the store"
                 );
                 // The verdict names the files that are meant for the store.
                 self.base.notes.note(RunId(0), at, what, false);

@@ -265,7 +265,7 @@ fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
     if io.estimated_read_bytes > 0 || io.estimated_write_bytes > 0 {
         writeln!(
             out,
-            "    and by an estimate (sizes of files, nobody counted): read {}, written {}",
+            "    and by an estimate (sizes of files, not counted): read {}, written {}",
             bytes(io.estimated_read_bytes),
             bytes(io.estimated_write_bytes)
         )?;

@@ -191,7 +191,7 @@ fn ways(record: &RunRecord) -> String {
     if total.estimated_read_bytes > 0 || total.estimated_write_bytes > 0 {
         let _ = writeln!(
             out,
-            "<p class=\"note\">Beside that, by an estimate (sizes of files; nobody counted the requests): read {}, written {}.</p>",
+            "<p class=\"note\">Beside that, by an estimate (sizes of files; the requests were not counted): read {}, written {}.</p>",
             bytes(total.estimated_read_bytes),
             bytes(total.estimated_write_bytes)
         );
