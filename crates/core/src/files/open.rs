@@ -42,7 +42,7 @@ use crate::metadata::access::Access;
 const MOVES_MAX: usize = 1000;
 /// The last name went between the look-up and the open. The kernel and the agent's other doors then look the name up
 /// again, because a process that creates a file must not get "not found".
-pub(crate) const GONE: Errno = Errno::STALE;
+pub(crate) const REMOVED: Errno = Errno::STALE;
 /// A spilled file is being published as it is: a writer would now write to the store's own file. (The number differs
 /// from `STORE_TO_BE_ASKED`, which the caller gets.)
 pub(super) const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
@@ -126,7 +126,7 @@ impl Opener {
         };
         {
             let tree = self.metadata.read_tree();
-            let inode = tree.get(id).ok_or(GONE)?;
+            let inode = tree.get(id).ok_or(REMOVED)?;
             match inode.attr.kind {
                 Kind::File => {}
                 Kind::Directory => return Err(Errno::ISDIR.into()),
@@ -151,7 +151,7 @@ impl Opener {
                 .or(self.config.fsync)
         };
         let open = self.open_inode(id, writes, truncates, run, Via::of_flags(flags, fsync));
-        if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
+        if open.as_ref().is_err_and(|fault| fault.errno == REMOVED) {
             self.sent_back(caller.pid);
         } else {
             self.served(caller.pid);
@@ -270,7 +270,7 @@ impl Opener {
             self.metadata.show(&self.metadata.read_tree(), open.id);
             self.sealer.tiers_unreserve(open);
             self.open_files.unback(open);
-            return Err(GONE.into());
+            return Err(REMOVED.into());
         }
         Ok(())
     }

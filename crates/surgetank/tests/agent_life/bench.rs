@@ -27,7 +27,7 @@ pub struct Bench {
 
 /// What a program said and how it ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -83,13 +83,13 @@ impl Bench {
         command
     }
 
-    pub fn say(&self, arguments: &[&str]) -> Said {
-        said(self.surgetank(arguments).output().unwrap())
+    pub fn say(&self, arguments: &[&str]) -> CommandOutput {
+        output_of(self.surgetank(arguments).output().unwrap())
     }
 
     /// `run -- sh -c SCRIPT`, with options before.
-    pub fn run(&self, options: &[&str], script: &str) -> Said {
-        said(self.run_command(options, script).output().unwrap())
+    pub fn run(&self, options: &[&str], script: &str) -> CommandOutput {
+        output_of(self.run_command(options, script).output().unwrap())
     }
 
     pub fn run_command(&self, options: &[&str], script: &str) -> Command {
@@ -107,7 +107,7 @@ impl Bench {
     pub fn agents(&self) -> Vec<Value> {
         let mut command = self.surgetank(&["status", "--json"]);
         command.current_dir("/");
-        let said = said(command.output().unwrap());
+        let said = output_of(command.output().unwrap());
         assert_eq!(said.code, Some(0), "{said:?}");
         serde_json::from_str::<Vec<Value>>(&said.out).unwrap()
     }
@@ -178,10 +178,10 @@ fn ours(base: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-pub fn said(output: Output) -> Said {
+pub fn output_of(output: Output) -> CommandOutput {
     use std::os::unix::process::ExitStatusExt;
     let code = output.status.code().or_else(|| output.status.signal().map(|signal| -signal));
-    Said {
+    CommandOutput {
         code,
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -189,7 +189,7 @@ pub fn said(output: Output) -> Said {
 }
 
 /// Waits for the end, but not for ever: a program that hangs is killed, and its exit code says so.
-pub fn finish(child: Child) -> Said {
+pub fn finish(child: Child) -> CommandOutput {
     let child_pid = pid(&child);
     let (ended, end) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
@@ -200,7 +200,7 @@ pub fn finish(child: Child) -> Said {
     let output = child.wait_with_output().unwrap();
     drop(ended);
     watch.join().unwrap();
-    said(output)
+    output_of(output)
 }
 
 pub fn kill(pid: i32, signal: i32) {

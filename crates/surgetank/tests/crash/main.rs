@@ -59,7 +59,7 @@ fn main() {
     if let Ok(words) = std::env::var("SURGETANK_CRASH_WRITER") {
         return be_a_writer(&words);
     }
-    if let Some(to) = std::env::var_os("SURGETANK_CRASH_LOOKER") {
+    if let Some(to) = std::env::var_os("SURGETANK_CRASH_READER") {
         return ground::look(&std::env::current_dir().unwrap(), to.as_ref());
     }
     let arguments = Arguments::from_args();
@@ -361,7 +361,7 @@ impl Scene {
             return Ok(store_of(&self.store));
         }
         let (me, to) = (std::env::current_exe().unwrap(), self.manifests.join("looked"));
-        let command = format!("SURGETANK_CRASH_LOOKER='{}' '{}'", to.display(), me.display());
+        let command = format!("SURGETANK_CRASH_READER='{}' '{}'", to.display(), me.display());
         let ended = self.run(&End::Never, &command)?;
         match ended.status.success() {
             true => Ok(ground::looked(&to)),

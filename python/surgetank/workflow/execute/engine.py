@@ -1,7 +1,7 @@
 """The loop that runs the tasks: starts those that fit, handles those that have ended, drops files that no task needs
 any more.
 
-A task's life: waiting → ready → running → (lingering: it has ended, children of it have not) → done, failed or
+A task's life: waiting → ready → running → (leaderless: it has ended, children of it have not) → done, failed or
 killed. Outputs are removed before each attempt and after one that failed. A file is dropped only when the journal
 has the success of its last reader.
 """
@@ -58,7 +58,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Lingering:
+class LeaderlessGroup:
     """The leader of its process group has ended, and other members have not."""
 
     running: Running
@@ -118,7 +118,7 @@ class Engine:
         self._attempts: dict[str, int] = {}
         self._inputs: dict[str, dict[str, Stamp]] = {}
         self._running: dict[int, Running] = {}
-        self._lingering: list[Lingering] = []
+        self._leaderless: list[LeaderlessGroup] = []
         self._drops: list[str] = []
         self._directories: set[str] = set()
         self._stopping = False
@@ -135,11 +135,11 @@ class Engine:
                 self._start_what_fits()
                 self.errands.go_on()
                 self.journal.flush()
-                if not self._running and not self._lingering:
+                if not self._running and not self._leaderless:
                     break
-                for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._lingering else IDLE_S):
+                for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._leaderless else IDLE_S):
                     self._ended(child, exit_)
-                self._look_at_lingering()
+                self._look_at_leaderless()
                 for number in arrived.drain():
                     self._stop(number)
                 if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
@@ -351,11 +351,11 @@ class Engine:
         failed = exit_.code != 0
         wait_s = 0.0 if failed else self.settings.grace_s
         signals = [signal.SIGKILL] if failed else [signal.SIGTERM, signal.SIGKILL]
-        self._lingering.append(Lingering(running, child.pid, exit_, time.monotonic() + wait_s, signals))
+        self._leaderless.append(LeaderlessGroup(running, child.pid, exit_, time.monotonic() + wait_s, signals))
 
-    def _look_at_lingering(self) -> None:
+    def _look_at_leaderless(self) -> None:
         still = []
-        for one in self._lingering:
+        for one in self._leaderless:
             if not group_lives(one.group):
                 self._over(one.running, one.exit)
                 continue
@@ -366,7 +366,7 @@ class Engine:
                 kill_group(one.group, one.signals.pop(0))
                 one.until_s = time.monotonic() + 1.0
             still.append(one)
-        self._lingering = still
+        self._leaderless = still
 
     def _over(self, running: Running, exit_: Exit) -> None:
         """No process of it is left."""
@@ -501,7 +501,7 @@ class Engine:
             self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for group in (*self._running, *(one.group for one in self._lingering)):
+        for group in (*self._running, *(one.group for one in self._leaderless)):
             kill_group(group, number)
 
     def _make_errands(self) -> Errands:
