@@ -34,7 +34,7 @@
 /* directory, with ST_COMPLETE: it is delegated. The shim itself creates new plain files in it, on `device`, and reports
  * them in the ring. A name that is not in the table may exist there already
  */
-#define ST_LENT 128u
+#define ST_DELEGATED 128u
 
 /* Flags of the index. */
 #define ST_WRITES 1u /* the agent accepts requests to create and to open for writing */
@@ -128,27 +128,27 @@ struct st_plain {
     uint32_t record;
 };
 
-/* ---- The ring: next to the index, under its name plus ".ring"; programs write it too. A claim is a number taken from
- * `next`. Its slot is number `claim % ST_CLAIMS`. The slot belongs to the claim if its `state` is `claim << 3 | phase`.
+/* ---- The ring: next to the index, under its name plus ".ring"; programs write it too. An entry is a number taken from
+ * `next`. Its slot is number `entry % ST_INTAKE_ENTRIES`. The slot belongs to the entry if its `state` is `entry << 3 | phase`.
  */
 
 #define ST_RING_MAGIC UINT64_C(0x474e49524b4e4154) /* "TANKRING" */
-#define ST_CLAIMS 1024u
-#define ST_CLAIM_FREE 0u    /* may be taken; or was, by a program that got no further */
-#define ST_CLAIM_MADE 1u    /* the program is about to create the plain file */
-#define ST_CLAIM_DONE 2u    /* the plain file exists, and `dev` and `ino` are its */
-#define ST_CLAIM_VOID 3u    /* no file was created */
-#define ST_CLAIM_REVOKED 4u /* by the agent, after its time limit: a file created now does not count */
-#define ST_CLAIM_SKIP 5u    /* the slot is retired: the program with the revoked claim may still write there */
+#define ST_INTAKE_ENTRIES 1024u
+#define ST_INTAKE_FREE 0u    /* may be taken; or was, by a program that got no further */
+#define ST_INTAKE_MADE 1u    /* the program is about to create the plain file */
+#define ST_INTAKE_DONE 2u    /* the plain file exists, and `dev` and `ino` are its */
+#define ST_INTAKE_VOID 3u    /* no file was created */
+#define ST_INTAKE_REVOKED 4u /* by the agent, after its time limit: a file created now does not count */
+#define ST_INTAKE_SKIP 5u    /* the slot is retired: the program with the revoked entry may still write there */
 
 struct st_ring {
     uint64_t magic;
     uint32_t layout;
-    uint32_t claims;
+    uint32_t entries;
     uint64_t epoch; /* grows when a delegation ends: earlier look-ups are void */
     uint64_t turn;  /* odd: slots are being returned. A reader that finds it changed reads the slots again */
-    uint64_t first; /* the oldest claim that may be read */
-    uint64_t limit; /* at most this many claims may wait for the agent; beyond that the shim sends a request */
+    uint64_t first; /* the oldest entry that may be read */
+    uint64_t limit; /* at most this many entries may wait for the agent; beyond that the shim sends a request */
     uint64_t giving; /* number of sent descriptors of which the agent still has a copy: meanwhile no file is created */
     uint64_t unused;
     uint64_t next; /* in a cache line of its own */
@@ -156,7 +156,7 @@ struct st_ring {
 };
 #define ST_RING_SLOTS_OFFSET 4096u
 
-struct st_claim {
+struct st_intake_entry {
     uint64_t state;
     uint64_t number; /* of the file's inode, by the agent */
     uint64_t dir; /* id of the directory's record */

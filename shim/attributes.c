@@ -25,7 +25,7 @@ static int ask(const char *path, struct st_request *request, struct st_attribute
     if (about->name_bytes > ST_NAME_BYTES_MAX)
         return ST_PASS;
     enum st_found found = st_find(&place);
-    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
+    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_DELEGATED); /* and not taken in yet */
     if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
         return ST_PASS;
     request->mode = about->name_bytes;

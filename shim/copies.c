@@ -36,8 +36,8 @@ static long copy(int in, off_t from, int out, off_t to, size_t bytes)
 
 static bool between_doors(int in, int out)
 {
-    struct st_held held;
-    return st_on(ST_ON_INDEX | ST_ON_PATHS) && (st_held(in, &held) || st_held(out, &held));
+    struct st_diverted diverted;
+    return st_on(ST_ON_INDEX | ST_ON_PATHS) && (st_diverted(in, &diverted) || st_diverted(out, &diverted));
 }
 
 static ssize_t copy_file_range_uncounted(int in, off_t *from, int out, off_t *to, size_t bytes, unsigned flags)

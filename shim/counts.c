@@ -232,7 +232,7 @@ static unsigned learn(int descriptor)
         bool busy = false;
         if (st_index_plain(&st_process.domains[owner.number], owner.device, stat.st_ino, &record, &number, &busy))
             return ST_KIND_OURS + owner.number * ST_IOS + ST_IO_PLAIN;
-        if (busy || st_lent_plain(&st_process.domains[owner.number], owner.device, stat.st_ino, &record))
+        if (busy || st_delegated_plain(&st_process.domains[owner.number], owner.device, stat.st_ino, &record))
             return 0; /* the next call checks again */
     }
     return ST_KIND_FOREIGN;

@@ -29,19 +29,19 @@ static int result_of(long raw)
 }
 
 /* Is it diverted, and is the mount there? */
-static bool held_by_mount(int descriptor, struct st_held *held)
+static bool diverted_by_mount(int descriptor, struct st_diverted *diverted)
 {
-    return st_on(ST_ON_INDEX | ST_ON_PATHS) && st_held(descriptor, held);
+    return st_on(ST_ON_INDEX | ST_ON_PATHS) && st_diverted(descriptor, diverted);
 }
 
 /* 0, -1 with errno, or ST_PASS: not done. */
-static int ask_about(const struct st_held *held, struct st_request *request)
+static int ask_about(const struct st_diverted *diverted, struct st_request *request)
 {
     if (!st_on(ST_ON_INDEX))
         return ST_PASS;
-    request->dev = held->stat.st_dev;
-    request->ino = held->stat.st_ino;
-    int answer = st_ask(held->domain, request, true, NULL);
+    request->dev = diverted->stat.st_dev;
+    request->ino = diverted->stat.st_ino;
+    int answer = st_ask(diverted->domain, request, true, NULL);
     return answer > 0 ? failed(answer) : answer == 0 ? 0 : ST_PASS;
 }
 
@@ -50,11 +50,11 @@ static int ask_about(const struct st_held *held, struct st_request *request)
 #define OWNER_ONLY 07600 /* of a mode: these bits must be exactly the owner's right to read and write */
 
 /* The plain file's own attributes are valid, and will be until this descriptor is closed. */
-static bool is_fresh(const struct st_held *held, int descriptor)
+static bool is_fresh(const struct st_diverted *diverted, int descriptor)
 {
-    const struct st_record *record = &held->record;
+    const struct st_record *record = &diverted->record;
     if (!(record->flags & ST_FRESH) || (record->mode & OWNER_ONLY) != 0600 || !st_on(ST_ON_INDEX) ||
-        !st_index_alive(held->domain))
+        !st_index_alive(diverted->domain))
         return false;
     long flags = st_sys(__NR_fcntl, descriptor, F_GETFL);
     return !st_sys_failed(flags) && (flags & O_ACCMODE) != O_RDONLY;
@@ -62,36 +62,36 @@ static bool is_fresh(const struct st_held *held, int descriptor)
 
 static int change_mode(int descriptor, mode_t mode)
 {
-    struct st_held held;
-    if (!held_by_mount(descriptor, &held))
+    struct st_diverted diverted;
+    if (!diverted_by_mount(descriptor, &diverted))
         return ST_PASS;
-    if ((mode & OWNER_ONLY) == 0600 && is_fresh(&held, descriptor))
+    if ((mode & OWNER_ONLY) == 0600 && is_fresh(&diverted, descriptor))
         return result_of(st_sys(__NR_fchmod, descriptor, mode & 0777));
     struct st_request request = {.op = ST_SETATTR, .valid = ST_SET_MODE, .mode = mode & 07777};
-    int result = ask_about(&held, &request);
+    int result = ask_about(&diverted, &request);
     if (result != ST_PASS)
         return result;
     char text[ST_TEXT];
-    const char *path = st_held_path(&held, descriptor, text);
+    const char *path = st_diverted_path(&diverted, descriptor, text);
     return path ? result_of(st_sys(__NR_fchmodat, AT_FDCWD, path, mode)) : ST_PASS;
 }
 
 static int change_owner(int descriptor, uid_t uid, gid_t gid)
 {
-    struct st_held held;
-    if (!held_by_mount(descriptor, &held))
+    struct st_diverted diverted;
+    if (!diverted_by_mount(descriptor, &diverted))
         return ST_PASS;
     struct st_request request = {.op = ST_SETATTR, .uid = uid, .gid = gid};
     /* The file has these owners already. (The time of the change is that of the writing.) */
-    if ((uid == (uid_t)-1 || uid == held.record.uid) && (gid == (gid_t)-1 || gid == held.record.gid) &&
-        is_fresh(&held, descriptor))
+    if ((uid == (uid_t)-1 || uid == diverted.record.uid) && (gid == (gid_t)-1 || gid == diverted.record.gid) &&
+        is_fresh(&diverted, descriptor))
         return 0;
     request.valid = (uid == (uid_t)-1 ? 0 : ST_SET_UID) | (gid == (gid_t)-1 ? 0 : ST_SET_GID);
-    int result = request.valid ? ask_about(&held, &request) : ST_PASS;
+    int result = request.valid ? ask_about(&diverted, &request) : ST_PASS;
     if (result != ST_PASS)
         return result;
     char text[ST_TEXT];
-    const char *path = st_held_path(&held, descriptor, text);
+    const char *path = st_diverted_path(&diverted, descriptor, text);
     return path ? result_of(st_sys(__NR_fchownat, AT_FDCWD, path, uid, gid, 0)) : ST_PASS;
 }
 
@@ -140,7 +140,7 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
     if (!good_times(&times) || !st_begin(&place, dirfd, path))
         return ST_PASS;
     enum st_found found = st_find(&place);
-    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
+    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_DELEGATED); /* and not taken in yet */
     if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
         return ST_PASS;
     ask_for_times(&request, ST_SETATTR_NAMED, times);
@@ -155,18 +155,18 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
 
 static int change_times(int descriptor, const struct timespec times[2])
 {
-    struct st_held held;
-    if (!good_times(&times) || !held_by_mount(descriptor, &held))
+    struct st_diverted diverted;
+    if (!good_times(&times) || !diverted_by_mount(descriptor, &diverted))
         return ST_PASS;
-    if (is_fresh(&held, descriptor))
+    if (is_fresh(&diverted, descriptor))
         return result_of(st_sys(__NR_utimensat, descriptor, 0, times, 0));
     struct st_request request;
     ask_for_times(&request, ST_SETATTR, times);
-    int result = request.valid ? ask_about(&held, &request) : ST_PASS;
+    int result = request.valid ? ask_about(&diverted, &request) : ST_PASS;
     if (result != ST_PASS)
         return result;
     char text[ST_TEXT];
-    const char *path = st_held_path(&held, descriptor, text);
+    const char *path = st_diverted_path(&diverted, descriptor, text);
     return path ? result_of(st_sys(__NR_utimensat, AT_FDCWD, path, times, 0)) : ST_PASS;
 }
 
@@ -255,10 +255,10 @@ ST_WRAP(int, fchownat, int dirfd, const char *path, uid_t uid, gid_t gid, int fl
 
 /* ---- Syncing: the plain file first, then the agent's further guarantees. */
 
-static int sync_by_mount(const struct st_held *held, int descriptor)
+static int sync_by_mount(const struct st_diverted *diverted, int descriptor)
 {
     char text[ST_TEXT];
-    const char *path = descriptor < 0 ? NULL : st_held_path(held, descriptor, text);
+    const char *path = descriptor < 0 ? NULL : st_diverted_path(diverted, descriptor, text);
     if (!path)
         return 0; /* no name: no program will look for it after a crash */
     long opened = st_sys(__NR_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
@@ -273,17 +273,17 @@ static int sync_by_mount(const struct st_held *held, int descriptor)
     return result_of(result);
 }
 
-static int sync_held(const struct st_held *held, int descriptor)
+static int sync_diverted(const struct st_diverted *diverted, int descriptor)
 {
     struct st_request request = {.op = ST_SYNC};
-    int result = ask_about(held, &request);
-    return result == ST_PASS ? sync_by_mount(held, descriptor) : result;
+    int result = ask_about(diverted, &request);
+    return result == ST_PASS ? sync_by_mount(diverted, descriptor) : result;
 }
 
 static int sync_descriptor(int result, int descriptor)
 {
-    struct st_held held;
-    return result == 0 && held_by_mount(descriptor, &held) ? sync_held(&held, descriptor) : result;
+    struct st_diverted diverted;
+    return result == 0 && diverted_by_mount(descriptor, &diverted) ? sync_diverted(&diverted, descriptor) : result;
 }
 
 #define SYNC(name)                                                                          \
@@ -371,9 +371,9 @@ static int sync_memory(uintptr_t start, size_t bytes)
     struct stat file;
     int result = 0;
     while (result == 0 && next_mapping(&reader, &from, &to, &file)) {
-        struct st_held held;
-        if (from < start + bytes && start < to && file.st_ino && st_held_as(-1, &file, &held))
-            result = sync_held(&held, -1);
+        struct st_diverted diverted;
+        if (from < start + bytes && start < to && file.st_ino && st_diverted_as(-1, &file, &diverted))
+            result = sync_diverted(&diverted, -1);
     }
     st_sys_close((int)opened);
     return result;
@@ -391,13 +391,13 @@ ST_WRAP(int, msync, void *start, size_t bytes, int flags)
 /* ---- Queries about the file system, and extended attributes */
 
 #define STATFS(name, by_path, type)                                                     \
-    ST_WRAP(int, name, int descriptor, struct type *out)                              \
+    ST_WRAP(int, name, int descriptor, struct type *out)                                \
     {                                                                                   \
-        struct st_held held;                                                            \
-        int (*path_next)(const char *, struct type *) = ST_NEXT(by_path);             \
-        if (st_on(ST_ON_PATHS) && path_next && st_held(descriptor, &held))              \
-            return path_next(held.domain->mount, out);                                  \
-        int (*next)(int, struct type *) = ST_NEXT(name);                              \
+        struct st_diverted diverted;                                                    \
+        int (*path_next)(const char *, struct type *) = ST_NEXT(by_path);               \
+        if (st_on(ST_ON_PATHS) && path_next && st_diverted(descriptor, &diverted))      \
+            return path_next(diverted.domain->mount, out);                              \
+        int (*next)(int, struct type *) = ST_NEXT(name);                                \
         return next ? next(descriptor, out) : failed(ENOSYS);                           \
     }
 STATFS(fstatfs, statfs, statfs)
@@ -406,16 +406,16 @@ STATFS(fstatvfs, statvfs, statvfs)
 STATFS(fstatvfs64, statvfs64, statvfs)
 
 #define XATTR(result, name, by_path, TYPES, PARAMETERS, ARGUMENTS)                      \
-    ST_WRAP(result, name, int descriptor, PARAMETERS)                                 \
+    ST_WRAP(result, name, int descriptor, PARAMETERS)                                   \
     {                                                                                   \
-        struct st_held held;                                                            \
+        struct st_diverted diverted;                                                    \
         char text[ST_TEXT];                                                             \
         const char *path;                                                               \
-        result (*path_next)(const char *, TYPES) = ST_NEXT(by_path);                  \
-        if (st_on(ST_ON_PATHS) && path_next && st_held(descriptor, &held) &&            \
-            (path = st_held_path(&held, descriptor, text)))                             \
+        result (*path_next)(const char *, TYPES) = ST_NEXT(by_path);                    \
+        if (st_on(ST_ON_PATHS) && path_next && st_diverted(descriptor, &diverted) &&    \
+            (path = st_diverted_path(&diverted, descriptor, text)))                     \
             return path_next(path, ARGUMENTS);                                          \
-        result (*next)(int, TYPES) = ST_NEXT(name);                                   \
+        result (*next)(int, TYPES) = ST_NEXT(name);                                     \
         return next ? next(descriptor, ARGUMENTS) : failed(ENOSYS);                     \
     }
 XATTR(ssize_t, fgetxattr, getxattr, LIST(const char *, void *, size_t), LIST(const char *name, void *value, size_t bytes),

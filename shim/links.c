@@ -28,18 +28,19 @@ static bool may_be_descriptor(int dirfd, const char *path)
 static ssize_t read_instead(int dirfd, const char *path, char *out, size_t bytes)
 {
     char text[ST_TEXT];
-    struct st_held held;
+    struct st_diverted diverted;
     struct st_device device;
     const char *root;
     long got = st_sys(__NR_readlinkat, dirfd, path, text, ST_TEXT);
     if (st_sys_failed(got) || got >= (long)ST_TEXT || *text != '/' ||
-        st_sys_failed(st_sys(__NR_newfstatat, dirfd, path, &held.stat, 0)) || !st_held_as(-1, &held.stat, &held) ||
-        !st_index_device(held.domain, held.device, &device, &root) || (size_t)got <= device.root_bytes ||
+        st_sys_failed(st_sys(__NR_newfstatat, dirfd, path, &diverted.stat, 0)) ||
+        !st_diverted_as(-1, &diverted.stat, &diverted) ||
+        !st_index_device(diverted.domain, diverted.device, &device, &root) || (size_t)got <= device.root_bytes ||
         memcmp(text, root, device.root_bytes) != 0 || text[device.root_bytes] != '/')
         return 0;
-    size_t head = held.domain->mount_bytes, tail = (size_t)got - device.root_bytes;
+    size_t head = diverted.domain->mount_bytes, tail = (size_t)got - device.root_bytes;
     size_t first = head < bytes ? head : bytes, second = tail < bytes - first ? tail : bytes - first;
-    memcpy(out, held.domain->mount, first);
+    memcpy(out, diverted.domain->mount, first);
     memcpy(out + first, text + device.root_bytes, second);
     return (ssize_t)(first + second);
 }
@@ -87,10 +88,11 @@ ST_WRAP(ssize_t, __readlinkat_chk, int dirfd, const char *path, char *out, size_
 /* "" with AT_EMPTY_PATH: the path of a diverted descriptor, or NULL. */
 static const char *path_of(int descriptor, const char *path, int flags, char text[ST_TEXT])
 {
-    struct st_held held;
-    if (!(flags & AT_EMPTY_PATH) || (uintptr_t)path < ST_MEMORY_MIN || *path || !st_on(ST_ON_PATHS) || !st_held(descriptor, &held))
+    struct st_diverted diverted;
+    if (!(flags & AT_EMPTY_PATH) || (uintptr_t)path < ST_MEMORY_MIN || *path || !st_on(ST_ON_PATHS) ||
+        !st_diverted(descriptor, &diverted))
         return NULL;
-    return st_held_path(&held, descriptor, text);
+    return st_diverted_path(&diverted, descriptor, text);
 }
 
 ST_WRAP(int, linkat, int dirfd, const char *path, int to_dirfd, const char *to, int flags)

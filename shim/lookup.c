@@ -69,23 +69,24 @@ static bool read_directory(struct st_place *place, uint32_t number, uint64_t id,
 }
 
 /* A name that is not in the index may be in the ring, and move from there into the index during the look-up. */
-__attribute__((noinline)) static enum st_found step_lent(struct st_place *place, const struct st_record *directory, uint32_t number,
-                                                         const char *name, uint32_t bytes, struct st_name *entry)
+__attribute__((noinline)) static enum st_found step_delegated(struct st_place *place, const struct st_record *directory,
+                                                              uint32_t number, const char *name, uint32_t bytes,
+                                                              struct st_name *entry)
 {
     const struct st_domain *domain = place->from.domain;
     for (int try = 0; try < TRIES; try++) {
         uint64_t turn;
-        if (!st_lent_turn(domain, &turn))
+        if (!st_delegated_turn(domain, &turn))
             return ST_UNSURE;
         enum st_found found = st_index_name(domain, directory->id, name, bytes, &place->slot, entry);
         if (found != ST_MISSING)
             return found;
-        bool has = st_lent_has(domain, directory->id, name, bytes);
-        if (!st_lent_same_turn(domain, turn))
+        bool has = st_delegated_has(domain, directory->id, name, bytes);
+        if (!st_delegated_same_turn(domain, turn))
             continue;
         struct st_record now;
         return !has && (directory->flags & ST_COMPLETE) && st_index_read_head(domain, number, &now) && now.id == directory->id &&
-                       (now.flags & (ST_COMPLETE | ST_LENT)) == (ST_COMPLETE | ST_LENT)
+                       (now.flags & (ST_COMPLETE | ST_DELEGATED)) == (ST_COMPLETE | ST_DELEGATED)
                    ? ST_MISSING
                    : ST_UNSURE;
     }
@@ -97,8 +98,8 @@ static enum st_found step(struct st_place *place, const struct st_record *direct
                           uint32_t bytes, struct st_name *entry)
 {
     const struct st_domain *domain = place->from.domain;
-    if (st_unlikely(directory->flags & ST_LENT))
-        return step_lent(place, directory, number, name, bytes, entry);
+    if (st_unlikely(directory->flags & ST_DELEGATED))
+        return step_delegated(place, directory, number, name, bytes, entry);
     enum st_found found = st_index_name(domain, directory->id, name, bytes, &place->slot, entry);
     if (found != ST_MISSING)
         return found;

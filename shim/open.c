@@ -132,17 +132,17 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
 }
 
 /* The agent has delegated the directory: the shim creates missing files here. */
-static int make_lent(struct st_place *place, int flags, mode_t mode, uint64_t epoch)
+static int create_delegated(struct st_place *place, int flags, mode_t mode, uint64_t epoch)
 {
     uint32_t mask = st_umask();
-    if (!(place->dir_flags & ST_LENT) || !st_process.writes || mask == ST_UMASK_UNKNOWN ||
+    if (!(place->dir_flags & ST_DELEGATED) || !st_process.writes || mask == ST_UMASK_UNKNOWN ||
         (flags & O_ACCMODE) == O_RDONLY || (flags & (O_SYNC | O_DSYNC)))
         return ST_PASS;
-    int opened = st_lent_make(place, flags, mode & 07777 & ~mask, epoch);
+    int opened = st_delegated_make(place, flags, mode & 07777 & ~mask, epoch);
     if (opened < 0)
         return ST_PASS;
     __atomic_store_n(&st_process.wrote, true, __ATOMIC_RELAXED);
-    st_count(ST_OPEN_LENT);
+    st_count(ST_OPEN_DELEGATED);
     return st_counted_open(place->from.domain, opened, flags);
 }
 
@@ -150,7 +150,7 @@ static int open_found(struct st_place *place, int flags, mode_t mode)
 {
     uint64_t epoch = 0;
     int made = ST_PASS;
-    bool lent = (flags & O_CREAT) && st_lent_begin(place->from.domain, &epoch);
+    bool delegated = (flags & O_CREAT) && st_delegated_begin(place->from.domain, &epoch);
     switch (st_find(place)) {
     case ST_FOUND:
         if (!S_ISREG(place->record.mode))
@@ -159,8 +159,8 @@ static int open_found(struct st_place *place, int flags, mode_t mode)
             return failed(EEXIST);
         return writes(flags) ? open_by_agent(place, flags, mode) : open_plain(place, flags);
     case ST_MISSING:
-        if (lent)
-            made = make_lent(place, flags, mode, epoch);
+        if (delegated)
+            made = create_delegated(place, flags, mode, epoch);
         return made >= 0         ? made
                : flags & O_CREAT ? open_by_agent(place, flags, mode)
                                  : failed(ENOENT);

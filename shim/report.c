@@ -49,6 +49,6 @@ __attribute__((destructor)) static void report(void)
         at = put(st_write_number(at, total.write_bytes), " written in ");
         at = put(st_write_number(at, writes), "");
     }
-    at = put_count(put(at, "; "), ST_OPEN_LENT, " created in delegated directories\n");
+    at = put_count(put(at, "; "), ST_OPEN_DELEGATED, " created in delegated directories\n");
     st_sys(__NR_write, 2, line, at - line);
 }

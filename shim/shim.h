@@ -127,7 +127,7 @@ static inline const char *st_path(const char *path)
 
 /* ---- Counters for SURGETANK_REPORT (report.c). */
 
-enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
+enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_DELEGATED, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
 extern uint64_t st_counts[ST_COUNTS];
 
 static inline void st_count(enum st_count which)
@@ -373,22 +373,22 @@ struct st_owner {
 };
 bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after);
 
-/* ---- Descriptors that are diverted (held.c). */
+/* ---- Descriptors that are diverted (diverted.c). */
 
-struct st_held {
+struct st_diverted {
     const struct st_domain *domain;
     uint32_t device;
     uint32_t number;
     struct st_record record;
     struct stat stat; /* of the plain file */
 };
-bool st_held(int descriptor, struct st_held *out);
+bool st_diverted(int descriptor, struct st_diverted *out);
 /* `descriptor`: the descriptor of that stat; -1: unknown. */
-bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out);
+bool st_diverted_as(int descriptor, const struct stat *stat, struct st_diverted *out);
 /* The record with which a number was opened last: a hint that must be checked. */
 extern uint32_t st_opened_as[ST_DESCRIPTORS];
 /* The path below the mount of a diverted descriptor's file, in `text`; NULL: it has none, or it is not known. */
-const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT]);
+const char *st_diverted_path(const struct st_diverted *diverted, int descriptor, char text[ST_TEXT]);
 char *st_write_number(char *to, unsigned long number);
 const char *st_proc_path(int descriptor, char text[32]);
 /* "/proc/self/fd/N" and the like of a diverted descriptor → its path below the mount; any other path unchanged. */
@@ -427,19 +427,19 @@ bool st_agent_replaced(const struct st_domain *domain, int turn);
 /* Changes the times of the path's file through the agent; -1 with errno, or ST_PASS (descriptors.c). */
 int st_change_times(int dirfd, const char *path, const struct timespec times[2]);
 
-/* ---- Delegated directories (lent.c) */
+/* ---- Delegated directories (delegation.c) */
 
 /* Call it before the look-up. False: no directory is delegated. */
-bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch);
+bool st_delegated_begin(const struct st_domain *domain, uint64_t *epoch);
 /* Creates a missing file in a delegated directory: a descriptor, or ST_PASS: ask the agent. */
-int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
+int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
 /* For look-ups in index and ring together: the turn before both must equal the turn after both. False: not readable. */
-bool st_lent_turn(const struct st_domain *domain, uint64_t *turn);
-bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn);
-bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
-bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id);
+bool st_delegated_turn(const struct st_domain *domain, uint64_t *turn);
+bool st_delegated_same_turn(const struct st_domain *domain, uint64_t turn);
+bool st_delegated_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
+bool st_delegated_any_in(const struct st_domain *domain, uint64_t dir_id);
 /* A created plain file that the index does not have yet. */
-bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
+bool st_delegated_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
 
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);

@@ -56,11 +56,11 @@ static void put_over(const struct st_domain *domain, const struct st_record *rec
 
 void st_identify(int descriptor, struct stat *out)
 {
-    struct st_held held;
+    struct st_diverted diverted;
     if (st_likely(!st_on(ST_ON_IDENTITY)))
         return;
-    if (st_held_as(descriptor, out, &held))
-        put_over(held.domain, &held.record, out);
+    if (st_diverted_as(descriptor, out, &diverted))
+        put_over(diverted.domain, &diverted.record, out);
 }
 
 static bool stat_plain(struct st_place *place, struct stat *out)
@@ -93,7 +93,8 @@ __attribute__((noinline)) static int stat_inside(struct st_place *place, struct 
     }
     if (follow && S_ISLNK(record->mode))
         return ST_PASS;
-    if (st_unlikely(record->flags & ST_LENT) && (st_lent_any_in(place->from.domain, record->id) || !st_still(place)))
+    if (st_unlikely(record->flags & ST_DELEGATED) &&
+        (st_delegated_any_in(place->from.domain, record->id) || !st_still(place)))
         return ST_PASS; /* its times are those of the last creation in it */
     if (record->flags & ST_LIVE) {
         if (!stat_plain(place, out))
@@ -272,13 +273,13 @@ static int statx_path(int dirfd, const char *path, int flags, unsigned mask, str
  */
 static void identify_statx(int descriptor, struct statx *out)
 {
-    struct st_held held;
+    struct st_diverted diverted;
     struct st_owner owner;
     uint64_t dev = st_device_number(out->stx_dev_major, out->stx_dev_minor);
-    if (!st_on(ST_ON_IDENTITY) || !st_index_device_of(dev, &owner, false) || !st_held(descriptor, &held))
+    if (!st_on(ST_ON_IDENTITY) || !st_index_device_of(dev, &owner, false) || !st_diverted(descriptor, &diverted))
         return;
-    put_over(held.domain, &held.record, &held.stat);
-    put_statx(&held.stat, out);
+    put_over(diverted.domain, &diverted.record, &diverted.stat);
+    put_statx(&diverted.stat, out);
     out->stx_mask &= ~STATX_BTIME;
     memset(&out->stx_btime, 0, sizeof out->stx_btime);
 }

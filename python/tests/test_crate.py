@@ -139,7 +139,7 @@ def broken(crate_directory: Path, profile: str) -> list[str]:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("profile", ["workflow-ro-crate-1.0", "workflow-run-crate-0.5", "provenance-run-crate-0.5"])
-def test_the_profiles_validator_finds_nothing_wrong(tmp_path: Path, profile: str) -> None:
+def test_crate_passes_the_validator_of_its_profile(tmp_path: Path, profile: str) -> None:
     work = tmp_path / "w"
     work.mkdir()
     (work / "in").write_text("x\n")
@@ -168,14 +168,14 @@ def test_names_are_quoted_once(tmp_path: Path) -> None:
     assert "files/a%20b.txt" in graph((tmp_path / "out/ro-crate-metadata.json").read_text())
 
 
-def test_changed_file_has_no_checksum_and_unknown_run_is_said(tmp_path: Path) -> None:
+def test_changed_file_has_no_checksum_and_unknown_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("x\n")
     do(diamond(), tmp_path)
     (tmp_path / "c").write_text("meddled")
     crate.write(crate.read("last", tmp_path), None, tmp_path / "out", "all", "CC0-1.0")
     found = graph((tmp_path / "out/ro-crate-metadata.json").read_text())
     assert "sha256" not in found[(tmp_path / "c").as_uri()] and "sha256" in found["files/in"]
-    with pytest.raises(Problem, match="there is no run"):
+    with pytest.raises(Problem, match="does not exist, or has not ended"):
         crate.read("0009-nothing", tmp_path)
 
 
@@ -191,14 +191,14 @@ DRAINED: dict[str, int | None] = {"begun_unix_us": 10, "command_ended_us": 5, "e
         (STEPS, DRAINED | {"exit": 3}, None, (15_000, 18_000, False)),
         (COPIED, DRAINED, 0, (1, 18_000, True)),
         (COPIED, DRAINED | {"exit": 3}, 3, (1, 18_000, False)),
-        # Killed in the drain, before it, and before a task writes it down.
+        # Killed during the drain, before it, and before the record of it.
         (STEPS, DRAINED | {"exit": None}, None, (15_000, 18_000, False)),
         (STEPS, DRAINED | {"exit": None, "command_ended_us": None}, 137, (None, None, False)),
         (STEPS, None, 137, (None, None, False)),
         (STEPS, None, 0, (None, None, True)),
     ],
 )
-def test_a_drain_that_did_not_come_to_its_end_was_well(
+def test_step_of_an_interrupted_drain_is_recorded(
     steps: list[dict[str, Any]], record: dict[str, Any] | None, code: int | None, expected: tuple[Any, ...]
 ) -> None:
     told = launch.drained(steps, record, code)

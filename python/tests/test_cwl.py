@@ -1,4 +1,4 @@
-"""CWL by cwltool, unmodified: what lies between steps stays on the tiers, and the store has what a plain run leaves."""
+"""CWL by cwltool, unmodified: files between steps stay on the tiers, and the store gets the same files as from a plain run."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_kill_of_cwltool_and_agent_and_resume_by_its_cache(tmp_path: Path, tier:
     # The steps that were done were not done again.
     begun = seen.read_text().split("start")
     assert len(begun) - 1 <= 4 + 2
-    # The cache was the tier's alone; who has the result removes it.
+    # The cache was on the tier only; the user of the result removes it.
     assert not [path for path in (work / "cwl-cache").rglob("*") if path.is_file()]
     run(under(state, tier, "cwl-cache/=keep", ["rm", "-r", "cwl-cache"]), work)
     assert not (work / "cwl-cache").exists()

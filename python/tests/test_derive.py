@@ -20,7 +20,7 @@ INSTANCES = Path(os.environ.get("SURGETANK_SHARED", "/work/shared")) / "data/wfi
 
 
 def spread_and_gathered() -> Workflow:
-    """split → 3 × work (each with the table) → merge; `log` is nobody's; a checkpoint's file has unknown readers."""
+    """split → 3 × work (each with the table) → merge; `log` has no reader; a checkpoint's file has unknown readers."""
     tasks = [
         Task("split", "split", ["in"], ["p0", "p1", "p2"], runtime_s=1),
         *(Task(f"work{n}", "work", [f"p{n}", "table"], [f"q{n}"], runtime_s=2) for n in range(3)),
@@ -48,7 +48,7 @@ def test_patterns() -> None:
     assert facts["q1"].group == "merge"
 
 
-def test_only_what_was_named_is_ever_disposable() -> None:
+def test_only_named_files_are_disposable() -> None:
     workflow = spread_and_gathered()
     kept = derive(workflow, Persist.ALL)
     assert [path for path, fact in kept.items() if fact.disposable] == ["log"]
@@ -56,11 +56,11 @@ def test_only_what_was_named_is_ever_disposable() -> None:
     workflow.files["q0"].final = True
     final = derive(workflow, Persist.FINAL)
     assert {path for path, fact in final.items() if fact.disposable} == {"p0", "p1", "p2", "q1", "q2", "out", "log"}
-    # Its readers are not known, whatever anybody says of it.
+    # Its readers are not known, whatever the description says.
     assert final["later"].lifetime is Lifetime.FOREVER
 
 
-def test_an_incomplete_graph_and_what_is_changed_in_place_are_kept() -> None:
+def test_incomplete_graph_and_files_changed_in_place_are_kept() -> None:
     workflow = spread_and_gathered()
     workflow.incomplete.append("a checkpoint")
     assert [path for path, fact in derive(workflow, Persist.FINAL).items() if fact.disposable] == ["log"]
@@ -68,7 +68,7 @@ def test_an_incomplete_graph_and_what_is_changed_in_place_are_kept() -> None:
     assert [path for path, fact in derive(in_place, Persist.FINAL).items() if fact.disposable] == ["y"]
 
 
-def test_the_peak_is_what_lives_at_once() -> None:
+def test_peak_is_the_sum_of_live_files() -> None:
     workflow = spread_and_gathered()
     facts = derive(workflow, Persist.FINAL)
     order = ["split", "work0", "work1", "work2", "merge", "next"]
@@ -78,14 +78,14 @@ def test_the_peak_is_what_lives_at_once() -> None:
     assert peak_live_bytes(workflow, facts, spans, lifetimes=False) == 30 + 15 + 15 + 2 + 1 + 3
 
 
-def test_what_is_begun_is_finished_first() -> None:
+def test_started_branches_are_finished_first() -> None:
     tasks = [Task(f"a{n}", "a", [], [f"x{n}"], runtime_s=1) for n in range(3)]
     tasks += [Task(f"b{n}", "b", [f"x{n}"], [f"y{n}"], runtime_s=1) for n in range(3)]
     spans = schedule(Workflow.of("w", "w", tasks), 1)
     assert [span.task for span in spans] == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_a_schedule_keeps_to_parents_and_cores() -> None:
+def test_schedule_respects_parents_and_cores() -> None:
     workflow = spread_and_gathered()
     workflow.tasks["work1"].cores = 99
     spans = {span.task: span for span in schedule(workflow, 2)}
@@ -133,7 +133,7 @@ def test_hints_and_rules_say_the_same() -> None:
     assert consumed[0]["mode"] == "keep" and "mode" not in consumed[2]
 
 
-def test_the_drawing_is_well_formed_and_names_everything(tmp_path: Path) -> None:
+def test_drawing_is_well_formed_and_names_each_part(tmp_path: Path) -> None:
     tasks = [Task("a<&>", "k", ["in\x1b[2J"], ['o"1"']), Task("b", "k", ['o"1"'], ["end"])]
     workflow = Workflow.of("<w>", "w", tasks)
     drawn = xml.fromstring(plot.svg(workflow, derive(workflow)))
@@ -171,7 +171,7 @@ def test_montage_and_epigenomics_as_checked_by_hand() -> None:
         assert without >= 2 * with_
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_explains_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = tmp_path / "w.json"
     wfformat.dump(spread_and_gathered(), described)
     assert cli.main(["explain", str(described), "--json", "-j", "1", "--persist", "final", "--final", "out"]) == 0

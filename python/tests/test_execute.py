@@ -87,7 +87,7 @@ def test_runs_and_runs_nothing_again(tmp_path: Path) -> None:
     assert len(started(tmp_path)) == 6
 
 
-def test_changes_run_what_is_below_them_and_a_missing_file_only_its_maker(tmp_path: Path) -> None:
+def test_changed_task_reruns_its_children_and_missing_file_its_maker(tmp_path: Path) -> None:
     for name in ("in", "other"):
         (tmp_path / name).write_text(name)
     copies = [sh(b, f"cat {a} > {b}", [a], [b]) for a, b in (("in", "a"), ("a", "b"), ("other", "x"))]
@@ -108,7 +108,7 @@ def test_changes_run_what_is_below_them_and_a_missing_file_only_its_maker(tmp_pa
     assert started(tmp_path)[7:] == ["x"]
 
 
-def test_final_drops_what_nobody_reads_and_makes_it_again_when_needed(tmp_path: Path) -> None:
+def test_final_drops_unread_files_and_makes_them_when_needed(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("x\n")
     assert do(diamond(), tmp_path, persist_named=True)["dropped"] == ["a", "b0", "b1", "b2", "b3"]
     assert not (tmp_path / "a").exists() and (tmp_path / "c").exists()
@@ -121,7 +121,7 @@ def test_final_drops_what_nobody_reads_and_makes_it_again_when_needed(tmp_path: 
     assert (tmp_path / "a").exists()
 
 
-def test_final_dropped_intermediates_outside_the_directory(tmp_path: Path) -> None:
+def test_final_keeps_intermediates_outside_the_directory(tmp_path: Path) -> None:
     work, outside = tmp_path / "w", tmp_path / "outside"
     for place in (work, outside):
         place.mkdir()
@@ -152,7 +152,7 @@ def test_failure_names_its_log_and_leaves_no_half_output(tmp_path: Path, capfd: 
     assert started(tmp_path) == ["bad"]
 
 
-def test_output_that_was_not_made_is_a_failure_even_where_an_old_one_lies(tmp_path: Path) -> None:
+def test_missing_output_fails_even_if_an_old_one_exists(tmp_path: Path) -> None:
     (tmp_path / "o").write_text("old")
     report = do(flow(sh("lazy", "true", [], ["o"])), tmp_path)
     assert report["exit"] == 5 and "did not make 'o'" in report["tasks"]["failed"]["lazy"]
@@ -175,7 +175,7 @@ def test_keep_going_runs_what_does_not_depend_on_the_failure(tmp_path: Path) -> 
     assert report["tasks"]["done"] == 4 and report["tasks"]["left"] == 2
 
 
-def test_what_must_fail_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_certain_failure_is_reported_before_the_run(tmp_path: Path) -> None:
     large = {"memory_bytes": 1 << 30, "memory_named": True}
     for task, asked, said in (
         (sh("b", "true", ["nowhere"]), {}, "nowhere"),
@@ -209,7 +209,7 @@ def test_names_are_never_read_by_a_shell(tmp_path: Path) -> None:
     assert do(flow(*make, *take), tmp_path, persist_named=True)["tasks"]["done"] == 0
 
 
-def test_every_task_has_a_log_name_of_its_own() -> None:
+def test_each_task_has_its_own_log_name() -> None:
     ids = ["a", "a~2", "a/b", "a%2Fb", "..", ".", "x" * 300, "x" * 299 + "y", "A", "line\nbreak"]
     names = [journal.log_name(id_, attempt) for id_ in ids for attempt in (1, 2)]
     assert len(set(names)) == len(names)
@@ -226,9 +226,7 @@ def test_cluster_puts_short_tasks_into_few_processes(tmp_path: Path) -> None:
     assert report["tasks"]["failed"] == {"t5": "exit code 3"} and report["tasks"]["done"] == 39
 
 
-def test_logs_of_short_silent_tasks_are_not_renamed_and_those_that_matter_have_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_logs_with_content_are_renamed_for_short_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     renamed: list[str] = []
     rename = os.rename
     monkeypatch.setattr(os, "rename", lambda one, other: (renamed.append(Path(other).name), rename(one, other)))
@@ -296,7 +294,7 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path, seed: int) -> None:
     assert len(started(work)) <= 6 + 2 * kills
 
 
-def test_what_a_killed_executor_left_running_is_ended_first(tmp_path: Path) -> None:
+def test_processes_of_a_killed_executor_are_ended_first(tmp_path: Path) -> None:
     work = tmp_path / "w"
     work.mkdir()
     text = "[ -e ../go ] || { touch ../began; sleep 1.5; echo orphan > o; exit; }; echo good > o"
@@ -310,7 +308,7 @@ def test_what_a_killed_executor_left_running_is_ended_first(tmp_path: Path) -> N
     assert (work / "o").read_text() == "good\n"
 
 
-def test_logs_of_a_short_task_that_was_killed_with_the_executor_had_no_task_in_their_names(tmp_path: Path) -> None:
+def test_logs_of_a_killed_short_task_name_the_task(tmp_path: Path) -> None:
     """It was killed before the half second after which logs have their own names."""
     work = tmp_path / "w"
     work.mkdir()
@@ -360,7 +358,7 @@ def test_peak_with_lifetimes_is_less(tmp_path: Path) -> None:
     assert 2000 <= peak["executed_bytes"] <= 3000
 
 
-def test_of_a_job_in_an_old_cgroup_the_whole_node_counted(tmp_path: Path) -> None:
+def test_memory_limit_of_a_cgroup_v1_job_is_used(tmp_path: Path) -> None:
     groups, top = tmp_path / "cgroup", tmp_path / "mounted"
     job = top / "memory/slurm/job_7"
     (job / "step").mkdir(parents=True)

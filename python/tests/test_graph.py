@@ -31,7 +31,7 @@ def _line(*tasks: Task, files: tuple[File, ...] = ()) -> Workflow:
     return Workflow.of("w", "w.yaml", tasks, files)
 
 
-def test_contradictions_are_said() -> None:
+def test_contradictions_are_reported() -> None:
     for tasks, words in (
         ((Task("a", "k"), Task("a", "k")), "two tasks are called 'a'"),
         ((Task("a", "k", outputs=["x"]), Task("b", "k", outputs=["x"])), "both 'a' and 'b' write 'x'"),
@@ -43,7 +43,7 @@ def test_contradictions_are_said() -> None:
             _line(*tasks)
 
 
-def test_a_task_that_writes_what_it_reads_is_no_cycle() -> None:
+def test_task_that_writes_its_input_is_not_a_cycle() -> None:
     workflow = _line(Task("a", "k", ["x"], ["x", "y"]), Task("b", "k", ["x"]))
     assert workflow.order == ["a", "b"]
     assert workflow.readers["x"] == ["b"]
@@ -55,7 +55,7 @@ def test_parents_come_first_otherwise_as_described() -> None:
     assert workflow.descendants("a") == {"c", "d"}
 
 
-def test_who_names_files_names_some() -> None:
+def test_glob_without_a_match_is_refused() -> None:
     workflow = _line(Task("a", "k", outputs=["x.tmp", "y.tmp"]))
     name_files(workflow, ["y.*"], ["*.tmp"])
     assert (workflow.files["x.tmp"].temporary, workflow.files["y.tmp"].temporary, workflow.files["y.tmp"].final) == (

@@ -50,17 +50,17 @@ BROKEN = [
     ("pegasus", "workflow.yml", PEGASUS + "  - {type: job, name: cat}\n", "id is missing", 4),
     ("pegasus", "workflow.yml", PEGASUS + JOB % ("a", "y", "x") + JOB % ("b", "x", "y"), "wait for each other", 4),
     ("pegasus", "workflow.yml", PEGASUS + JOB % ("a", "y", "x") + "jobDependencies:\n- {id: z}\n", "'z'", 9),
-    ("nextflow", "trace.txt", "task_id\thash\tname\tstatus\n1\tab/cd\n", "2 values and not 4", 2),
+    ("nextflow", "trace.txt", "task_id\thash\tname\tstatus\n1\tab/cd\n", "2 values instead of 4", 2),
     ("nextflow", "trace.txt", "task_id\tname\n1\ta\n", "hash, status", 1),
     ("make", "Makefile", "a:\n    touch a\n", "missing separator", 2),
     ("make", "Makefile", "a: gone\n\ttouch a\n", "'gone'", 1),
     ("make", "Makefile", "\na: b\n\ttouch a\nb: a\n\ttouch b\n", "need each other", 2),
-    ("makeflow", "w.mf", "a: \ntouch a\n", "without a command", 1),
+    ("makeflow", "w.mf", "a: \ntouch a\n", "has no command", 1),
     ("makeflow", "w.mf", "X=1\na: gone\n\ttouch a\n", "'gone'", 2),
     ("makeflow", "w.mf", "a: b\n\ttouch a\nb: a\n\ttouch b\n", "wait for each other", None),
     ("makeflow", "w.mf", '{"rules": []}', "JX or JSON", None),
     ("makeflow", "w.mf", "a:\n\tMAKEFLOW sub.mf\n", "inside a workflow", 2),
-    ("pegasus", "workflow.yml", "pegasus: '4.9'\nname: n\n", "no workflow of Pegasus 5", 1),
+    ("pegasus", "workflow.yml", "pegasus: '4.9'\nname: n\n", "not a workflow of Pegasus 5", 1),
     ("wfformat", "w.json", '{"schemaVersion": "1.5",\n', "not JSON", 2),
     ("wfformat", "w.json", WFFORMAT % "1", "not an object", None),
     (
@@ -75,10 +75,10 @@ BROKEN = [
     ("own", "w.yaml", "surgetank: 1\ntasks:\n  a: {command: [cat]\n", "not YAML", 4),
     ("own", "w.yaml", OWN + "  a: {command: [cat], inptus: [x]}\n", "did you mean 'inputs'", 3),
     ("own", "w.yaml", OWN + OWN_TASK % ("a", "y", "x") + OWN_TASK % ("b", "x", "y"), "wait for each other", 3),
-    ("own", "w.yaml", OWN + OWN_TASK % ("a", "y", "x") + OWN_TASK % ("a", "x", "y"), "stands there twice", 4),
+    ("own", "w.yaml", OWN + OWN_TASK % ("a", "y", "x") + OWN_TASK % ("a", "x", "y"), "is there twice", 4),
     ("own", "w.yaml", OWN + OWN_TASK % ("a", "y", "x") + OWN_TASK % ("b", "y", "x"), "both", 4),
     ("own", "w.yaml", OWN + "  a: {command: [cat], memory: lots}\n", "not a size", 3),
-    ("own", "w.yaml", OWN + "  a: {command: [cat], outputs: [1.5, null]}\n", "no text", 3),
+    ("own", "w.yaml", OWN + "  a: {command: [cat], outputs: [1.5, null]}\n", "not text", 3),
     ("own", "w.yaml", OWN + "  a: {command: [cat], after: [b]}\n", "does not exist", 3),
     ("own", "w.yaml", OWN + OWN_TASK % ("a", "", "x") + "files: {y: {size: 1G}}\n", "no task reads", 4),
 ]
@@ -100,7 +100,7 @@ def need(engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "name", "text", "says", "line"), BROKEN, ids=[f"{row[0]}-{i}" for i, row in enumerate(BROKEN)]
 )
-def test_a_broken_description_is_refused_with_its_place(
+def test_broken_description_is_refused_with_its_place(
     tmp_path: Path, engine: str, name: str, text: str, says: str, line: int | None
 ) -> None:
     need(engine)
@@ -121,7 +121,7 @@ def test_a_broken_description_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("engine", NAMES)
-def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, engine: str) -> None:
+def test_empty_file_is_reported_as_empty(tmp_path: Path, engine: str) -> None:
     need(engine)
     path = tmp_path / NAMES[engine]
     path.write_text(" \n")
@@ -130,7 +130,7 @@ def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", NAMES)
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path, engine: str) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path, engine: str) -> None:
     need(engine)
     path = tmp_path / NAMES[engine]
     path.write_bytes(b"a: b\n\xff\xfe: 1\n")
@@ -140,16 +140,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", NAMES)
-def test_a_file_that_is_not_there(tmp_path: Path, engine: str) -> None:
+def test_missing_file_is_named(tmp_path: Path, engine: str) -> None:
     need(engine)
     with pytest.raises(Problem, match="cannot be read"):
         importers.load(tmp_path / NAMES[engine], engine)
 
 
 @pytest.mark.parametrize("engine", LIBRARIES)
-def test_a_missing_library_is_named_with_its_extra(
-    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_is_named_with_its_extra(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / NAMES[engine]
     path.write_text("x\n")
     find: Callable[..., object] = importlib.util.find_spec
@@ -171,17 +169,17 @@ def test_a_missing_library_is_named_with_its_extra(
         ("t.txt", "task_id\thash\tname\n", "nextflow"),
     ],
 )  # fmt: skip
-def test_the_kind_is_recognised(tmp_path: Path, name: str, text: str, engine: str) -> None:
+def test_kind_of_a_workflow_is_recognised(tmp_path: Path, name: str, text: str, engine: str) -> None:
     (tmp_path / name).write_text(text)
     assert importers.recognise(tmp_path / name) == engine
 
 
-def test_what_is_not_recognised_is_said_with_the_names_of_engines(tmp_path: Path) -> None:
+def test_unrecognised_workflow_is_refused_with_the_engines(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello\n")
     with pytest.raises(Problem, match=r"snakemake .* own"):
         importers.load(tmp_path / "x.txt")
     (tmp_path / "main.nf").write_text("process a {}\n")
     with pytest.raises(Problem, match="-with-trace"):
         importers.load(tmp_path / "main.nf")
-    with pytest.raises(Problem, match="no importer 'slurm'"):
+    with pytest.raises(Problem, match="the importer 'slurm' does not exist"):
         importers.load(tmp_path / "x.txt", "slurm")

@@ -116,7 +116,7 @@ def test_snakemake_with_a_checkpoint_before_and_after_it(tmp_path: Path) -> None
     assert importers.load(tmp_path / "Snakefile", everything=False).tasks == {}, "there is nothing left to do"
 
 
-def test_snakemake_does_not_make_what_a_profile_asks_for(tmp_path: Path) -> None:
+def test_snakemake_import_ignores_targets_of_a_profile(tmp_path: Path) -> None:
     need("snakemake")
     (tmp_path / "Snakefile").write_text(
         "onstart: shell('touch started')\nrule a:\n    output: 'x'\n    conda: 'env.yaml'\n    shell: 'touch x'\n"
@@ -198,7 +198,7 @@ def test_cwl_with_a_sub_workflow_and_a_scatter(tmp_path: Path) -> None:
     ("name", "tasks"),
     [("count-lines7-wf_v1_2.cwl", 1), ("scatter-wf1_v1_2.cwl", 1), ("step_valuefrom5_wf_v1_2.cwl", 2)],
 )
-def test_cwl_of_other_people(name: str, tasks: int) -> None:
+def test_public_cwl_documents_are_imported(name: str, tasks: int) -> None:
     """Workflows that cwl-utils ships, which comes with cwltool."""
     need("cwltool")
     package = importlib.util.find_spec("cwl_utils")
@@ -209,7 +209,7 @@ def test_cwl_of_other_people(name: str, tasks: int) -> None:
     assert len(importers.load(path).tasks) == tasks
 
 
-def test_pegasus_as_its_own_api_writes_it(tmp_path: Path) -> None:
+def test_pegasus_workflow_of_its_api_is_imported(tmp_path: Path) -> None:
     need("Pegasus.api")
     from Pegasus import api  # type: ignore[import-untyped, unused-ignore]
 
@@ -359,7 +359,7 @@ def test_nextflow_from_its_work_directories(tmp_path: Path) -> None:
     assert workflow.incomplete == ["1 tasks were not completed and are left out"]
 
 
-def test_nextflow_whose_work_directories_are_gone_from_its_dag(tmp_path: Path) -> None:
+def test_nextflow_without_work_directories_is_read_from_its_dag(tmp_path: Path) -> None:
     trace = nextflow_run(tmp_path)
     shutil.rmtree(tmp_path / "work")
     (tmp_path / "dag.dot").write_text(
@@ -412,7 +412,7 @@ def record(**more: Any) -> dict[str, Any]:
     return {**top, "processes": processes, "processes_total": 6, "files": made, "files_total": 500, **more}
 
 
-def test_an_observed_run_where_the_record_names_files(tmp_path: Path) -> None:
+def test_record_with_files_of_processes_is_a_graph(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record()))
     workflow = importers.load(path)
@@ -425,7 +425,7 @@ def test_an_observed_run_where_the_record_names_files(tmp_path: Path) -> None:
         assert partial.incomplete and all(file.readers_unknown for file in partial.files.values())
 
 
-def test_an_observed_run_where_it_does_not_is_one_task(tmp_path: Path) -> None:
+def test_record_without_files_of_processes_is_one_task(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record(processes=[{"program": "sh"}], processes_total=1, traced=False)))
     workflow = importers.load(path)
@@ -459,7 +459,7 @@ files:
 """
 
 
-def test_our_own_yaml(tmp_path: Path) -> None:
+def test_own_yaml_is_imported(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(OWN)
     (tmp_path / "in").write_text("x")
     workflow = importers.load(tmp_path / "w.yaml")
@@ -477,7 +477,7 @@ def test_our_own_yaml(tmp_path: Path) -> None:
     assert_all_there(workflow, tmp_path)
 
 
-def test_the_documentations_example_is_one(tmp_path: Path) -> None:
+def test_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/workflows.md").read_text(encoding="utf-8")
     (tmp_path / "w.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
     workflow = importers.load(tmp_path / "w.yaml")
@@ -538,7 +538,7 @@ def test_wfformat_instances_survive_being_written(tmp_path: Path) -> None:
         assert "surgetank" not in json.loads((tmp_path / "w.json").read_text()), "WfFormat has words for all of it"
 
 
-def test_wfformat_keeps_what_it_has_no_word_for(tmp_path: Path) -> None:
+def test_wfformat_keeps_fields_that_it_does_not_define(tmp_path: Path) -> None:
     tasks = [
         Task("a b:1", "k", ["in put"], ["x,y", "z"], command="a | b", runtime_s=1.5, cores=0.5, retries=2, image="i"),
         Task("ü", "k", ["x,y"], [], ["a b:1"], command=["p", ""], tier="ram", memory_bytes=5),
@@ -552,7 +552,7 @@ def test_wfformat_keeps_what_it_has_no_word_for(tmp_path: Path) -> None:
     assert (same.tasks, same.files, same.incomplete) == (workflow.tasks, workflow.files, ["why"])
 
 
-def test_a_shell_that_redirects_its_children_makes_none_of_their_files(tmp_path: Path) -> None:
+def test_redirecting_shell_makes_none_of_its_childrens_files(tmp_path: Path) -> None:
     """dash opens what it redirects itself: three programs were one task, as all had written what the shell had."""
 
     def wrote(path: str, size: int, **more: Any) -> dict[str, Any]:
@@ -582,8 +582,8 @@ def test_a_shell_that_redirects_its_children_makes_none_of_their_files(tmp_path:
     }  # fmt: skip
 
 
-def test_names_that_are_no_text_go_through_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """WfFormat had the raw byte in it, which nobody could read, and what was in the file before was gone."""
+def test_names_that_are_not_text_survive_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: WfFormat had the raw byte in it, which no program could read, and the earlier file was lost."""
     name = list(b"x\xff")
     used = [{"path": name, "size_bytes": 1, "reads": False, "writes": True, "write": {"bytes": 1}}]
     path, out = tmp_path / "r.json", tmp_path / "w.json"

@@ -53,7 +53,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 @NEEDS_MOUNT
-def test_outputs_are_persisted_while_it_runs_when_their_children_are_done(tmp_path: Path, tier: Path) -> None:
+def test_outputs_persist_during_the_run_after_their_children(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     # b waits long enough for a's output to be drained if anything let it.
@@ -66,7 +66,7 @@ def test_outputs_are_persisted_while_it_runs_when_their_children_are_done(tmp_pa
 
 
 @NEEDS_MOUNT
-def test_a_rule_of_the_users_is_stronger_than_the_graph(tmp_path: Path, tier: Path) -> None:
+def test_rule_of_the_user_overrides_the_graph(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     (work / "surgetank.toml").write_text('rules = ["a.out=copy"]\n')
@@ -77,7 +77,7 @@ def test_a_rule_of_the_users_is_stronger_than_the_graph(tmp_path: Path, tier: Pa
 
 
 @NEEDS_MOUNT
-def test_a_failed_task_has_its_own_exit_code_through_the_binary(tmp_path: Path, tier: Path) -> None:
+def test_failed_task_gives_its_exit_code_through_the_binary(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     given = tmp_path / "w.yaml"
@@ -88,14 +88,14 @@ def test_a_failed_task_has_its_own_exit_code_through_the_binary(tmp_path: Path, 
 
 
 @NEEDS_MOUNT
-def test_a_task_that_removed_the_journal_ended_the_run_with_a_traceback(tmp_path: Path, tier: Path) -> None:
+def test_removed_journal_ends_the_run_with_a_message(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     given = tmp_path / "w.yaml"
     tasks = {"t": {"command": "rm -r .surgetank-workflow; echo x >x", "outputs": ["x"]}}
     given.write_text(json.dumps({"surgetank": 1, "tasks": tasks}))
     done = run(command(tier, work, state, str(given)))
-    assert done.returncode == 1 and "the run could not go on" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "the run cannot continue" in done.stderr and "Traceback" not in done.stderr
     assert (work / "x").read_text() == "x\n"
 
 
@@ -114,7 +114,7 @@ report: joined
 
 
 @NEEDS_MOUNT
-def test_a_traced_run_of_make_is_the_graph_that_the_makefile_describes(tmp_path: Path, tier: Path) -> None:
+def test_traced_make_run_gives_the_graph_of_the_makefile(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     (work / "Makefile").write_text(MAKEFILE)
@@ -148,10 +148,8 @@ def _misses(state: Path) -> int:
 
 
 @NEEDS_MOUNT
-def test_what_is_read_latest_makes_room_so_less_is_read_from_the_store(
-    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twelve files are made; the first five are read three times, then the others. Who goes by time has let the first ones go."""
+def test_latest_read_files_are_evicted_first(tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve files are made; the first five are read three times, then the others. An eviction by age would have dropped the first ones."""
     count, size = 12, 4 << 20
     tasks: dict[str, dict[str, object]] = {}
     for number in range(count):
@@ -187,9 +185,7 @@ def test_what_is_read_latest_makes_room_so_less_is_read_from_the_store(
 
 @NEEDS_MOUNT
 @pytest.mark.parametrize(("persist", "warned"), [("all", True), ("final", False)])
-def test_a_store_without_room_for_what_goes_there_is_told_before_the_run(
-    tmp_path: Path, tier: Path, persist: str, warned: bool
-) -> None:
+def test_store_without_room_is_reported_before_the_run(tmp_path: Path, tier: Path, persist: str, warned: bool) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     size = 12 << 20
@@ -222,7 +218,7 @@ exit $code
 
 
 @NEEDS_MOUNT
-def test_a_store_that_was_full_was_waited_for_twice(tmp_path: Path, tier: Path) -> None:
+def test_full_store_is_waited_for_once(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
     wanted = os.urandom(1_600_000)
@@ -230,7 +226,7 @@ def test_a_store_that_was_full_was_waited_for_twice(tmp_path: Path, tier: Path) 
     given = tmp_path / "w.yaml"
     tasks = {"t": {"command": ["cp", f"{work}.wanted", "made"], "outputs": ["made"]}}
     given.write_text(json.dumps({"surgetank": 1, "tasks": tasks}))
-    # What the executor asks for goes by this, and is written down.
+    # The executor's requests use this program, which records them.
     asked, program = tmp_path / "asked", tmp_path / "surgetank"
     program.write_text(f'#!/bin/sh\necho "$1" >>{asked}\nexec {BINARY} "$@"\n')
     program.chmod(0o755)

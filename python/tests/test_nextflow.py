@@ -73,7 +73,7 @@ def scripts_left(there: dict[str, str]) -> int:
 
 @NEEDS_MOUNT
 @NEEDS_NEXTFLOW
-def test_work_stays_on_the_tier_where_nextflow_cleans_up_and_outlives_a_kill(tmp_path: Path, tier: Path) -> None:
+def test_nextflow_work_stays_on_the_tier_and_survives_a_kill(tmp_path: Path, tier: Path) -> None:
     seen = tmp_path / "seen"
     work, there = project(tmp_path / "w", seen, 1, "cleanup = true\n"), surroundings(tmp_path, tier)
     command = under("work/=keep")

@@ -53,7 +53,7 @@ with parsl.load(config):
 """
 
 
-# A child of the program's, that ends when all apps are done, and the error that nobody catches.
+# A child of the program that ends when all apps are done, and an error that is not caught.
 FORKS = """
 if (child := os.fork()) == 0:
     sys.exit()
@@ -97,7 +97,9 @@ def program(
 
 @NEEDS_MOUNT
 @pytest.mark.parametrize("fail", ["", "b.txt", "error"])
-def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_with_surgetank_staging_runs(
+    tmp_path: Path, tier: Path, fail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, work, seen = program(tmp_path, tier, fail)
     assert (seen / "tier").read_text() == "ram\n" and (seen / "temporary").read_text() == "kept\n", done.stderr
     if fail:
@@ -116,13 +118,13 @@ def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str, monke
 
 
 @NEEDS_MOUNT
-def test_a_forked_child_that_ended_removed_what_its_parent_still_had(tmp_path: Path, tier: Path) -> None:
+def test_forked_child_keeps_the_files_of_its_parent(tmp_path: Path, tier: Path) -> None:
     done, work, _seen = program(tmp_path, tier, "", FORKS)
     assert done.returncode == 1 and "['a.txt', 'b.txt', 'c.txt']" in done.stderr, done.stderr
     assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]
 
 
-def test_an_executor_on_other_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executor_on_other_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from parsl.data_provider.files import File
     from parsl.providers import LocalProvider, SlurmProvider
 

@@ -203,7 +203,7 @@ def test_bare_replay_verifies_what_it_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, content.BLOCK_BYTES, content.BLOCK_BYTES * 2 + 5])
-def test_content_tells_what_is_wrong(tmp_path: Path, size: int) -> None:
+def test_content_check_names_the_difference(tmp_path: Path, size: int) -> None:
     path = str(tmp_path / "f")
     content.write(path, "f", size)
     assert content.verify(path, "f", size) is None
@@ -216,7 +216,7 @@ def test_content_tells_what_is_wrong(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     "at", [0, content.MASK_BYTES - 1, content.MASK_BYTES, content.BLOCK_BYTES - 1, content.BLOCK_BYTES + 5]
 )
-def test_one_byte_and_one_block_that_are_wrong_are_found(tmp_path: Path, at: int) -> None:
+def test_wrong_byte_and_wrong_block_are_found(tmp_path: Path, at: int) -> None:
     path = tmp_path / "f"
     content.write(str(path), "f", 3 * content.BLOCK_BYTES)
     right = path.read_bytes()

@@ -67,7 +67,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
     ports = [str(one.getsockname()[1]) for one in sockets]
     for one in sockets:
         one.close()
-    # Job scripts have what whoever submits them has.
+    # Job scripts have the environment of the submitting user.
     served = subprocess.Popen([ROOT.parent / "scripts/slurm/serve", place, *ports], start_new_session=True)
     try:
         until = time.monotonic() + 90
@@ -92,7 +92,7 @@ def script(path: Path, command: str) -> Path:
 @NEEDS_MOUNT
 @NEEDS_SLURM
 def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tier: Path, slurm: Slurm) -> None:
-    # One that works until its time is over, a minute, and would not drain for an hour.
+    # A job that works until its time limit, a minute, and would not drain for an hour.
     long, state = places(tmp_path)
     long.mkdir()
     status = tmp_path / "status.json"
@@ -149,7 +149,7 @@ def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tie
 
 
 def _events(disk: Path) -> Iterator[dict[str, str]]:
-    """Of the run that is under way: its journal lies on the tier."""
+    """Returns the run in progress: its journal is on the tier."""
     for home in disk.glob(f"*/{journal.HOME}"):
         for run in journal.runs(home):
             yield from journal.events(home / run)

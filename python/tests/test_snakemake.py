@@ -150,7 +150,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @NEEDS_MOUNT
-def test_an_ordinary_project_by_its_profile(
+def test_project_with_a_profile_runs(
     tmp_path: Path, tier: Path, plain: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = project(tmp_path / "w")
@@ -158,7 +158,7 @@ def test_an_ordinary_project_by_its_profile(
     with_profile(work, "final")
     snakemake(work, there)
     made = tree(work)
-    # With a checkpoint to come nobody knows who reads what was made before it: that is kept.
+    # Before a checkpoint the readers of earlier files are unknown: those files are kept.
     assert made == {path: content for path, content in plain.items() if not path.startswith("done/")}
     assert nothing_to_do(work, there)
     said = {path.name: path.read_text().strip() for path in (tmp_path / "seen").iterdir()}
@@ -268,7 +268,7 @@ def test_kill_of_snakemake_and_agent_and_resume(tmp_path: Path, tier: Path) -> N
 
 
 @NEEDS_MOUNT
-def test_outputs_are_persisted_when_all_that_read_them_are_done(tmp_path: Path, tier: Path) -> None:
+def test_outputs_persist_after_their_last_reader(tmp_path: Path, tier: Path) -> None:
     work = project(tmp_path / "w", CHAIN)
     there = {**surroundings(tmp_path, tier), "AFTER": "durable"}
     with_profile(work, "when-consumed")
@@ -296,7 +296,7 @@ rule sum:
 
 
 @NEEDS_MOUNT
-def test_final_had_intermediates_removed_that_lie_outside_the_mount(tmp_path: Path, tier: Path) -> None:
+def test_final_keeps_intermediates_outside_the_mount(tmp_path: Path, tier: Path) -> None:
     work, outside = project(tmp_path / "w", OUTSIDE), tmp_path / "outside"
     there = surroundings(tmp_path, tier)
     outside.mkdir()
@@ -305,11 +305,11 @@ def test_final_had_intermediates_removed_that_lie_outside_the_mount(tmp_path: Pa
     snakemake(work, there, "--config", f"outside={outside}")
     assert (work / "out/sum.txt").read_text() == "6000\n"
     assert sorted(path.name for path in outside.iterdir()) == ["aside.txt", "b.txt"]
-    # What lies below it is dropped as ever.
+    # Files below it are dropped as before.
     assert not (work / "work/c.txt").exists()
 
 
-def test_final_would_have_had_files_of_other_storage_removed_there() -> None:
+def test_final_keeps_files_of_other_storage() -> None:
     from surgetank.workflow.execute.persist import droppable
     from surgetank.workflow.importers.plugins.snakemake_scheduler_plugin_surgetank_import import _file
     from surgetank.workflow.importers.snakemake import workflow_of
@@ -342,7 +342,7 @@ def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> No
         (work / "Snakefile").write_text('rule all:\n    input: storage.surgetank("data/a.txt")\n')
 
 
-def test_what_snakemake_removes_itself_is_not_handed_over_when_consumed() -> None:
+def test_temporaries_of_snakemake_are_not_consumed_twice() -> None:
     from surgetank.workflow.engines.snakemake import Observer
 
     told: list[str] = []
@@ -363,14 +363,14 @@ def test_jobs_on_other_machines_are_refused() -> None:
     from surgetank.workflow.engines.snakemake import Observer
 
     dag = SimpleNamespace(workflow=SimpleNamespace(local_exec=False))
-    with pytest.raises(WorkflowError, match="runs jobs elsewhere"):
+    with pytest.raises(WorkflowError, match="runs jobs on other machines"):
         Observer(Persist.ALL, Agent("true")).begin(dag, None)
 
 
 @pytest.mark.parametrize(
     ("unfinished", "held", "stays"), [(set(), True, False), ({"read"}, True, True), (set(), False, True)]
 )
-def test_what_a_killed_run_left_is_removed_when_nobody_is_to_read_it(
+def test_unneeded_files_of_a_killed_run_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: set[str], held: bool, stays: bool
 ) -> None:
     from surgetank.workflow.engines import snakemake as inside

@@ -67,7 +67,9 @@ def without_summary(said: str) -> str:
     ("page", "count"),
     [("snakemake", 12), pytest.param("nextflow", 10, marks=NEEDS_NEXTFLOW), ("cwl", 8), ("parsl", 4)],
 )
-def test_a_tutorial_is_true(tmp_path: Path, tier: Path, page: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial_output_matches(
+    tmp_path: Path, tier: Path, page: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, state, programs = (tmp_path / name for name in ("w", "state", "programs"))
     work.mkdir()
     state.mkdir(mode=0o700)

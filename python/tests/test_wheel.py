@@ -55,7 +55,7 @@ def surroundings(programs: Path, **more: str) -> dict[str, str]:
     return {**clean, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **more}
 
 
-def test_the_wheel_has_the_program_and_the_package(installed: Path, tmp_path: Path) -> None:
+def test_wheel_has_the_program_and_the_package(installed: Path, tmp_path: Path) -> None:
     there = surroundings(installed)
     pyproject = (ROOT.parent / "pyproject.toml").read_text()
     version = run([str(installed / "surgetank"), "--version"], env=there, cwd=tmp_path).split()[1]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::catalog::Damage;
-use crate::metadata::losses::{gone_from, lost_from};
+use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use surgetank_store::{Cred, Store, StorePath, checksum};
@@ -125,7 +125,7 @@ impl Look<'_> {
                         What::Unread,
                         b"",
                         device.path(),
-                        "the tier is not there: mount it again, and repeat the command",
+                        "the tier is not there: mount it again, then repeat this command",
                     );
                 }
                 continue;
@@ -208,7 +208,7 @@ impl Look<'_> {
             if self.unread.contains(&device.id()) {
                 self.say(What::Unread, &path, &at, "it is on a tier that is not there, or cannot be read");
             } else {
-                self.say(What::Lost, &path, &at, gone_from(device, !record.applied.is_empty()));
+                self.say(What::Lost, &path, &at, missing_from(device, !record.applied.is_empty()));
             }
         }
         self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));

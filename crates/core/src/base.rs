@@ -3,10 +3,10 @@
 //!
 //! A component takes from [`Base`] what it needs, and the components below it. So its fields say what it depends on.
 
-pub mod claimed;
 pub mod deferred;
 pub mod end;
 pub mod events;
+pub mod intake_file;
 pub mod notes;
 pub mod queries;
 pub mod runs;

@@ -82,7 +82,7 @@ pub trait Catalog: Send + Sync {
         Recovery::default()
     }
     /// The damage was reported to the user, and its treatment is on the disk: the next start need not report it again.
-    fn damage_told(&self) -> std::io::Result<()> {
+    fn damage_reported(&self) -> std::io::Result<()> {
         Ok(())
     }
     /// The same as [`load`](Self::load), one record at a time. The order: files by id, entries by directory and name,

@@ -5,7 +5,7 @@
 //! can move while it is written. The danger that this avoids: a writer continues in a plain file that is no longer the
 //! content.
 
-pub(crate) mod arrival;
+pub(crate) mod fetch;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,7 +16,7 @@ use surgetank_types::model::{DeviceId, FileId, StoreIdentity, Timestamp};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::content::arrival::Arrival;
+use crate::content::fetch::Fetch;
 
 /// Where the plain file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Location {
     StoreTemporary,
     /// The store's own file.
     Store,
-    /// Incomplete: the arrived part of a file from a store without plain files (`Open::arrival`). It has no writer.
+    /// Incomplete: the arrived part of a file from a store without plain files (`Open::fetch`). It has no writer.
     Arriving,
 }
 
@@ -53,7 +53,7 @@ pub struct Open {
     /// The present content; a leaf lock, held for an instant.
     current: Mutex<Content>,
     /// Set while its bytes still come from a store without plain files; a leaf lock.
-    arrival: Mutex<Option<Arc<Arrival>>>,
+    fetch: Mutex<Option<Arc<Fetch>>>,
     /// Programs have the plain file itself open, through the kernel's passthrough or a granted descriptor: it stays
     /// where it is.
     pub direct: bool,
@@ -61,7 +61,7 @@ pub struct Open {
     backing: Mutex<Option<u32>>,
     /// The agent granted writable descriptors of the plain file, and no report shows yet that all of them are closed.
     /// Counts as one of the writers in `users`.
-    pub handed: AtomicBool,
+    pub granted: AtomicBool,
     pub users: Mutex<Users>,
     /// Bytes that the device has charged for the content.
     pub charged_bytes: AtomicU64,
@@ -88,10 +88,10 @@ impl Open {
             id,
             gate: RwLock::new(()),
             current: Mutex::new(content),
-            arrival: Mutex::default(),
+            fetch: Mutex::default(),
             direct,
             backing: Mutex::new(backing),
-            handed: AtomicBool::new(false),
+            granted: AtomicBool::new(false),
             users: Mutex::default(),
             charged_bytes: AtomicU64::new(charged_bytes),
             reserved_bytes: AtomicU64::new(0),
@@ -125,16 +125,16 @@ impl Open {
     pub fn replace(&self, content: Content) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
     }
-    /// The arrival, while bytes are still coming.
-    pub(crate) fn arrival(&self) -> Option<Arc<Arrival>> {
-        self.arrival.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The fetch, while bytes are still coming.
+    pub(crate) fn fetch(&self) -> Option<Arc<Fetch>> {
+        self.fetch.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-    pub(crate) fn arrives(&self, arrival: Arc<Arrival>) {
-        *self.arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrival);
+    pub(crate) fn set_fetch(&self, fetch: Arc<Fetch>) {
+        *self.fetch.lock().unwrap_or_else(PoisonError::into_inner) = Some(fetch);
     }
-    /// Ends the arrival: all bytes are there, or they are not needed any more. The new content must be in place before.
-    pub(crate) fn take_arrival(&self) -> Option<Arc<Arrival>> {
-        self.arrival.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Ends the fetch: all bytes are there, or they are not needed any more. The new content must be in place before.
+    pub(crate) fn take_fetch(&self) -> Option<Arc<Fetch>> {
+        self.fetch.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
     /// The kernel's registration; `register` makes it if there is none yet.
     pub fn backing_or(&self, register: impl FnOnce(&Content) -> Option<u32>) -> Option<u32> {

@@ -56,7 +56,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A ready operation waits at most this long for others to join its batch.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
 /// The end of the drain waits this long for a thread that hangs in the store.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Carries out the queue: decides what comes next, and publishes.
 pub struct Drain {
@@ -134,7 +134,7 @@ impl Drain {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             while !surgetank_types::sync::is_finished(&thread)
-                && self.attempts.hangs_for().is_none_or(|time| time < STOP_PATIENCE)
+                && self.attempts.hangs_for().is_none_or(|time| time < STOP_TIMEOUT)
             {
                 surgetank_types::sync::thread::sleep(Duration::from_millis(1));
             }
@@ -154,7 +154,7 @@ impl Drain {
         if self.metadata.read_tree().ops.is_empty()
             && let Err(why) = self.base.store.collect()
         {
-            tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
+            tracing::warn!(%why, "an abandoned temporary stays in the store");
         }
     }
 

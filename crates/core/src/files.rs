@@ -60,8 +60,8 @@ use crate::metadata::losses::Losses;
 pub(crate) use place::{HIDDEN_PREFIX, SPILL, Wish, hidden_name, reopen_read_only};
 pub(crate) use promise::KEPT_FOR;
 pub(crate) use room::{Given, SpilledBy, copy_with_attributes};
+pub(crate) use room_wait::RoomWait;
 pub use room_wait::Short;
-pub(crate) use room_wait::Shortage;
 pub(crate) use seal::identity_of;
 
 /// The components that content goes through, and the metadata that they work on. Each is made of those before it.

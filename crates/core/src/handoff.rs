@@ -141,7 +141,7 @@ pub enum Record<'a> {
         command: &'a str,
     },
     /// A run does not use the directory any more.
-    Gone {
+    Ended {
         /// Number of the run.
         run: RunId,
     },
@@ -204,7 +204,7 @@ impl Handoff {
     }
 
     fn of_size(half_bytes: usize) -> io::Result<Self> {
-        let memory = rustix::fs::memfd_create("surgetank-bequest", MemfdFlags::CLOEXEC)?;
+        let memory = rustix::fs::memfd_create("surgetank-handoff", MemfdFlags::CLOEXEC)?;
         let bytes = HEADER_BYTES + 2 * half_bytes;
         rustix::fs::ftruncate(&memory, bytes as u64)?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);

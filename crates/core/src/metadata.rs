@@ -68,16 +68,16 @@ pub struct Metadata {
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     pub(crate) shim: OnceLock<Arc<dyn Shim>>,
     /// Number of files of which a process may hold a granted descriptor.
-    pub(crate) handed: AtomicUsize,
+    pub(crate) granted: AtomicUsize,
     /// Number of handles of the mount that can write.
     pub(crate) writing_handles: AtomicUsize,
     /// Number of delegated directories in the tree.
     pub(crate) delegated: AtomicUsize,
     pub(crate) delegation_ended: AtomicBool,
-    /// The limit of waiting claims that the free room allows.
-    claims_max: AtomicU64,
-    handed_max: u64,
-    gone_next: AtomicU8,
+    /// The limit of waiting entries that the free room allows.
+    intake_max: AtomicU64,
+    granted_max: u64,
+    pending_unlink_next: AtomicU8,
     pub(crate) unwritten: Mutex<Vec<Change>>,
 }
 
@@ -104,13 +104,13 @@ impl Metadata {
             inode_locks: InodeLocks::new(),
             opens: Mutex::default(),
             shim: OnceLock::new(),
-            handed: AtomicUsize::new(0),
+            granted: AtomicUsize::new(0),
             writing_handles: AtomicUsize::new(0),
             delegated: AtomicUsize::new(0),
             delegation_ended: AtomicBool::new(false),
-            claims_max: AtomicU64::new(0),
-            handed_max: intake::handed_max(),
-            gone_next: AtomicU8::new(0),
+            intake_max: AtomicU64::new(0),
+            granted_max: intake::granted_max(),
+            pending_unlink_next: AtomicU8::new(0),
             unwritten: Mutex::default(),
         }
     }
@@ -172,7 +172,7 @@ impl Metadata {
     /// A new version of a file does not change its directory's time, but the drain's work in the store does. If a
     /// program gave the directory a time, and the store's directories have times, the drain sets it again afterwards.
     pub(crate) fn queue_times(&self, tree: &mut Tree, dir: FileId, run: RunId, last: bool) {
-        let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_given);
+        let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_set);
         if !self.store.features().directories || !tree.get(dir).is_some_and(given) {
             return;
         }
@@ -336,8 +336,8 @@ impl Metadata {
     }
 
     /// For the drain: the holder of the lock may wait for room, and room comes from drained files.
-    pub(crate) fn lock_inode_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
-        self.inode_locks.lock_within(id, patience)
+    pub(crate) fn lock_inode_within(&self, id: FileId, timeout: Duration) -> Option<InodeGuard<'_>> {
+        self.inode_locks.lock_within(id, timeout)
     }
 
     /// For callers that may hold another inode's lock or a gate: they pass over a busy inode, because waiting could deadlock.
@@ -413,7 +413,7 @@ impl Metadata {
     /// How long the kernel may cache the attributes of a file.
     pub(crate) fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
-        if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed))
+        if open.as_ref().is_some_and(|open| open.granted.load(Ordering::Relaxed))
             || inode.dir.as_ref().is_some_and(|dir| dir.is_delegated)
         {
             // The kernel gets no notice of a write.

@@ -57,7 +57,7 @@ use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 
-pub use crate::base::claimed::Claimed;
+pub use crate::base::intake_file::IntakeFile;
 pub use crate::base::notes::Noted;
 pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};
@@ -69,7 +69,7 @@ pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;
 pub use crate::files::prefetch::BroughtIn;
 pub use crate::files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
-pub use crate::metadata::index::{Shim, Shown};
+pub use crate::metadata::index::{IndexEntry, Shim};
 pub use attributes::SetAttr;
 pub use eager_publish::Real;
 pub use hints::Given;

@@ -364,13 +364,13 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_is_bounded_and_keeps_the_true_total() {
+    fn listing_is_bounded_and_keeps_the_true_total() {
         let listing: Listing<usize> = (0..LISTED_MAX + 7).collect();
         assert_eq!((listing.first.len(), listing.total, listing.more()), (LISTED_MAX, LISTED_MAX as u64 + 7, 7));
     }
 
     #[test]
-    fn a_scope_covers_whole_components_only() {
+    fn scope_covers_whole_components_only() {
         let scope = Scope { run: None, paths: vec![PathText(b"out".to_vec())] };
         assert!(scope.covers(b"out") && scope.covers(b"out/a"));
         assert!(!scope.covers(b"output") && !scope.covers(b"ou"));

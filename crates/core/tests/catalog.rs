@@ -300,7 +300,7 @@ impl Drop for Tmpfs {
 }
 
 #[test]
-fn a_full_disk_stops_folding_and_commits_but_corrupts_nothing() {
+fn full_disk_stops_folding_and_commits_without_corruption() {
     let Some(disk) = Tmpfs::mount() else {
         eprintln!("not permitted to mount: the same is shown with a file size limit by the test before");
         return;
@@ -361,7 +361,7 @@ fn cleared_catalog_stays_empty_and_accepts_commits() {
 /// The power fails between a fold and the moment in which its segment's name is gone from the disk: a part of that segment
 /// is there again, and was laid over what the snapshot had since.
 #[test]
-fn a_folded_segment_that_comes_back_changes_nothing() {
+fn returning_folded_segment_changes_nothing() {
     let (home, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let first = home.path().join("log-00000000000000000001.wal");
     let mut number = 0;

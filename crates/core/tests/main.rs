@@ -2,12 +2,12 @@
 //! Apart from it: `schedules`, for which the library is built otherwise.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
 
-mod ahead;
-mod believed;
 mod catalog;
-mod distant;
+mod fetch;
 mod model;
-mod patience;
+mod negative_cache;
+mod prefetch;
+mod query_timeout;
 mod transfer;
 
 #[test]

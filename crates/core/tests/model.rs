@@ -25,7 +25,7 @@ use surgetank_testkit::seeds;
 use world::{Terms, World};
 
 /// Longer than anything here takes; a wait that reaches it is a hang.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
 const SEED: u64 = 10;
@@ -96,9 +96,9 @@ fn namespace_equals_the_reference() {
 
 /// Over a store whose files can only be fetched; without room there writers would have to wait for the drain.
 #[test]
-fn namespace_over_distant_store_equals_the_reference() {
+fn namespace_over_a_ranges_only_store_equals_the_reference() {
     search(&|terms| Terms {
-        distant: true,
+        ranges_only: true,
         older_links: false,
         caps: terms.caps.map(|cap| cap.max(64 << 20)),
         ..terms
@@ -182,12 +182,12 @@ fn opening_for_writing_keeps_the_times() {
 }
 
 #[test]
-fn a_rename_over_a_fresh_hard_link_is_no_conflict() {
+fn rename_over_a_new_hard_link_is_not_a_conflict() {
     holds(&[does(Link { from: "a/c".into(), to: "c".into() }), rename("b", "c")]);
 }
 
 #[test]
-fn a_directory_of_ours_in_the_store_is_not_stale() {
+fn own_directory_in_the_store_is_not_stale() {
     holds(&[
         does(Mkdir { path: "c".into(), perm: 0o755 }),
         Step::Happens(Event::Settle),
@@ -196,7 +196,7 @@ fn a_directory_of_ours_in_the_store_is_not_stale() {
 }
 
 #[test]
-fn a_deleted_file_of_the_store_may_be_forgotten_at_once() {
+fn deleted_store_file_may_be_forgotten_at_once() {
     holds(&[does(Unlink { path: "b".into() }), Step::Happens(Event::Forget)]);
 }
 
@@ -206,7 +206,7 @@ fn both_sides_of_an_exchange_survive_the_agent() {
 }
 
 #[test]
-fn a_batch_may_move_the_directories_it_changed() {
+fn batch_may_move_the_directories_that_it_changed() {
     let steps =
         [does(Unlink { path: "a/c".into() }), does(Link { from: "b".into(), to: "c".into() }), exchange("a", "c")];
     holds(&steps);
@@ -421,7 +421,7 @@ fn second_name_of_unpublished_file_may_be_exchanged() {
 }
 
 #[test]
-fn a_file_that_is_written_in_place_may_be_replaced() {
+fn file_written_in_place_may_be_replaced() {
     let terms = Terms { fsync: surgetank_types::model::FsyncTarget::Store, ..Terms::plain() };
     let open = Open { path: "a/c".into(), slot: 1, access: Access::Both, append: false, truncate: false };
     let write = |offset| does(Operation::Write { slot: 1, offset, length: 100_000, byte: 146 });

@@ -254,7 +254,7 @@ impl Overrides {
             authority: Authority::CommandLine,
         };
         if let Some(over) = &self.over {
-            draft.over = Some(key::Said { value: cwd.join(over), origin: origin("over") });
+            draft.over = Some(key::Sourced { value: cwd.join(over), origin: origin("over") });
         }
         if let Some(state) = &self.state {
             draft.state = Some(key::path(state, &origin("state"))?);

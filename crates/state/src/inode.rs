@@ -80,7 +80,7 @@ pub struct Dir {
     /// A rename of the directory itself is queued, so its creation can no longer be taken back.
     pub moved: bool,
     /// A program set its times, and has changed no name in it since.
-    pub times_given: bool,
+    pub times_set: bool,
     /// Processes create files in it without asking: the kernel must not cache it for long.
     pub is_delegated: bool,
     /// Whether delegation pays.

@@ -187,7 +187,7 @@ impl Tree {
             inode.attr.mtime = now;
             inode.attr.ctime = now;
             if let Some(dir) = inode.dir.as_mut() {
-                dir.times_given = false;
+                dir.times_set = false;
             }
             inode.attr.links = inode.attr.links.saturating_add_signed(subdirs);
         }

@@ -21,7 +21,7 @@ pub struct Txn {
     /// Losses that were recorded or acknowledged.
     pub lost: Vec<Change>,
     /// Plain files that are removed after the commit.
-    pub gone: Vec<PlainId>,
+    pub pending_unlinks: Vec<PlainId>,
     /// Files and paths with changed hints.
     pub hints: Vec<Hinted>,
     /// This transaction carries out the request that this thread serves; the request is about that file.
@@ -37,7 +37,7 @@ impl Txn {
             && self.dropped.is_empty()
             && self.marks.is_empty()
             && self.lost.is_empty()
-            && self.gone.is_empty()
+            && self.pending_unlinks.is_empty()
             && self.hints.is_empty()
             && self.carried_out.is_none()
     }
@@ -60,8 +60,8 @@ impl Txn {
         self.dropped.push(id);
     }
     /// This plain file is removed once the catalog no longer names it.
-    pub fn gone(&mut self, plain: Option<PlainId>) {
-        self.gone.extend(plain);
+    pub fn pending_unlink(&mut self, plain: Option<PlainId>) {
+        self.pending_unlinks.extend(plain);
     }
     /// The hints changed.
     pub fn hints(&mut self, of: Hinted) {

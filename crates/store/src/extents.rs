@@ -105,7 +105,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends the thread's buffer, aligned for direct I/O: at most 1 MiB, and no larger than `bytes`.
+/// Calls `run` with the thread's buffer, aligned for direct I/O: at most 1 MiB, and no larger than `bytes`.
 pub fn with_buffer<T>(bytes: u64, run: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
     let align = DIRECT_ALIGN_BYTES as usize;
     let len = usize::try_from(bytes).unwrap_or(BUFFER_BYTES).clamp(1, BUFFER_BYTES).next_multiple_of(align);

@@ -1,22 +1,25 @@
-//! Files in GridFS, MongoDB's standard for files: what `mongofiles get path` gives is the file, and what others put is one too.
+//! Files in GridFS, MongoDB's standard for files. `mongofiles get path` reads what Surgetank writes, and Surgetank reads the files
+//! of other clients.
 //!
 //! | collection | holds |
 //! |---|---|
-//! | `BUCKET.files` | a document for each version of a file: name (prefix + path), length, date; of ours, its words in `metadata.surgetank` |
-//! | | a path and `/`: an empty file, a directory's own |
+//! | `BUCKET.files` | a document for each version of a file: name (prefix + path), length, date; its words in `metadata.surgetank` |
+//! | | a path and `/`: an empty file that stands for a directory |
 //! | `BUCKET.chunks` | the bytes, 255 KiB a document |
-//! | `BUCKET.surgetank.uploads`, `….parts` | uploads in parts that are under way |
-//! | `BUCKET.surgetank.locks` | names that somebody changes just now |
+//! | `BUCKET.surgetank.uploads`, `….parts` | uploads in parts that are in progress |
+//! | `BUCKET.surgetank.locks` | names that an agent changes at this moment |
 //!
-//! A name may have several files; the youngest counts, for everybody. So a file is replaced by a younger one, whose document
-//! is the moment at which it shows; then the old ones go. That it replaces what was meant is seen to under a lock (`locks`),
-//! because servers do not agree on more than that an id is there once.
+//! A name may have several files. The youngest counts, for every client. So a younger file replaces a file: it becomes visible
+//! with its document, and the older files are deleted after it. A lock (`locks`) guards the check of what is replaced, because
+//! servers agree only on the uniqueness of ids.
 //!
-//! **The messages, BSON and the login** (`wire`, `bson`, `scram`) are our own: nine commands are needed. docs/stores.md says why
-//! MongoDB's crate does not take their place: it cannot log in to FerretDB, and it writes no checksums.
+//! **The messages, BSON and the login** (`wire`, `bson`, `scram`) are our own: the driver needs nine commands. docs/stores.md says
+//! why MongoDB's crate does not replace them: it cannot log in to FerretDB, and it writes no checksums.
 //!
-//! The dangers: half a file (its document comes last), chunks that belong to nothing (`uploads`), and strangers, who know of no
-//! lock: what they put between our look and our writing is replaced by us, unless it came before the look.
+//! The dangers that this avoids:
+//! - Half a file. (The document is written last.)
+//! - Chunks of no file. (`uploads`)
+//! - Other clients, which ignore the lock. The driver overwrites what they write between its check and its own write.
 
 pub(crate) mod bson;
 mod chunks;
@@ -56,12 +59,12 @@ use crate::source::RANGE_BYTES;
 use surgetank_types::error::{Errno, Error};
 use surgetank_types::sync::Arc;
 
-/// Of a long file, at a time: whole chunks, and no less than what is asked for at once.
+/// The bytes of a long file that are read at a time: whole chunks, and at least one range of a request.
 const READ_BYTES: u64 = RANGE_BYTES.div_ceil(files::CHUNK_BYTES) * files::CHUNK_BYTES;
-/// Of them, nearly 16 TiB.
+/// The largest number of parts: nearly 16 TiB.
 const PARTS_MAX: u32 = 1 << 20;
 const FILE_BYTES_MAX: u64 = PARTS_MAX as u64 * PART_BYTES;
-/// What a document may hold is 16 MiB; nobody needs that of a name, or of words.
+/// A document may hold 16 MiB. Names and words get a lower limit.
 const KEY_BYTES_MAX: usize = 64 << 10;
 const WORDS_BYTES_MAX: usize = 256 << 10;
 
@@ -70,12 +73,12 @@ const WORDS_BYTES_MAX: usize = 256 << 10;
 pub struct GridFs(Arc<Server>);
 
 impl GridFs {
-    /// Asks nothing yet.
+    /// Sends no request.
     pub fn new(place: Place) -> Result<Self, Error> {
         Ok(Self(Arc::new(Server::new(place)?)))
     }
 
-    /// Asks the server whether it is there, lets us in and is the one that is written to.
+    /// Connects. Errors: the server does not answer, refuses the login, or is not the primary.
     pub fn open(place: Place) -> Result<Self, Error> {
         let store = Self::new(place)?;
         store.0.hello().map_err(|why| {
@@ -84,12 +87,12 @@ impl GridFs {
         Ok(store)
     }
 
-    /// What it has cost so far.
+    /// The numbers of requests and connections since the store was opened.
     pub fn counters(&self) -> Counts {
         self.0.wire.counters.read()
     }
 
-    /// Several servers keep what is called durable.
+    /// The server belongs to a replica set: several servers keep durable files.
     pub fn is_replicated(&self) -> bool {
         self.0.hello().is_ok_and(|hello| hello.is_replicated)
     }
@@ -98,7 +101,7 @@ impl GridFs {
         done.map_err(|why| self.0.report(key, why))
     }
 
-    /// Whether it was published is known, or everything stays.
+    /// After a failure, removes the chunks only if the file is certainly not published.
     fn publish_or_give_up(
         &self,
         key: &str,
@@ -114,7 +117,7 @@ impl GridFs {
         })
     }
 
-    /// Under another name, through us: no server copies chunks.
+    /// Copies the bytes through this process: a server cannot copy chunks.
     fn copy_bytes(&self, from: &File, id: &Id, to: &str) -> io::Result<()> {
         let mut sum = Checksum::default();
         let mut start = 0;
@@ -126,11 +129,11 @@ impl GridFs {
             self.0.send(to, id, start / files::CHUNK_BYTES, &bytes.as_slice(), own)?;
             start = range.end;
         }
-        // All of it was of this version.
+        // Every byte belongs to this version.
         self.reported(&from.filename, self.0.still(from))?;
         match from.object("").and_then(|object| object.crc64nvme) {
             Some(known) if known != sum.value() => {
-                let why = Failure::checksum("what is to be copied does not have its checksum");
+                let why = Failure::checksum("the source of the copy does not have its checksum");
                 self.reported(&from.filename, Err(why))
             }
             _ => Ok(()),
@@ -186,7 +189,7 @@ impl Objects for GridFs {
         let is_whole = range.end - range.start <= READ_BYTES;
         let (key, piece) = (key.to_owned(), io::Cursor::default());
         let mut reading = Reading { store: self.clone(), key, file, is_whole, piece, rest: range };
-        // What is wrong is told now.
+        // Errors appear here and not at the first read.
         reading.go_on()?;
         Ok(Box::new(reading))
     }
@@ -223,7 +226,7 @@ impl Objects for GridFs {
         }
         let metadata = self.reported(from, source.metadata().cloned())?.with(OURS, ours(&source));
         let id = self.reported(to, new_id())?;
-        // Chunks that belong to nothing for long are taken away (`uploads`).
+        // `gc` removes chunks that belong to no file for a long time (`uploads`).
         let is_long = source.size_bytes > READ_BYTES;
         if is_long {
             self.reported(to, self.0.begin_copy(to, &id))?;
@@ -250,7 +253,7 @@ impl Objects for GridFs {
         self.0.part((key, id), number, body, crc64nvme)
     }
 
-    /// Through us, as every copy.
+    /// Through this process, like every copy.
     fn part_of(&self, key: &str, id: &str, number: u32, from: &str, range: Range<u64>, etag: &str) -> io::Result<Part> {
         let mut bytes = Vec::new();
         self.get(from, range, Some(etag))?.read_to_end(&mut bytes)?;
@@ -287,12 +290,12 @@ impl Objects for GridFs {
     }
 }
 
-/// A range, a piece at a time.
+/// Reads a range piece by piece.
 struct Reading {
     store: GridFs,
     key: String,
     file: File,
-    /// In one piece, right after the look at the version.
+    /// The range is one piece, read right after the check of the version.
     is_whole: bool,
     piece: io::Cursor<Vec<u8>>,
     rest: Range<u64>,

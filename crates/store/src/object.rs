@@ -55,8 +55,8 @@ use uploads::Uploads;
 /// The space that a server reports: unlimited for practical purposes.
 const SPACE_BYTES: u64 = 1 << 60;
 const BLOCK_BYTES: u32 = 1 << 20;
-/// Time for which a program's request waits for an unavailable server, unless [`ObjectStore::patient`] sets another.
-pub(super) const AWAY_PATIENCE: Duration = Duration::from_secs(60);
+/// Time for which a program's request waits for an unavailable server, unless [`ObjectStore::with_timeout`] sets another.
+pub(super) const AWAY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of small files published at the same time when order does not matter: most of the time is waiting.
 const PUBLICATIONS_AT_ONCE: usize = 16;
 
@@ -66,7 +66,7 @@ pub struct ObjectStore {
     abilities: Abilities,
     owner: Owner,
     verify: Verify,
-    patience: Duration,
+    timeout: Duration,
     uploads: Uploads,
     /// Staged and not yet published, by temporary.
     waiting: Mutex<HashMap<StorePath, Arc<Waiting>>>,
@@ -90,7 +90,7 @@ impl ObjectStore {
             server,
             owner: Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
             verify,
-            patience: AWAY_PATIENCE,
+            timeout: AWAY_TIMEOUT,
             uploads: Uploads::in_directory(state)?,
             waiting: Mutex::default(),
             found: Mutex::default(),
@@ -103,8 +103,8 @@ impl ObjectStore {
 
     /// Sets the time for which a program's request waits for an unavailable server.
     #[must_use]
-    pub fn patient(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -166,7 +166,7 @@ impl ObjectStore {
     fn remote(&self, object: Object) -> remote::RemoteObject {
         let identity = attributes::stat_of(&object, self.owner).identity;
         let (key, etag, crc64nvme) = (object.key, object.etag, object.crc64nvme);
-        remote::RemoteObject { server: self.server.clone(), key, etag, identity, crc64nvme, patience: self.patience }
+        remote::RemoteObject { server: self.server.clone(), key, etag, identity, crc64nvme, timeout: self.timeout }
     }
 }
 
@@ -199,7 +199,7 @@ impl Store for ObjectStore {
     }
 
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        self.told(who, path).unwrap_or_else(|| patiently(self.patience, || self.stat_now(path)))
+        self.told(who, path).unwrap_or_else(|| retry_within(self.timeout, || self.stat_now(path)))
     }
 
     fn hidden(&self) -> io::Result<Option<String>> {
@@ -207,7 +207,7 @@ impl Store for ObjectStore {
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        let mut entries = patiently(self.patience, || self.entries(path))?;
+        let mut entries = retry_within(self.timeout, || self.entries(path))?;
         if temporaries {
             for (temporary, waiting) in &*locked(&self.waiting) {
                 if temporary.parent() == *path {
@@ -221,7 +221,7 @@ impl Store for ObjectStore {
     }
 
     fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
-        let object = patiently(self.patience, || self.object(path))?;
+        let object = retry_within(self.timeout, || self.object(path))?;
         if attributes::stat_of(&object, self.owner).attr.kind != Kind::Symlink {
             return Err(Errno::INVAL.into());
         }
@@ -262,7 +262,7 @@ impl Store for ObjectStore {
     }
 
     fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
-        let object = patiently(self.patience, || self.object(path))?;
+        let object = retry_within(self.timeout, || self.object(path))?;
         match attributes::stat_of(&object, self.owner).attr.kind {
             Kind::File => Ok(Source::Remote(Arc::new(self.remote(object)))),
             Kind::Symlink => Err(Errno::LOOP.into()),
@@ -400,8 +400,8 @@ impl Store for ObjectStore {
 
 /// Repeats a program's request while the server is unavailable, for as long as `retry` allows, so that no program fails. (The
 /// drain has its own retries.)
-pub(super) fn patiently<T>(patience: Duration, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    let until = surgetank_types::clock::tick() + patience;
+pub(super) fn retry_within<T>(timeout: Duration, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let until = surgetank_types::clock::tick() + timeout;
     let mut pause = Duration::from_millis(50);
     loop {
         match ask() {

@@ -45,7 +45,7 @@ pub use self::place::{Limits, Place};
 use self::record::Record;
 use self::staging::Copy;
 use self::wire::{Ask, Wire};
-use super::object::{AWAY_PATIENCE, patiently};
+use super::object::{AWAY_TIMEOUT, retry_within};
 use super::{
     Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
 };
@@ -69,7 +69,7 @@ pub struct WebHdfs {
     /// Paths at which the last look found nothing: a publication there replaces nothing.
     absent: Mutex<HashSet<StorePath>>,
     listings: Listings,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl WebHdfs {
@@ -90,8 +90,8 @@ impl WebHdfs {
 
     /// Sets the time for which a program's request waits for an unavailable server.
     #[must_use]
-    pub fn patient(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -104,7 +104,7 @@ impl WebHdfs {
             staged: Mutex::default(),
             absent: Mutex::default(),
             listings: Listings::new(ttl),
-            patience: AWAY_PATIENCE,
+            timeout: AWAY_TIMEOUT,
         })
     }
 
@@ -204,7 +204,7 @@ impl WebHdfs {
     fn remote(&self, status: &Status, record: Option<&Record>) -> remote::Inode {
         let identity = record::stat_of(status, record, &self.people).identity;
         let checksum = record::checksum_of(status, record);
-        remote::Inode { wire: self.wire.clone(), identity, checksum, patience: self.patience }
+        remote::Inode { wire: self.wire.clone(), identity, checksum, timeout: self.timeout }
     }
 }
 
@@ -243,18 +243,18 @@ impl Store for WebHdfs {
     fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         match self.listings.tell(path) {
             Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
-            None => patiently(self.patience, || self.stat_now(path, false)),
+            None => retry_within(self.timeout, || self.stat_now(path, false)),
         }
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        patiently(self.patience, || self.entries(path, temporaries))
+        retry_within(self.timeout, || self.entries(path, temporaries))
     }
 
     fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
         let name = names::checked(&self.wire, path)?;
         let (status, record) =
-            patiently(self.patience, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
+            retry_within(self.timeout, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
         if record::stat_of(&status, record.as_ref(), &self.people).attr.kind != Kind::Symlink {
             return Err(Errno::INVAL.into());
         }
@@ -300,7 +300,7 @@ impl Store for WebHdfs {
     fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
         let name = names::checked(&self.wire, path)?;
         let (status, record) =
-            patiently(self.patience, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
+            retry_within(self.timeout, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
         match record::stat_of(&status, record.as_ref(), &self.people).attr.kind {
             Kind::File => Ok(Source::Remote(Arc::new(self.remote(&status, record.as_ref())))),
             Kind::Symlink => Err(Errno::LOOP.into()),

@@ -75,7 +75,7 @@ fn all(store: &GridFs, prefix: &str, delimited: bool) -> (Vec<String>, Vec<Strin
 }
 
 #[test]
-fn what_is_put_is_there_for_everybody() {
+fn put_file_is_read_by_a_mongodb_client() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server, "p/");
     assert_eq!(store.describe(), format!("mongodb://127.0.0.1:{}/db?bucket=b&prefix=p/", server.port()));
@@ -150,7 +150,7 @@ fn conditions_hold_or_fail() {
 }
 
 #[test]
-fn of_many_writers_one_is_first() {
+fn one_of_many_conditional_writers_succeeds() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server, "race/");
     for round in 0..5 {
@@ -176,7 +176,7 @@ fn of_many_writers_one_is_first() {
 }
 
 #[test]
-fn who_died_with_a_name_in_hand_is_not_waited_for_for_ever() {
+fn lock_of_a_dead_client_expires() {
     let Some(server) = MongoServer::start() else { return };
     let waiting = |hold| {
         let mut place = place(&server, "");
@@ -237,7 +237,7 @@ fn copies_keep_words_or_have_others() {
 }
 
 #[test]
-fn an_upload_in_parts_and_what_stays_of_one() {
+fn upload_in_parts_completes_or_leaves_nothing() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server, "parts/");
     let content = pattern(PART + 5, 3);
@@ -303,7 +303,7 @@ fn an_upload_in_parts_and_what_stays_of_one() {
 }
 
 #[test]
-fn a_wrong_checksum_is_refused() {
+fn wrong_checksum_is_refused() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server, "");
     let why = store.put("k", &b"content".as_slice(), 1, &Words::new(), When::Always).unwrap_err();
@@ -344,7 +344,7 @@ fn unreliable_link(to: u16) -> (u16, Arc<AtomicBool>) {
 }
 
 #[test]
-fn a_bit_that_is_lost_on_the_way_is_noticed_by_the_server() {
+fn bit_lost_in_transit_is_refused_by_the_server() {
     let Some(server) = MongoServer::start() else { return };
     let (port, broken) = unreliable_link(server.port());
     let mut place = place(&server, "");
@@ -357,7 +357,7 @@ fn a_bit_that_is_lost_on_the_way_is_noticed_by_the_server() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_server_that_is_killed() {
+fn acknowledged_file_survives_a_server_kill() {
     let Some(mut server) = MongoServer::start() else { return };
     let mut place = place(&server, "k/");
     // Long enough for the slowest machine: the test is of what happens, not of when.
@@ -376,7 +376,7 @@ fn what_was_acknowledged_survives_a_server_that_is_killed() {
                     let mut written = Vec::new();
                     for nth in 0..25 {
                         let key = format!("{thread}/{nth}");
-                        // An answer that is lost must not look as if somebody else had been first.
+                        // An answer that is lost must not look like an earlier write of another client.
                         written.push((put(store, &key, key.as_bytes(), When::Absent).unwrap(), key));
                     }
                     written
@@ -402,7 +402,7 @@ fn what_was_acknowledged_survives_a_server_that_is_killed() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_an_error_of_the_socket() {
+fn unreachable_server_gives_a_socket_error() {
     let Some(mut server) = MongoServer::start() else { return };
     let mut place = place(&server, "away");
     place.limits.pause = Duration::from_millis(1);
@@ -414,7 +414,7 @@ fn a_server_that_stays_away_is_an_error_of_the_socket() {
 }
 
 #[test]
-fn who_is_let_in() {
+fn login_succeeds_only_with_correct_credentials() {
     let Some(server) = MongoServer::start_guarded() else { return };
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
@@ -440,7 +440,7 @@ fn who_is_let_in() {
 }
 
 #[test]
-fn a_server_is_believed_for_its_certificate_only() {
+fn server_without_a_trusted_certificate_is_refused() {
     let Some(server) = MongoServer::start_tls() else { return };
     let url = |more: &str| format!("mongodb://localhost:{}/db?tls=true{more}", server.port());
     let authority = format!("&tlsCAFile={}", server.authority().display());

@@ -17,10 +17,10 @@ const PREFIX: &str = "{project}:";
 
 /// Waits as long as a test permits, not as long as a user does.
 fn patient(server: &RedisServer) -> Redis {
-    Redis::open(patience(server)).unwrap_or_else(|why| panic!("{why}"))
+    Redis::open(timeout(server)).unwrap_or_else(|why| panic!("{why}"))
 }
 
-fn patience(server: &RedisServer) -> Place {
+fn timeout(server: &RedisServer) -> Place {
     let mut place = place(server, PREFIX);
     (place.limits.tries, place.limits.all_tries) = (1000, Duration::from_secs(60));
     place.limits.doubt = Duration::from_millis(500);
@@ -54,7 +54,7 @@ fn any_server_of_the_cluster_leads_to_the_keys() {
         }
     }
     // The wrong server is first asked for a transaction.
-    let store = Redis::new(patience(&cluster.other)).unwrap();
+    let store = Redis::new(timeout(&cluster.other)).unwrap();
     let id = store.begin("x", &Words::new()).unwrap();
     store.abort("x", &id).unwrap();
     assert!(keys(&cluster.owner).iter().all(|key| key.starts_with("{project}://surgetank/settled")));

@@ -38,7 +38,7 @@ use stores::open_store;
 pub struct Service;
 
 /// How long the serving threads may take to end after the mount is gone.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
@@ -112,7 +112,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let checks = !root || by_calls;
     let mut afterlife = afterlife::Mount::of(survival);
     let mut survival = afterlife.survival();
-    survival.claimed = shimdoor::left(&key, &state);
+    survival.intake = shimdoor::left(&key, &state);
     if !survival.again {
         let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
         if found.files > 0 {
@@ -286,7 +286,7 @@ impl Mounted for OverMount {
         }
         self.shim = None;
         self.session.stop();
-        if !self.session.wait(Some(END_PATIENCE)) {
+        if !self.session.wait(Some(END_TIMEOUT)) {
             tracing::warn!("threads of the mount are still busy");
         }
         Ok(())

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown};
+use surgetank_core::namespace::{IndexEntry, IntakeFile, Keeper, Namespace, Shim};
 use surgetank_state::Stray;
 use surgetank_types::model::FileId;
 
@@ -73,12 +73,12 @@ pub(crate) fn disbelieve(key: &str, state: &Path) {
     }
 }
 
-/// The last claims that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
-/// the door discards the claims.
-pub(crate) fn left(key: &str, state: &Path) -> Vec<Claimed> {
+/// The last entries that an earlier agent did not read. Call it before the search for unknown files on tiers; opening
+/// the door discards the entries.
+pub(crate) fn left(key: &str, state: &Path) -> Vec<IntakeFile> {
     let of = |index: &PathBuf| {
         ring::left(index).unwrap_or_else(|why| {
-            tracing::warn!(%why, path = %index.display(), "what an earlier agent was told last cannot be read");
+            tracing::warn!(%why, path = %index.display(), "the last intake of an earlier agent cannot be read");
             Vec::new()
         })
     };
@@ -99,7 +99,7 @@ pub(crate) fn open(
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
     let index = create_index(namespace.key(), state, places, only_ids, again)?;
     let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.metadata.number_to_delegate())
-        .inspect_err(|why| tracing::debug!(%why, "no directories are lent to programs"))
+        .inspect_err(|why| tracing::debug!(%why, "no directories are delegated to programs"))
         .ok();
     if ring.is_some() {
         index.has_ring();
@@ -229,9 +229,9 @@ impl Door {
         let Some(namespace) = self.namespace() else { return };
         let heard = || namespace.metadata.settle();
         self.closings.take(heard, |closed| match closed {
-            Closed::Of(id) => namespace.files.descriptors.handed_closed(id),
+            Closed::Of(id) => namespace.files.descriptors.grant_closed(id),
             Closed::Any => {
-                namespace.files.descriptors.any_handed_closed();
+                namespace.files.descriptors.any_grant_closed();
                 true
             }
         });
@@ -273,8 +273,8 @@ impl Door {
 }
 
 impl Shim for Door {
-    fn show(&self, shown: &Shown, name: &[u8]) {
-        self.index().show(shown, name);
+    fn show(&self, entry: &IndexEntry, name: &[u8]) {
+        self.index().show(entry, name);
     }
     fn hide(&self, id: FileId) {
         self.index().hide(id);
@@ -294,10 +294,10 @@ impl Shim for Door {
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
         self.closings.watch_in(dir, name, id)
     }
-    fn claims_wait(&self) -> bool {
+    fn intake_waits(&self) -> bool {
         self.ring.as_ref().is_some_and(ring::Ring::waits)
     }
-    fn take_claims(&self) -> Vec<Claimed> {
+    fn take_intake(&self) -> Vec<IntakeFile> {
         self.ring.as_ref().map(ring::Ring::take).unwrap_or_default()
     }
     fn give_back(&self, numbers: &mut dyn FnMut() -> u64) {
@@ -308,14 +308,14 @@ impl Shim for Door {
     fn take_strays(&self) -> Vec<Stray> {
         self.ring.as_ref().map(ring::Ring::take_strays).unwrap_or_default()
     }
-    fn stop_claims(&self) {
+    fn stop_intake(&self) {
         if let Some(ring) = &self.ring {
-            ring.stop_claims(ring::PATIENCE);
+            ring.stop_intake(ring::TIMEOUT);
         }
     }
-    fn limit_claims(&self, claims: u64) {
+    fn limit_intake(&self, entries: u64) {
         if let Some(ring) = &self.ring {
-            ring.limit(claims);
+            ring.limit(entries);
         }
     }
     fn watch_delegated(&self, dir: &Path) -> io::Result<i32> {
@@ -331,10 +331,10 @@ impl Shim for Door {
         self.closings.made_in(watch, name, id)
     }
     fn catch_up(&self) {
-        self.await_given();
+        self.await_grants();
         self.take_closings();
     }
-    fn await_given(&self) {
+    fn await_grants(&self) {
         drop(self.giving.write().unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -2,7 +2,7 @@
 //! opens, by whichever door, what is read is what the path leads to.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-use crate::scene::lending::{FAST, python, scene};
+use crate::scene::delegation::{FAST, python, scene};
 
 /// Directories that have files of the same names change places, are renamed, removed and made again; each file is read several
 /// times in a row, so that its directory is opened from, and compared with what it must hold.

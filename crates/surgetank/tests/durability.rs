@@ -24,18 +24,18 @@ const CELLS: &[(&str, [&[&str]; 4])] = &[
         "the agent",
         [
             &[
-                "survive::open_files_survive_the_agent_through_the_mount",
-                "survive::open_files_survive_the_agent_with_the_shim",
+                "handoff::open_files_survive_the_agent_through_the_mount",
+                "handoff::open_files_survive_the_agent_with_the_shim",
             ],
             &[
-                "survive::twenty_agent_kills_lose_nothing_with_direct_files",
-                "survive::twenty_agent_kills_lose_nothing_with_mediated_files",
+                "handoff::twenty_agent_kills_lose_nothing_with_direct_files",
+                "handoff::twenty_agent_kills_lose_nothing_with_mediated_files",
             ],
             &[
                 "recovery::agent_killed_during_writes_loses_no_data",
-                "survive::agent_killed_at_each_critical_point_loses_nothing",
+                "handoff::agent_killed_at_each_critical_point_loses_nothing",
             ],
-            &["survive::files_only_in_the_store_keep_their_inode_numbers"],
+            &["handoff::files_only_in_the_store_keep_their_inode_numbers"],
         ],
     ),
     ("the agent and its supervisor", [AGENT_TOO, AGENT_TOO, AGENT_TOO, AGENT_TOO]),

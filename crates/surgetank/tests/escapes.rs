@@ -34,7 +34,7 @@ fn write_past_the_mount_is_an_error_with_its_name() {
 }
 
 #[test]
-fn a_run_that_stays_inside_is_no_escape() {
+fn run_inside_its_directory_is_not_an_escape() {
     let Some((scene, store)) = prepare("nothing_escaped") else { return };
     let ended =
         scene.run(&["--store", &store], "mkdir d; echo fine > d/fine; mkdir /proc/$PPID/root$PWD/only-a-directory");

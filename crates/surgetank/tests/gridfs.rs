@@ -25,7 +25,7 @@ fn names(server: &MongoServer) -> Vec<String> {
     files(server).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Nothing is under way, and nothing lies about.
+/// No upload is in progress, and no chunks are left over.
 #[track_caller]
 fn nothing_else_stays(server: &MongoServer) {
     assert_eq!(server.client(&["count", "surgetank.locks"]), "0");
@@ -84,7 +84,7 @@ fn run_output_is_on_the_server_and_reads_back() {
     let lines: Vec<&str> = seen.lines().collect();
     assert!(lines[0].starts_with("600 ") && lines[0].contains(".123456789 ") && lines[0].ends_with(" 6"), "{seen}");
     assert_eq!(lines[1..], ["d/hello", "20", "run7", "hello", "fifo 644", "directory 750", "x"], "{seen}");
-    // Changes of what lies there only: names, content, attributes, directories.
+    // Changes of stored files only: names, content, attributes, directories.
     run(
         &Node::new(),
         &server,
@@ -124,7 +124,7 @@ fn files_of_other_clients_are_shown_and_never_overwritten() {
     assert_eq!(seen, "in\nonetwo");
     assert_eq!(server.client_get("p/in/b"), b"twothree\n");
     assert!(!names(&server).contains(&"in/a".into()));
-    // After the drain has looked and before it writes, somebody else puts it: both stay.
+    // After the drain has looked and before it writes, another client puts the file: both stay.
     let put = Node::new();
     fs::write(put.path("theirs"), "theirs").unwrap();
     let here = env!("CARGO_MANIFEST_DIR");
@@ -162,7 +162,7 @@ fn restarted_server_has_every_file_in_the_end() {
     assert_eq!(server.client_get("p/f59"), b"59\n");
     clean_up(&node, &server);
     assert_eq!(names(&server).len(), 61);
-    // A name whose lock could not be taken away because the server had gone: whoever changes it next does that. No more than are published
+    // A lock that could not be removed because the server was down: the next change of the name removes it. No more than are published
     // at a time.
     let locked: u32 = server.client(&["count", "surgetank.locks"]).parse().unwrap();
     assert!(locked <= 4, "{locked} names are locked");
@@ -222,7 +222,7 @@ fn unlistable_name_hides_no_file_and_stops_gc() {
     assert_eq!(run(&Node::new(), &server, "ls d").trim_end(), "aa\nzz");
     run(&Node::new(), &server, "mv d e");
     assert_eq!(run(&Node::new(), &server, "cat e/aa e/zz"), "az");
-    // A file refers to content; so may what nobody can name.
+    // A file refers to content; a file without a valid path may refer to it, too.
     let node = Node::new();
     let rule = node.path("rule.toml");
     fs::write(&rule, "[[rules]]\nmatch = \"*.h5\"\ndedup = true\n").unwrap();

@@ -387,7 +387,7 @@ fn is_part(path: &Path) -> bool {
 /// Programs make no file themselves where a hint holds for it. A hint set meanwhile counts for the next file.
 #[test]
 fn files_made_in_a_delegated_directory_have_their_hints() {
-    let Some(mut scene) = Scene::new("hints-lent") else { return };
+    let Some(mut scene) = Scene::new("hints-delegated") else { return };
     scene.tier("ram", 8192);
     let program = r"
 import glob, os, struct, subprocess, time
@@ -398,7 +398,7 @@ def make(path):
     made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     os.write(made, b'x')
     os.close(made)
-def lend(dir):
+def delegate(dir):
     before, n = made_alone(), 0
     while n < 70 or made_alone() == before:  # (how soon is a matter of time)
         assert n < 3000, dir
@@ -411,26 +411,26 @@ def becomes(path, state):
         assert time.time() < until, (path, now, state)
         time.sleep(0.01)
 
-os.makedirs('a/b'); lend('a/b'); os.mkdir('c'); lend('c')
+os.makedirs('a/b'); delegate('a/b'); os.mkdir('c'); delegate('c')
 make('a/b/young'); os.setxattr('a/b', 'user.surgetank.hint.mode', b'remove'); make('a/b/old')
 becomes('a/b/old', 'kept'); becomes('a/b/young', 'durable')
 os.setxattr('c', 'user.surgetank.hint.mode', b'remove'); os.removexattr('c', 'user.surgetank.hint.mode')
 make('c/after'); becomes('c/after', 'durable')
 
-os.makedirs('d/e/f'); lend('d/e/f'); os.setxattr('d', 'user.surgetank.hint.mode', b'remove')
+os.makedirs('d/e/f'); delegate('d/e/f'); os.setxattr('d', 'user.surgetank.hint.mode', b'remove')
 make('d/e/f/after'); becomes('d/e/f/after', 'kept')
 
-os.mkdir('g'); lend('g'); hint('g/scratch', 'remove'); make('g/scratch'); make('g/other')
+os.mkdir('g'); delegate('g'); hint('g/scratch', 'remove'); make('g/scratch'); make('g/other')
 becomes('g/scratch', 'kept'); becomes('g/other', 'durable')
 
-# Never lent: names in it were given hints before.
+# Never delegated: names in it were given hints before.
 os.mkdir('h'); hint('h/70', 'remove'); before = made_alone()
 for n in range(100): make(f'h/{n}')
 assert made_alone() == before
 becomes('h/70', 'kept')
 
 # Made elsewhere since then, and brought under the hint.
-os.mkdir('i'); lend('i'); make('i/early'); os.mkdir('j'); os.setxattr('j', 'user.surgetank.hint.mode', b'remove')
+os.mkdir('i'); delegate('i'); make('i/early'); os.mkdir('j'); os.setxattr('j', 'user.surgetank.hint.mode', b'remove')
 before, n = made_alone(), 0
 while n < 100 or made_alone() == before:
     assert n < 3000
@@ -440,7 +440,7 @@ os.rename('i/early', 'j/early'); os.rename('c/late', 'j/late')
 becomes('j/early', 'durable'); becomes('j/late', 'kept')
 
 # The same of a directory that is made under a name that has hints.
-hint('k', 'remove'); os.mkdir('l'); lend('l'); make('l/early'); os.mkdir('k')
+hint('k', 'remove'); os.mkdir('l'); delegate('l'); make('l/early'); os.mkdir('k')
 make('l/late')
 os.rename('l/early', 'k/early'); os.rename('l/late', 'k/late')
 becomes('k/early', 'durable'); becomes('k/late', 'kept')

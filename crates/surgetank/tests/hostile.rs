@@ -377,7 +377,7 @@ fn outward_links_are_followed_by_the_kernel_without_a_mount() {
 
 /// A directory of the store becomes a link to elsewhere between two operations of a program.
 #[test]
-fn a_link_planted_in_the_store_is_not_followed() {
+fn planted_link_in_the_store_is_not_followed() {
     let Some(scene) = prepare(Scene::new("planted_store")) else { return };
     let outside = scene.beside("outside");
     fs::write(outside.join("old"), "theirs").unwrap();
@@ -401,7 +401,7 @@ fn a_link_planted_in_the_store_is_not_followed() {
 
 /// The same in a tier: what is to lie there finds another place.
 #[test]
-fn a_link_planted_in_a_tier_is_not_followed() {
+fn planted_link_in_a_tier_is_not_followed() {
     let Some(scene) = prepare(Scene::new("planted_tier")) else { return };
     let outside = scene.beside("outside");
     let running = held(
@@ -422,7 +422,7 @@ fn a_link_planted_in_a_tier_is_not_followed() {
 
 /// What is mounted inside is the mounter's: nothing of it is drained, and nothing of ours is lost.
 #[test]
-fn a_mount_inside_the_mount_is_left_alone() {
+fn mount_inside_the_mount_is_not_changed() {
     let Some(scene) = prepare(Scene::new("mount_inside")) else { return };
     let script = "mkdir d; echo below >d/below
         mount -t tmpfs none d; echo inside >d/inside; ls d; mv d/inside out; umount d; ls d; cat out

@@ -323,7 +323,7 @@ fn replacing_agent_knows_of_the_order_to_stop() {
 /// Ctrl-C in the drain: the first names what is left, the second stops waiting, and what it prints then brings the rest when
 /// the agent was killed, too.
 #[test]
-fn the_command_that_the_second_interrupt_prints_brings_the_rest() {
+fn printed_command_of_the_second_interrupt_drains_the_rest() {
     let Some(scene) = prepare("interrupted") else { return };
     let script = "for i in 0 1 2 3; do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; done";
     let mut running = scene.start(&["--drain-bytes-per-second-max", "64K"], script);

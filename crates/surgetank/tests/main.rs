@@ -2,24 +2,24 @@
 //! Apart from it: `agent_life` and `crash`, which list their cases at run time and are run by their own tests as programs.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
 
-mod ahead;
 mod anchors;
 mod attributes;
 mod bad_input;
 mod compress;
 mod dedup;
+mod delegation;
+mod delegation_doors;
 mod documentation;
 mod durability;
 mod escapes;
 mod foreign_programs;
 mod fsx;
 mod gridfs;
+mod handoff;
 mod hdfs;
 mod hints;
 mod hostile;
 mod job_end;
-mod lent;
-mod lent_doors;
 mod locks;
 mod mediated;
 mod memory_limit;
@@ -39,6 +39,7 @@ mod posix_tables;
 mod postgresql;
 mod power;
 mod prediction;
+mod prefetch;
 mod races;
 mod real_programs;
 mod recovery;
@@ -62,7 +63,6 @@ mod stage;
 mod store_faults;
 mod store_node;
 mod store_trouble;
-mod survive;
 mod synced;
 mod trace;
 mod trees;

@@ -192,7 +192,7 @@ fn files_waiting_for_a_server_leave_needed_memory() {
 fn agent_killed_while_moving_files_from_memory_loses_none() {
     for (point, disk) in [("copied", true), ("written_down", true), ("copied", false), ("written_down", false)] {
         let name = format!("memory_killed_{point}_{disk}");
-        let crash = format!("relief.{point}:2");
+        let crash = format!("memory_pressure.{point}:2");
         // (A scene has a thread.)
         let ended =
             std::thread::spawn(move || needs_the_memory_and_is_killed(&name, disk, FILL, 24, Some(&crash))).join();

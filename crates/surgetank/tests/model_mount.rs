@@ -64,15 +64,15 @@ const DOORS: &str = "SURGETANK_MODEL_DOORS";
 const MOVER: &str = "SURGETANK_MODEL_MOVER";
 /// Tells it to be several.
 const PROCESSES: &str = "SURGETANK_MODEL_PROCESSES";
-/// Tells it to have directories lent in which it is about to make files.
-const LENT: &str = "SURGETANK_MODEL_LENT";
+/// Asks it to have directories delegated before it creates files in them.
+const DELEGATED: &str = "SURGETANK_MODEL_DELEGATED";
 
 /// What the tiers have room for.
 #[derive(Clone, Copy, PartialEq)]
 enum Room {
     /// A part.
     Little,
-    /// For directories to be lent.
+    /// Enough to delegate directories.
     Ample,
 }
 
@@ -118,11 +118,11 @@ fn parts(seed: u64, processes: u64) -> impl Iterator<Item = (u64, String)> {
         .map(move |part| if processes == 1 { (seed, ".".to_owned()) } else { (seed << 8 | part, format!("p{part}")) })
 }
 
-/// Where directories are to be lent they are the programs' own, and nothing is there before.
+/// Where directories are to be delegated they belong to the programs, and are empty before.
 const OWN: &str = "own";
 
 fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
-    let (mut by_agent, mut by_index, mut lent) = (0, 0, 0);
+    let (mut by_agent, mut by_index, mut delegated) = (0, 0, 0);
     let seed = number("SURGETANK_MODEL_SEED");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
@@ -149,7 +149,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
         };
         let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
         if room == Room::Ample {
-            command.env(LENT, "1");
+            command.env(DELEGATED, "1");
         }
         if processes > 1 {
             command.env(PROCESSES, processes.to_string());
@@ -161,7 +161,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
             .arg(scratch.join("state"))
             .args(["--tier", &format!("fast={}:{}", scratch.join("fast").display(), caps[0])])
             .args(["--tier", &format!("slow={}:{}", scratch.join("slow").display(), caps[1])])
-            // (Where a rule tells sizes nothing is lent.)
+            // (A rule with sizes prevents delegations.)
             .args((room == Room::Little).then(|| format!("--config={}", sizes.display())))
             .args(["--quiet-period", if processes == 1 { "1s" } else { "0s" }])
             .args((doors == Doors::Mount).then_some("--no-preload"))
@@ -183,7 +183,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
         };
         by_agent += number_before(["from", "the", "agent"]);
         by_index += number_before(["opens", "from", "the"]);
-        lent += number_before(["created", "in", "delegated"]);
+        delegated += number_before(["created", "in", "delegated"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
         let done = if processes == 1 { done.join("\n") } else { String::new() };
         assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
@@ -194,8 +194,8 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
             assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: {dir} in the store: {found:#?}\n{told}");
         }
     }
-    eprintln!("{by_agent} opens by the agent, {by_index} by the index, {lent} in lent directories");
-    assert_eq!(lent > 0, room == Room::Ample, "{lent} made in lent directories");
+    eprintln!("{by_agent} opens by the agent, {by_index} by the index, {delegated} in delegated directories");
+    assert_eq!(delegated > 0, room == Room::Ample, "{delegated} created in delegated directories");
     let served = by_agent > 0 && by_index > 0;
     assert_eq!(served, doors != Doors::Mount, "{by_agent} opens by the agent, {by_index} by the index");
 }
@@ -234,8 +234,8 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
     let mut reference = Reference::new();
     // Outside was laid out in the same way.
     let twin = disk::Scratch::new();
-    let has_lent = std::env::var_os(LENT).is_some();
-    if has_lent {
+    let has_delegated = std::env::var_os(DELEGATED).is_some();
+    if has_delegated {
         fs::DirBuilder::new().mode(0o755).create(OWN).unwrap();
         std::env::set_current_dir(OWN).unwrap();
     } else {
@@ -245,9 +245,9 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
     let operations = operations(seed);
     for (index, operation) in operations.iter().enumerate() {
         if let Operation::Create { path, .. } = operation
-            && has_lent
+            && has_delegated
         {
-            have_it_lent(path);
+            delegate(path);
         }
         if let Some(mover) = mover
             && index % MOVED_EVERY == 0
@@ -273,8 +273,8 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
     }
 }
 
-/// Files come and go in the directory until it is lent, if it can be: the next one there is made without asking.
-fn have_it_lent(path: &str) {
+/// Files come and go in the directory until it is delegated, if it can be: the next one there is made without asking.
+fn delegate(path: &str) {
     const ENOUGH: usize = 70;
     let dir = path.rsplit_once('/').map_or(".", |(dir, _)| dir);
     let names = (0..ENOUGH).map(|number| std::ffi::CString::new(format!("{dir}/scratch-{number}")).unwrap());

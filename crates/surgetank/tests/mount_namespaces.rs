@@ -15,7 +15,7 @@ use surgetank::mount::namespaces::Namespaces;
 use tempfile::TempDir;
 
 const USER: u32 = 1000;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The file server, running as the user; ended when dropped.
 struct Server {
@@ -82,7 +82,7 @@ fn start(room: &Room, options: &str) -> Server {
     let place = format!(" {} ", mountpoint.display());
     while !fs::read_to_string(&table).unwrap_or_default().lines().any(|l| l.contains(&place) && l.contains("fuse.")) {
         assert!(server.child.try_wait().unwrap().is_none(), "the server ended");
-        assert!(since.elapsed() < PATIENCE, "no mount appeared");
+        assert!(since.elapsed() < TIMEOUT, "no mount appeared");
         thread::sleep(Duration::from_millis(5));
     }
     server
@@ -98,7 +98,7 @@ fn inside(pid: u32, script: &str, dir: &Path) -> Output {
 }
 
 #[test]
-fn a_private_mount_of_an_ordinary_user() {
+fn unprivileged_private_mount_serves_files() {
     if !permitted() {
         return;
     }
@@ -126,7 +126,7 @@ fn a_private_mount_of_an_ordinary_user() {
 
 /// Without namespaces the setuid helper mounts, and unmounts when the server is told to end.
 #[test]
-fn a_mount_by_the_helper() {
+fn mount_by_the_helper_serves_files() {
     if !permitted() {
         return;
     }

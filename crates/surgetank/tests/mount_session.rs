@@ -330,7 +330,7 @@ fn notified_entries_leave_the_kernel_caches() {
 
 /// An inode open for passthrough may also be opened so that reads and writes come to us, with the same backing file.
 #[test]
-fn a_writer_can_be_mediated_beside_passthrough_readers() {
+fn writer_can_be_mediated_beside_passthrough_readers() {
     if !permitted() {
         return;
     }

@@ -80,7 +80,7 @@ fn every_mode_has_an_estimate_between_its_bounds() {
 }
 
 #[test]
-fn a_sweep_has_a_line_for_each_value() {
+fn sweep_has_a_line_for_each_value() {
     let dir = place("sweep");
     let told = answer(&dir, MUCH_IO, &["model", "--json", "--mode", "in-memory", "--sweep", "ram=64M,512M,2G"]);
     let estimates: Vec<f64> =
@@ -146,7 +146,7 @@ fn unreadable_input_is_named_with_exit_code_2() {
 
 /// Of a real machine, through a real agent; what comes out is what `model` reads, and nothing is left.
 #[test]
-fn a_calibration_measures_and_cleans_up() {
+fn calibration_measures_and_cleans_up() {
     let Some(scene) = Scene::new("prediction_calibrate") else { return };
     let (tier, store) = (scene.tmpfs("measured", 256), scene.beside("slow"));
     let left = store.join(".surgetank-calibrate-999999999");
@@ -173,7 +173,7 @@ fn a_calibration_measures_and_cleans_up() {
 }
 
 #[test]
-fn a_place_without_room_is_refused() {
+fn calibration_without_room_is_refused() {
     let Some(scene) = Scene::new("prediction_room") else { return };
     let tight = scene.tmpfs("tight", 32);
     let option = format!("ram={}:32M", tight.display());

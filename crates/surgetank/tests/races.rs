@@ -60,13 +60,13 @@ fn busy_name(name: &str, options: &[&str], other_half: &str) {
 
 /// Regression: the open failed when the file was deleted between the look-up and the open.
 #[test]
-fn file_deleted_before_its_open_is_no_error_through_the_mount() {
+fn open_during_a_deletion_succeeds_through_the_mount() {
     busy_name("busy_mount", &["--no-preload"], "");
 }
 
 /// Regression: the open failed when the file was deleted between the look-up and the open.
 #[test]
-fn file_deleted_before_its_open_is_no_error_with_the_shim() {
+fn open_during_a_deletion_succeeds_with_the_shim() {
     busy_name("busy_shim", &[], "");
 }
 

@@ -205,13 +205,13 @@ fn shell(script: &str, scratch: &TempDir, side: &str, place: &Path, words: &[&st
 
 fn end_group(child: &mut std::process::Child) {
     let group = rustix::process::Pid::from_child(child);
-    for (signal, patience) in [
+    for (signal, timeout) in [
         (rustix::process::Signal::TERM, Duration::from_secs(10)),
         (rustix::process::Signal::KILL, Duration::from_secs(10)),
     ] {
         // It may have ended by itself meanwhile, which is what is wanted.
         let _ = rustix::process::kill_process_group(group, signal);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
             if child.try_wait().unwrap().is_some() {
                 return;

@@ -190,7 +190,7 @@ fn mkdir_needs_no_server_or_waits_as_long_as_retry() {
 
 /// A program that handles a signal while the agent fetches a file for it saw EINTR from `open` or `read`.
 #[test]
-fn signals_do_not_interrupt_reads_of_distant_files() {
+fn signals_do_not_interrupt_reads_during_a_fetch() {
     let Some(server) = RedisServer::start() else { return };
     run(&Node::new(), &server, "head -c 30000000 /dev/zero >read; cp read written");
     let node = Node::new();

@@ -219,7 +219,7 @@ fn wait_over_a_dead_mount_reports_undrained_files() {
     scene.asked_at_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
     scene.asked_at_root("status", &[over]).exits(1).says(&["dead mount", "umount --state /mnt/state"]);
     // `mount` takes it away, begins anew, and finds the file.
-    scene.mount_again(&[]).exits(0).says(&["dead mount is taken away"]);
+    scene.mount_again(&[]).exits(0).says(&["dead mount is removed"]);
     assert_eq!(scene.read("sub/file"), b"undrained");
     scene.asked_at_root("wait", &[over]).exits(0);
     scene.asked_at_root("umount", &[over]).exits(0);

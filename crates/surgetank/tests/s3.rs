@@ -391,7 +391,7 @@ fn drain_keeps_below_its_rate() {
     assert!(begun.elapsed().as_secs_f64() >= bytes / rate - ahead, "{:?}", begun.elapsed());
 }
 
-/// A service that lends credentials to a machine or a container: as AWS has it, and nothing but that.
+/// A service that gives temporary credentials to a machine or a container, as on AWS.
 fn lender(asked: Arc<Mutex<Vec<String>>>) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -447,7 +447,7 @@ fn credentials_come_from_every_aws_source() {
     ] {
         asked.lock().unwrap().clear();
         let node = Node::new();
-        let mut command = node.command(&server.url("lent"), &[], "echo x >x; cat x");
+        let mut command = node.command(&server.url("temporary"), &[], "echo x >x; cat x");
         command.env("HOME", node.path("state")).envs(variables.clone());
         for unset in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"] {
             command.env_remove(unset);

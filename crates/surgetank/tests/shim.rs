@@ -64,7 +64,7 @@ for n in range(10):
 }
 
 #[test]
-fn without_the_shim_nothing_is_preloaded() {
+fn run_without_the_shim_preloads_nothing() {
     let Some(scene) = scene("shim_off") else { return };
     let tell = "echo \"${LD_PRELOAD:-none}\"; grep -c libsurgetank /proc/self/maps || true";
     scene.run(&["--no-preload"], tell).exits(0).prints("none\n0\n");
@@ -113,7 +113,7 @@ for n in range(300):
 }
 
 #[test]
-fn a_growing_file_shows_its_size_at_once() {
+fn growing_file_shows_its_size_at_once() {
     let Some(scene) = scene("shim_growing") else { return };
     python(
         &scene,
@@ -160,7 +160,7 @@ fn file_made_after_a_failed_lookup_is_found() {
 
 /// Which descriptors there are of a file, only the kernel knows: it is complete when the last of them is gone.
 #[test]
-fn a_file_is_complete_when_its_last_descriptor_is_closed() {
+fn file_is_complete_when_its_last_descriptor_closes() {
     let Some(scene) = scene("shim_last_close") else { return };
     let ended = python(&scene, &["--quiet-period", "0s"], "
 import mmap, os, subprocess, time
@@ -329,7 +329,7 @@ fn marker_made_through_the_mount_follows_its_data() {
 
 /// srun, ssh and containers carry the environment to where no mount is.
 #[test]
-fn without_the_mount_nothing_reaches_the_bare_directory() {
+fn shim_without_the_mount_writes_nothing_to_the_bare_directory() {
     let Some(scene) = scene("shim_elsewhere") else { return };
     std::fs::write(scene.path("there"), "before").unwrap();
     let script =

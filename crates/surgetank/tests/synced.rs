@@ -87,8 +87,8 @@ fn means_the_store(door_name: &str, door: &'static [&str]) {
     {
         let Some(there) = synced_to_store(&format!("synced_{door_name}_{case}"), volatile, fsync, door) else { return };
         // (The kernel tells nobody of msync on a file that it passes through; docs/semantics.md has it.)
-        let untold = |way: &str| way == "msync" && fsync.is_none() && door == MOUNT;
-        let expected: Vec<&str> = ALL.iter().copied().filter(|way| !untold(way)).collect();
+        let unreported = |way: &str| way == "msync" && fsync.is_none() && door == MOUNT;
+        let expected: Vec<&str> = ALL.iter().copied().filter(|way| !unreported(way)).collect();
         assert_eq!(there, expected, "{case}");
     }
 }

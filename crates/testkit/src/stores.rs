@@ -1,4 +1,4 @@
-//! Stores for tests: each wraps another one. [`faulty`] fails on demand, [`distant`] hides plain files.
+//! Stores for tests: each wraps another one. [`faulty`] fails on demand, [`ranges_only`] hides plain files.
 
-pub mod distant;
 pub mod faulty;
+pub mod ranges_only;

@@ -31,7 +31,7 @@ def binary() -> str:
     if found is None:
         raise Problem(
             "the program `surgetank` was not found",
-            remedy="install it, set SURGETANK_BINARY, or say --bare to run without it",
+            remedy="install it, set SURGETANK_BINARY, or use --bare to run without it",
             code=1,
         )
     return found

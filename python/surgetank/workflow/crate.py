@@ -82,7 +82,7 @@ def read(name: str, root: Path) -> Run:
     except FileNotFoundError as error:
         known = ", ".join(journal.runs(home)[-5:]) or "none"
         raise Problem(
-            f"there is no run {name!r}, or it did not come to its end",
+            f"the run {name!r} does not exist, or has not ended",
             where=root,
             why=error,
             remedy=f"runs here: {known}",
@@ -356,7 +356,7 @@ def _crate(args: argparse.Namespace) -> int:
     mark = run.report.get("mark")
     record = find_record(args.state or run.report.get("state"), mark) if mark else None
     if args.out.exists():
-        raise Problem("there is something already", where=args.out, remedy="choose another name for the crate")
+        raise Problem("the path already exists", where=args.out, remedy="choose another name for the crate")
     try:
         write(run, record, args.out, args.files, args.license)
     except OSError as error:

@@ -115,7 +115,7 @@ class Workflow:
                     raise Problem(
                         f"both {made[path]!r} and {task.id!r} write {path!r}",
                         where=self.at(task),
-                        remedy="a file has one task that makes it",
+                        remedy="let one task make each file",
                     )
         return made
 
@@ -162,7 +162,7 @@ class Workflow:
             raise Problem(
                 "the tasks wait for each other: " + " → ".join(round_),
                 where=self.places.get(round_[0], self.source),
-                remedy="one of these must not need another's output",
+                remedy="remove one of these dependencies",
             ) from None
         place = {task: number for number, task in enumerate(self.tasks)}
         order: list[str] = []

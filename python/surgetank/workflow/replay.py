@@ -68,7 +68,7 @@ def scaled(workflow: Workflow, size_scale: float, time_scale: float, cpu: str) -
 def scale_for(workflow: Workflow, total: int) -> float:
     known = sum(file.size_bytes or 0 for file in workflow.files.values())
     if known == 0:
-        raise Problem("no file of the instance has a size", where=workflow.source, remedy="say --size-scale")
+        raise Problem("no file of the instance has a size", where=workflow.source, remedy="use --size-scale")
     return total / known
 
 

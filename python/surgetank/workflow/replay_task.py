@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
     entries = [(files[at], files[at + 1], int(files[at + 2])) for at in range(0, len(files), 3)]
     for kind, name, size in entries:
         if kind == "r" and (wrong := content.verify(name, name, size)):
-            print(f"a file that was read is not what was written: {wrong}", file=sys.stderr)
+            print(f"a file that was read differs from what was written: {wrong}", file=sys.stderr)
             return 1
     spend(how, float(seconds))
     for kind, name, size in entries:

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pace_is_of_work_and_not_of_waiting() {
+    fn pace_counts_work_without_waiting() {
         let mut pace = Pace::default();
         let start = clock::tick();
         let at = |millis| start + Duration::from_millis(millis);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_files_are_kept_and_all_are_counted() {
+    fn largest_files_are_kept_and_all_are_counted() {
         let (events, begun) = (Events::default(), Instant::now());
         events.begin(RunId(1));
         for size in 0..10_000 {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_longest_is_kept_however_small() {
+    fn longest_wait_is_kept_at_any_size() {
         let (events, begun) = (Events::default(), Instant::now());
         events.begin(RunId(1));
         for size in 0..10_000 {

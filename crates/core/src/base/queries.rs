@@ -22,7 +22,7 @@ use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::base::waits::Waits;
 
 /// The time limit of an optional question.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of idle threads that wait for the next question.
 const IDLE_MAX: usize = 8;
 /// How often a thread that waits for a required answer checks whether its program was killed.
@@ -95,7 +95,7 @@ impl Asking {
             return None;
         }
         let asked = self.begin(question)?;
-        match asked.answer_within(PATIENCE) {
+        match asked.answer_within(TIMEOUT) {
             Some(answer) => answer,
             None => self.give_up(&asked),
         }
@@ -209,22 +209,22 @@ impl StoreQueries {
         let (store, at) = (self.store.clone(), path.clone());
         let no_thread = || io::Error::from_raw_os_error(libc::EAGAIN);
         let asked = self.asking.begin(move || question(&*store, who, &at)).ok_or_else(no_thread)?;
-        let retry = self.retry.max(PATIENCE);
-        let patience = if self.silent_for().is_some_and(|silent| silent >= retry) { PATIENCE } else { retry };
+        let retry = self.retry.max(TIMEOUT);
+        let timeout = if self.silent_for().is_some_and(|silent| silent >= retry) { TIMEOUT } else { retry };
         let mut since = asked.begun;
         let mut other: Option<Asked<bool>> = None;
         loop {
-            let left = patience.saturating_sub(since.elapsed());
+            let left = timeout.saturating_sub(since.elapsed());
             if let Some(answer) = asked.answer_within(left.min(LOOK_EVERY)) {
                 return answer.ok_or_else(no_thread)?;
             }
             if self.waits.is_killed() {
                 return Err(io::Error::from_raw_os_error(libc::EINTR));
             }
-            if other.is_none() && since.elapsed() >= patience / 2 {
+            if other.is_none() && since.elapsed() >= timeout / 2 {
                 other = self.asking.begin(self.is_alive(who, path));
             }
-            if since.elapsed() < patience {
+            if since.elapsed() < timeout {
                 continue;
             }
             match other.take().map(|other| (other.answer_within(Duration::ZERO), other)) {

@@ -60,7 +60,7 @@ pub struct Survival {
     /// An earlier agent served this mount.
     pub again: bool,
     /// Files that processes created in delegated directories, and that an earlier agent did not record.
-    pub claimed: Vec<super::claimed::Claimed>,
+    pub intake: Vec<super::intake_file::IntakeFile>,
 }
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;
@@ -71,7 +71,7 @@ pub struct Succession {
     keeper: Option<Arc<dyn Keeper>>,
     pub(crate) kept: Mutex<HashMap<String, File>>,
     pub(crate) again: bool,
-    pub(crate) claimed: Mutex<Vec<super::claimed::Claimed>>,
+    pub(crate) intake: Mutex<Vec<super::intake_file::IntakeFile>>,
     request: OnceLock<fn() -> Option<Request>>,
     pub(crate) left: Mutex<Left>,
     /// Files of the store that the kernel knows from an earlier agent, by their names; `mirrors`: whether there are any.
@@ -85,14 +85,14 @@ pub struct Succession {
 
 impl Succession {
     pub fn new(survival: Survival) -> Self {
-        let Survival { handoff, keeper, kept, again, claimed } = survival;
+        let Survival { handoff, keeper, kept, again, intake } = survival;
         let left = handoff.as_ref().filter(|_| again).map(|handoff| handoff.left()).unwrap_or_default();
         Self {
             log: handoff,
             keeper,
             kept: Mutex::new(kept),
             again,
-            claimed: Mutex::new(claimed),
+            intake: Mutex::new(intake),
             request: OnceLock::new(),
             names: Mutex::new(left.mirrors.iter().map(|(id, one)| ((one.dir, one.name.clone()), *id)).collect()),
             mirrors: AtomicBool::new(!left.mirrors.is_empty()),

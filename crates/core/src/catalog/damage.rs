@@ -35,16 +35,16 @@ pub struct Damage {
 
 impl Damage {
     /// Where the unchanged log is stored once the damage is reported.
-    pub fn told_path(&self) -> PathBuf {
+    pub fn reported_path(&self) -> PathBuf {
         match self.path.extension() {
-            Some(extension) if extension == KEPT => self.path.with_extension(TOLD),
-            _ => aside(&self.path, TOLD),
+            Some(extension) if extension == KEPT => self.path.with_extension(REPORTED),
+            _ => aside(&self.path, REPORTED),
         }
     }
 }
 
 const KEPT: &str = "damaged";
-const TOLD: &str = "told";
+const REPORTED: &str = "told";
 /// Positions of failed commits are skipped; so many never fail in a row.
 const POSITIONS_LEFT_OUT_MAX: u64 = 1 << 32;
 
@@ -121,23 +121,23 @@ pub(super) fn keep(dir: &Path, segments: &[Segment]) -> io::Result<()> {
 }
 
 /// Damage whose log is kept and that has not been reported.
-pub(super) fn untold(dir: &Path) -> io::Result<Option<Damage>> {
+pub(super) fn unreported(dir: &Path) -> io::Result<Option<Damage>> {
     let segments =
         kept_in(dir, KEPT)?.into_iter().map(|path| Segment::open(path, false)).collect::<io::Result<Vec<_>>>()?;
     of(&segments)
 }
 
 /// The kept log stays, for later inspection.
-pub(super) fn told(dir: &Path) -> io::Result<()> {
+pub(super) fn mark_reported(dir: &Path) -> io::Result<()> {
     let kept = kept_in(dir, KEPT)?;
     for path in &kept {
-        std::fs::rename(path, path.with_extension(TOLD))?;
+        std::fs::rename(path, path.with_extension(REPORTED))?;
     }
     if kept.is_empty() { Ok(()) } else { File::open(dir)?.sync_all() }
 }
 
-pub(super) fn was_told(dir: &Path) -> io::Result<bool> {
-    Ok(!kept_in(dir, TOLD)?.is_empty())
+pub(super) fn was_reported(dir: &Path) -> io::Result<bool> {
+    Ok(!kept_in(dir, REPORTED)?.is_empty())
 }
 
 fn aside(path: &Path, extension: &str) -> PathBuf {

@@ -121,7 +121,7 @@ pub(super) fn unreadable(segment: &Segment, error: io::Error) -> Error {
 
 pub(super) fn damaged(segment: &Segment, offset: u64, why: &str) -> Error {
     Error::new(format!("The catalog log {} is damaged at byte {offset}", segment.path.display()))
-        .why(format!("{why}; what comes after depends on it, so the state is not known"))
+        .why(format!("{why}; later records depend on it, so the state is unknown"))
         .remedy(KEEP_A_COPY)
         .data(DATA_IS_SAFE)
 }

@@ -43,7 +43,7 @@ pub struct Recovery {
     pub dropped_bytes: u64,
     /// The file that was cut and the offset where it ends now.
     pub cut: Option<(PathBuf, u64)>,
-    /// More was lost than a death takes, and the user has no report yet: see [`super::Catalog::damage_told`].
+    /// More was lost than a death takes, and the user has no report yet: see [`super::Catalog::damage_reported`].
     pub damage: Option<Damage>,
     /// An earlier start found such damage.
     pub damaged_once: bool,
@@ -219,20 +219,20 @@ pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<
 impl Survey {
     /// The report for the user.
     pub fn recovery(&self, dir: &Path) -> Result<Recovery> {
-        let told = |error: io::Error| unreadable_directory(dir, error);
+        let unreadable = |error: io::Error| unreadable_directory(dir, error);
         let mut recovery = Recovery {
-            damage: damage::untold(dir).map_err(told)?,
-            damaged_once: damage::was_told(dir).map_err(told)?,
+            damage: damage::unreported(dir).map_err(unreadable)?,
+            damaged_once: damage::was_reported(dir).map_err(unreadable)?,
             ..Recovery::default()
         };
         if let Some(cut) = &self.cut {
             for (index, segment) in cut.segments.iter().enumerate() {
                 let kept = if index == 0 { cut.good } else { 0 };
-                recovery.dropped_bytes += segment.file.metadata().map_err(told)?.len().saturating_sub(kept);
+                recovery.dropped_bytes += segment.file.metadata().map_err(unreadable)?.len().saturating_sub(kept);
             }
             recovery.cut = cut.segments.first().map(|segment| (segment.path.clone(), cut.good));
             if cut.is_damage && recovery.damage.is_none() {
-                recovery.damage = damage::of(&cut.segments).map_err(told)?;
+                recovery.damage = damage::of(&cut.segments).map_err(unreadable)?;
             }
         }
         Ok(recovery)
@@ -254,7 +254,7 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
     if let Some(cut) = survey.cut.take() {
         if cut.is_damage {
             damage::keep(dir, &cut.segments).map_err(failed)?;
-            recovery.damage = damage::untold(dir).map_err(failed)?;
+            recovery.damage = damage::unreported(dir).map_err(failed)?;
         }
         cut_off(cut.segments, cut.good).map_err(failed)?;
         tracing::warn!(dropped_bytes = recovery.dropped_bytes, cut = ?recovery.cut, damage = ?recovery.damage, why = cut.why, "the catalog's log ended in a bad record");

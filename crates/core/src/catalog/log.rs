@@ -211,8 +211,8 @@ impl Catalog for LogCatalog {
         self.recovery.clone()
     }
 
-    fn damage_told(&self) -> io::Result<()> {
-        damage::told(&self.shared.dir)
+    fn damage_reported(&self) -> io::Result<()> {
+        damage::mark_reported(&self.shared.dir)
     }
 
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {

@@ -59,7 +59,7 @@ pub(super) struct Pen {
 struct Failure {
     last: Lsn,
     first: Lsn,
-    untold: u32,
+    unreported: u32,
     error: io::Error,
 }
 
@@ -145,7 +145,7 @@ impl Writer {
             // Positions go up one by one within a group.
             let first = Lsn(last.0 + 1 - u64::from(records));
             if records > 1 {
-                pen.failures.push(Failure { first, last, untold: records - 1, error: again(&error) });
+                pen.failures.push(Failure { first, last, unreported: records - 1, error: again(&error) });
             }
             return Err(error);
         }
@@ -227,8 +227,8 @@ impl Pen {
     fn take_failure(&mut self, lsn: Lsn) -> Option<io::Error> {
         let index = self.failures.iter().position(|failure| failure.first <= lsn && lsn <= failure.last)?;
         let failure = &mut self.failures[index];
-        failure.untold -= 1;
-        if failure.untold == 0 {
+        failure.unreported -= 1;
+        if failure.unreported == 0 {
             return Some(self.failures.swap_remove(index).error);
         }
         Some(again(&failure.error))

@@ -9,7 +9,7 @@ use surgetank_types::model::{FileId, Kind, OpKind, Seq, StoreIdentity};
 use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::base::Base;
-use crate::drain::attempts::{Attempts, gone_already, not_yet};
+use crate::drain::attempts::{Attempts, already_absent, not_yet};
 use crate::metadata::Metadata;
 
 /// Recognises the work of an earlier attempt, or of an earlier agent, in the store.
@@ -97,7 +97,7 @@ impl Recognition {
         let verify = self.base.config.verify;
         match self.attempts.as_owner(owner, |who| self.base.store.verify(who, path, &expected, verify, &|_| Ok(()))) {
             Ok(()) => Ok(true),
-            Err(why) if why.kind() == io::ErrorKind::InvalidData || gone_already(&why) => Ok(false),
+            Err(why) if why.kind() == io::ErrorKind::InvalidData || already_absent(&why) => Ok(false),
             // The drain can read its own files.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied => Ok(false),
             Err(why) => Err(why),
@@ -109,7 +109,7 @@ impl Recognition {
     pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
         match self.attempts.as_owner(owner, |who| self.base.store.stat(who, path)) {
             Ok(stat) => Ok(Some(stat)),
-            Err(why) if gone_already(&why) => Ok(None),
+            Err(why) if already_absent(&why) => Ok(None),
             Err(why) => Err(why),
         }
     }

@@ -138,7 +138,7 @@ impl Attempts {
     }
 }
 
-pub(super) fn gone_already(why: &io::Error) -> bool {
+pub(super) fn already_absent(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 

@@ -15,11 +15,11 @@ use surgetank_types::sync::{Arc, PoisonError};
 use crate::base::Base;
 use crate::content::Location;
 use crate::drain::again::Recognition;
-use crate::drain::attempts::{Attempts, gone_already, not_yet};
+use crate::drain::attempts::{Attempts, already_absent, not_yet};
 use crate::drain::stage::{Stager, meta_of};
 use crate::files::Files;
 use crate::metadata::Metadata;
-use crate::metadata::inode_locks::BUSY_PATIENCE;
+use crate::metadata::inode_locks::INODE_LOCK_TIMEOUT;
 
 /// The result of an operation.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(super) struct Done {
     /// Directories whose names changed. By id, because a later operation of the batch may move them.
     pub dirs: Vec<FileId>,
     /// Files that the store no longer has because of the operation.
-    pub gone: Vec<FileId>,
+    pub removed: Vec<FileId>,
 }
 
 /// An operation in progress.
@@ -155,14 +155,14 @@ impl Executor {
             _ => None,
         };
         let Some(id) = goes.filter(|_| !self.base.store.features().plain_files) else { return Ok(()) };
-        self.files.fetches.let_arrive(id, &|| self.attempts.stopping()).or_else(|why| {
+        self.files.fetches.await_fetch(id, &|| self.attempts.stopping()).or_else(|why| {
             let tried = self.metadata.read_tree().ops.get(&seq).and_then(|op| op.first_failure);
             // Readers do not delay later operations indefinitely.
             if tried.is_some_and(|first| first.elapsed() >= self.base.config.retry) {
                 return Ok(());
             }
             let what = format!(
-                "a process reads the file that is removed, and the rest of it cannot be fetched: {}",
+                "a program reads a file that is being removed, and the rest of the file cannot be fetched: {}",
                 io::Error::from(why)
             );
             Err(io::Error::new(io::ErrorKind::WouldBlock, what))
@@ -206,24 +206,24 @@ impl Executor {
 
     /// The file is in the store under this name now, and replaces the file before it.
     pub(super) fn applied(&self, kind: &OpKind, at: (FileId, &[u8]), identity: StoreIdentity) -> Done {
-        let gone = self.carried_out(kind, Some((at.0, Name::from(at.1))), Some(identity));
-        Done { dirs: vec![at.0], gone }
+        let removed = self.carried_out(kind, Some((at.0, Name::from(at.1))), Some(identity));
+        Done { dirs: vec![at.0], removed }
     }
 
     /// Sets the file's place and identity in one step, because look-ups compare the two.
     fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
-        let gone = {
+        let removed = {
             let mut tree = self.metadata.write_tree();
-            let gone = tree.carried_out(kind, at);
+            let removed = tree.carried_out(kind, at);
             if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
                 inode.identity = Some(Box::new(identity));
             }
-            gone
+            removed
         };
-        for id in &gone {
+        for id in &removed {
             self.lost_a_link(*id);
         }
-        gone
+        removed
     }
 
     /// The store removed one name of a file. If the file has others, its ctime changed there by the drain's own work.
@@ -263,7 +263,7 @@ impl Executor {
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
             self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
-            return Err(not_yet("its copy lay in a directory that went, and is made again"));
+            return Err(not_yet("the directory of its copy was removed, so the copy is made again"));
         };
         let store = &self.base.store;
         let mut name: Box<[u8]> = Box::from(at.1);
@@ -368,7 +368,7 @@ impl Executor {
         let there = match self.attempts.as_owner(owner, |who| store.stat(who, &path)) {
             Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
             Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
-            Err(why) if gone_already(&why) => None,
+            Err(why) if already_absent(&why) => None,
             Err(why) => return Err(why),
         };
         let identity = match there {
@@ -397,7 +397,7 @@ impl Executor {
                 });
                 match made {
                     // It was made before a crash, and moved with its parent by a later operation of the queue.
-                    Err(why) if gone_already(&why) && self.is_doubtful(one.seq) => {
+                    Err(why) if already_absent(&why) && self.is_doubtful(one.seq) => {
                         self.carried_out(one.kind, None, None);
                         return Ok(Done::default());
                     }
@@ -451,7 +451,7 @@ impl Executor {
         match self.attempts.as_owner(owner, |who| self.base.store.read_link(who, path)) {
             Ok(there) => Ok(target == Some(&*there)),
             // Not a link, or absent.
-            Err(why) if gone_already(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            Err(why) if already_absent(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             Err(why) => Err(why),
         }
     }
@@ -471,7 +471,7 @@ impl Executor {
         // a tier is opened there, and never waits for the store.)
         let in_place = self.base.store.features().plain_files
             && self.metadata.read_tree().get(file).is_some_and(|inode| inode.replica.is_none());
-        let _inode = in_place.then(|| self.metadata.lock_inode_within(file, BUSY_PATIENCE));
+        let _inode = in_place.then(|| self.metadata.lock_inode_within(file, INODE_LOCK_TIMEOUT));
         let (owner, mut meta) = self.owner_and_meta(file)?;
         let (kind, again) = self.metadata.read_tree().get(file).map_or((Kind::File, false), |inode| {
             (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
@@ -494,7 +494,7 @@ impl Executor {
                 self.stranger(one, &path, "another client changed it in the store before its mode, owner and times were set there; theirs was left alone");
                 return Ok(Done::default());
             }
-            Err(why) if gone_already(&why) => return Ok(Done::default()),
+            Err(why) if already_absent(&why) => return Ok(Done::default()),
             Err(why) => return Err(why),
         }
         match self.attempts.as_owner(owner, |who| self.base.store.set_meta(who, &path, kind, &meta)) {
@@ -508,7 +508,7 @@ impl Executor {
                 Ok(Done::default())
             }
             // Another client removed it: there is nothing to set attributes of.
-            Err(why) if gone_already(&why) => Ok(Done::default()),
+            Err(why) if already_absent(&why) => Ok(Done::default()),
             Err(why) => Err(why),
         }
     }
@@ -526,7 +526,7 @@ impl Executor {
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::info!(%path, %why, "the store does not report the file's state after the change");
+                tracing::info!(%path, %why, "the identity of a file in the store is unknown after a change");
                 inode.identity = inode.identity.as_deref().map(|known| Box::new(known.touched()));
             }
         }

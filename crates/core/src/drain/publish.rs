@@ -87,7 +87,7 @@ impl Drain {
                 self.metadata.write_tree().drain_queue().doubt(&[*seq]);
             }
             if why.kind() == std::io::ErrorKind::InvalidData {
-                self.copy_again_if_gone(*seq);
+                self.copy_again_if_missing(*seq);
             }
         }
         rest.extend(others.iter().map(|(seq, _)| *seq));
@@ -98,7 +98,7 @@ impl Drain {
     }
 
     /// A publication did not arrive as it was staged. If the store discarded the staged copy, the drain copies again.
-    fn copy_again_if_gone(&self, seq: Seq) {
+    fn copy_again_if_missing(&self, seq: Seq) {
         let staged = || self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner);
         let place = staged().get(&seq).map(|copied| (copied.dir, copied.temporary.clone()));
         let Some((dir, name)) = place else { return };
@@ -332,7 +332,7 @@ impl Drain {
                     self.base.events.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
                 }
             }
-            self.metadata.retire(&mut tree, seq, copied.as_ref(), &outcome.gone);
+            self.metadata.retire(&mut tree, seq, copied.as_ref(), &outcome.removed);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)

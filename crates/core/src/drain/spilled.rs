@@ -51,12 +51,12 @@ impl Executor {
     pub(super) fn moves_spills_out(&self, gone: FileId) -> io::Result<bool> {
         let spilled: Vec<(FileId, Name, FileId, Cred)> = {
             let tree = self.metadata.read_tree();
-            let lies_there = |(id, inode): (FileId, &Inode)| {
+            let is_spilled_there = |(id, inode): (FileId, &Inode)| {
                 let (_, name) = inode.spill().filter(|(dir, _)| *dir == gone)?;
                 let to = inode.logical.as_ref().map_or(FileId::ROOT, |(dir, _)| tree.nearest_applied(*dir));
                 Some((id, name.clone(), to, inode.cred())).filter(|_| to != gone)
             };
-            tree.iter().filter_map(lies_there).collect()
+            tree.iter().filter_map(is_spilled_there).collect()
         };
         let store = &self.base.store;
         for (id, name, to, owner) in &spilled {

@@ -152,8 +152,8 @@ impl Stager {
             stays
         });
         let mut tree = self.metadata.write_tree();
-        let lies_there = |op: &Op| matches!(&op.progress, Progress::Staged { copied, .. } if copied.dir == dir);
-        given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
+        let is_staged_there = |op: &Op| matches!(&op.progress, Progress::Staged { copied, .. } if copied.dir == dir);
+        given_up.extend(tree.ops.iter().filter(|(_, op)| is_staged_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| tree.unstage(seq));
         drop(tree);
         self.attempts.as_owner(owner, |who| self.files.temporaries.discard_left_in(who, path))

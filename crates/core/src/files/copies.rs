@@ -47,7 +47,7 @@ pub(crate) struct Absence {
 }
 
 /// How long recovery waits for the store.
-pub(crate) const STORE_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The pause before a store that does not answer is asked again.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -17,7 +17,7 @@ use crate::base::{Base, Door};
 use crate::content::{Location, Open};
 use crate::files::deadline::DeadlineWatch;
 use crate::metadata::Metadata;
-use crate::metadata::intake::{DIRTY_AHEAD_BYTES, FILE_BYTES_MIN, FILES_AHEAD, LENDS_MAX, MADE_MIN, UNUSED};
+use crate::metadata::intake::{DELEGATIONS_MAX, DIRTY_AHEAD_BYTES, FILE_BYTES_MIN, FILES_AHEAD, MADE_MIN, UNUSED};
 
 /// Decides which directories are delegated to processes.
 pub struct Delegator {
@@ -94,7 +94,7 @@ impl Delegator {
         if !on.leases() || !on.healthy() || on.free_bytes() < Self::bytes_to_delegate(on, ahead_bytes) {
             return None;
         }
-        while tree.delegations.dirs.len() >= LENDS_MAX
+        while tree.delegations.dirs.len() >= DELEGATIONS_MAX
             && let Some(oldest) =
                 tree.delegations.dirs.iter().min_by_key(|(_, delegation)| delegation.number).map(|(dir, _)| *dir)
         {
@@ -117,9 +117,9 @@ impl Delegator {
         self.metadata.delegated.store(tree.delegations.dirs.len(), Ordering::SeqCst);
         // A process that came to write through the mount meanwhile has not seen the delegation.
         if self.may_delegate_at_all(caller) {
-            self.metadata.limit_claims(tree);
+            self.metadata.limit_intake(tree);
             self.metadata.show(tree, dir);
-            crash_point!("lent.shown");
+            crash_point!("delegation.published");
         } else {
             self.metadata.recall_dirs(tree, &[dir]);
         }
@@ -191,12 +191,12 @@ impl Delegator {
         if !dirs.is_empty() {
             self.metadata.recall_dirs(&mut tree, &dirs);
         }
-        self.metadata.limit_claims(&tree);
+        self.metadata.limit_intake(&tree);
         if dirs.is_empty()
-            && let Some(shim) = self.metadata.shim.get().filter(|shim| shim.claims_wait())
+            && let Some(shim) = self.metadata.shim.get().filter(|shim| shim.intake_waits())
         {
             // A process that does not complete its entry keeps the ring from being used.
-            shim.stop_claims();
+            shim.stop_intake();
             self.metadata.settle_in(&mut tree);
         }
     }

@@ -5,7 +5,7 @@
 //! - A request that needs the store, a copy or mediation goes to the mount ([`LEFT_TO_THE_MOUNT`]).
 //! - Granted descriptors do not pass through the agent again. The kernel reports when a process closes a writable one
 //!   (`Shim::watch`), and a lease shows whether others remain.
-//! - Until then `Open::handed` counts as one writer.
+//! - Until then `Open::granted` counts as one writer.
 //!
 //! The danger that this avoids: the agent seals a file that a process can still write.
 
@@ -50,17 +50,17 @@ impl Descriptors {
 
     /// The writer that was just counted gets a descriptor. The caller holds the inode's lock.
     pub(crate) fn count_handed(&self, open: &Open) {
-        if open.handed.swap(true, Ordering::Relaxed) {
+        if open.granted.swap(true, Ordering::Relaxed) {
             // It counts already, for one writer. Earlier descriptors may be closed by now; this one is not.
             self.sealer.uncount_user(open, true);
         } else {
-            self.metadata.handed.fetch_add(1, Ordering::Relaxed);
+            self.metadata.granted.fetch_add(1, Ordering::Relaxed);
         }
         self.metadata.show(&self.metadata.read_tree(), open.id);
     }
 
     /// Gives up the open file when the descriptor cannot be granted.
-    pub(crate) fn hand(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
+    pub(crate) fn grant(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         open.handed_to(caller.uid);
         let content = open.content();
         let made = plain.is_some();
@@ -110,7 +110,7 @@ impl Descriptors {
     /// The plain file gets another name, or none. A granted file is watched by itself from now on; for a directory this
     /// holds for all files below it. The caller holds the tree's lock.
     pub(crate) fn watch_apart(&self, tree: &Tree, id: FileId) {
-        if self.metadata.handed.load(Ordering::Relaxed) == 0 {
+        if self.metadata.granted.load(Ordering::Relaxed) == 0 {
             return;
         }
         let opens: Vec<Arc<Open>> = if tree.get(id).is_some_and(Inode::is_dir) {
@@ -118,7 +118,7 @@ impl Descriptors {
         } else {
             self.metadata.opens().get(&id).cloned().into_iter().collect()
         };
-        for open in opens.into_iter().filter(|open| open.handed.load(Ordering::Relaxed)) {
+        for open in opens.into_iter().filter(|open| open.granted.load(Ordering::Relaxed)) {
             if let Err(why) = self.watch_apart_open(&open) {
                 tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
             }
@@ -127,7 +127,7 @@ impl Descriptors {
 
     /// A process closed a granted descriptor; others may remain. `false`: others remain, or the kernel reported the
     /// close too early, see `retry_handed`.
-    pub fn handed_closed(&self, id: FileId) -> bool {
+    pub fn grant_closed(&self, id: FileId) -> bool {
         loop {
             match self.look_whether_closed(id) {
                 Ok(ended) => return ended,
@@ -158,12 +158,12 @@ impl Descriptors {
     /// instant is tried again here.
     pub(crate) fn retry_handed(&self) {
         self.metadata.settle();
-        if self.metadata.handed.load(Ordering::Relaxed) == 0 {
+        if self.metadata.granted.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let handed: Vec<Arc<Open>> =
-            self.metadata.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)).cloned().collect();
-        for open in handed {
+        let granted: Vec<Arc<Open>> =
+            self.metadata.opens().values().filter(|open| open.granted.load(Ordering::Relaxed)).cloned().collect();
+        for open in granted {
             if !nobody_writes(&open.content()) {
                 continue;
             }
@@ -179,12 +179,12 @@ impl Descriptors {
     }
 
     /// A close was reported without its file, so all granted files are tried.
-    pub fn any_handed_closed(&self) {
+    pub fn any_grant_closed(&self) {
         self.metadata.settle();
-        let handed: Vec<FileId> =
-            self.metadata.opens().values().filter(|o| o.handed.load(Ordering::Relaxed)).map(|o| o.id).collect();
-        for id in handed {
-            self.handed_closed(id);
+        let granted: Vec<FileId> =
+            self.metadata.opens().values().filter(|o| o.granted.load(Ordering::Relaxed)).map(|o| o.id).collect();
+        for id in granted {
+            self.grant_closed(id);
         }
     }
 
@@ -195,7 +195,7 @@ impl Descriptors {
 
     /// Errors: as [`Self::seal_those_before`].
     fn try_end_handed(&self, open: &Arc<Open>) -> Result<bool, FileId> {
-        if !open.handed.load(Ordering::Relaxed) {
+        if !open.granted.load(Ordering::Relaxed) {
             return Ok(true);
         }
         let content = open.content();
@@ -210,7 +210,7 @@ impl Descriptors {
 
     /// The same, after the files that were closed before are sealed.
     pub(crate) fn end_handed_now(&self, open: &Arc<Open>) -> bool {
-        if !open.handed.load(Ordering::Relaxed) {
+        if !open.granted.load(Ordering::Relaxed) {
             return true;
         }
         let content = open.content();
@@ -222,7 +222,7 @@ impl Descriptors {
     }
 
     fn ended(&self, open: &Arc<Open>, content: &Content) {
-        open.handed.store(false, Ordering::Relaxed);
+        open.granted.store(false, Ordering::Relaxed);
         let left = self.sealer.uncount_user(open, true);
         if left.writers == 0 {
             self.sealer.finish_seal(open.id, Some(open), content);
@@ -231,7 +231,7 @@ impl Descriptors {
             }
         }
         // Not earlier: at zero granted files, `catch_up` does not wait.
-        self.metadata.handed.fetch_sub(1, Ordering::Release);
+        self.metadata.granted.fetch_sub(1, Ordering::Release);
         if self.metadata.delegated.load(Ordering::Relaxed) > 0 {
             self.metadata.limit_by_handed();
         }
@@ -241,13 +241,13 @@ impl Descriptors {
     /// any. The caller holds no lock.
     pub fn catch_up(&self) -> bool {
         self.metadata.settle();
-        let before = self.metadata.handed.load(Ordering::Acquire);
+        let before = self.metadata.granted.load(Ordering::Acquire);
         if before > 0
             && let Some(shim) = self.metadata.shim.get()
         {
             shim.catch_up();
         }
-        self.metadata.handed.load(Ordering::Relaxed) < before
+        self.metadata.granted.load(Ordering::Relaxed) < before
     }
 
     /// fsync of a granted descriptor.

@@ -21,7 +21,7 @@ use surgetank_types::sync::atomic::Ordering;
 use crate::base::Base;
 use crate::base::events::{Events, without_figures};
 use crate::content::Location;
-use crate::content::arrival::Arrival;
+use crate::content::fetch::Fetch;
 use crate::files::waiting::Waiting;
 use crate::metadata::Metadata;
 use crate::report::run::EventKind;
@@ -78,7 +78,7 @@ impl Eviction {
         if freed >= want_bytes {
             return freed;
         }
-        freed + self.squeeze_arrivals(device) + self.drop_waiting_on(Some(device))
+        freed + self.squeeze_fetches(device) + self.drop_waiting_on(Some(device))
     }
 
     /// The same, of files that no process has open.
@@ -225,7 +225,7 @@ impl Eviction {
 
     /// Removes the plain file after the catalog has the record of it.
     fn drop_copy(&self, tree: &mut Tree, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> Remains<'_> {
-        tree.txn.gone(Some(replica));
+        tree.txn.pending_unlink(Some(replica));
         let shown_perm = self.metadata.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         crash_point!("evict.begun");
@@ -326,18 +326,18 @@ impl Eviction {
     }
 
     /// Charges arriving bytes. The store has them, so they count as clean.
-    pub(crate) fn charge_arriving(&self, device: DeviceId, bytes: i64) {
+    pub(crate) fn charge_fetching(&self, device: DeviceId, bytes: i64) {
         self.tiers.device(device).add_used(bytes);
         self.metadata.write_tree().arriving(device, bytes);
     }
 
     /// A writer needs room on the device: arriving files there drop the chunks that were read.
-    pub(crate) fn squeeze_arrivals(&self, device: DeviceId) -> u64 {
-        let arrivals: Vec<Arc<Arrival>> = self.metadata.opens().values().filter_map(|open| open.arrival()).collect();
+    pub(crate) fn squeeze_fetches(&self, device: DeviceId) -> u64 {
+        let fetches: Vec<Arc<Fetch>> = self.metadata.opens().values().filter_map(|open| open.fetch()).collect();
         let mut freed = 0;
-        for arrival in arrivals.iter().filter(|arrival| arrival.device() == Some(device)) {
-            let bytes = arrival.squeeze();
-            self.charge_arriving(device, -i64::try_from(bytes).unwrap_or(i64::MAX));
+        for fetch in fetches.iter().filter(|fetch| fetch.device() == Some(device)) {
+            let bytes = fetch.squeeze();
+            self.charge_fetching(device, -i64::try_from(bytes).unwrap_or(i64::MAX));
             freed += bytes;
         }
         freed

@@ -28,7 +28,7 @@ use crate::base::events::Events;
 use crate::base::queries::{StoreQueries, is_absent};
 use crate::base::users::own_cred;
 use crate::base::waits::Waits;
-use crate::content::arrival::{Arrival, WINDOW_BYTES};
+use crate::content::fetch::{Fetch, WINDOW_BYTES};
 use crate::content::{Content, Location, Open, Placed};
 use crate::files::copies::Copies;
 use crate::files::evict::Eviction;
@@ -104,7 +104,7 @@ impl Fetches {
 
     /// The first open of a file that only the store has. `None`: the file is resident now, and the caller opens it as
     /// such. The caller holds the inode's lock.
-    pub(crate) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
+    pub(crate) fn open_for_fetch(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
         for _ in 0..LOOKS_MAX {
             let (there, size_bytes) = self.there(id)?;
             let brought = if writes || via.is_only() {
@@ -113,12 +113,12 @@ impl Fetches {
             } else if size_bytes <= WHOLE_BYTES_MAX {
                 self.bring_in(id, &there, AskKind::Fetch { bytes: size_bytes })
             } else {
-                return self.open_arriving(id, there, size_bytes).map(Some);
+                return self.open_fetching(id, there, size_bytes).map(Some);
             };
             match brought {
                 Ok(()) => return Ok(None),
                 Err(fault) if fault.errno == Errno::NOSPC && !writes && !via.is_only() => {
-                    return self.open_arriving(id, there, size_bytes).map(Some);
+                    return self.open_fetching(id, there, size_bytes).map(Some);
                 }
                 // It got other attributes or another path during the fetch, or is another file now.
                 Err(fault) if fault.errno == Errno::STALE => {}
@@ -255,31 +255,31 @@ impl Fetches {
     }
 
     /// Opens the file while it arrives. Makes no request: the first reader decides what to fetch.
-    pub(crate) fn open_arriving(&self, id: FileId, there: There, size_bytes: u64) -> FsResult<Open> {
-        let (file, placed) = match self.place_to_arrive(id, size_bytes)? {
+    pub(crate) fn open_fetching(&self, id: FileId, there: There, size_bytes: u64) -> FsResult<Open> {
+        let (file, placed) = match self.place_to_fetch(id, size_bytes)? {
             Some((placed, file)) => (file, Some(placed)),
             None => (self.window(size_bytes)?, None),
         };
         let file = Arc::new(file);
         let content = Content { file: file.clone(), location: Location::Arriving, writable: false };
         let open = Open::new(id, content, false, None, 0);
-        open.arrives(Arc::new(Arrival::new(there.remote, there.path, size_bytes, file, placed)));
+        open.set_fetch(Arc::new(Fetch::new(there.remote, there.path, size_bytes, file, placed)));
         Ok(open)
     }
 
     /// Reopens a file that a process has been reading since an earlier agent, which died before the file was complete.
     /// `None`: the content is elsewhere, or gone.
-    pub(crate) fn arrives_again(&self, id: FileId) -> Option<Open> {
+    pub(crate) fn fetches_again(&self, id: FileId) -> Option<Open> {
         let elsewhere = |tree: &Tree| tree.get(id).is_none_or(|inode| inode.replica.is_some() || inode.dirty());
         if self.store.features().plain_files || elsewhere(&self.metadata.read_tree()) {
             return None;
         }
-        let opened = self.there(id).and_then(|(there, size_bytes)| self.open_arriving(id, there, size_bytes));
+        let opened = self.there(id).and_then(|(there, size_bytes)| self.open_fetching(id, there, size_bytes));
         opened.inspect_err(|why| tracing::error!(id = id.0, %why, "cannot be read on: ESTALE")).ok()
     }
 
     /// A place where the whole file fits without an eviction; otherwise one where it can begin. It is charged as it arrives.
-    fn place_to_arrive(&self, id: FileId, size_bytes: u64) -> FsResult<Option<(Placed, File)>> {
+    fn place_to_fetch(&self, id: FileId, size_bytes: u64) -> FsResult<Option<(Placed, File)>> {
         let asks = [AskKind::Prefetch { bytes: size_bytes }, AskKind::Fetch { bytes: size_bytes.min(WINDOW_BYTES) }];
         for kind in asks {
             match self.place_hidden(id, kind) {

@@ -8,13 +8,13 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::users::own_cred;
 use crate::files::copies::Copies;
-use crate::files::open::GONE;
+use crate::files::open::REMOVED;
 
 impl Copies {
     /// Only the store has it, and the last look is too old.
     pub(crate) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
         let tree = self.metadata.read_tree();
-        let inode = tree.get(id).ok_or(GONE)?;
+        let inode = tree.get(id).ok_or(REMOVED)?;
         let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
         Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
     }
@@ -43,7 +43,7 @@ impl Copies {
         let (path, who, identity) = {
             let tree = self.metadata.read_tree();
             let Some(inode) = tree.get(id) else {
-                return Err(GONE.into());
+                return Err(REMOVED.into());
             };
             let Some(path) = tree.applied_path(id) else {
                 return Ok(false);

@@ -282,7 +282,7 @@ impl MemoryPressure {
                 return other.map(drop).map_err(Into::into);
             }
         };
-        crash_point!("relief.copied");
+        crash_point!("memory_pressure.copied");
         let mut tree = self.metadata.write_tree();
         // Since then, the drain may have begun its copy, a process may have opened it, or it may have another name.
         let same = |tree: &Tree| {
@@ -320,7 +320,7 @@ impl MemoryPressure {
         tree.recount(id);
         tree.txn.file(id);
         self.metadata.commit(&mut tree);
-        crash_point!("relief.written_down");
+        crash_point!("memory_pressure.written_down");
         if let Err(why) = from.unlink(&found.path) {
             // The catalog names it as pending unlink: recovery sweeps it.
             self.tiers.device_failed(from.id(), &why);

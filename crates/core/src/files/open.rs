@@ -42,12 +42,12 @@ use crate::metadata::access::Access;
 const MOVES_MAX: usize = 1000;
 /// The last name went between the look-up and the open. The kernel and the agent's other doors then look the name up
 /// again, because a process that creates a file must not get "not found".
-pub(crate) const GONE: Errno = Errno::STALE;
+pub(crate) const REMOVED: Errno = Errno::STALE;
 /// A spilled file is being published as it is: a writer would now write to the store's own file. (The number differs
 /// from `STORE_TO_BE_ASKED`, which the caller gets.)
 pub(super) const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
 const PUBLISHED_TRIES_MAX: usize = 20;
-const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
+const BEGUN_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Opens, closes and seals files.
@@ -128,7 +128,7 @@ impl Opener {
         };
         {
             let tree = self.metadata.read_tree();
-            let inode = tree.get(id).ok_or(GONE)?;
+            let inode = tree.get(id).ok_or(REMOVED)?;
             match inode.attr.kind {
                 Kind::File => {}
                 Kind::Directory => return Err(Errno::ISDIR.into()),
@@ -153,7 +153,7 @@ impl Opener {
                 .or(self.config.fsync)
         };
         let open = self.open_inode(id, writes, truncates, run, Via::of_flags(flags, fsync));
-        if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
+        if open.as_ref().is_err_and(|fault| fault.errno == REMOVED) {
             self.sent_back(caller.pid);
         } else {
             self.served(caller.pid);
@@ -272,7 +272,7 @@ impl Opener {
             self.metadata.show(&self.metadata.read_tree(), open.id);
             self.sealer.tiers_unreserve(open);
             self.open_files.unback(open);
-            return Err(GONE.into());
+            return Err(REMOVED.into());
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ impl Opener {
 
     /// An open inode gets its first writer. The caller holds the inode's lock.
     fn make_writable(&self, open: &Arc<Open>, truncates: bool) -> FsResult<()> {
-        self.fetches.arrive_whole(open, truncates)?;
+        self.fetches.fetch_whole(open, truncates)?;
         let content = open.content();
         if open.direct && content.location == Location::Store {
             self.times_in_place(open.id, &content.file)?;
@@ -341,7 +341,7 @@ impl Opener {
                 let file = crate::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
-            // `arrive_whole` has waited for all of its bytes.
+            // `fetch_whole` has waited for all of its bytes.
             Location::Arriving => return Err(Errno::STALE.into()),
             Location::Store => {
                 let size_bytes = self.metadata.read_tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
@@ -385,9 +385,9 @@ impl Opener {
         self.await_progress(is_begun, id);
     }
 
-    /// Waits while the condition holds, for `BEGUN_PATIENCE` at most.
+    /// Waits while the condition holds, for `BEGUN_TIMEOUT` at most.
     fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
-        let until = clock::tick() + BEGUN_PATIENCE;
+        let until = clock::tick() + BEGUN_TIMEOUT;
         let mut tree = self.metadata.read_tree();
         loop {
             let left = until.saturating_duration_since(clock::tick());
@@ -450,7 +450,7 @@ impl Opener {
         // The one remaining writer may be a granted descriptor that was closed before this one.
         if writes
             && !last_writer
-            && open.handed.load(Ordering::Relaxed)
+            && open.granted.load(Ordering::Relaxed)
             && open.writers() == 1
             && self.descriptors.end_handed(open)
         {

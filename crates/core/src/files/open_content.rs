@@ -13,7 +13,7 @@ use crate::base::queries::is_absent;
 use crate::base::users::own_cred;
 use crate::content::{Content, Location, Open};
 use crate::files::attach::Wanted;
-use crate::files::open::{GONE, Opener, PUBLISHED_AS_IT_IS};
+use crate::files::open::{Opener, PUBLISHED_AS_IT_IS, REMOVED};
 use crate::files::{LEFT_TO_THE_MOUNT, Via};
 use crate::report::run::EventKind;
 
@@ -34,12 +34,12 @@ impl Opener {
             );
         }
         let tree = self.metadata.read_tree();
-        let inode = tree.get(id).ok_or(GONE)?;
+        let inode = tree.get(id).ok_or(REMOVED)?;
         let owner = inode.cred();
         let size_bytes = inode.attr.size_bytes;
         let charged_bytes = inode.charged_bytes;
         if let Some(PlainId { device, .. }) = inode.replica {
-            let path = tree.logical_path(id).ok_or(GONE)?;
+            let path = tree.logical_path(id).ok_or(REMOVED)?;
             let device = self.tiers.device(device);
             // The agent's descriptor of a direct file is read-only; otherwise the agent's own leases would be refused.
             let direct = via.is_only()
@@ -64,7 +64,7 @@ impl Opener {
             return self.placer.attach(id, content, Wanted { via, writes, direct }, charged_bytes);
         }
         if let Some((dir, name)) = inode.spill().cloned() {
-            let path = tree.applied_path(dir).ok_or(GONE)?.join(&name);
+            let path = tree.applied_path(dir).ok_or(REMOVED)?.join(&name);
             drop(tree);
             let direct = !writes || via.is_only();
             let file = match self.store.open(own_cred(owner), &path, !direct) {
@@ -77,19 +77,19 @@ impl Opener {
             let content = Content { file: Arc::new(file), location: Location::StoreTemporary, writable: !direct };
             return self.placer.attach(id, content, Wanted { via, writes, direct }, 0);
         }
-        let path = tree.applied_path(id).ok_or(GONE)?;
+        let path = tree.applied_path(id).ok_or(REMOVED)?;
         drop(tree);
         if truncates && !in_place {
             return self.placer.open_placed(id, None, 0, via);
         }
         self.events.count(EventKind::Miss, "store", "only the store had it", size_bytes);
         if !self.store.features().plain_files {
-            return match self.fetches.open_distant(id, writes, via)? {
+            return match self.fetches.open_for_fetch(id, writes, via)? {
                 Some(open) => Ok(open),
                 None if self.metadata.read_tree().get(id).is_some_and(|inode| inode.replica.is_some()) => {
                     self.open_content(id, writes, truncates, via)
                 }
-                None => Err(GONE.into()),
+                None => Err(REMOVED.into()),
             };
         }
         if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {

@@ -77,7 +77,7 @@ impl OpenFiles {
     /// A write through a granted descriptor clears the bits from here on, and no door sees it.
     pub(crate) fn watch_set_ids(&self, tree: &Tree, open: &Open) {
         let has_any = tree.get(open.id).is_some_and(|inode| inode.attr.perm & SET_IDS != 0);
-        let watched = has_any && open.handed.load(Ordering::Relaxed);
+        let watched = has_any && open.granted.load(Ordering::Relaxed);
         open.watch_writes_of_others(watched.then(|| self.plain_stat(open)).flatten().as_ref());
     }
 

@@ -123,7 +123,7 @@ impl Placer {
                     Some(path) if path != placed.at => {
                         // The file gets its name before the catalog knows it. An agent that dies in between leaves an
                         // unwanted copy, and the next one has to know that.
-                        self.metadata.commit_apart(tree, |tree| tree.txn.gone(Some(plain)));
+                        self.metadata.commit_apart(tree, |tree| tree.txn.pending_unlink(Some(plain)));
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
                         // It may have moved with its directory.
@@ -170,7 +170,7 @@ impl Placer {
             self.undo_placed(tree, placed);
             return Err(fault);
         }
-        tree.txn.gone(replica);
+        tree.txn.pending_unlink(replica);
         tree.txn.file(id);
         let Location::Tier(to) = placed.content.location else { return Ok(0) };
         let to = self.tiers.device(to);

@@ -248,7 +248,7 @@ impl Fetches {
     fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
         let readers = self.metadata.opens().get(&id).cloned();
         let only_read = |open: &Arc<Open>| {
-            open.content().location == Location::Store && open.writers() == 0 && !open.handed.load(Ordering::Relaxed)
+            open.content().location == Location::Store && open.writers() == 0 && !open.granted.load(Ordering::Relaxed)
         };
         if !tree.is_at_rest(id) || !readers.as_ref().is_none_or(only_read) || self.eviction.has_waiting(id) {
             return None;

@@ -15,7 +15,7 @@ use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::content::{Content, Location, Open};
 use crate::files::transfer::Transfers;
-use crate::files::{Shortage, Wish};
+use crate::files::{RoomWait, Wish};
 use crate::report::run::EventKind;
 
 /// The largest step in which room is charged, so that a long file is not charged for each write.
@@ -183,7 +183,7 @@ impl Transfers {
     /// Mediated writes. Rule 4: a program never sees a full device while any place has room.
     pub(crate) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
         open.written.store(true, Ordering::Relaxed);
-        let mut shortage = Shortage::default();
+        let mut room_wait = RoomWait::default();
         let about = (Some(open.id), &b""[..], RunId(0));
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -194,7 +194,7 @@ impl Transfers {
                     if self.ensure_room(open, device, size_bytes, offset, data.len() as u64) {
                         match write_all_at(&content.file, data, offset) {
                             Ok(()) => {
-                                self.room_waits.has_room(&shortage);
+                                self.room_waits.has_room(&room_wait);
                                 return Ok(data.len());
                             }
                             Err(why) if is_full(&why) => {
@@ -213,7 +213,7 @@ impl Transfers {
                 Location::StoreTemporary | Location::Store | Location::Arriving => {
                     match write_all_at(&content.file, data, offset) {
                         Ok(()) => {
-                            self.room_waits.has_room(&shortage);
+                            self.room_waits.has_room(&room_wait);
                             return Ok(data.len());
                         }
                         // A write to the store's own file behaves as it would without Surgetank.
@@ -222,7 +222,7 @@ impl Transfers {
                         }
                         Err(why) => {
                             drop(gate);
-                            self.room_waits.await_room(&mut shortage, about, self.refusal(open.id, &why))?;
+                            self.room_waits.await_room(&mut room_wait, about, self.refusal(open.id, &why))?;
                             continue;
                         }
                     }
@@ -231,7 +231,7 @@ impl Transfers {
             drop(gate);
             tracing::debug!(id = open.id.0, %failed, "spilling");
             if let Err(fault) = self.spill(open, seen, data.len() as u64, SpilledBy::Writer) {
-                self.room_waits.await_room(&mut shortage, about, fault)?;
+                self.room_waits.await_room(&mut room_wait, about, fault)?;
             }
         }
     }

@@ -45,7 +45,7 @@ pub struct Short {
 
 /// The state of one waiting operation.
 #[derive(Debug, Default)]
-pub(crate) struct Shortage {
+pub(crate) struct RoomWait {
     began: Option<Instant>,
     number: u64,
 }
@@ -81,7 +81,7 @@ impl RoomWaits {
     /// Errors: `fault`, if a wait does not help.
     pub(crate) fn await_room(
         &self,
-        shortage: &mut Shortage,
+        room_wait: &mut RoomWait,
         (id, path, run): (Option<FileId>, &[u8], RunId),
         fault: Fault,
     ) -> FsResult<()> {
@@ -89,19 +89,19 @@ impl RoomWaits {
         if !matches!(fault.errno, Errno::NOSPC | Errno::DQUOT) || self.door.get().is_none() {
             return Err(fault);
         }
-        let patience = self.config.wait_for_room;
-        let began = *shortage.began.get_or_insert_with(clock::tick);
-        if shortage.number == 0 {
-            shortage.number = self.is_short(id, path, run, &fault);
+        let timeout = self.config.wait_for_room;
+        let began = *room_wait.began.get_or_insert_with(clock::tick);
+        if room_wait.number == 0 {
+            room_wait.number = self.is_short(id, path, run, &fault);
         }
-        let left = patience.saturating_sub(began.elapsed());
+        let left = timeout.saturating_sub(began.elapsed());
         if left.is_zero() {
-            self.no_longer_short(shortage.number, true);
+            self.no_longer_short(room_wait.number, true);
             return Err(fault);
         }
         self.waits.begin_long();
         if self.waits.is_interrupted() {
-            self.no_longer_short(shortage.number, false);
+            self.no_longer_short(room_wait.number, false);
             return Err(Errno::INTR.into());
         }
         let tree = self.metadata.read_tree();
@@ -110,9 +110,9 @@ impl RoomWaits {
     }
 
     /// There was room after all.
-    pub(crate) fn has_room(&self, shortage: &Shortage) {
-        if shortage.number != 0 {
-            self.no_longer_short(shortage.number, false);
+    pub(crate) fn has_room(&self, room_wait: &RoomWait) {
+        if room_wait.number != 0 {
+            self.no_longer_short(room_wait.number, false);
         }
     }
 
@@ -122,12 +122,12 @@ impl RoomWaits {
         about: (Option<FileId>, &[u8], RunId),
         act: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
-        let mut shortage = Shortage::default();
+        let mut room_wait = RoomWait::default();
         loop {
             match act() {
-                Err(fault) => self.await_room(&mut shortage, about, fault)?,
+                Err(fault) => self.await_room(&mut room_wait, about, fault)?,
                 made => {
-                    self.has_room(&shortage);
+                    self.has_room(&room_wait);
                     return made;
                 }
             }

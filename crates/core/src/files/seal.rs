@@ -24,9 +24,9 @@ use crate::files::sync::Syncs;
 use crate::metadata::Metadata;
 
 /// The kernel gets a decided answer within microseconds, if the processor is free.
-const TOLD_TRIES: u32 = 16;
-const TOLD_PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
-const TOLD_PAUSE_MAX: std::time::Duration = std::time::Duration::from_millis(200);
+const INVALIDATE_TRIES: u32 = 16;
+const INVALIDATE_PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+const INVALIDATE_PAUSE_MAX: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Ends the life of open files: the last close, and the version that it makes.
 pub struct Sealer {
@@ -257,7 +257,7 @@ impl Sealer {
 
     /// The file is sealed, and no process has it open. The caller holds the inode's lock.
     pub(crate) fn give_up(&self, open: &Open) {
-        self.fetches.end_arrival(open);
+        self.fetches.end_fetch(open);
         self.fetches.use_waiting(open);
         self.open_files.unback(open);
         self.last_close(open);
@@ -287,12 +287,12 @@ impl Sealer {
     /// The same, where no later event invalidates them. The kernel does not know the file while the answer to its first
     /// look-up is under way, with the old attributes. The caller holds no lock.
     pub fn forget_attributes_for_sure(&self, id: FileId) {
-        for turn in 0..TOLD_TRIES {
+        for turn in 0..INVALIDATE_TRIES {
             let lookups = self.metadata.read_tree().get(id).map_or(0, |inode| inode.lookups);
             match self.door.get().filter(|_| lookups > 0) {
                 // For an earlier agent's file, the agent cannot know whether the kernel has seen it.
                 Some(door) if !door.invalidate(id, true) && lookups < MANY / 2 => {
-                    std::thread::sleep((TOLD_PAUSE * 2_u32.pow(turn)).min(TOLD_PAUSE_MAX))
+                    std::thread::sleep((INVALIDATE_PAUSE * 2_u32.pow(turn)).min(INVALIDATE_PAUSE_MAX))
                 }
                 _ => return,
             }

@@ -144,7 +144,7 @@ impl Syncs {
                 // A temporary file is not needed after a reboot.
                 let path = tree.logical_path(*id)?;
                 (self.metadata.mode_for(&tree, *id, &path) != Mode::Remove).then_some(())?;
-                Some((*id, *version, self.lies_at(&tree, *id)?))
+                Some((*id, *version, self.newest_at(&tree, *id)?))
             };
             due.iter().filter_map(needs).collect()
         };
@@ -159,7 +159,7 @@ impl Syncs {
                     if let At::Tier(plain, _) = &at {
                         self.tiers.device_failed(plain.device, &why);
                     }
-                    tracing::warn!(%why, id = id.0, "a file could not be synced");
+                    tracing::warn!(%why, id = id.0, "a file could not be synced on its tier");
                 }
             }
         }
@@ -179,7 +179,7 @@ impl Syncs {
         }
     }
 
-    fn lies_at(&self, tree: &Tree, id: FileId) -> Option<At> {
+    fn newest_at(&self, tree: &Tree, id: FileId) -> Option<At> {
         let inode = tree.get(id)?;
         match (inode.replica, inode.spill()) {
             (Some(plain), _) => Some(At::Tier(plain, tree.logical_path(id)?)),
@@ -207,7 +207,7 @@ impl Syncs {
     pub(crate) fn sync_closed_file(&self, id: FileId, version: u32) -> std::io::Result<bool> {
         let at = {
             let tree = self.metadata.read_tree();
-            self.lies_at(&tree, id)
+            self.newest_at(&tree, id)
         };
         // The store has the content, or the file is gone.
         let Some(at) = at else { return Ok(true) };

@@ -19,7 +19,7 @@ use crate::base::queries::StoreQueries;
 use crate::base::succession::Succession;
 use crate::base::{Base, Counters};
 use crate::content::{Location, reopen_writable};
-use crate::files::Shortage;
+use crate::files::RoomWait;
 use crate::files::deadline::DeadlineWatch;
 use crate::files::evict::Eviction;
 use crate::files::fetch_open::Fetches;
@@ -84,14 +84,14 @@ impl Transfers {
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let handle = self.open_files.handle(fh)?;
         let mut done = 0;
-        while let Some(arrival) = handle.open.arrival().filter(|_| done < buffer.len()) {
-            match self.fetches.read_arriving(&handle.open, &arrival, offset + done as u64, &mut buffer[done..])? {
+        while let Some(fetch) = handle.open.fetch().filter(|_| done < buffer.len()) {
+            match self.fetches.read_fetching(&handle.open, &fetch, offset + done as u64, &mut buffer[done..])? {
                 // The end of the file.
                 Some(0) => break,
                 Some(count) => done += count,
                 None => {}
             }
-            self.fetches.try_complete(&handle.open, &arrival);
+            self.fetches.try_complete(&handle.open, &fetch);
         }
         let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = handle.open.content();
@@ -140,7 +140,7 @@ impl Transfers {
         let handle = self.open_files.handle(fh)?;
         let open = &handle.open;
         open.written.store(true, Ordering::Relaxed);
-        let mut shortage = Shortage::default();
+        let mut room_wait = RoomWait::default();
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
@@ -164,12 +164,12 @@ impl Transfers {
             drop(gate);
             match result {
                 Ok(()) => {
-                    self.room_waits.has_room(&shortage);
+                    self.room_waits.has_room(&room_wait);
                     return Ok(());
                 }
                 Err(Errno::NOSPC) if mediated && matches!(content.location, Location::Tier(_)) => {
                     if let Err(fault) = self.spill(open, content.location, length, crate::files::SpilledBy::Writer) {
-                        self.room_waits.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
+                        self.room_waits.await_room(&mut room_wait, (Some(open.id), b"", RunId(0)), fault)?;
                     }
                 }
                 Err(errno) => return Err(errno.into()),
@@ -187,12 +187,12 @@ impl Transfers {
             _ => return Err(Errno::INVAL.into()),
         };
         // A range that has not arrived yet is not a hole.
-        if let Some(arrival) = handle.open.arrival() {
-            let there = offset < arrival.size_bytes;
+        if let Some(fetch) = handle.open.fetch() {
+            let there = offset < fetch.size_bytes;
             return match whence {
                 _ if !there => Err(Errno::NXIO.into()),
                 libc::SEEK_DATA => Ok(offset),
-                _ => Ok(arrival.size_bytes),
+                _ => Ok(fetch.size_bytes),
             };
         }
         Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
@@ -205,7 +205,7 @@ impl Transfers {
         let target = self.open_files.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
         target.open.written.store(true, Ordering::Relaxed);
-        let whole = source.open.arrival().is_none();
+        let whole = source.open.fetch().is_none();
         if !whole || !target.open.direct || source.open.id == target.open.id {
             // The kernel falls back to reads and writes, which may move the target to another tier meanwhile.
             return Err(Errno::OPNOTSUPP.into());

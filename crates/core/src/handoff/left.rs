@@ -100,7 +100,7 @@ impl Left {
             Record::Joined { run, pid, command } => {
                 self.runs.insert(run, LeftRun { pid, command: command.to_owned() });
             }
-            Record::Gone { run } => drop(self.runs.remove(&run)),
+            Record::Ended { run } => drop(self.runs.remove(&run)),
             Record::Fact { name, value } => drop(self.facts.insert(name.to_owned(), value.to_vec())),
         }
     }

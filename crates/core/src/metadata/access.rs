@@ -12,7 +12,7 @@ use surgetank_types::sync::Arc;
 use crate::base::Base;
 use crate::base::users::{groups_of, own_cred, who};
 use crate::metadata::Metadata;
-use crate::metadata::inode_locks::BUSY_PATIENCE;
+use crate::metadata::inode_locks::INODE_LOCK_TIMEOUT;
 
 /// Requests to the store on behalf of a process: the attributes of directories that are still queued go ahead, and the store
 /// learns the process's groups.
@@ -53,7 +53,7 @@ impl Access {
         // From the top: a directory must be reachable before its children.
         for (id, is_dir) in waiting.into_iter().rev() {
             // The drain may be about to set older attributes. (A caller that asks about a file holds its lock.)
-            let _inode = is_dir.then(|| self.metadata.lock_inode_within(id, BUSY_PATIENCE));
+            let _inode = is_dir.then(|| self.metadata.lock_inode_within(id, INODE_LOCK_TIMEOUT));
             let Some((path, kind, owner, meta)) = self.attributes_waiting(id) else { continue };
             let who = own_cred(owner);
             if !self.is_ours_there(id, who, &path, &meta, false).unwrap_or(false) {

@@ -14,12 +14,12 @@ use surgetank_state::{Entry, Inode, Name, Stray, Tree};
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 
-use crate::base::claimed::Claimed;
+use crate::base::intake_file::IntakeFile;
 use crate::metadata::Metadata;
 
 /// One file, as the shim may show it.
 #[derive(Debug, Clone, Copy)]
-pub struct Shown {
+pub struct IndexEntry {
     /// Id of the file.
     pub id: FileId,
     /// Attributes, as a program sees them.
@@ -35,7 +35,7 @@ pub struct Shown {
     /// Processes may open the plain file for reading, under the path of the first name.
     pub readable: bool,
     /// A delegated directory: processes may create plain files in it, on this device.
-    pub lent: Option<DeviceId>,
+    pub delegated: Option<DeviceId>,
     /// A directory of the agent: names that the index does not have do not exist.
     pub complete: bool,
     /// The agent's user may look names up in the directory.
@@ -47,7 +47,7 @@ pub struct Shown {
 /// The shim's side.
 pub trait Shim: Send + Sync {
     /// Publishes the present state of a file. `name`: a directory's own name.
-    fn show(&self, shown: &Shown, name: &[u8]);
+    fn show(&self, entry: &IndexEntry, name: &[u8]);
     /// Removes a file from the index; the shim then asks the mount.
     fn hide(&self, id: FileId);
     /// The shim must not use the file's entry for a moment; `show` or `hide` follows.
@@ -56,33 +56,33 @@ pub trait Shim: Send + Sync {
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
     /// A directory is about to move on the tiers, or has moved: paths of directories that the shim's door looked up are void.
     fn directories_move(&self);
-    /// From now on, a close of a writable descriptor of the file calls `Descriptors::handed_closed`.
+    /// From now on, a close of a writable descriptor of the file calls `Descriptors::grant_closed`.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
     /// The same for a file that was just created, at less cost. The file has to stay in this directory under this name.
     /// A caller that moves it has it watched by itself first.
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> std::io::Result<()>;
-    /// Does the intake have entries that [`Self::take_claims`] may return, or that are under way?
-    fn claims_wait(&self) -> bool;
+    /// Does the intake have entries that [`Self::take_intake`] may return, or that are under way?
+    fn intake_waits(&self) -> bool;
     /// Some of the files that processes created. The caller gives them back once the index shows them.
-    fn take_claims(&self) -> Vec<Claimed>;
+    fn take_intake(&self) -> Vec<IntakeFile>;
     /// Gives the slots back. `numbers`: for the next files.
     fn give_back(&self, numbers: &mut dyn FnMut() -> u64);
     /// Strays of the entries that were revoked since the last call.
     fn take_strays(&self) -> Vec<Stray>;
     /// Returns when a process can no longer create a file through an earlier look-up.
-    fn stop_claims(&self);
+    fn stop_intake(&self);
     /// Limits the number of files that processes create before the agent takes them in.
-    fn limit_claims(&self, claims: u64);
+    fn limit_intake(&self, files_max: u64);
     /// From now on the kernel reports closes in this directory, as long as it is delegated.
     fn watch_delegated(&self, dir: &Path) -> std::io::Result<i32>;
     /// Ends the reports that [`Self::watch_delegated`] began.
     fn no_longer_delegated(&self, watch: i32);
     /// A process created a file there. `false`: the kernel does not report its close.
     fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;
-    /// Calls `Descriptors::handed_closed` for all files that processes have closed until now.
+    /// Calls `Descriptors::grant_closed` for all files that processes have closed until now.
     fn catch_up(&self);
     /// Returns when the agent has closed its own copies of all descriptors that it granted until now.
-    fn await_given(&self);
+    fn await_grants(&self);
 }
 
 impl Metadata {
@@ -114,7 +114,7 @@ impl Metadata {
         }
         if let Some(shim) = self.shim.get() {
             // Granted by an earlier agent.
-            for open in self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)) {
+            for open in self.opens().values().filter(|open| open.granted.load(Ordering::Relaxed)) {
                 if let Err(why) = shim.watch(open.id, open.content().file.as_fd()) {
                     tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
                 }
@@ -137,8 +137,8 @@ impl Metadata {
                     Some((parent, name)) if inode.is_dir() => (*parent, name),
                     _ => (FileId::ROOT, b""),
                 };
-                let lent = tree.delegations.device(id);
-                shim.show(&Shown { lent, ..self.shown(id, inode, parent) }, name);
+                let delegated = tree.delegations.device(id);
+                shim.show(&IndexEntry { delegated, ..self.index_entry(id, inode, parent) }, name);
             }
             _ => shim.hide(id),
         }
@@ -175,11 +175,11 @@ impl Metadata {
         }
     }
 
-    fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
+    fn index_entry(&self, id: FileId, inode: &Inode, parent: FileId) -> IndexEntry {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         let direct = open.as_ref().is_some_and(|open| open.direct);
         let watched = open.as_ref().is_some_and(|open| open.is_watched());
-        let handed = open.is_some_and(|open| open.handed.load(surgetank_types::sync::atomic::Ordering::Relaxed));
+        let granted = open.is_some_and(|open| open.granted.load(surgetank_types::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.permissions.checks_permissions || self.may(&inode.attr, want);
         // A process may have opened the plain file before the file became mediated. Its entry stays, too.
@@ -187,15 +187,15 @@ impl Metadata {
         // Other clients may change a copy's file in the store. So each open asks the store, unless the copy was prefetched.
         let looked_at = inode.is_copy() && !inode.prefetched;
         let steady = plain.is_some() && (inode.sealed || direct) && !looked_at;
-        Shown {
+        IndexEntry {
             id,
             attr: inode.attr,
             known: (!file || inode.sealed && !looked_at || steady) && !watched,
             live: file && !inode.sealed,
-            fresh: handed && inode.is_fresh(),
+            fresh: granted && inode.is_fresh(),
             plain,
             readable: self.config.direct && steady && inode.logical.is_some() && ours(4),
-            lent: None,
+            delegated: None,
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
             searchable: inode.is_dir() && ours(1),
             parent,

@@ -10,7 +10,7 @@ use surgetank_types::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// How long the drain, and a request that sets attributes ahead of the drain, wait for a file in use. Its holder may
 /// itself wait for room, and room comes from drained files.
-pub(crate) const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const INODE_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 const STRIPES: usize = 128;
 
@@ -58,12 +58,12 @@ impl InodeLocks {
     }
 
     /// For callers for which the holder may be waiting.
-    pub fn lock_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
+    pub fn lock_within(&self, id: FileId, timeout: Duration) -> Option<InodeGuard<'_>> {
         let stripe = self.stripe(id);
         let begun = clock::tick();
         let mut held = stripe.held();
         while held.ids.contains(&id) {
-            let left = patience.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
+            let left = timeout.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
             held.waiting += 1;
             held = stripe.let_go.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
             held.waiting -= 1;

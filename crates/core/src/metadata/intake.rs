@@ -27,7 +27,7 @@ use surgetank_types::model::{Attr, DeviceId, FileId, Kind, RunId, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
-use crate::base::claimed::Claimed;
+use crate::base::intake_file::IntakeFile;
 use crate::content::{Content, Location, Open};
 use crate::metadata::Metadata;
 
@@ -35,7 +35,7 @@ use crate::metadata::Metadata;
 pub(crate) const MADE_MIN: u16 = 2;
 /// The upper limit of the demand, which each recall of a directory doubles.
 const MADE_MAX: u16 = 64;
-pub(crate) const LENDS_MAX: usize = 16;
+pub(crate) const DELEGATIONS_MAX: usize = 16;
 /// The device reserves room for this many files of each directory. A file counts with its expected bytes, at least
 /// `FILE_BYTES_MIN`.
 pub(crate) const FILES_AHEAD: u64 = 64;
@@ -48,7 +48,7 @@ const OPEN_SHARE: u64 = 4;
 /// A directory in which no process creates a file for this long is recalled. The kernel keeps no listing of a delegated
 /// directory, and each look-up in it also searches the ring.
 pub(crate) const UNUSED: Duration = Duration::from_secs(2);
-pub(crate) const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
+pub(crate) const DIRTY_AHEAD_BYTES: u64 = DELEGATIONS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
 
 impl Metadata {
     /// A number for a file that a process may create.
@@ -65,32 +65,32 @@ impl Metadata {
 
     pub(crate) fn settle_in(&self, tree: &mut Tree) {
         let Some(shim) = self.shim.get() else { return };
-        while shim.claims_wait() {
-            let claims = shim.take_claims();
-            crash_point!("lent.settling");
-            self.commit_apart(tree, |tree| self.take_all_claimed(tree, &claims));
-            crash_point!("lent.settled");
+        while shim.intake_waits() {
+            let all_created = shim.take_intake();
+            crash_point!("delegation.settling");
+            self.commit_apart(tree, |tree| self.take_all_in(tree, &all_created));
+            crash_point!("delegation.settled");
             self.limit_by_handed();
             shim.give_back(&mut || tree.new_id().0);
             // Other entries may be under way; a caller that waits for them looks again.
-            if claims.is_empty() {
+            if all_created.is_empty() {
                 return;
             }
         }
     }
 
-    fn take_all_claimed(&self, tree: &mut Tree, claims: &[Claimed]) {
+    fn take_all_in(&self, tree: &mut Tree, all_created: &[IntakeFile]) {
         let mut dirs: Vec<FileId> = Vec::new();
-        for claim in claims {
-            match self.take_claimed(tree, claim) {
-                Ok(()) if !dirs.contains(&claim.dir) => dirs.push(claim.dir),
+        for created in all_created {
+            match self.take_one_in(tree, created) {
+                Ok(()) if !dirs.contains(&created.dir) => dirs.push(created.dir),
                 Ok(()) => {}
                 Err(why) => {
-                    let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                    let path = tree.child_path(created.dir, &created.name).unwrap_or_else(|| created.name.clone());
                     self.notes.note(
                         RunId(0),
                         String::from_utf8_lossy(&path).into_owned(),
-                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
+                        format!("a program created it in a delegated directory, and it is lost: {why}"),
                         true,
                     );
                 }
@@ -101,39 +101,39 @@ impl Metadata {
         }
     }
 
-    fn take_claimed(&self, tree: &mut Tree, claim: &Claimed) -> Result<(), String> {
-        let delegation = tree.delegations.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
+    fn take_one_in(&self, tree: &mut Tree, created: &IntakeFile) -> Result<(), String> {
+        let delegation = tree.delegations.dirs.get_mut(&created.dir).ok_or("the directory is not delegated")?;
         delegation.used = clock::tick();
         let (device, watch, reserve_bytes, reason) =
             (delegation.device, delegation.watch, delegation.reserve_bytes, delegation.reason.clone());
-        let (file, stat, path) = self.claimed_file(tree, claim, device)?;
+        let (file, stat, path) = self.plain_file_of(tree, created, device)?;
         let plain = Plain::of(&file).map_err(|why| why.to_string())?;
-        let name = Name::from(claim.name.as_slice());
+        let name = Name::from(created.name.as_slice());
         let id = tree.new_id();
-        let mut inode = Inode::new(attr_of(claim, &stat));
-        inode.logical = Some((claim.dir, name.clone()));
+        let mut inode = Inode::new(attr_of(created, &stat));
+        inode.logical = Some((created.dir, name.clone()));
         inode.sealed = false;
-        inode.run = self.runs.run_claimed(claim.run);
+        inode.run = self.runs.run_claimed(created.run);
         inode.handles = 1;
         inode.replica = Some(PlainId::new(device, &plain));
         inode.placed = reason;
         tree.insert(id, inode);
-        tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+        tree.bind(created.dir, &name, |entry| entry.set_logical(Some(id)));
         tree.own(id);
-        tree.txn.entry(claim.dir, &name);
+        tree.txn.entry(created.dir, &name);
         let content = Content { file: Arc::new(file), location: Location::Tier(device), writable: false };
         let open = Arc::new(Open::new(id, content, true, None, 0));
         if self.tiers.device(device).try_reserve(reserve_bytes) {
             open.reserved_bytes.store(reserve_bytes, Ordering::Relaxed);
         }
         open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
-        open.handed.store(true, Ordering::Relaxed);
+        open.granted.store(true, Ordering::Relaxed);
         open.handed_to(stat.st_uid);
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
-        self.handed.fetch_add(1, Ordering::Relaxed);
+        self.granted.fetch_add(1, Ordering::Relaxed);
         let told = self.shim.get().is_some_and(|shim| {
-            shim.made_in(watch, &claim.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
+            shim.made_in(watch, &created.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
         });
         if !told {
             tracing::warn!(path = %String::from_utf8_lossy(&path), "a plain file cannot be watched; it is looked at now and then");
@@ -142,45 +142,45 @@ impl Metadata {
         Ok(())
     }
 
-    /// The plain file, if it matches the claim and the name is free.
-    fn claimed_file(
+    /// The plain file, if it matches the entry and the name is free.
+    fn plain_file_of(
         &self,
         tree: &Tree,
-        claim: &Claimed,
+        created: &IntakeFile,
         device: DeviceId,
     ) -> Result<(File, rustix::fs::Stat, Vec<u8>), String> {
-        let name = &claim.name;
+        let name = &created.name;
         if !is_name(name) {
-            return Err("that is no name".into());
+            return Err("the name is not valid".into());
         }
-        let path = tree.child_path(claim.dir, name).ok_or("its directory is gone")?;
-        if tree.entry(claim.dir, name).and_then(Entry::logical).is_some() {
+        let path = tree.child_path(created.dir, name).ok_or("its directory is gone")?;
+        if tree.entry(created.dir, name).and_then(Entry::logical).is_some() {
             return Err("the name is another file's".into());
         }
         let file = self.tiers.device(device).open(&path, false).map_err(|why| why.to_string())?;
         let stat = rustix::fs::fstat(&file).map_err(|why| why.to_string())?;
-        if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (claim.dev, claim.ino) {
-            return Err("another file is there".into());
+        if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (created.dev, created.ino) {
+            return Err("the path has another file".into());
         }
         Ok((file, stat, path))
     }
 
     /// Files that the agent does not know yet may take only a part of the free room.
-    pub(crate) fn limit_claims(&self, tree: &Tree) {
+    pub(crate) fn limit_intake(&self, tree: &Tree) {
         let of = |delegation: &Delegation| {
             self.tiers.device(delegation.device).free_bytes()
                 / FREE_SHARE
                 / delegation.reserve_bytes.max(FILE_BYTES_MIN)
         };
-        self.claims_max.store(tree.delegations.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
+        self.intake_max.store(tree.delegations.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
         self.limit_by_handed();
     }
 
     /// Processes create files faster than the agent seals them. Each one is open in the agent until it is sealed.
     pub(crate) fn limit_by_handed(&self) {
-        let left = self.handed_max.saturating_sub(self.handed.load(Ordering::Relaxed) as u64);
+        let left = self.granted_max.saturating_sub(self.granted.load(Ordering::Relaxed) as u64);
         if let Some(shim) = self.shim.get() {
-            shim.limit_claims(self.claims_max.load(Ordering::Relaxed).min(left));
+            shim.limit_intake(self.intake_max.load(Ordering::Relaxed).min(left));
         }
     }
 
@@ -216,8 +216,8 @@ impl Metadata {
             }
             self.show(tree, *dir);
         }
-        shim.stop_claims();
-        crash_point!("lent.stopped");
+        shim.stop_intake();
+        crash_point!("delegation.stopped");
         self.settle_in(tree);
         for dir in dirs {
             if let Some(delegation) = tree.delegations.dirs.remove(dir) {
@@ -277,62 +277,62 @@ impl Metadata {
 
     /// Files that an earlier agent did not record in the catalog: this agent records them now. Recovery finds their
     /// plain files like all others.
-    pub(crate) fn take_in_claimed(&self, tree: &mut Tree) {
-        let claims = std::mem::take(&mut *self.succession.claimed.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn take_in_left(&self, tree: &mut Tree) {
+        let all_created = std::mem::take(&mut *self.succession.intake.lock().unwrap_or_else(PoisonError::into_inner));
         let mut inos: HashSet<u64> = HashSet::default();
-        if !claims.is_empty() {
+        if !all_created.is_empty() {
             inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
         }
-        for claim in &claims {
+        for created in &all_created {
             // A process wrote the number: the mask bounds it.
-            tree.next_id = tree.next_id.max((claim.number & (OWN_INODE_BASE - 1)) + 1);
+            tree.next_id = tree.next_id.max((created.number & (OWN_INODE_BASE - 1)) + 1);
         }
-        for claim in claims {
-            let known = tree.entry(claim.dir, &claim.name).and_then(Entry::logical);
-            let ino = OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1));
+        for created in all_created {
+            let known = tree.entry(created.dir, &created.name).and_then(Entry::logical);
+            let ino = OWN_INODE_BASE + (created.number & (OWN_INODE_BASE - 1));
             if known.and_then(|id| tree.get(id)).is_some_and(|inode| inode.attr.ino == ino) {
                 continue;
             }
             let devices = self.tiers.devices().filter(|device| device.is_there());
-            let found = devices.map(|device| (device.id(), self.claimed_file(tree, &claim, device.id())));
+            let found = devices.map(|device| (device.id(), self.plain_file_of(tree, &created, device.id())));
             let found: Vec<_> = found.collect();
             let made =
                 found.into_iter().find_map(|(device, file)| file.ok().map(|(file, stat, _)| (device, file, stat)));
             let made = made.filter(|_| inos.insert(ino));
             let Some((device, file, stat)) = made else {
-                let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                let path = tree.child_path(created.dir, &created.name).unwrap_or_else(|| created.name.clone());
                 self.notes.note(
                     RunId(0),
                     String::from_utf8_lossy(&path).into_owned(),
-                    "a program made it just before an earlier agent died, and it is not there any more",
+                    "a program created it just before an earlier agent died, and it is not there any more",
                     true,
                 );
                 continue;
             };
             let Ok(plain) = Plain::of(&file) else { continue };
-            let name = Name::from(claim.name.as_slice());
-            let mut inode = Inode::new(attr_of(&claim, &stat));
-            inode.logical = Some((claim.dir, name.clone()));
+            let name = Name::from(created.name.as_slice());
+            let mut inode = Inode::new(attr_of(&created, &stat));
+            inode.logical = Some((created.dir, name.clone()));
             inode.sealed = false;
-            inode.run = self.succession.still(claim.run);
+            inode.run = self.succession.still(created.run);
             inode.replica = Some(PlainId::new(device, &plain));
             let id = tree.new_id();
             tree.insert(id, inode);
-            tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+            tree.bind(created.dir, &name, |entry| entry.set_logical(Some(id)));
             tree.own(id);
-            tree.txn.entry(claim.dir, &name);
+            tree.txn.entry(created.dir, &name);
         }
         self.commit(tree);
-        crash_point!("recover.claimed");
+        crash_point!("recover.intake");
     }
 
-    pub(crate) fn has_claimed(&self) -> bool {
-        !self.succession.claimed.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    pub(crate) fn has_left_intake(&self) -> bool {
+        !self.succession.intake.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 
 /// The limit of handed-out files that are open in the agent. At the limit, delegations add no more.
-pub(crate) fn handed_max() -> u64 {
+pub(crate) fn granted_max() -> u64 {
     let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     open_max.map_or(HANDED_MAX, |max| (max / OPEN_SHARE).min(HANDED_MAX))
 }
@@ -347,14 +347,14 @@ fn is_own_file(stat: &rustix::fs::Stat) -> bool {
     regular && stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1
 }
 
-fn attr_of(claim: &Claimed, stat: &rustix::fs::Stat) -> Attr {
+fn attr_of(created: &IntakeFile, stat: &rustix::fs::Stat) -> Attr {
     let changed = Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32);
     Attr {
         kind: Kind::File,
-        perm: claim.perm & 0o777,
+        perm: created.perm & 0o777,
         uid: stat.st_uid,
         gid: stat.st_gid,
-        ino: OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1)),
+        ino: OWN_INODE_BASE + (created.number & (OWN_INODE_BASE - 1)),
         links: 1,
         size_bytes: 0,
         blocks: 0,

@@ -15,7 +15,7 @@ use crate::metadata::Metadata;
 use crate::report::{Listing, Lost, Scope};
 
 /// The reason why a version on this device is lost.
-pub(crate) fn gone_from(device: &Device, store_has_one: bool) -> String {
+pub(crate) fn missing_from(device: &Device, store_has_one: bool) -> String {
     let tier = format!("the tier {} ({})", device.tier_name(), device.path().display());
     let how = match (device.standing(), device.survives()) {
         (Standing::Lost, Survives::Agent) => ", which was emptied (a volatile tier does not survive a reboot)",

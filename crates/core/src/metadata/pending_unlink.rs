@@ -36,7 +36,7 @@ mod tests {
 
     /// The fault: a record of a removed file matched the next file with its inode number, and that file was removed.
     #[test]
-    fn an_inode_number_that_came_again_was_taken_for_the_file_that_went() {
+    fn reused_inode_number_is_not_the_removed_file() {
         let device = DeviceId { tier: 0, device: 0 };
         let went = PlainId { device, ino: 12, born: 77 };
         assert_eq!(said(device, went), said(device, went));

@@ -107,18 +107,18 @@ impl Metadata {
     }
 
     /// A completed operation leaves the queue. `copied`: what a file's publication brought to the store.
-    pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
+    pub(crate) fn retire(&self, tree: &mut Tree, seq: Seq, copied: Option<&Prepared>, removed: &[FileId]) {
         let Some((id, again)) = tree.drain_queue().complete(seq, copied) else {
             return;
         };
         if again {
             self.queue_publish(tree, id);
         }
-        tree.links_changed += u64::from(gone.iter().any(|gone| tree.is_hard_linked(*gone)));
+        tree.links_changed += u64::from(removed.iter().any(|id| tree.is_hard_linked(*id)));
         self.reap(tree, id);
-        for gone in gone {
-            tree.txn.file(*gone);
-            self.reap(tree, *gone);
+        for id in removed {
+            tree.txn.file(*id);
+            self.reap(tree, *id);
         }
     }
 
@@ -144,7 +144,7 @@ impl Metadata {
         for id in &txn.dropped {
             self.show(tree, *id);
         }
-        changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
+        changes.extend(txn.pending_unlinks.iter().filter_map(|plain| self.pending_unlink(tree, *plain)));
         self.succession.hand_off_names(tree, &txn.entries, &txn.dropped);
         if changes.is_empty() {
             return;
@@ -190,9 +190,9 @@ impl Metadata {
 impl Metadata {
     /// The catalog's record of a plain file that is about to be removed. `None` if it could not be distinguished from a
     /// later file: then a leftover is kept.
-    pub(crate) fn gone(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
+    pub(crate) fn pending_unlink(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
         // Each removal under way has a thread: 256 slots are more than all of them.
-        let slot = self.gone_next.fetch_add(1, Ordering::Relaxed);
+        let slot = self.pending_unlink_next.fetch_add(1, Ordering::Relaxed);
         Some(Change::PutMark(Mark::PendingUnlink(slot), saying(tree, plain)?))
     }
 }

@@ -268,7 +268,7 @@ impl FileAttributes {
         if let Some(mtime) = change.mtime {
             inode.attr.mtime = mtime;
             if let Some(dir) = inode.dir.as_mut() {
-                dir.times_given = !change.times_now;
+                dir.times_set = !change.times_now;
             }
         }
         inode.attr.ctime = now;

@@ -67,7 +67,7 @@ impl EagerPublish {
             Errno::NOENT => Errno::AGAIN.into(),
             _ => fault,
         })?;
-        self.make_early(id)?;
+        self.make_eagerly(id)?;
         self.real(id)?.ok_or(Errno::AGAIN.into())
     }
 
@@ -91,7 +91,7 @@ impl EagerPublish {
     }
 
     /// Makes a directory in the store before its turn, if no other queued operation concerns its name.
-    fn make_early(&self, id: FileId) -> FsResult<()> {
+    fn make_eagerly(&self, id: FileId) -> FsResult<()> {
         let _moving = self.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
         let (seq, at, path, owner, meta) = {
             let mut tree = self.metadata.write_tree();

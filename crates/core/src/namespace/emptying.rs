@@ -192,7 +192,7 @@ impl Emptying {
             return None;
         }
         let (at, replica) = (inode.logical.clone(), inode.replica);
-        tree.txn.gone(replica);
+        tree.txn.pending_unlink(replica);
         let dropped = tree.drop_replica(id);
         tree.txn.file(id);
         if let Some((dir, name)) = &at {

@@ -36,7 +36,7 @@ use crate::namespace::names::Names;
 use crate::namespace::resolve::Resolver;
 
 /// While a thread of the agent moves a file's bytes (a prefetch, an eviction), no process gets the file directly.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The limit of tries while another client removes the name and creates it again during one open.
@@ -89,7 +89,7 @@ impl Grants {
             let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(Errno::NOENT)?;
             self.permissions.permit(caller, &inode.attr, want)?;
         }
-        let until = clock::tick() + PATIENCE;
+        let until = clock::tick() + TIMEOUT;
         loop {
             let opened = if access == libc::O_RDONLY && !truncates {
                 self.open_to_read(id, flags)
@@ -128,7 +128,7 @@ impl Grants {
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Only(given))?;
         self.descriptors.count_handed(&open);
-        let file = self.descriptors.hand(caller, &open, None, given)?;
+        let file = self.descriptors.grant(caller, &open, None, given)?;
         self.open_files.watch_set_ids(&self.metadata.read_tree(), &open);
         Ok(file)
     }
@@ -148,10 +148,10 @@ impl Grants {
         let flags = if flags & libc::O_ACCMODE == libc::O_RDONLY { flags | libc::O_RDWR } else { flags };
         let run = self.runs.run(caller);
         let made = self.names.make_file(caller, (dir, name), perm, run, Via::Only(flags))?;
-        self.metadata.handed.fetch_add(1, Ordering::Relaxed);
+        self.metadata.granted.fetch_add(1, Ordering::Relaxed);
         let file = self
             .descriptors
-            .hand(caller, &made.open, made.plain, flags)
+            .grant(caller, &made.open, made.plain, flags)
             .map_err(|fault| if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault })?;
         self.open_files.watch_set_ids(&self.metadata.read_tree(), &made.open);
         Ok((made.id, file))
@@ -160,7 +160,7 @@ impl Grants {
     /// A descriptor of the plain file, as open(2) of the name with these flags would return it.
     ///
     /// Errors: [`STORE_TO_BE_ASKED`] if the store has to be asked and `may_ask` is false.
-    pub fn hand_out(
+    pub fn grant(
         &self,
         caller: &Caller,
         dir: FileId,
@@ -176,7 +176,7 @@ impl Grants {
         // The caller may have closed an earlier grant. If the agent still has its own copy of that descriptor, the
         // kernel would report the close after the file that the caller creates now.
         if let Some(shim) = self.metadata.shim.get() {
-            shim.await_given();
+            shim.await_grants();
         }
         // The caller may also have closed a file at the mount, and the kernel reports such closes late.
         if self.metadata.writing_handles.load(Ordering::SeqCst) > 0
@@ -207,13 +207,13 @@ impl Grants {
                 Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
                     Err(Errno::EXIST.into())
                 }
-                Some(id) => self.hand_out_existing(caller, id, flags, may_ask),
+                Some(id) => self.grant_existing(caller, id, flags, may_ask),
                 None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
                 None if perm & SET_IDS != 0 => Err(LEFT_TO_THE_MOUNT.into()),
                 None if !may_ask && self.names.change_would_ask(caller, dir) => Err(STORE_TO_BE_ASKED.into()),
                 None => {
                     self.names.permit_change(caller, dir)?;
-                    self.hand_out_new(caller, dir, name, perm, flags)
+                    self.grant_new(caller, dir, name, perm, flags)
                 }
             }
         };
@@ -222,7 +222,7 @@ impl Grants {
                 // Another process removed or created the name between the look and the open.
                 Err(fault) if fault.errno == Errno::STALE => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
-                handed => return handed,
+                granted => return granted,
             }
         }
         Err(LEFT_TO_THE_MOUNT.into())
@@ -230,15 +230,9 @@ impl Grants {
 
     /// The agent created the file for this very process, and the answer did not arrive. If the agent cannot grant it
     /// any more, it removes the file, and the mount creates another one.
-    pub fn hand_out_again(
-        &self,
-        caller: &Caller,
-        (dir, name): (FileId, &[u8]),
-        id: FileId,
-        flags: i32,
-    ) -> FsResult<File> {
-        let handed = self.hand_out_existing(caller, id, flags & !libc::O_TRUNC, true);
-        if handed.as_ref().is_err_and(|fault| fault.errno == LEFT_TO_THE_MOUNT) {
+    pub fn grant_again(&self, caller: &Caller, (dir, name): (FileId, &[u8]), id: FileId, flags: i32) -> FsResult<File> {
+        let granted = self.grant_existing(caller, id, flags & !libc::O_TRUNC, true);
+        if granted.as_ref().is_err_and(|fault| fault.errno == LEFT_TO_THE_MOUNT) {
             let known = self.resolver.known(&self.metadata.read_tree(), dir, &Name::from(name));
             if known == Some(Some(id)) {
                 self.names.unlink(caller, dir, name)?;
@@ -247,10 +241,10 @@ impl Grants {
                 }
             }
         }
-        handed
+        granted
     }
 
-    fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32, may_ask: bool) -> FsResult<File> {
+    fn grant_existing(&self, caller: &Caller, id: FileId, flags: i32, may_ask: bool) -> FsResult<File> {
         let want = if flags & libc::O_ACCMODE == libc::O_WRONLY { 2 } else { 6 };
         {
             let tree = self.metadata.read_tree();
@@ -274,16 +268,16 @@ impl Grants {
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Shim(flags))?;
         self.descriptors.count_handed(&open);
-        let file = self.descriptors.hand(caller, &open, None, flags)?;
+        let file = self.descriptors.grant(caller, &open, None, flags)?;
         drop(inode);
         self.sealer.forget_attributes_for_sure(id);
         Ok(file)
     }
 
-    fn hand_out_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
+    fn grant_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
         let run = self.runs.run(caller);
         let made = self.names.make_file(caller, (dir, name), perm, run, Via::Shim(flags))?;
-        self.metadata.handed.fetch_add(1, Ordering::Relaxed);
+        self.metadata.granted.fetch_add(1, Ordering::Relaxed);
         let location = made.open.content().location;
         let roomy = matches!(location, Location::Tier(device) if self.delegation.may_delegate_at_all(caller) && self.delegation.may_hold_more(device));
         let mut tree = self.metadata.write_tree();
@@ -309,6 +303,6 @@ impl Grants {
             tree = self.metadata.write_tree();
             more = self.delegation.delegate(&mut tree, caller, dir, &made.open);
         }
-        self.descriptors.hand(caller, &made.open, made.plain, flags)
+        self.descriptors.grant(caller, &made.open, made.plain, flags)
     }
 }

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_goes_on_behind_the_last_name_whatever_came_or_went() {
+    fn listing_continues_after_the_last_name_despite_changes() {
         let listed = |name: &[u8]| Listed { name: Name::from(name), kind: Kind::File, ino: 1 };
         let behind = |names: &[&[u8]], position: u64| {
             let mut entries: Vec<Listed> = names.iter().map(|name| listed(name)).collect();

@@ -46,7 +46,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(20);
 const PAUSE_CROWDED_MAX: Duration = Duration::from_millis(300);
 /// A request without a wait is refused only after this time if the holder's end is reported late. `close` returns
 /// before RELEASE is served, and a program that starts after the holder's end must find the lock free.
-const RELEASE_PATIENCE: Duration = Duration::from_millis(20);
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(20);
 /// Each waiting request uses a thread of the mount.
 const WAITING_MAX: usize = 1024;
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -165,7 +165,7 @@ impl FileLocks {
             Err(fault) if wait => return Err(fault),
             place => place.ok(),
         };
-        let impatient_at = clock::tick() + if place.is_some() { RELEASE_PATIENCE } else { Duration::ZERO };
+        let timeout_at = clock::tick() + if place.is_some() { RELEASE_TIMEOUT } else { Duration::ZERO };
         let mut pause = PAUSE_FIRST;
         loop {
             let locked = self.locks.of(id);
@@ -178,7 +178,7 @@ impl FileLocks {
                 self.locks.strike_unused(id, &mut descriptions);
                 return outcome.map(drop).map_err(refused);
             }
-            let left = impatient_at.saturating_duration_since(clock::tick());
+            let left = timeout_at.saturating_duration_since(clock::tick());
             if !wait && (left.is_zero() || !descriptions.others_end_late(party)) {
                 self.locks.strike_unused(id, &mut descriptions);
                 return Err(Errno::AGAIN.into());
@@ -188,8 +188,8 @@ impl FileLocks {
                 return Err(Errno::INTR.into());
             }
             let at_most = if wait { (pause * self.locks.crowd()).min(PAUSE_CROWDED_MAX) } else { pause.min(left) };
-            let patience = locked.freed.wait_timeout(descriptions, at_most);
-            let freed = !patience.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+            let timeout = locked.freed.wait_timeout(descriptions, at_most);
+            let freed = !timeout.unwrap_or_else(PoisonError::into_inner).1.timed_out();
             pause = if freed { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };
         }
     }

@@ -207,7 +207,7 @@ impl Names {
         }
         let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
         if last {
-            tree.txn.gone(replica);
+            tree.txn.pending_unlink(replica);
         }
         let mut charged_bytes = 0;
         if last && !self.metadata.opens().contains_key(&id) {

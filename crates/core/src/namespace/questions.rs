@@ -182,7 +182,7 @@ impl Questions {
         }
         if mode != decision.mode {
             rule.push_str(if inode.attr.kind == Kind::File {
-                ", but the store has a file of this name already: it is no temporary"
+                ", but the store has a file of this name already: it is not a temporary"
             } else {
                 ", but links and special files are made in the store, like directories"
             });

@@ -27,7 +27,7 @@ use surgetank_types::sync::{Arc, PoisonError};
 use crate::base::Base;
 use crate::content::{Content, Location};
 use crate::files::Files;
-use crate::files::copies::STORE_PATIENCE;
+use crate::files::copies::STORE_TIMEOUT;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 use crate::namespace::hints::FileHints;
@@ -41,7 +41,7 @@ pub use orphans::keep_copy;
 /// Plain files without a record are moved here.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
 /// The number of such files that are named one by one.
-const ORPHANS_TOLD_MAX: usize = 20;
+const ORPHANS_REPORTED_MAX: usize = 20;
 
 /// Is the catalog free of files on tiers, operations owed to the store, and temporaries that may be under way there?
 pub fn is_spent(image: &Image) -> bool {
@@ -54,7 +54,7 @@ pub(crate) struct OnTier {
     plain: Plain,
 }
 
-type Gone = foldhash::HashSet<u64>;
+type PendingUnlinks = foldhash::HashSet<u64>;
 
 /// An agent continues after another one: loads the catalog, matches it with tiers and store, and takes the queue up again. It ends
 /// before a process is served.
@@ -78,26 +78,26 @@ impl Recovery<'_> {
         }
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
-        if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_claimed() {
+        if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_left_intake() {
             self.hints.take_up_hints(&mut image);
-            let gone = crate::metadata::pending_unlink::remembered(&image);
-            let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
+            let pending_unlinks = crate::metadata::pending_unlink::remembered(&image);
+            let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
             self.remember_boot(&image, &walked);
             if damage.is_some() {
                 self.leave_out_blind_operations();
                 self.keep_spills()?;
-                self.damage_is_told();
+                self.report_damage();
             }
             return Ok(());
         }
         let mut tree = self.metadata.write_tree();
         tree.reserve(image.files.len());
         tree.temporaries = surgetank_state::Temporaries::remembered(&image);
-        let gone = crate::metadata::pending_unlink::remembered(&image);
+        let pending_unlinks = crate::metadata::pending_unlink::remembered(&image);
         self.load_files(&mut tree, &mut image, &ids);
         load_names(&mut tree, &mut image);
         self.load_queue(&mut tree, &mut image);
-        self.metadata.take_in_claimed(&mut tree);
+        self.metadata.take_in_left(&mut tree);
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
         self.hints.take_up_hints(&mut image);
@@ -107,7 +107,7 @@ impl Recovery<'_> {
             self.leave_out_blind_operations();
         }
         crash_point!("recover.settled");
-        let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
+        let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
         crash_point!("recover.matched");
         self.take_over_copies();
         self.match_spills(went_down(&image), damage.is_some())?;
@@ -122,7 +122,7 @@ impl Recovery<'_> {
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
         self.remember_boot(&image, &walked);
         if damage.is_some() {
-            self.damage_is_told();
+            self.report_damage();
         }
         crash_point!("recover.cleaned");
         let tree = self.metadata.read_tree();
@@ -235,7 +235,7 @@ impl Recovery<'_> {
 
     /// Does a process continue to write it?
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
-        let handed = || {
+        let granted = || {
             let file = self.base.tiers.device(device).open(path, false).ok()?;
             Some(self.base.succession.is_handed_still(&Content {
                 file: Arc::new(file),
@@ -243,7 +243,7 @@ impl Recovery<'_> {
                 writable: false,
             }))
         };
-        self.base.succession.left_written(id) || handed().unwrap_or(false)
+        self.base.succession.left_written(id) || granted().unwrap_or(false)
     }
 
     /// Seals the files that were open when the agent died. No process can have them open any more, unless processes continue.
@@ -259,7 +259,7 @@ impl Recovery<'_> {
         };
         // The order of the closes is lost. The order of creation is the next best.
         let open = in_order(open);
-        let until = surgetank_types::clock::tick() + STORE_PATIENCE;
+        let until = surgetank_types::clock::tick() + STORE_TIMEOUT;
         for id in open {
             let _inode = self.metadata.lock_inode(id);
             if self.base.succession.left_written(id) {

@@ -20,7 +20,7 @@ use crate::base::runs::Runs;
 use crate::base::succession::{MANY, Succession, kept_as};
 use crate::base::{Base, Door};
 use crate::content::{Content, Handle, Location, Open, reopen_writable};
-use crate::files::copies::{Copies, STORE_PATIENCE};
+use crate::files::copies::{Copies, STORE_TIMEOUT};
 use crate::files::fetch_open::Fetches;
 use crate::files::open::Opener;
 use crate::files::open_files::OpenFiles;
@@ -87,9 +87,9 @@ impl Restore {
         }
         let charged_bytes = self.metadata.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
         let open = Arc::new(Open::new(id, content.clone(), true, self.succession.backing_left(id), charged_bytes));
-        open.handed.store(true, Ordering::Relaxed);
+        open.granted.store(true, Ordering::Relaxed);
         open.handed_to(rustix::process::geteuid().as_raw());
-        self.metadata.handed.fetch_add(1, Ordering::Relaxed);
+        self.metadata.granted.fetch_add(1, Ordering::Relaxed);
         self.metadata.directly_written(&open);
         self.opener.count_user(&open, true);
         self.metadata.opens().insert(id, open);
@@ -104,7 +104,7 @@ impl Restore {
         let left = self.succession.left().clone();
         self.restore_tree(&left);
         let mut failed = 0_u64;
-        let until = surgetank_types::clock::tick() + STORE_PATIENCE;
+        let until = surgetank_types::clock::tick() + STORE_TIMEOUT;
         for (fh, handle) in &left.handles {
             match self.restore_handle(handle, until) {
                 Some(open) => {
@@ -134,7 +134,7 @@ impl Restore {
             failed,
             mirrors = left.mirrors.len(),
             done = self.succession.done().len(),
-            "programs go on where an earlier agent was killed"
+            "programs continue after an earlier agent was killed"
         );
     }
 
@@ -175,7 +175,7 @@ impl Restore {
         let open = match known {
             Some(open) => open,
             None => {
-                let arriving = if handle.writes { None } else { self.fetches.arrives_again(handle.id) };
+                let arriving = if handle.writes { None } else { self.fetches.fetches_again(handle.id) };
                 let open = match arriving {
                     Some(open) => Arc::new(open),
                     None => {
@@ -194,7 +194,7 @@ impl Restore {
             if !open.direct && !open.content().writable {
                 let content = open.content();
                 let file =
-                    reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
+                    reopen_writable(&content.file).inspect_err(|why| self.report_unreadable(handle.id, why)).ok()?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             // The earlier agent's view of it is lost: so it counts as changed.
@@ -221,7 +221,7 @@ impl Restore {
         let content = match plain {
             Some(PlainId { device, .. }) if nameless => {
                 let file = self.tiers.device(device).open(&hidden_name(id), false);
-                let file = file.inspect_err(|why| self.told_unreadable(id, why)).ok()?;
+                let file = file.inspect_err(|why| self.report_unreadable(id, why)).ok()?;
                 Some(Content { file: Arc::new(file), location: Location::Tier(device), writable: false })
             }
             _ => self.copies.content_left_in(id, until).inspect_err(|why| tracing::error!(%why)).ok().flatten(),
@@ -237,7 +237,7 @@ impl Restore {
         Some(content)
     }
 
-    fn told_unreadable(&self, id: FileId, why: &std::io::Error) {
+    fn report_unreadable(&self, id: FileId, why: &std::io::Error) {
         tracing::error!(id = id.0, %why, "a file that programs have open cannot be opened again: ESTALE");
     }
 

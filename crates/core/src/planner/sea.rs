@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bandwidths_of_the_papers_cluster() {
+    fn bandwidths_match_the_cluster_of_the_paper() {
         // Reading: 4 × 2,980.23 of the servers' network is less than 5 × 2,980.23 and 30 × 1,381.14.
         close(lustre_read(&LUSTRE), 11_920.92);
         // Writing: 30 processes keep 30 of 44 disks busy.
@@ -208,7 +208,7 @@ mod tests {
 
     /// Section 4.2: "our model predicts that the disk bandwidth will be the bottleneck, thus plateauing at 9 parallel processes per node".
     #[test]
-    fn the_plateau_begins_at_nine_processes() {
+    fn plateau_begins_at_nine_processes() {
         let at = |processes: f64| lustre_write(&Lustre { processes, ..LUSTRE });
         assert!(at(8.0) < at(9.0));
         close(at(9.0), 44.0 * 121.0);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tmpfs_smaller_than_its_reserve_is_not_used() {
+    fn tmpfs_smaller_than_its_reserve_is_not_used() {
         let tight = Node { tmpfs_room: 6.0 * 617.0 - 1.0, disks: 0.0, disk_room: 0.0, ..NODE };
         let traffic = big_brain(5.0);
         assert_eq!(sea_tmpfs(&traffic, &LUSTRE, &tight), 0.0);

@@ -163,7 +163,7 @@ fn same(got: f64, wanted: f64) {
 
 /// Equation 1: on the store, without a page cache, all processes at the same step.
 #[test]
-fn without_cache_the_store_is_equation_1() {
+fn store_without_cache_matches_equation_1() {
     let machine = bare(8.0, 0.0, 0.0);
     for processes in [1, 4] {
         let workload = incrementation(4, 3, 64, 0.0);
@@ -179,7 +179,7 @@ fn without_cache_the_store_is_equation_1() {
 /// Equation 5: all but the first read is within the page cache. Here the time also includes the writes to the store,
 /// which Sea's does not count.
 #[test]
-fn with_endless_cache_the_tasks_on_the_store_are_equation_5() {
+fn tasks_on_the_store_with_endless_cache_match_equation_5() {
     let mut machine = bare(8.0, 0.0, 0.0);
     machine.store.dirty_bytes = 1 << 40;
     // The store's own write-back must not delay any task.
@@ -210,7 +210,7 @@ fn intermediate_files_alone_are_equations_7_and_11() {
 }
 
 #[test]
-fn a_drain_behind_equal_computing_costs_only_its_tail() {
+fn drain_behind_equal_computing_costs_only_its_tail() {
     // 20 files of 50 MiB, 1 s of computing each; the drain also takes 1 s a file, and is one file behind.
     let mut machine = bare(2.0, 1e4, 0.0);
     machine.tiers[0].write = stream(1e9);
@@ -254,7 +254,7 @@ fn undrained_bytes_in_memory_stay_under_their_limit() {
 }
 
 #[test]
-fn the_parts_of_the_makespan_are_the_makespan() {
+fn parts_of_the_makespan_add_up_to_it() {
     let machine = real();
     for mode in Mode::ALL {
         let outcome = simulate::run(&machine, &incrementation(6, 3, 64, 0.2), &Setup::new(&machine, mode, 2));
@@ -519,7 +519,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_question_has_the_same_answer(any in any()) {
+    fn same_workload_has_the_same_prediction(any in any()) {
         let machine = real();
         let (workload, setup) = (any.workload(), any.setup(&machine));
         prop_assert_eq!(predict(&machine, &workload, &setup), predict(&machine, &workload, &setup));

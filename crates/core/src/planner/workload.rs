@@ -192,7 +192,7 @@ impl Workload {
                 }
                 for &set in step.reads.iter().chain(&step.writes) {
                     let Some(files) = self.sets.get(set) else {
-                        return Err(format!("a task of {} names files that are not described", task.stage));
+                        return Err(format!("a task of {} names files that the description lacks", task.stage));
                     };
                     if step.writes.contains(&set) {
                         if let Some(other) = writer[set].replace(number) {

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_with_fields_missing_or_new_is_read() {
+    fn record_with_missing_or_new_fields_is_read() {
         let record: RunRecord = serde_json::from_str(r#"{"format":1,"id":"x","invented_later":[1]}"#).unwrap();
         assert_eq!((record.format, record.id.as_str()), (1, "x"));
         let json = serde_json::to_string(&record).unwrap();

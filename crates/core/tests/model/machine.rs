@@ -18,8 +18,8 @@ use surgetank_types::model::{Change, Image, Mode};
 use super::door::Mounted;
 use super::world::Terms;
 use surgetank_testkit::model::disk::Scratch;
-use surgetank_testkit::stores::distant::Distant;
 use surgetank_testkit::stores::faulty::{self, Failure, Faulty, Rule};
+use surgetank_testkit::stores::ranges_only::RangesOnly;
 
 const KEY: &str = "model";
 /// For as long a publication is held: time enough for a program to do something.
@@ -140,8 +140,8 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         rustix::fs::Mode::empty(),
     );
     let store = PosixStore::new(root.unwrap(), "file:store".into()).unwrap();
-    if terms.distant {
-        return mount(terms, config, Faulty::new(Distant::new(store)), fuse, published, wrong);
+    if terms.ranges_only {
+        return mount(terms, config, Faulty::new(RangesOnly::new(store)), fuse, published, wrong);
     }
     mount(terms, config, Faulty::new(store), fuse, published, wrong)
 }

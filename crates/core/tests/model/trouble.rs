@@ -77,7 +77,7 @@ fn linked_file_stays_ours_when_one_store_query_fails() {
 
 /// Regression: a new version was a conflict when the store failed to show its place once.
 #[test]
-fn new_version_is_no_conflict_when_one_store_query_fails() {
+fn new_version_is_not_a_conflict_when_one_store_query_fails() {
     whatever_is_not_answered(&[
         truncate("b", 7),
         does(Chmod { path: "b".into(), perm: 0o700 }),

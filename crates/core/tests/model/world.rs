@@ -36,7 +36,7 @@ pub struct Terms {
     /// All files are kept on their tier until the end, and drained then.
     pub keeps: bool,
     /// The store has no plain files, no links and no exchange.
-    pub distant: bool,
+    pub ranges_only: bool,
     /// Which of the drain's questions the store does not answer (EIO), counted from the first.
     pub unanswered: [u64; 3],
     /// Which question is not answered to an agent that takes up.
@@ -63,7 +63,7 @@ impl Terms {
             drain_at_start: false,
             older_links: false,
             keeps: false,
-            distant: false,
+            ranges_only: false,
             unanswered: ALL_ANSWERED,
             unanswered_at_start: u64::MAX,
             holds: false,
@@ -97,7 +97,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             drain_at_start,
             older_links: store.0,
             keeps: false,
-            distant: false,
+            ranges_only: false,
             unanswered: store.1,
             broken_off: store.2,
             unanswered_at_start: store.3,
@@ -185,7 +185,7 @@ impl World {
         match operation {
             // The kernel refuses it before we are asked.
             Operation::Rename { from, to, .. } if self.reference.knots(from, to) => return Ok(()),
-            Operation::Link { .. } | Operation::Rename { how: Renaming::Exchange, .. } if self.terms.distant => {
+            Operation::Link { .. } | Operation::Rename { how: Renaming::Exchange, .. } if self.terms.ranges_only => {
                 return Ok(());
             }
             // These wait for the drain.
@@ -305,8 +305,8 @@ impl World {
                 self.fuse.light(*steps);
                 self.start_drain();
                 // What is hinted to come last waits for longer than we do.
-                let patience = if self.hinted { Duration::from_millis(100) } else { super::PATIENCE };
-                let until = Instant::now() + patience;
+                let timeout = if self.hinted { Duration::from_millis(100) } else { super::TIMEOUT };
+                let until = Instant::now() + timeout;
                 while !self.fuse.blown() && self.namespace().questions.busy(None) {
                     if Instant::now() > until && self.hinted {
                         break;
@@ -393,7 +393,7 @@ impl World {
             self.want_all()?;
         }
         self.start_drain();
-        let until = Instant::now() + super::PATIENCE;
+        let until = Instant::now() + super::TIMEOUT;
         while self.namespace().questions.busy(None) {
             if Instant::now() > until {
                 return Err(self.hang());
@@ -517,7 +517,7 @@ fn below(path: &str, name: &str) -> String {
 }
 
 fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
-    let end = Instant::now() + super::PATIENCE;
+    let end = Instant::now() + super::TIMEOUT;
     while !is_so() {
         if Instant::now() > end {
             return Err("it does not come to that".into());

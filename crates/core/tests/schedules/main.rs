@@ -35,7 +35,7 @@ use surgetank_types::model::{Caller, FileId};
 use world::{Terms, World};
 
 /// A hang is what nobody's turn ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const EXECUTIONS: usize = 60;
 /// Steps of a program in one execution.
 const STEPS_MAX: usize = 40;

@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, no_tiers, refused, rule, tier,
+    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Sourced, TIER_KEYS, compress, empty_rule, no_tiers, refused, rule, tier,
     tier_name, unknown,
 };
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
@@ -101,7 +101,7 @@ impl File<'_> {
         }
     }
 
-    fn tier(&self, item: &Spanned<DeValue<'_>>) -> Result<Said<TierConfig>> {
+    fn tier(&self, item: &Spanned<DeValue<'_>>) -> Result<Sourced<TierConfig>> {
         let origin = self.origin(item.span());
         let table = match item.get_ref() {
             DeValue::String(text) => return tier(text, &origin),
@@ -137,7 +137,7 @@ impl File<'_> {
         if made.name.is_empty() || made.paths.is_empty() {
             return Err(refused(&origin, "tiers", "a tier needs name and path (or paths)"));
         }
-        Ok(Said { value: made, origin })
+        Ok(Sourced { value: made, origin })
     }
 
     fn rule(&self, item: &Spanned<DeValue<'_>>) -> Result<RuleConfig> {

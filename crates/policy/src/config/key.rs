@@ -63,7 +63,7 @@ pub(crate) struct Origin {
 
 /// A value with its origin, for messages.
 #[derive(Debug, Clone)]
-pub(crate) struct Said<T> {
+pub(crate) struct Sourced<T> {
     pub value: T,
     pub origin: Origin,
 }
@@ -71,10 +71,10 @@ pub(crate) struct Said<T> {
 /// The values of the sources read so far. A later source overwrites an earlier one; rules accumulate.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
-    pub over: Option<Said<PathBuf>>,
-    pub store: Option<Said<PathBuf>>,
-    pub state: Option<Said<PathBuf>>,
-    pub tiers: Option<Vec<Said<TierConfig>>>,
+    pub over: Option<Sourced<PathBuf>>,
+    pub store: Option<Sourced<PathBuf>>,
+    pub state: Option<Sourced<PathBuf>>,
+    pub tiers: Option<Vec<Sourced<TierConfig>>>,
     pub rules: Vec<RuleConfig>,
     pub ordered: Option<bool>,
     pub verify: Option<Verify>,
@@ -90,27 +90,27 @@ pub(crate) struct Draft {
     pub wait_for_room: Option<Duration>,
     pub grace: Option<Duration>,
     /// Seconds since 1970; `None` inside means no deadline, whatever Slurm reports.
-    pub deadline: Option<Said<Option<i64>>>,
+    pub deadline: Option<Sourced<Option<i64>>>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
     pub door: Option<Way>,
     pub preload: Option<bool>,
     pub preload_skip: Option<Vec<String>>,
-    pub group_socket: Option<Said<PathBuf>>,
+    pub group_socket: Option<Sourced<PathBuf>>,
     /// `None` inside means that metrics are not served, whatever a weaker source says.
-    pub metrics: Option<Said<Option<SocketAddr>>>,
-    pub metrics_token_file: Option<Said<TokenFile>>,
+    pub metrics: Option<Sourced<Option<SocketAddr>>>,
+    pub metrics_token_file: Option<Sourced<TokenFile>>,
 }
 
 impl Draft {
     /// Sets one of [`SCALARS`].
     pub(crate) fn set(&mut self, key: &str, text: &str, origin: &Origin) -> Result<()> {
         let refused = |why: String| refused(origin, key, &why);
-        let path = |text: &str| -> Result<Option<Said<PathBuf>>> {
+        let path = |text: &str| -> Result<Option<Sourced<PathBuf>>> {
             if text.is_empty() {
                 return Err(refused("the path is empty".to_owned()));
             }
-            Ok(Some(Said { value: origin.base.join(text), origin: origin.clone() }))
+            Ok(Some(Sourced { value: origin.base.join(text), origin: origin.clone() }))
         };
         match key {
             "over" => self.over = path(text)?,
@@ -118,18 +118,18 @@ impl Draft {
             "group_socket" => self.group_socket = path(text)?,
             "metrics" => {
                 let value = metrics::address(text).map_err(refused)?;
-                self.metrics = Some(Said { value, origin: origin.clone() });
+                self.metrics = Some(Sourced { value, origin: origin.clone() });
             }
             "metrics_token_file" => {
                 self.metrics_token_file = match text {
-                    "none" => Some(Said { value: TokenFile::Nobody, origin: origin.clone() }),
-                    _ => path(text)?.map(|said| Said { value: TokenFile::File(said.value), origin: said.origin }),
+                    "none" => Some(Sourced { value: TokenFile::Nobody, origin: origin.clone() }),
+                    _ => path(text)?.map(|said| Sourced { value: TokenFile::File(said.value), origin: said.origin }),
                 };
             }
             "store" => {
                 self.store = match store_place(text).map_err(refused)? {
                     Place::Directory(text) => path(&text)?,
-                    Place::Url(url) => Some(Said { value: url.into(), origin: origin.clone() }),
+                    Place::Url(url) => Some(Sourced { value: url.into(), origin: origin.clone() }),
                 }
             }
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
@@ -167,7 +167,7 @@ impl Draft {
             "retry" => self.retry = Some(duration(text).map_err(refused)?),
             "deadline" => {
                 let value = deadline(text, surgetank_types::clock::now().secs()).map_err(refused)?;
-                self.deadline = Some(Said { value, origin: origin.clone() });
+                self.deadline = Some(Sourced { value, origin: origin.clone() });
             }
             "wait_for_room" => self.wait_for_room = Some(duration(text).map_err(refused)?),
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
@@ -180,11 +180,11 @@ impl Draft {
 }
 
 /// A path from the command line; its bytes need not be UTF-8.
-pub(crate) fn path(path: &Path, origin: &Origin) -> Result<Said<PathBuf>> {
+pub(crate) fn path(path: &Path, origin: &Origin) -> Result<Sourced<PathBuf>> {
     if path.as_os_str().is_empty() {
         return Err(refused(origin, "state", "the path is empty"));
     }
-    Ok(Said { value: origin.base.join(path), origin: origin.clone() })
+    Ok(Sourced { value: origin.base.join(path), origin: origin.clone() })
 }
 
 /// The error that `what` cannot be used at this place.
@@ -334,7 +334,7 @@ fn decoded(path: &str) -> std::result::Result<String, String> {
 }
 
 /// Parses `NAME=PATH[,PATH…][:SIZE]`.
-pub(crate) fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
+pub(crate) fn tier(text: &str, origin: &Origin) -> Result<Sourced<TierConfig>> {
     let shape = |why: &str| {
         refused(
             origin,
@@ -355,7 +355,7 @@ pub(crate) fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
         return Err(shape("has no path"));
     }
     let name = tier_name(name.trim(), origin)?;
-    Ok(Said { value: TierConfig { name, paths, cap_bytes, survives: None }, origin: origin.clone() })
+    Ok(Sourced { value: TierConfig { name, paths, cap_bytes, survives: None }, origin: origin.clone() })
 }
 
 pub(crate) fn tier_name(name: &str, origin: &Origin) -> Result<String> {

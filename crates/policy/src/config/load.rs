@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::again::{self, Sources};
 use super::deadline::Deadline;
-use super::key::{self, Draft, Origin, Said};
+use super::key::{self, Draft, Origin, Sourced};
 use super::machine::Machine;
 use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
 use super::sea::{self, Sea};
@@ -321,7 +321,7 @@ fn resolve(
 
 /// The configured end of the job, else Slurm's. A variable that is nonsense, or left from another job, does not fail the start.
 fn resolve_deadline(
-    said: Option<Said<Option<i64>>>,
+    said: Option<Sourced<Option<i64>>>,
     around: &Surroundings,
     notes: &mut Vec<String>,
 ) -> Option<Deadline> {
@@ -347,7 +347,7 @@ fn resolve_deadline(
 }
 
 fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
-    let here = Said {
+    let here = Sourced {
         value: around.cwd.clone(),
         origin: Origin {
             label: "the current directory".to_owned(),
@@ -374,9 +374,9 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
 }
 
 /// The last level of Sea's files, if they are about the directory `over`: it is that level itself, or their `mount_dir`.
-fn store_of_sea(sea: Sea, over: &Path, notes: &mut Vec<String>) -> Option<Said<PathBuf>> {
+fn store_of_sea(sea: Sea, over: &Path, notes: &mut Vec<String>) -> Option<Sourced<PathBuf>> {
     let base = sea.store?;
-    let same = |said: &Said<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
+    let same = |said: &Sourced<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
     if same(&base) || sea.over.as_ref().is_some_and(same) {
         return Some(base);
     }
@@ -476,7 +476,7 @@ pub(super) fn physical(path: &Path) -> PathBuf {
 
 /// The configured tiers, else those that the machine offers.
 fn resolve_tiers(
-    said: Option<Vec<Said<TierConfig>>>,
+    said: Option<Vec<Sourced<TierConfig>>>,
     around: &Surroundings,
     over: &Path,
     store: &Path,
@@ -509,14 +509,19 @@ fn refuse_unknown_tiers(rules: &[RuleConfig], tiers: &[TierConfig]) -> Result<()
     Ok(())
 }
 
-fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, store: &Path) -> Result<Vec<TierConfig>> {
+fn given_tiers(
+    machine: &Machine,
+    said: Vec<Sourced<TierConfig>>,
+    over: &Path,
+    store: &Path,
+) -> Result<Vec<TierConfig>> {
     let mut tiers: Vec<TierConfig> = Vec::new();
     if let Some(first) = said.get(DEVICES_MAX) {
         return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len()))
             .remedy("make one tier of several directories: NAME=PATH,PATH"));
     }
     let mut used: Vec<PathBuf> = Vec::new();
-    for Said { value: mut tier, origin } in said {
+    for Sourced { value: mut tier, origin } in said {
         let label = &origin.label;
         let name = tier.name.clone();
         if tiers.iter().any(|known| known.name == name) {
@@ -528,7 +533,7 @@ fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, stor
                 .remedy("leave some of them out, or make two tiers of them"));
         }
         for path in &mut tier.paths {
-            let said = Said { value: path.clone(), origin: origin.clone() };
+            let said = Sourced { value: path.clone(), origin: origin.clone() };
             *path = directory(
                 &said,
                 &format!("the directory of tier '{name}',"),

@@ -6,12 +6,12 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::key::Said;
+use super::key::Sourced;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;
 
 /// The physical path of a directory that exists. `otherwise` is the advice if it cannot be created under this name.
-pub(super) fn directory(said: &Said<PathBuf>, what: &str, otherwise: &str) -> Result<PathBuf> {
+pub(super) fn directory(said: &Sourced<PathBuf>, what: &str, otherwise: &str) -> Result<PathBuf> {
     let label = &said.origin.label;
     let failed = |why: String| {
         let remedy = if can_be_made(&said.value) {

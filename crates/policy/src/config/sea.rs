@@ -12,7 +12,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::key::{Origin, Said, empty_rule};
+use super::key::{Origin, Sourced, empty_rule};
 use super::places::{unreadable, utf8};
 use super::{Authority, Pattern, RuleConfig, TierConfig};
 use surgetank_types::error::{Error, Result};
@@ -28,10 +28,10 @@ pub const FILES: [&str; 4] = [INI, FLUSH, EVICT, PREFETCH];
 #[derive(Debug, Default)]
 pub struct Sea {
     /// `mount_dir`: the directory in which programs see the files.
-    pub over: Option<Said<PathBuf>>,
+    pub over: Option<Sourced<PathBuf>>,
     /// The last level: the final place of the files.
-    pub store: Option<Said<PathBuf>>,
-    pub tiers: Vec<Said<TierConfig>>,
+    pub store: Option<Sourced<PathBuf>>,
+    pub tiers: Vec<Sourced<TierConfig>>,
     pub rules: Vec<RuleConfig>,
     pub notes: Vec<String>,
 }
@@ -166,14 +166,14 @@ fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<St
                 ))
                 .remedy("name one directory there, and put the others into levels before it"));
             }
-            sea.store = Some(Said { value: first.clone(), origin });
+            sea.store = Some(Sourced { value: first.clone(), origin });
         } else {
             let value = TierConfig { name: format!("cache_{n}"), paths, cap_bytes: None, survives: None };
-            sea.tiers.push(Said { value, origin });
+            sea.tiers.push(Sourced { value, origin });
         }
     }
     if let Some((value, line)) = keys.get("mount_dir") {
-        sea.over = Some(Said { value: dir.join(resolved(value)), origin: origin(dir, label, *line) });
+        sea.over = Some(Sourced { value: dir.join(resolved(value)), origin: origin(dir, label, *line) });
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::deadline::Deadline;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// The end of the job; `None` if it is unknown or the job has no limit.
@@ -27,7 +27,7 @@ pub fn end_of(job: &str) -> Option<Deadline> {
     loop {
         match squeue.try_wait() {
             Ok(Some(status)) if status.success() => break,
-            Ok(None) if began.elapsed() < PATIENCE => std::thread::sleep(LOOK_EVERY),
+            Ok(None) if began.elapsed() < TIMEOUT => std::thread::sleep(LOOK_EVERY),
             _ => {
                 let _ = squeue.kill();
                 let _ = squeue.wait();

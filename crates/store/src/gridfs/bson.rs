@@ -1,7 +1,7 @@
-//! BSON, as far as GridFS needs it: documents written, and read whatever they hold.
+//! BSON, as far as GridFS needs it: writes documents, and reads documents with any content.
 //!
-//! What this driver has no use for is kept as the bytes it came as, so that what strangers' files carry goes back unchanged.
-//! The danger: a length that a server, or who wrote to it, made up. Nothing is read past the end of what came.
+//! A value that this driver does not use is kept as the bytes of the answer, so that the fields of other clients' files are
+//! written back unchanged. The danger: a false length from a server or another client. No read passes the end of the answer.
 
 use super::failure::Failure;
 
@@ -19,11 +19,11 @@ pub enum Value {
     Null,
     Int(i32),
     Long(i64),
-    /// Any other kind: its number, and its bytes as they came.
+    /// Any other kind: its number, and its bytes as received.
     Other(u8, Vec<u8>),
 }
 
-/// What the standard calls ObjectId. Ours: the second it was made in, then chance.
+/// The standard's ObjectId. This driver makes it of the current second and random bytes.
 pub type Id = [u8; 12];
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -69,7 +69,7 @@ impl Document {
         Some(self.0.swap_remove(at).1)
     }
 
-    /// Where it was, or at the end.
+    /// Replaces the field in its place, or appends it.
     pub fn set(&mut self, name: &str, value: Value) {
         match self.0.iter_mut().find(|(known, _)| known == name) {
             Some((_, old)) => *old = value,
@@ -91,7 +91,7 @@ impl Document {
         close(out, start);
     }
 
-    /// The document that the bytes begin with, and what follows it.
+    /// Reads the document at the start of the bytes. Returns it and the bytes after it.
     pub fn read(bytes: &[u8]) -> Result<(Self, &[u8]), Failure> {
         let (fields, rest) = fields_of(bytes, &mut Budget::default())?;
         Ok((Self(fields), rest))
@@ -106,7 +106,7 @@ impl Value {
         }
     }
 
-    /// A whole one, however it is kept.
+    /// A whole number of any numeric kind.
     pub fn as_number(&self) -> Option<i64> {
         match self {
             Self::Int(number) => Some((*number).into()),
@@ -116,14 +116,14 @@ impl Value {
         }
     }
 
-    /// Its kind and its bytes, as they stand in a document.
+    /// The kind and the bytes of the value, as in a document.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = vec![self.kind()];
         body(&mut out, self);
         out
     }
 
-    /// The other way round.
+    /// The inverse of [`Self::bytes`].
     pub fn of_bytes(bytes: &[u8]) -> Result<Self, Failure> {
         let (kind, bytes) = bytes.split_first().ok_or_else(Failure::garbled)?;
         match value(*kind, bytes, &mut Budget::default())? {
@@ -180,7 +180,7 @@ fn close(out: &mut Vec<u8>, start: usize) {
     out[start..start + 4].copy_from_slice(&length);
 }
 
-/// (No message is as long as would not fit: `wire` sees to that.)
+/// (`wire` refuses messages that are too long for this.)
 fn length(bytes: usize) -> [u8; 4] {
     i32::try_from(bytes).unwrap_or(i32::MAX).to_le_bytes()
 }
@@ -224,10 +224,10 @@ fn body(out: &mut Vec<u8>, value: &Value) {
 
 // ---- reading
 
-/// No server keeps deeper ones.
+/// Servers refuse deeper documents.
 const DEPTH_MAX: u32 = 200;
-/// A field may be two bytes there and is a hundred times as many here. (The longest answer, 16 MiB, of a thousand files with
-/// thousands of attributes has fewer.)
+/// A field of two bytes in the answer takes a hundred times as many in memory. (The longest answer, 16 MiB, of a thousand files
+/// with thousands of attributes has fewer.)
 const FIELDS_MAX: u32 = 1 << 20;
 
 fn take(bytes: &[u8], count: usize) -> Result<(&[u8], &[u8]), Failure> {
@@ -249,7 +249,7 @@ fn long(bytes: &[u8]) -> Result<(i64, &[u8]), Failure> {
     Ok((i64::from_le_bytes(*number), rest))
 }
 
-/// Up to a zero.
+/// A name ends with a zero byte.
 fn name(bytes: &[u8]) -> Result<(String, &[u8]), Failure> {
     let end = bytes.iter().position(|byte| *byte == 0).ok_or_else(Failure::garbled)?;
     Ok((String::from_utf8_lossy(&bytes[..end]).into_owned(), &bytes[end + 1..]))
@@ -257,7 +257,7 @@ fn name(bytes: &[u8]) -> Result<(String, &[u8]), Failure> {
 
 type Fields = Vec<(String, Value)>;
 
-/// What is left of what one answer may cost.
+/// The remaining limits of one answer.
 struct Budget {
     depth: u32,
     fields: u32,
@@ -346,7 +346,7 @@ fn value<'a>(kind: u8, bytes: &'a [u8], budget: &mut Budget) -> Result<(Value, &
             let (number, rest) = long(bytes)?;
             (Value::Long(number), rest)
         }
-        // Undefined, and the ends of all that is ordered.
+        // Undefined, and the least and the greatest key.
         0x06 | 0x7f | 0xff => other(0)?,
         // A regular expression: two texts.
         0x0b => {
@@ -357,7 +357,7 @@ fn value<'a>(kind: u8, bytes: &'a [u8], budget: &mut Budget) -> Result<(Value, &
         0x0c => other(size(bytes)?.0.saturating_add(16))?,
         0x0d | 0x0e => other(size(bytes)?.0.saturating_add(4))?,
         0x0f => other(size(bytes)?.0.max(4))?,
-        // A stamp of the log, a decimal number.
+        // A timestamp of the log, a decimal number.
         0x11 => other(8)?,
         0x13 => other(16)?,
         _ => return Err(Failure::garbled()),
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_document_is_read_back() {
         let document = all_kinds();
         let mut bytes = Vec::new();
         document.write(&mut bytes);
@@ -392,7 +392,7 @@ mod tests {
         for (name, value) in &document.0 {
             assert_eq!(&Value::of_bytes(&value.bytes()).unwrap(), value, "{name}");
         }
-        // {"hello": "world"}, from the standard's own page.
+        // {"hello": "world"}, from the page of the standard.
         let known = b"\x16\0\0\0\x02hello\0\x06\0\0\0world\0\0";
         assert_eq!(Document::read(known).unwrap().0, fields! { "hello": "world" });
         for end in 0..whole {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_read_or_refused() {
+    fn damaged_document_is_read_or_refused() {
         let mut bytes = Vec::new();
         all_kinds().write(&mut bytes);
         for at in 0..bytes.len() {

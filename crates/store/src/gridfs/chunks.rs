@@ -1,7 +1,7 @@
-//! The bytes of files: documents of 255 KiB each. They are there before the file is, and go after it.
+//! The bytes of files: documents of 255 KiB each. They are written before the file's document and deleted after it.
 //!
-//! Those of ours say whose they are, so that what a killed agent leaves of them can be told from what a stranger is about to
-//! write (`uploads`).
+//! Chunks of this driver have a field that says so. It distinguishes the remains of a killed agent from chunks of another client
+//! that is about to write a file (`uploads`).
 
 use std::io;
 use std::ops::Range;
@@ -16,20 +16,20 @@ use surgetank_types::error::Errno;
 
 /// Chunks of one message.
 const TOGETHER: u64 = 32;
-/// An answer may be lost more than once.
+/// More than one answer may be lost.
 const CLEARINGS_MAX: u32 = 3;
-/// In a chunk of ours.
+/// The field of a chunk that this driver wrote.
 pub const BY: &str = "by";
 pub const US: &str = "surgetank";
 
 fn number(nth: u64) -> Result<Value, Failure> {
     i32::try_from(nth)
         .map(Value::Int)
-        .map_err(|_| Failure::ours(Errno::FBIG, "a file of that length has too many chunks"))
+        .map_err(|_| Failure::ours(Errno::FBIG, "the file is too long for GridFS: it has more than 2^31 chunks"))
 }
 
 impl Server {
-    /// All of a body, from the chunk `first` on. What is read has to have the sum.
+    /// Sends a body as chunks from number `first` on. Errors: the bytes do not have the checksum `crc64nvme`.
     pub fn send(&self, key: &str, id: &Id, first: u64, body: &dyn Body, crc64nvme: u64) -> io::Result<()> {
         let mut sum = Checksum::default();
         let count = body.len().div_ceil(CHUNK_BYTES);
@@ -56,14 +56,14 @@ impl Server {
         if sum.value() == crc64nvme {
             return Ok(());
         }
-        let text = format!("{key}: what was to be sent does not have its checksum");
+        let text = format!("{key}: the source does not have its checksum");
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
     fn send_some(&self, id: &Id, range: Range<u64>, documents: &[Document]) -> Result<(), Failure> {
         for _ in 0..CLEARINGS_MAX {
             match self.insert(Kind::Chunks, documents.to_vec(), Sure::Durable) {
-                // Of an earlier try, ours or of an agent that was killed: other bytes perhaps.
+                // Chunks of an earlier try or of a killed agent, perhaps with other bytes.
                 Err(why) if why.meaning == Meaning::Twice => {
                     let numbers = fields! { "$gte": number(range.start)?, "$lt": number(range.end)? };
                     self.delete(Kind::Chunks, fields! { "files_id": *id, "n": numbers }, Sure::Durable)?;
@@ -71,10 +71,10 @@ impl Server {
                 sent => return sent,
             }
         }
-        Err(Failure::ours(Errno::AGAIN, "somebody else sends chunks of the same file"))
+        Err(Failure::ours(Errno::AGAIN, "another process sends chunks of the same file"))
     }
 
-    /// Bytes of a version. Where its chunks are not as they should be, it was taken away or replaced meanwhile, or is damaged.
+    /// Bytes of a version. If its chunks are wrong, the version was deleted or replaced meanwhile, or it is damaged.
     pub fn piece(&self, file: &File, range: Range<u64>) -> Result<Vec<u8>, Failure> {
         match self.chunks(file, range) {
             Err(why) if why.is_damage() => {

@@ -1,6 +1,6 @@
-//! Why a request failed: what the server or the socket said, as an errno, and whether another try may help.
+//! Why a request failed: the error of the server or the socket as an errno, and whether another try may help.
 //!
-//! (Whether it was carried out all the same need not be known: every change knows its own work.)
+//! (The caller need not know whether the server carried out the request: every change recognises its own work.)
 
 use std::io;
 
@@ -9,18 +9,18 @@ use surgetank_types::error::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
     Errno(Errno),
-    /// Something else has the name than was to be.
+    /// The name has another file than the condition asks for.
     Condition,
-    /// The bytes are not those that were summed.
+    /// The bytes do not have their checksum.
     Checksum,
-    /// A document with this id is there already.
+    /// A document with this id exists.
     Twice,
 }
 
 #[derive(Debug)]
 pub struct Failure {
     pub meaning: Meaning,
-    /// The server's number for it, or 0.
+    /// The server's error code, or 0.
     pub code: i64,
     pub message: String,
     pub again: bool,
@@ -29,7 +29,7 @@ pub struct Failure {
 const AUTHENTICATION_FAILED: i64 = 18;
 
 impl Failure {
-    /// Found by us; final.
+    /// An error that the driver found itself; another try does not help.
     pub fn ours(errno: Errno, message: &str) -> Self {
         Self { meaning: Meaning::Errno(errno), code: 0, message: message.to_owned(), again: false }
     }
@@ -38,12 +38,12 @@ impl Failure {
         Self { meaning: Meaning::Condition, ..Self::ours(Errno::EXIST, "the condition does not hold") }
     }
 
-    /// Whoever holds a name must not change it any more.
+    /// The holder of a lock must not change the name any more.
     pub fn too_slow() -> Self {
-        Self::ours(Errno::AGAIN, "the server is so slow that somebody else may change the name meanwhile")
+        Self::ours(Errno::AGAIN, "the server answers so late that another agent may hold the lock of the name")
     }
 
-    /// What is there is no longer what it was, and is nothing that could be.
+    /// The chunks do not form the file.
     pub fn damaged() -> Self {
         Self::ours(Errno::IO, "the chunks of the file are damaged")
     }
@@ -52,27 +52,27 @@ impl Failure {
         Self { meaning: Meaning::Checksum, ..Self::ours(Errno::IO, message) }
     }
 
-    /// The answer makes no sense.
+    /// The answer is malformed.
     pub fn garbled() -> Self {
         Self::ours(Errno::IO, "the server's answer is not understood")
     }
 
-    /// It is there and does not serve: as if it were not there.
+    /// The server answers but does not serve; it counts as unavailable.
     pub fn not_serving(message: &str) -> Self {
         Self { again: true, ..Self::ours(Errno::HOSTDOWN, message) }
     }
 
-    pub fn not_let_in(message: &str) -> Self {
+    pub fn login_refused(message: &str) -> Self {
         Self { code: AUTHENTICATION_FAILED, ..Self::ours(Errno::ACCESS, message) }
     }
 
-    /// Of the socket.
+    /// An error of the socket.
     pub fn of_io(why: &io::Error) -> Self {
         let (errno, again) = match (why.raw_os_error().map(Errno::from_raw_os_error), why.kind()) {
-            // A socket's patience is over.
+            // The timeout of a socket ended.
             (Some(Errno::AGAIN), _) => (Errno::TIMEDOUT, true),
             (Some(errno), _) => (errno, true),
-            // A certificate that is not believed.
+            // A certificate that is not trusted.
             (None, io::ErrorKind::InvalidData) => (Errno::IO, false),
             (None, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => (Errno::TIMEDOUT, true),
             (None, io::ErrorKind::NotFound | io::ErrorKind::Other) => (Errno::HOSTUNREACH, true),
@@ -81,19 +81,19 @@ impl Failure {
         Self { again, ..Self::ours(errno, &why.to_string()) }
     }
 
-    /// The server said no.
+    /// The server's refusal.
     pub fn refused(code: i64, message: &str) -> Self {
         let lower = message.to_ascii_lowercase();
         let (errno, again) = match code {
-            // It ends, begins, or another one has taken over.
+            // The server stops or starts, or another server is the primary now.
             6 | 7 | 89 | 91 | 189 | 10107 | 11600 | 11602 | 13435 | 13436 => (Errno::HOSTDOWN, true),
-            // Too much at once, or it took too long.
+            // The server is busy, or the request took too long.
             50 | 64 | 112 | 24 | 46 | 202 => (Errno::AGAIN, true),
             13 | AUTHENTICATION_FAILED | 8000 => (Errno::ACCESS, false),
             14031 => (Errno::NOSPC, false),
             10334 | 17280 => (Errno::FBIG, false),
             _ if lower.contains("disk is full") || lower.contains("no space left") => (Errno::NOSPC, false),
-            // Servers with another one behind them pass on what that one says.
+            // A server in front of another data base passes on its messages.
             _ if lower.contains("database is locked") => (Errno::AGAIN, true),
             _ if lower.contains("read-only") || lower.contains("readonly") => (Errno::ROFS, false),
             _ => (Errno::IO, false),
@@ -105,7 +105,7 @@ impl Failure {
     /// `key` as the caller names it.
     pub fn into_io(self, key: &str) -> io::Error {
         match self.meaning {
-            // The errno alone would say nothing.
+            // The errno alone has no cause.
             Meaning::Errno(Errno::IO) | Meaning::Twice => io::Error::other(format!("{key}: {self}")),
             Meaning::Errno(errno) => errno.into(),
             Meaning::Condition => super::super::object::condition_failed(key),
@@ -113,12 +113,12 @@ impl Failure {
         }
     }
 
-    /// `damaged`
+    /// Is this [`Self::damaged`]?
     pub fn is_damage(&self) -> bool {
         self.is(Errno::IO) && self.message == Self::damaged().message
     }
 
-    /// For certain nothing was published.
+    /// The file is certainly not published.
     pub fn is_undone(&self) -> bool {
         matches!(self.meaning, Meaning::Condition | Meaning::Checksum | Meaning::Twice)
     }
@@ -138,16 +138,16 @@ impl std::fmt::Display for Failure {
 pub fn remedy(why: &Failure) -> &'static str {
     match (why.code, why.meaning) {
         (AUTHENTICATION_FAILED, _) => {
-            "put the user before the @ and the password into the environment (MONGODB_PASSWORD) or a file (password_file=PATH); authSource=DB, if the user belongs to another data base"
+            "put the user before the @ and the password into the environment (MONGODB_PASSWORD) or a file (password_file=PATH); if the user belongs to another data base, add authSource=DB"
         }
-        (13 | 8000, _) => "let the user read and write in the data base (the role readWrite)",
-        (_, Meaning::Errno(Errno::HOSTDOWN)) => "name the server that is written to (the primary)",
+        (13 | 8000, _) => "give the user the role readWrite in the data base",
+        (_, Meaning::Errno(Errno::HOSTDOWN)) => "name the primary in the URL",
         (_, Meaning::Errno(Errno::OPNOTSUPP)) => "use MongoDB 4.4 or newer",
         _ if why.message.contains("ertificate") => {
-            "name the file with the certificate of the server's authority (tlsCAFile=PATH), if it is not a public one"
+            "if the server's authority is not a public one, name the file with its certificate (tlsCAFile=PATH)"
         }
-        (0, _) => "look whether the server runs, and at host and port in the URL",
-        _ => "look at the URL and at what the server says",
+        (0, _) => "check that the server runs, and host and port in the URL",
+        _ => "check the URL and the log of the server",
     }
 }
 

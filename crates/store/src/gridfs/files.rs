@@ -1,7 +1,7 @@
-//! The document of a file: what the standard says stands in it, and what of ours stands in `metadata.surgetank`.
+//! The document of a file: the fields of the standard, and the driver's own in `metadata.surgetank`.
 //!
-//! An etag names one version: the file's id, its length and date (under one id strangers may put other bytes), and a sum of
-//! what is drawn anew whenever our words change. The first three name the bytes.
+//! An etag names one version. It has the file's id, its length and date (other clients may put other bytes under one id), and a
+//! checksum of a random value that changes with the words. The first three name the bytes.
 
 use super::bson::{Document, Id, Value, fields};
 use super::failure::Failure;
@@ -10,12 +10,12 @@ use crate::checksum;
 use crate::object::{Object, Words};
 use surgetank_types::error::Errno;
 
-/// The standard's. (Servers that put a hundred chunks into one answer, however long they are, have clients that choke on it.) A
-/// part of an upload is a whole number of them, and so is what is read at a time.
+/// The standard's size. (Some servers put a hundred chunks of any size into one answer, which is too long for some clients.) A
+/// part of an upload is a whole number of chunks, and so is a piece that is read at a time.
 pub const CHUNK_BYTES: u64 = 255 << 10;
 pub const OURS: &str = "surgetank";
 const STANDARD: [&str; 6] = ["_id", "filename", "length", "chunkSize", "uploadDate", "metadata"];
-/// As an id in an etag; strangers may have any.
+/// The longest id in an etag; other clients may use any id.
 const ID_BYTES_MAX: usize = 512;
 
 /// A version of a file that a server has.
@@ -26,14 +26,14 @@ pub struct File {
     pub size_bytes: u64,
     pub chunk_bytes: u64,
     pub date_millis: i64,
-    /// With what others put there. `None`: what they put there is no document.
+    /// Includes the fields of other clients. `None`: another client wrote something that is not a document.
     pub metadata: Option<Document>,
-    /// What else others put beside the fields of the standard.
+    /// Fields of other clients beside those of the standard.
     pub beside: Document,
 }
 
 impl File {
-    /// `None`: what nobody can read, or name.
+    /// `None`: the file has no usable name, length or chunk size.
     pub fn of(document: &Document) -> Option<Self> {
         let size_bytes = u64::try_from(document.number("length")?).ok()?;
         let chunk_bytes = u64::try_from(document.number("chunkSize")?).ok()?;
@@ -67,9 +67,9 @@ impl File {
         }
     }
 
-    /// Where others have put something that ours cannot stand in, none of ours is put.
+    /// Errors: EPERM if another client put something there that cannot hold the field of this driver.
     pub fn metadata(&self) -> Result<&Document, Failure> {
-        let why = "the metadata of the file is no document: nothing of ours can stand in it";
+        let why = "the field metadata of the file is not a document, so Surgetank cannot store attributes in it";
         self.metadata.as_ref().ok_or_else(|| Failure::ours(Errno::PERM, why))
     }
 
@@ -77,7 +77,7 @@ impl File {
         self.metadata.as_ref()?.document(OURS)
     }
 
-    /// The same bytes with these words, as one try of ours and the next.
+    /// Has the same bytes and words, as two tries of one publication.
     pub fn is_again(&self, earlier: &Self) -> bool {
         let words = |file: &Self| file.ours().and_then(|ours| ours.document("words").cloned());
         let sum = |file: &Self| file.ours().and_then(|ours| ours.text("crc64nvme").map(str::to_owned));
@@ -105,7 +105,7 @@ impl File {
         format!("{}.{:x}.{:x}", hex(&self.id.bytes()), self.size_bytes, self.date_millis)
     }
 
-    /// These are the bytes that the etag names.
+    /// Does the etag name these bytes?
     pub fn is_of(&self, etag: &str) -> bool {
         etag.rsplit_once('.').is_some_and(|(tag, _)| tag == self.bytes_tag())
     }
@@ -114,7 +114,7 @@ impl File {
         self.bytes_tag() == other.bytes_tag()
     }
 
-    /// Without the prefix.
+    /// The file as an object; its key has no prefix.
     pub fn object(&self, prefix: &str) -> Option<Object> {
         let ours = self.ours();
         let word = |(name, value): &(String, Value)| Some((name.clone(), value.as_text()?.to_owned()));
@@ -131,7 +131,7 @@ impl File {
     }
 }
 
-/// What of ours stands in `metadata`.
+/// The content of `metadata.surgetank`.
 pub fn ours(words: &Words, crc64nvme: Option<u64>, version: &Id) -> Document {
     let words = Document(words.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect());
     let mut ours = fields! { "words": words, "version": hex(version) };
@@ -146,7 +146,7 @@ pub fn words_of(document: &Document) -> Words {
     document.0.iter().filter_map(word).collect()
 }
 
-/// The id of the file that an etag names.
+/// The id of the file in an etag.
 pub fn id_of(etag: &str) -> Result<Value, Failure> {
     let (id, _) = etag.split_once('.').ok_or_else(Failure::condition)?;
     Value::of_bytes(&unhex(id).ok_or_else(Failure::condition)?).map_err(|_| Failure::condition())
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_a_document_and_back() {
+    fn file_document_is_read_back() {
         let words = Words::from([("mode".to_owned(), "0644".to_owned())]);
         let metadata = fields! { "theirs": 7 }.with(OURS, ours(&words, Some(5), &[1; 12]));
         let file = File::new([9; 12], "p/a".into(), 1 << 40, metadata);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_there() {
+    fn file_of_another_client_is_read() {
         let theirs = fields! {
             "_id": "a name", "filename": "x", "length": Value::Double(5.0), "chunkSize": 261_120,
             "uploadDate": Value::Date(1_700_000_000_000), "md5": "…", "metadata": Value::Null,

@@ -1,7 +1,8 @@
-//! Listings, in the order of the names' bytes, as the index has them. Of several versions the newest is shown. A directory
-//! that goes on behind a page is stepped over.
+//! Listings, in the byte order of the names, as in the index. Of several versions the newest is shown. A directory that
+//! continues after a page is skipped.
 //!
-//! The danger: one document that is none of a file's (strangers may put anything there) must not end a listing: it is passed.
+//! The danger that this avoids: a document that is not a file's (other clients may put anything there) ends a listing. It is
+//! skipped.
 
 use super::bson::{Document, fields};
 use super::failure::Failure;
@@ -9,13 +10,13 @@ use super::files::File;
 use super::server::{Kind, Server};
 use crate::object::Page;
 
-/// Files that are looked at together, and the most that a page shows.
+/// The number of files in one request, and the largest number in a page.
 const PAGE: usize = 1000;
 
-/// Of one name in a path: longer ones are not shown.
+/// The longest name in a path; longer ones are not shown.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Where a listing goes on: behind this name, or with it.
+/// Where a listing continues: after this name, or with it.
 enum From {
     Behind(String),
     With(String),
@@ -26,7 +27,7 @@ impl From {
         match (text.strip_prefix('>'), text.strip_prefix('=')) {
             (Some(name), _) => Ok(Self::Behind(name.to_owned())),
             (_, Some(name)) => Ok(Self::With(name.to_owned())),
-            _ => Err(Failure::ours(surgetank_types::error::Errno::INVAL, "no listing goes on there")),
+            _ => Err(Failure::ours(surgetank_types::error::Errno::INVAL, "the position in the listing is malformed")),
         }
     }
 
@@ -37,17 +38,17 @@ impl From {
         }
     }
 
-    fn after(shown: &Shown) -> Self {
-        match shown {
-            Shown::File(name) => Self::Behind(name.clone()),
-            // `/` is followed by `0`. (One of them: behind `a//` comes what else is in `a/`.)
-            Shown::Group(group) => Self::With(format!("{}0", group.strip_suffix('/').unwrap_or(group))),
+    fn after(listed: &Listed) -> Self {
+        match listed {
+            Listed::File(name) => Self::Behind(name.clone()),
+            // `0` follows `/`. (Only the last `/` is replaced: after `a//` come the other names in `a/`.)
+            Listed::Group(group) => Self::With(format!("{}0", group.strip_suffix('/').unwrap_or(group))),
         }
     }
 }
 
 #[derive(PartialEq)]
-enum Shown {
+enum Listed {
     File(String),
     Group(String),
 }
@@ -78,37 +79,38 @@ impl Server {
                 };
                 is_further = true;
                 let group = rest.find('/').filter(|_| delimited).map(|slash| &key[..=prefix.len() + slash]);
-                let shown = group.map_or_else(|| Shown::File(key.to_owned()), |group| Shown::Group(group.to_owned()));
-                if last.as_ref() == Some(&shown) {
+                let listed =
+                    group.map_or_else(|| Listed::File(key.to_owned()), |group| Listed::Group(group.to_owned()));
+                if last.as_ref() == Some(&listed) {
                     continue;
                 }
                 if page.objects.len() + page.prefixes.len() >= PAGE {
                     page.next = last.as_ref().map(|last| From::after(last).text());
                     return Ok(page);
                 }
-                match &shown {
-                    Shown::Group(group) => page.prefixes.push(group.clone()),
-                    Shown::File(_) => {
+                match &listed {
+                    Listed::Group(group) => page.prefixes.push(group.clone()),
+                    Listed::File(_) => {
                         page.objects.extend(File::of(document).and_then(|file| file.object(&self.place.prefix)));
                     }
                 }
-                last = Some(shown);
+                last = Some(listed);
             }
             match &last {
                 _ if found.len() < PAGE => return Ok(page),
                 Some(last) if is_further => (from, skip) = (From::after(last), 0),
-                // Nothing but what has no name.
+                // The page has only documents without a name.
                 _ => skip += found.len(),
             }
         }
     }
 
-    /// The first file of ours, or perhaps of ours, that no path leads to.
+    /// The first file below the prefix, or perhaps below it, that has no valid path.
     pub fn hidden(&self) -> Result<Option<String>, Failure> {
         let fields = fields! { "filename": 1, "length": 1, "chunkSize": 1 };
         let strange = |document: Document| -> Option<String> {
             let Some(filename) = document.text("filename") else {
-                return Some(format!("the file with the id {:?}, whose name is no text", document.get("_id")));
+                return Some(format!("the file with the id {:?}, whose name is not text", document.get("_id")));
             };
             let key = filename.strip_prefix(&self.place.prefix)?;
             let path = key.strip_suffix('/').unwrap_or(key);

@@ -1,10 +1,10 @@
-//! Who changes a name just now. GridFS lets a name have many files, of which the newest counts; that one is to follow
-//! another, and no third, can only be seen to by whoever changes the name alone.
+//! Locks of names. GridFS lets a name have many files, of which the newest counts. So only an agent that changes the name alone
+//! can ensure that its version follows the intended one.
 //!
-//! A lock is a document whose id is the name. **Its holder may die**: whoever sees the same one hold it for `Limits::hold`, by his
-//! own clock, takes it away (also one that does not say whose it is). The danger: a holder that lives and is slow. He sends
-//! nothing, and nothing again, when half of that time is over; what then still may happen is that his request is on its way
-//! for longer than the other half. Whose answer came so late looks whether somebody else was there meanwhile.
+//! A lock is a document whose id is the name. **Its holder may die**: an agent that sees the same holder for `Limits::hold`, by its
+//! own clock, removes the lock (also one without a holder). The danger: a holder that lives and is slow. It sends no request
+//! after half of that time. A request can then still be under way for longer than the other half. The holder whose answer comes
+//! that late checks whether another agent changed the name meanwhile.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::server::{Kind, Server, Sure, new_id};
 use surgetank_types::error::Errno;
 
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
-/// Whoever waits for longer than so many holders could have died is told so.
+/// An agent that waits for this many times `Limits::hold` gets an error.
 const HOLDS_MAX: u32 = 10;
 
 pub struct Held {
@@ -23,24 +23,24 @@ pub struct Held {
 }
 
 impl Held {
-    /// Until then a change of the name may be sent.
+    /// The holder may send a change of the name until then.
     pub fn until(&self) -> Instant {
         self.since + self.limit / 2
     }
 
-    /// Nobody else can have it yet.
+    /// No other agent can have the lock yet.
     pub fn is_sure(&self) -> bool {
         surgetank_types::clock::tick().saturating_duration_since(self.since) < self.limit
     }
 }
 
 impl Server {
-    /// Nobody else of ours changes the name while this goes on. (Strangers know nothing of it.)
+    /// Runs `act` while no other agent changes the name. (Other clients ignore the lock.)
     pub fn alone_with<T>(&self, key: &str, act: impl FnOnce(&Held) -> Result<T, Failure>) -> Result<T, Failure> {
         let (filename, me) = (self.filename(key), new_id()?);
         let held = self.take(&filename, me)?;
         let done = act(&held);
-        // Left there, it is taken away when its time is over.
+        // A lock that stays expires.
         if let Err(why) = self.delete(Kind::Locks, fields! { "_id": filename.as_str(), "by": me }, Sure::Seen) {
             tracing::debug!("{}: {key} stays locked for a while: {why}", self.place);
         }
@@ -59,9 +59,9 @@ impl Server {
                 Err(_) => {}
             }
             let found = self.find(Kind::Locks, fields! { "_id": filename }, None, Some(1))?;
-            // (Null is also what does not say.)
+            // (A lock without a holder counts as null.)
             let by = found.first().map(|lock| lock.get("by").cloned().unwrap_or(Value::Null));
-            // An answer was lost.
+            // This agent has the lock: the answer was lost.
             if by == Some(me.into()) {
                 return Ok(Held { since, limit });
             }
@@ -69,14 +69,14 @@ impl Server {
                 (_, None) => seen = None,
                 (Some((same, first)), Some(by)) if *same == by => {
                     if surgetank_types::clock::tick().saturating_duration_since(*first) >= limit {
-                        tracing::warn!("{}: whoever changed {filename} is no more", self.place);
+                        tracing::warn!("{}: the holder of the lock of {filename} has expired", self.place);
                         self.delete(Kind::Locks, fields! { "_id": filename, "by": &by }, Sure::Seen)?;
                     }
                 }
                 (_, Some(by)) => seen = Some((by, surgetank_types::clock::tick())),
             }
             if surgetank_types::clock::tick().saturating_duration_since(begun) >= limit * HOLDS_MAX {
-                return Err(Failure::ours(Errno::AGAIN, "others have held the name all the time"));
+                return Err(Failure::ours(Errno::AGAIN, "other agents held the lock of the name all the time"));
             }
             surgetank_types::sync::thread::sleep(pause);
             pause = (pause * 2).min(100 * PAUSE);

@@ -1,8 +1,8 @@
-//! Where a store in GridFS is: `mongodb://[USER@]HOST[:PORT]/DB[?bucket=fs&prefix=P&…]`, with the names that MongoDB's own URLs
-//! have for what they have as well (`authSource`, `tls`, `tlsCAFile`).
+//! Where a store in GridFS is: `mongodb://[USER@]HOST[:PORT]/DB[?bucket=fs&prefix=P&…]`. Keys that MongoDB's own URLs have, too,
+//! have the same names (`authSource`, `tls`, `tlsCAFile`).
 //!
-//! The danger: a password in a URL ends in logs, process lists and messages. It is refused here, and comes from the environment
-//! (`MONGODB_PASSWORD`) or from a file.
+//! The danger that this avoids: a password in a URL appears in logs, process lists and messages. It is refused here. The password
+//! comes from the environment (`MONGODB_PASSWORD`) or from a file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use percent_encoding::percent_decode_str;
 use surgetank_types::error::{Error, Result};
 
 const PORT: u16 = 27017;
-/// What may stand behind the `?`.
+/// The keys that may follow the `?`.
 const KEYS: [&str; 6] = ["authSource", "bucket", "password_file", "prefix", "tls", "tlsCAFile"];
 
 /// A GridFS bucket on a server, as a URL names it.
@@ -24,40 +24,40 @@ pub struct Place {
     pub port: u16,
     /// The data base with the bucket.
     pub db: String,
-    /// Of GridFS: its collections are `BUCKET.files` and `BUCKET.chunks`.
+    /// The GridFS bucket: its collections are `BUCKET.files` and `BUCKET.chunks`.
     pub bucket: String,
-    /// In front of each path, as it is.
+    /// Put before each path unchanged.
     pub prefix: String,
     /// The user to log in as; `None`: no login.
     pub user: Option<String>,
     /// The data base that the user belongs to.
     pub auth_source: String,
-    /// Instead of `MONGODB_PASSWORD`; never a password itself.
+    /// The file with the password, instead of `MONGODB_PASSWORD`.
     pub password_file: Option<PathBuf>,
     /// The connection uses TLS.
     pub tls: bool,
-    /// PEM, with the only authority of certificates that is trusted.
+    /// PEM file with the only trusted certificate authorities.
     pub authority_file: Option<PathBuf>,
     /// How long requests may take.
     pub limits: Limits,
 }
 
-/// How long is waited, for a server and between tries.
+/// How long requests wait, for a server and between tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// The limit for making a connection.
     pub connect: Duration,
-    /// Nothing moves.
+    /// The limit for a request without progress.
     pub progress: Duration,
-    /// One try, from its first byte to the answer's last.
+    /// The limit for one try, from its first byte to the last byte of the answer.
     pub request: Duration,
-    /// How often a request is sent at most.
+    /// The largest number of tries of a request.
     pub tries: u32,
-    /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
+    /// The pause after the first try. Each further pause is three times as long. All are upper bounds (jitter).
     pub pause: Duration,
-    /// No new try after that.
+    /// No try begins after this time.
     pub all_tries: Duration,
-    /// A name that the same one has held for so long is taken from him: he is no more.
+    /// A lock of a name expires when one agent has held it for this time.
     pub hold: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Place {
             None => (None, authority),
         };
         if address.contains(',') {
-            return Err(wrong("several hosts are named: name the one that is written to (the primary)"));
+            return Err(wrong("the URL names several hosts; it has to name the primary alone"));
         }
         let (host, port) = host_and_port(address).ok_or_else(|| wrong("the port is not a number"))?;
         if host.is_empty() {
@@ -100,7 +100,7 @@ impl Place {
         }
         let db = decoded(db.trim_end_matches('/')).ok_or_else(|| wrong("it is not UTF-8"))?;
         if db.is_empty() || db.contains(['/', '\\', '.', ' ', '"', '$', '\0']) {
-            return Err(wrong("behind the host stands the name of the data base, and nothing else"));
+            return Err(wrong("after the host, the URL has to have the name of a data base and nothing else"));
         }
         let mut place = Self {
             host: host.to_owned(),
@@ -121,26 +121,28 @@ impl Place {
             match (key, value.as_str()) {
                 ("authSource", _) => place.auth_source = value,
                 ("bucket", "") => return Err(wrong("the bucket has no name")),
-                ("bucket", _) if value.contains(['$', '\0']) => return Err(wrong("no bucket can have such a name")),
+                ("bucket", _) if value.contains(['$', '\0']) => {
+                    return Err(wrong("the name of the bucket has a $ or a NUL"));
+                }
                 ("bucket", _) => place.bucket = value,
                 ("password_file", _) => place.password_file = Some(value.into()),
                 ("prefix", _) => place.prefix = value,
                 ("tls", "true") => place.tls = true,
                 ("tls", "false") => place.tls = false,
-                ("tls", _) => return Err(wrong("tls is true or false")),
+                ("tls", _) => return Err(wrong("tls has to be true or false")),
                 ("tlsCAFile", _) => place.authority_file = Some(value.into()),
                 _ if is_credential(key) => return Err(no_password_here()),
-                // Without its value: who knows what it was meant to be.
+                // The message has no value: it may be a secret.
                 _ => return Err(wrong(&format!("{key} is not known; known are {}", KEYS.join(", ")))),
             }
         }
         if place.authority_file.is_some() && !place.tls {
-            return Err(wrong("tlsCAFile names whom TLS trusts, and tls=false is without TLS"));
+            return Err(wrong("tlsCAFile needs TLS, and tls=false disables it"));
         }
         Ok(place)
     }
 
-    /// `None`: nobody asks for one.
+    /// `None`: neither a file nor the environment has a password.
     pub(super) fn password(&self) -> Result<Option<String>> {
         let Some(path) = &self.password_file else {
             return Ok(std::env::var("MONGODB_PASSWORD").ok().filter(|password| !password.is_empty()));
@@ -152,8 +154,8 @@ impl Place {
     pub(super) fn read(&self, path: &Path) -> Result<Vec<u8>> {
         let failed = Error::new(format!("the store {self} cannot be used without {}", path.display()));
         if !path.is_absolute() {
-            // The agent's directory is not the user's.
-            return Err(failed.why("it is not an absolute path").remedy("name it from / on"));
+            // The agent's working directory is not the user's.
+            return Err(failed.why("it is not an absolute path").remedy("give the path from / on"));
         }
         std::fs::read(path).map_err(|why| failed.why(why))
     }
@@ -186,7 +188,7 @@ fn is_credential(key: &str) -> bool {
 
 fn no_password_here() -> Error {
     Error::new("a password does not belong in the URL of a store")
-        .why("URLs are seen in logs, messages and lists of processes")
+        .why("logs, messages and lists of processes show URLs")
         .remedy("put it into the environment (MONGODB_PASSWORD) or into a file (password_file=PATH), and the user before the @")
 }
 
@@ -199,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_url() {
+    fn url_with_every_part_is_parsed() {
         let url = "mongodb://me@host:7000/db?bucket=b&prefix=run%207/&password_file=/etc/secret&authSource=db&tls=true";
         let place = Place::parse(url).unwrap();
         assert_eq!((place.host.as_str(), place.port, place.db.as_str(), place.tls), ("host", 7000, "db", true));
@@ -212,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn who_names_an_authority_wants_tls() {
-        assert!(Place::parse("mongodb://host/db?tlsCAFile=/ca.pem").unwrap().tls, "all went in the clear");
+    fn url_with_an_authority_file_enables_tls() {
+        assert!(Place::parse("mongodb://host/db?tlsCAFile=/ca.pem").unwrap().tls, "the connection is not encrypted");
         assert!(!Place::parse("mongodb://host/db?tls=false").unwrap().tls);
     }
 
     #[test]
-    fn what_is_refused_says_why() {
+    fn refused_url_gives_the_reason() {
         for (url, word) in [
             ("mongodb://host/db?tls=false&tlsCAFile=/ca.pem", "tlsCAFile"),
             ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),

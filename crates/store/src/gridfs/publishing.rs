@@ -1,5 +1,5 @@
-//! How a version gets its name, and loses it. Its chunks are there already; its document is the moment at which it shows. Then
-//! those before it go: first their documents, then their chunks.
+//! How a version gets its name, and loses it. Its chunks exist already. The version becomes visible with its document. Then the
+//! older versions are deleted: first their documents, then their chunks.
 
 use std::cell::Cell;
 
@@ -14,14 +14,14 @@ use surgetank_types::error::Errno;
 
 #[derive(Default)]
 pub struct Publication {
-    /// Has a document among the uploads.
+    /// The file has a document in the collection of uploads.
     pub is_upload: bool,
-    /// It may show, whatever comes back.
+    /// The file may be visible, whatever the answer is.
     pub is_sent: Cell<bool>,
 }
 
 impl Server {
-    /// All that have the name, the one that counts first.
+    /// All versions of the name, the newest first.
     pub fn versions(&self, key: &str) -> Result<Vec<File>, Failure> {
         self.named(key, None)
     }
@@ -30,28 +30,28 @@ impl Server {
         Ok(self.named(key, Some(1))?.pop())
     }
 
-    /// What cannot be used is there all the same: nothing is to be put over it.
+    /// Errors: EIO if a version is unreadable. The driver does not replace such a version.
     fn named(&self, key: &str, limit: Option<i32>) -> Result<Vec<File>, Failure> {
         let filter = fields! { "filename": self.filename(key) };
         let found = self.find(Kind::Files, filter, Some(fields! { "uploadDate": -1, "_id": -1 }), limit)?;
-        let strange = || Failure::ours(Errno::IO, "somebody put a version of the file there that cannot be read");
+        let strange = || Failure::ours(Errno::IO, "another client wrote a version of the file that cannot be read");
         found.iter().map(|document| File::of(document).ok_or_else(strange)).collect()
     }
 
-    /// The version that an etag names, wherever it is now.
+    /// The version of an etag, under any name.
     pub fn version(&self, etag: &str) -> Result<File, Failure> {
         let found = self.find(Kind::Files, fields! { "_id": id_of(etag)? }, None, Some(1))?;
         found.first().and_then(File::of).filter(|file| file.is_of(etag)).ok_or_else(Failure::condition)
     }
 
-    /// The version that was found is still there.
+    /// Checks that the version still exists.
     pub fn still(&self, file: &File) -> Result<(), Failure> {
         let found = self.find(Kind::Files, fields! { "_id": &file.id }, None, Some(1))?;
         let there = found.first().and_then(File::of).filter(|there| there.has_bytes_of(file));
         there.map(drop).ok_or_else(Failure::condition)
     }
 
-    /// Shows it, if what is there is what is to be. Returns its etag.
+    /// Publishes the file if the condition holds. Returns its etag.
     pub fn publish(&self, key: &str, file: File, when: When<'_>, how: &Publication) -> Result<String, Failure> {
         self.alone_with(key, |held| self.publish_alone(held, key, file, when, how))
     }
@@ -70,7 +70,7 @@ impl Server {
             When::Absent => there.is_empty(),
             When::Is(etag) => there.first().is_some_and(|there| there.etag() == etag),
         };
-        // An earlier try of ours, which did not come to its end.
+        // An earlier try of this publication that did not end.
         let earlier = |at: usize, known: &File| known.id == file.id || at == 0 && !holds && file.is_again(known);
         if let Some(at) = there.iter().enumerate().position(|(at, known)| earlier(at, known)) {
             let ours = &there[at];
@@ -89,7 +89,7 @@ impl Server {
             return Err(Failure::condition());
         }
         let now = surgetank_types::clock::now().nanos.div_euclid(1_000_000);
-        // Readers take the youngest for the newest.
+        // Readers take the youngest version as the newest.
         file.date_millis = there.first().map_or(now, |there| now.max(there.date_millis.saturating_add(1)));
         how.is_sent.set(true);
         self.insert_ours(Kind::Files, file.document(), Some(held.until()))?;
@@ -102,7 +102,7 @@ impl Server {
         Ok(file.etag())
     }
 
-    /// Who gave the upload up (`abort`) either sees the file, or we see that he did, before anything else goes.
+    /// Either `abort` of the upload sees the file, or this sees that the upload was aborted, before anything else is deleted.
     fn is_whole(&self, file: &File, how: &Publication) -> Result<(), Failure> {
         if how.is_upload && self.find(Kind::Uploads, fields! { "_id": &file.id }, None, Some(1))?.is_empty() {
             self.remove_version(&file.id)?;
@@ -111,7 +111,7 @@ impl Server {
         Ok(())
     }
 
-    /// Other words for the same bytes.
+    /// Replaces the words of the same bytes.
     pub fn reword(
         &self,
         key: &str,
@@ -125,7 +125,7 @@ impl Server {
             }
             let ours = words(&there);
             let mut whole = there.metadata()?.clone();
-            // What others change beside it meanwhile stays.
+            // Changes of other clients beside it stay.
             let set = if whole.0.is_empty() {
                 fields! { "metadata": Document::default().with(OURS, ours.clone()) }
             } else {
@@ -141,13 +141,13 @@ impl Server {
         })
     }
 
-    /// Absent is fine.
+    /// An absent file is not an error.
     pub fn remove(&self, key: &str) -> Result<(), Failure> {
         if self.newest(key)?.is_none() {
             return Ok(());
         }
         self.alone_with(key, |_| {
-            // The oldest first: it must not show again.
+            // The oldest first: it must not become visible again.
             self.remove_versions(&self.versions(key)?)
         })
     }
@@ -161,7 +161,7 @@ impl Server {
         self.remove_chunks(id)
     }
 
-    /// What will never be published. (It shows nowhere; `gc` finds what stays.)
+    /// Removes chunks of a file that will not be published. (They are invisible; `gc` finds any that stay.)
     pub fn give_up(&self, id: &Id) {
         if let Err(why) = self.abort(&hex(id)) {
             tracing::debug!("{}: chunks stay for gc: {why}", self.place);

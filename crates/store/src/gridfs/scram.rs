@@ -1,6 +1,7 @@
-//! Who we are, told without the password: SCRAM-SHA-256 (RFC 7677), as two messages each way.
+//! The login without sending the password: SCRAM-SHA-256 (RFC 7677), two messages each way.
 //!
-//! The danger: a server that does not know the password and says that it lets us in. Its own proof is looked at.
+//! The danger that this avoids: a server that does not know the password and accepts the login. The driver checks the server's
+//! proof.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use hmac::{Hmac, KeyInit, Mac};
@@ -8,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::failure::Failure;
 
-/// Fewer are guessed too soon (RFC 7677); more than any server has, a bad one would keep us busy with.
+/// The limits of the rounds. Fewer are guessed too soon (RFC 7677). A false server could demand an endless number.
 const ROUNDS: std::ops::RangeInclusive<u32> = 4096..=10_000_000;
 
 type Hash = [u8; 32];
@@ -21,11 +22,13 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// `nonce`: not guessed by anybody, and never twice.
+    /// `nonce`: unpredictable, and never used twice.
     pub fn new(user: &str, password: &str, nonce: &[u8]) -> Result<Self, Failure> {
-        // Others would have to be brought into one of several forms first (SASLprep).
+        // Other characters would need a normal form (SASLprep).
         if !password.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
-            return Err(Failure::not_let_in("the password is not ASCII, and only that is supported"));
+            return Err(Failure::login_refused(
+                "the password has characters that are not ASCII, which are not supported",
+            ));
         }
         let nonce = BASE64_STANDARD.encode(nonce);
         let first_bare = format!("n={},r={nonce}", user.replace('=', "=3D").replace(',', "=2C"));
@@ -39,7 +42,7 @@ impl Exchange {
     /// The answer to the server's first message.
     pub fn second(&mut self, server_first: &str) -> Result<String, Failure> {
         let field = |name: &str| server_first.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-        let wrong = || Failure::not_let_in("the server does not speak SCRAM-SHA-256 as it should");
+        let wrong = || Failure::login_refused("the server's messages do not follow SCRAM-SHA-256");
         let nonce = field("r").filter(|nonce| nonce.starts_with(&self.nonce)).ok_or_else(wrong)?;
         let salt = BASE64_STANDARD.decode(field("s").ok_or_else(wrong)?).map_err(|_| wrong())?;
         let rounds = field("i").and_then(|rounds| rounds.parse().ok()).filter(|rounds| ROUNDS.contains(rounds));
@@ -54,18 +57,18 @@ impl Exchange {
         Ok(format!("{without_proof},p={}", BASE64_STANDARD.encode(proof)))
     }
 
-    /// Does the server know the password as well?
+    /// Checks that the server knows the password, too.
     pub fn end(&self, server_final: &str) -> Result<(), Failure> {
-        let told = server_final.strip_prefix("v=").and_then(|text| BASE64_STANDARD.decode(text).ok());
-        match told {
-            Some(told) if told == self.server_signature => Ok(()),
-            _ => Err(Failure::not_let_in("the server does not prove that it knows the password")),
+        let proof = server_final.strip_prefix("v=").and_then(|text| BASE64_STANDARD.decode(text).ok());
+        match proof {
+            Some(proof) if proof == self.server_signature => Ok(()),
+            _ => Err(Failure::login_refused("the server does not prove that it knows the password")),
         }
     }
 }
 
 fn keyed(key: &[u8], parts: &[&[u8]]) -> Hash {
-    // (Keys of any length will do.)
+    // (HMAC takes keys of any length.)
     let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else { return [0; 32] };
     parts.iter().for_each(|part| mac.update(part));
     mac.finalize().into_bytes().into()
@@ -88,7 +91,7 @@ mod tests {
 
     /// The example of RFC 7677.
     #[test]
-    fn the_known_exchange() {
+    fn scram_exchange_matches_the_rfc_example() {
         let mut exchange = Exchange::new("user", "pencil", b"").unwrap();
         exchange.nonce = "rOprNGfwEbeRWgbNEkqO".into();
         exchange.first_bare = format!("n=user,r={}", exchange.nonce);

@@ -1,5 +1,5 @@
-//! A server that does what good servers do not, for tests: it stands before a real one or in the place of one, hears every
-//! command, and does what a test tells it to.
+//! A server for tests that does what good servers do not. It stands before a real server or instead of one, records every command,
+//! and does what the script of the test says.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,16 +10,16 @@ use super::bson::{Document, Value, fields};
 use super::{GridFs, Place};
 
 pub enum Does {
-    /// What the real one does.
+    /// Passes the command to the real server.
     Pass,
     Say(Document),
-    /// The same, in bytes.
+    /// Answers with these bytes.
     SayBytes(Vec<u8>),
-    /// The connection ends, and nothing was done.
+    /// Ends the connection without executing the command.
     Cut,
-    /// It was done, and the connection ends without a word.
+    /// Executes the command and ends the connection without an answer.
     CutAfter,
-    /// A byte now and then of an answer that never ends.
+    /// Sends an endless answer slowly, byte by byte.
     Trickle,
 }
 

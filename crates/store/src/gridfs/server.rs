@@ -1,5 +1,5 @@
-//! One server's data base, by the few commands that GridFS needs. Everything that is written is waited for: most servers of a
-//! set have it, in their journals.
+//! The data base of one server, with the few commands that GridFS needs. Every write waits until most servers of the set have it
+//! in their journals.
 
 use std::io;
 use std::time::Instant;
@@ -11,29 +11,29 @@ use super::wire::{Command, Hello, Wire};
 use surgetank_types::error::{Errno, Error};
 use surgetank_types::sync::{OnceLock, PoisonError};
 
-/// Documents of a page of an answer.
+/// The number of documents in a page of an answer.
 const BATCH: i32 = 1000;
-/// One after the other, of one answer.
+/// The largest number of consecutive empty pages of one answer.
 const EMPTY_PAGES_MAX: u32 = 100;
 const CURSOR_NOT_FOUND: i64 = 43;
 
-/// What collections the store has.
+/// The collections of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Files,
     Chunks,
-    /// Uploads that are under way, and their parts.
+    /// Uploads in progress, and their parts.
     Uploads,
     Parts,
-    /// Names that somebody changes just now.
+    /// Names that an agent changes at this moment.
     Locks,
 }
 
-/// How sure a write is when it is answered.
+/// How durable a write is when its answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sure {
     Durable,
-    /// For what is worth nothing after the server's death.
+    /// For data that has no use after the server's death.
     Seen,
 }
 
@@ -57,13 +57,13 @@ impl Server {
         })
     }
 
-    /// Asked once; a failure to ask is not remembered.
+    /// Asks the server once. A failure is not remembered.
     pub fn hello(&self) -> Result<&Hello, Failure> {
         if let Some(hello) = self.hello.get() {
             return Ok(hello);
         }
         let hello = self.wire.hello()?;
-        // Is this ours to look into?
+        // May the user read the collection?
         self.find(Kind::Files, fields! { "filename": self.filename("") }, None, Some(1))?;
         Ok(self.hello.get_or_init(|| hello))
     }
@@ -98,7 +98,7 @@ impl Server {
         self.wire.ask(&body.with("$db", self.place.db.as_str()).into())
     }
 
-    /// All that match, or so many of them.
+    /// All matching documents, or at most `limit` of them.
     pub fn find(
         &self,
         kind: Kind,
@@ -139,17 +139,17 @@ impl Server {
         if skip > 0 {
             body = body.with("skip", Value::Long(i64::try_from(skip).unwrap_or(i64::MAX)));
         }
-        // (Of several the server may send some, and the rest when it is asked for more.)
+        // (The server may send a part of several documents, and the rest on request.)
         let body = match limit {
             Some(1) => body.with("limit", 1).with("batchSize", 1).with("singleBatch", true),
-            // (One more: then all servers see that it is the end.)
+            // (With one more, every server recognises the end.)
             Some(limit) => body.with("limit", limit).with("batchSize", limit.saturating_add(1)),
             None => body.with("batchSize", BATCH),
         };
         self.all(kind, &body, &Some)
     }
 
-    /// Of all documents of a collection, these fields, and what is made of them.
+    /// What `of` makes of these fields, for all documents of a collection.
     pub fn find_some<T>(
         &self,
         kind: Kind,
@@ -171,7 +171,7 @@ impl Server {
         self.all(kind, &body, of)
     }
 
-    /// A page that was asked for and did not come is not told again: then all is asked for anew.
+    /// A server sends a page once. After a lost page the whole request is repeated.
     fn all<T>(&self, kind: Kind, body: &Document, of: &dyn Fn(Document) -> Option<T>) -> Result<Vec<T>, Failure> {
         let limit = body.number("limit").and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let mut nth = 1;
@@ -179,7 +179,7 @@ impl Server {
             let mut answer = self.ask(body.clone())?;
             match self.pages(kind, &mut answer, limit, of) {
                 Err(why) if (why.again || why.code == CURSOR_NOT_FOUND) && nth < self.place.limits.tries => {
-                    tracing::debug!(nth, "asked anew: {why}");
+                    tracing::debug!(nth, "repeating the request: {why}");
                     nth += 1;
                 }
                 other => return other,
@@ -222,7 +222,7 @@ impl Server {
         }
     }
 
-    /// Each is tried, whatever becomes of the others.
+    /// The server tries each document, also after one fails.
     pub fn insert(&self, kind: Kind, documents: Vec<Document>, sure: Sure) -> Result<(), Failure> {
         self.insert_until(kind, documents, sure, None)
     }
@@ -240,8 +240,7 @@ impl Server {
         self.wire.ask(&Command { body, documents: Some(("documents", documents)), once: false, until }).map(drop)
     }
 
-    /// What is there under the id already is ours: an answer was lost. (Something else may be in the way as well: an index
-    /// that wants names to be unique.)
+    /// A document under the id is this driver's: an answer was lost. (The cause can also be an index that makes names unique.)
     pub fn insert_ours(&self, kind: Kind, document: Document, until: Option<Instant>) -> Result<(), Failure> {
         let id = document.get("_id").cloned().unwrap_or(Value::Null);
         let filename = document.get("filename").cloned().unwrap_or(Value::Null);
@@ -257,13 +256,14 @@ impl Server {
         }
     }
 
-    /// It is there, and durable: a change that changes nothing is answered when most servers have all that was before it.
+    /// Checks that the document exists and is durable: the answer to an empty change comes when most servers have all earlier
+    /// changes.
     pub fn confirm(&self, kind: Kind, id: &Value, filename: Value) -> Result<bool, Failure> {
         let same = fields! { "$set": fields! { "filename": &filename } };
         Ok(self.update(kind, fields! { "_id": id, "filename": &filename }, same, false)? > 0)
     }
 
-    /// The first that matches. Returns how many did.
+    /// Changes the first matching document. Returns the number of matches.
     pub fn update(&self, kind: Kind, filter: Document, change: Document, upsert: bool) -> Result<i64, Failure> {
         self.update_until(kind, filter, change, upsert, None)
     }
@@ -283,14 +283,14 @@ impl Server {
         Ok(answer.number("n").unwrap_or(0))
     }
 
-    /// All that match. Returns how many did.
+    /// Deletes all matching documents. Returns their number.
     pub fn delete(&self, kind: Kind, filter: Document, sure: Sure) -> Result<i64, Failure> {
         let delete = fields! { "q": filter, "limit": 0 };
         let body = self.command("delete", kind).with("deletes", vec![delete.into()]);
         Ok(self.ask(body.with("writeConcern", Self::sure(sure)))?.number("n").unwrap_or(0))
     }
 
-    /// Those that the standard wants, before the first write.
+    /// Creates the indexes of the standard before the first write.
     fn index(&self) -> Result<(), Failure> {
         if self.indexed.get().is_some() {
             return Ok(());
@@ -304,7 +304,7 @@ impl Server {
             let index = if unique { index.with("unique", true) } else { index };
             let made = self.ask(self.command("createIndexes", kind).with("indexes", vec![index.into()]));
             match made {
-                // (Twice: what is there cannot have it. That is not about what is to be written.)
+                // (Twice: existing documents prevent the index. That is not a conflict of the document to write.)
                 Err(why) if why.again || !self.has_index(kind, &keys, unique).unwrap_or(false) => Err(Failure {
                     meaning: if why.meaning == Meaning::Twice { Meaning::Errno(Errno::IO) } else { why.meaning },
                     ..why
@@ -319,7 +319,7 @@ impl Server {
         Ok(())
     }
 
-    /// Under any name.
+    /// Does the index exist under any name?
     fn has_index(&self, kind: Kind, keys: &Document, unique: bool) -> Result<bool, Failure> {
         let numbers = |keys: &Document| -> Vec<(String, Option<i64>)> {
             keys.0.iter().map(|(name, order)| (name.clone(), order.as_number())).collect()
@@ -331,7 +331,7 @@ impl Server {
         }))
     }
 
-    /// For whoever asked: the errno, and what the server said to the log.
+    /// The error for the caller. The message of the server goes to the log.
     pub fn report(&self, key: &str, why: Failure) -> io::Error {
         if why.meaning != Meaning::Condition && !why.is(Errno::NOENT) {
             tracing::warn!("{}: {key}: {why}", self.place);
@@ -340,11 +340,11 @@ impl Server {
     }
 }
 
-/// The second it is made in, as everybody's have it, and chance.
+/// The current second, as in every client's ids, and random bytes.
 pub fn new_id() -> Result<Id, Failure> {
     let mut id = [0; 12];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-        .map_err(|why| Failure::ours(why, "no random numbers"))?;
+        .map_err(|why| Failure::ours(why, "the kernel gives no random numbers"))?;
     let seconds = u32::try_from(surgetank_types::clock::now().secs()).unwrap_or(u32::MAX);
     id[..4].copy_from_slice(&seconds.to_be_bytes());
     Ok(id)

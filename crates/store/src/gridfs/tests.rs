@@ -59,7 +59,7 @@ fn strangers_files_are_files_and_what_they_change_is_seen() {
 }
 
 #[test]
-fn a_large_file_is_renamed_and_read_back() {
+fn large_file_is_renamed_and_read_back() {
     let Some(server) = MongoServer::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let store = open(&server.url(""), state.path(), Verify::Reread);

@@ -1,4 +1,4 @@
-//! What went wrong once: servers, strangers and moments that the driver was not made for.
+//! Regression tests: servers, other clients and moments that the driver was not made for.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,7 +47,7 @@ fn file_document(id: Value, name: Value) -> Document {
     fields! { "_id": &id, "filename": &name, "length": 0, "chunkSize": 261_120, "uploadDate": Value::Date(1_700_000_000_000) }
 }
 
-/// As strangers do.
+/// As another client does.
 fn insert(store: &GridFs, kind: Kind, documents: Vec<Document>) {
     store.0.insert(kind, documents, Sure::Durable).unwrap();
 }
@@ -69,20 +69,20 @@ fn keys(page: &Page) -> Vec<&str> {
 // ---- publishing
 
 #[test]
-fn an_index_that_wants_names_to_be_unique_destroys_nothing() {
+fn unique_index_on_names_destroys_no_file() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     put(&store, "f", b"precious", When::Always).unwrap();
     index(&store, "b.files", fields! { "filename": 1 }, "strange", true);
     let why = put(&store, "f", b"new", When::Always).unwrap_err();
-    assert!(why.to_string().contains("11000"), "the server's own words: {why}");
+    assert!(why.to_string().contains("11000"), "the server's own message: {why}");
     assert_eq!(get(&store, "f"), b"precious");
-    assert_eq!((count(&store, Kind::Files), count(&store, Kind::Chunks)), (1, 1), "and nothing of the new one stays");
+    assert_eq!((count(&store, Kind::Files), count(&store, Kind::Chunks)), (1, 1), "and nothing of the new file stays");
     put(&store, "g", b"another name", When::Absent).unwrap();
 }
 
 #[test]
-fn what_most_servers_do_not_have_is_not_durable_because_it_is_there_already() {
+fn unreplicated_duplicate_is_not_reported_as_durable() {
     let Some(server) = MongoServer::start() else { return };
     let nth = Arc::new(AtomicU32::new(0));
     let asked = Arc::clone(&nth);
@@ -101,7 +101,7 @@ fn what_most_servers_do_not_have_is_not_durable_because_it_is_there_already() {
     let sure = confirmed[0].body.document("writeConcern");
     assert_eq!(sure, Some(&fields! { "w": "majority", "j": true }));
 
-    // It stays so: then nothing is durable.
+    // If it stays so, nothing is durable.
     let scripted = before(&server, move |heard| match heard.is("insert", "files") {
         true => Does::Say(not_kept()),
         _ => Does::Pass,
@@ -110,7 +110,7 @@ fn what_most_servers_do_not_have_is_not_durable_because_it_is_there_already() {
 }
 
 #[test]
-fn an_old_version_does_not_stay_when_the_publication_is_tried_again() {
+fn repeated_publication_removes_the_old_version() {
     let Some(server) = MongoServer::start() else { return };
     let cuts = Arc::new(AtomicU32::new(0));
     let left = Arc::clone(&cuts);
@@ -136,7 +136,7 @@ fn an_old_version_does_not_stay_when_the_publication_is_tried_again() {
 }
 
 #[test]
-fn no_try_goes_on_when_the_lock_is_nearly_over() {
+fn publication_stops_when_half_the_lock_time_is_used() {
     let Some(server) = MongoServer::start() else { return };
     let is_cut = Arc::new(AtomicU32::new(0));
     let cut = Arc::clone(&is_cut);
@@ -153,11 +153,11 @@ fn no_try_goes_on_when_the_lock_is_nearly_over() {
     let mut place = scripted.place();
     place.limits.hold = Duration::from_secs(5);
     assert_eq!(errno(put(&GridFs::new(place).unwrap(), "f", b"late", When::Always)), libc::EAGAIN);
-    assert_eq!(scripted.heard("insert", "files").len(), 1, "somebody else may have the name");
+    assert_eq!(scripted.heard("insert", "files").len(), 1, "another agent may hold the lock");
 }
 
 #[test]
-fn what_was_written_when_the_lock_was_over_and_is_not_the_youngest_is_a_conflict() {
+fn older_version_written_after_the_lock_time_is_a_conflict() {
     let Some(server) = MongoServer::start() else { return };
     let mut theirs = Place::parse(&server.url("")).unwrap();
     theirs.limits.hold = Duration::from_secs(1);
@@ -165,7 +165,7 @@ fn what_was_written_when_the_lock_was_over_and_is_not_the_youngest_is_a_conflict
     let other = theirs.clone();
     let scripted = before(&server, move |heard| {
         if heard.is("insert", "files") {
-            // (The server lets it lie.) Meanwhile they wait for the lock, and take it.
+            // (The server delays the insert.) Meanwhile the other client waits for the lock, and takes it.
             put(&other, "f", b"theirs", When::Absent).unwrap();
         }
         Does::Pass
@@ -179,7 +179,7 @@ fn what_was_written_when_the_lock_was_over_and_is_not_the_youngest_is_a_conflict
 }
 
 #[test]
-fn a_full_server_keeps_nothing_of_what_did_not_fit() {
+fn full_server_keeps_no_chunks_of_a_refused_file() {
     let Some(server) = MongoServer::start() else { return };
     let nth = AtomicU32::new(0);
     let scripted = before(&server, move |heard| match heard.is("insert", "chunks") {
@@ -194,7 +194,7 @@ fn a_full_server_keeps_nothing_of_what_did_not_fit() {
 }
 
 #[test]
-fn a_lock_that_is_nobodys_is_waited_for_as_any_other() {
+fn lock_without_a_holder_expires() {
     let Some(server) = MongoServer::start() else { return };
     let mut place = Place::parse(&server.url("")).unwrap();
     place.limits.hold = Duration::from_secs(1);
@@ -205,7 +205,7 @@ fn a_lock_that_is_nobodys_is_waited_for_as_any_other() {
 }
 
 #[test]
-fn a_lock_that_never_can_be_taken_ends_in_an_error() {
+fn lock_that_cannot_be_taken_ends_in_an_error() {
     let scripted = Scripted::new(None, |heard| match (heard.name.as_str(), heard.collection.as_str()) {
         ("insert", "surgetank.locks") => Does::Say(refusal(11000, "E11000 an index on something else")),
         ("find", _) => batch(true, 0, Vec::new()),
@@ -218,7 +218,7 @@ fn a_lock_that_never_can_be_taken_ends_in_an_error() {
 }
 
 #[test]
-fn an_index_of_the_standard_under_another_name_is_the_index() {
+fn standard_index_under_another_name_is_accepted() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     index(&store, "b.files", fields! { "filename": 1, "uploadDate": 1 }, "mine", false);
@@ -227,7 +227,7 @@ fn an_index_of_the_standard_under_another_name_is_the_index() {
 }
 
 #[test]
-fn an_index_that_is_in_the_way_is_named() {
+fn conflicting_index_is_named() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     index(&store, "b.chunks", fields! { "other": 1 }, "files_id_1_n_1", false);
@@ -237,7 +237,7 @@ fn an_index_that_is_in_the_way_is_named() {
 
 // ---- listings
 
-/// Answers to listings as a server would that has these names, in their order.
+/// Answers listings like a server that has these names, in their order.
 fn shelf(names: Vec<Value>) -> Scripted {
     let key = |name: &Value| match name {
         Value::Array(values) => values[0].bytes()[5..].to_vec(),
@@ -262,7 +262,7 @@ fn raw(name: &[u8]) -> Value {
 }
 
 #[test]
-fn a_name_that_is_no_text_cuts_no_listing_short() {
+fn name_that_is_not_text_does_not_end_a_listing() {
     let list = Value::Array(vec!["d/mm".into(), "q".into()]);
     let scripted = shelf(vec!["d/aa".into(), list.clone(), raw(b"d/n\xe9"), "d/zz".into(), "e".into()]);
     let page = scripted.store().list("d/", false, None).unwrap();
@@ -276,7 +276,7 @@ fn a_name_that_is_no_text_cuts_no_listing_short() {
 }
 
 #[test]
-fn what_nobody_can_name_is_told_to_whoever_wants_to_see_all() {
+fn files_without_a_valid_path_are_reported_as_hidden() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     insert(&store, Kind::Files, vec![document("d/aa"), document("d/zz")]);
@@ -311,7 +311,7 @@ fn names_with_empty_parts_hide_nothing() {
 }
 
 #[test]
-fn an_answer_that_a_server_cuts_off_is_not_the_end() {
+fn listing_continues_after_a_cut_answer() {
     let names: Vec<Document> = (0..40).map(|nth| document(&format!("{nth:03}"))).collect();
     let cuts = AtomicU32::new(0);
     let scripted = Scripted::new(None, move |heard| {
@@ -329,13 +329,13 @@ fn an_answer_that_a_server_cuts_off_is_not_the_end() {
     });
     let page = scripted.store().list("", false, None).unwrap();
     assert_eq!((page.objects.len(), page.next), (40, None));
-    // What the lost answer had told will not be told again.
+    // The server does not send the lost page again.
     let order = scripted.order("files");
     assert_eq!(order[order.len() - 4..], ["find", "getMore", "find", "getMore"], "{order:?}");
 }
 
 #[test]
-fn a_cursor_without_an_end_ends() {
+fn endless_cursor_ends_in_an_error() {
     let scripted = Scripted::new(None, |heard| match heard.name.as_str() {
         name @ ("find" | "getMore") => batch(name == "find", 77, Vec::new()),
         _ => Does::Pass,
@@ -343,7 +343,7 @@ fn a_cursor_without_an_end_ends() {
     let store = scripted.store();
     assert_eq!(errno(store.list("", false, None)), libc::EIO);
     assert_eq!(errno(store.0.versions("f").map_err(|why| why.into_io("f"))), libc::EIO);
-    // More than was asked for.
+    // More than the limit.
     let scripted = Scripted::new(None, |heard| match heard.name.as_str() {
         name @ ("find" | "getMore") => batch(name == "find", 77, vec![document("x"); 600]),
         _ => Does::Pass,
@@ -352,7 +352,7 @@ fn a_cursor_without_an_end_ends() {
 }
 
 #[test]
-fn an_answer_that_trickles_is_none() {
+fn trickling_answer_times_out() {
     let scripted = Scripted::new(None, |heard| if heard.name == "find" { Does::Trickle } else { Does::Pass });
     let mut place = scripted.place();
     (place.limits.request, place.limits.tries) = (Duration::from_millis(500), 2);
@@ -360,7 +360,7 @@ fn an_answer_that_trickles_is_none() {
 }
 
 #[test]
-fn an_answer_of_nothing_but_fields_is_refused() {
+fn answer_with_too_many_fields_is_refused() {
     let scripted = Scripted::new(None, |heard| {
         if heard.name != "find" {
             return Does::Pass;
@@ -374,10 +374,10 @@ fn an_answer_of_nothing_but_fields_is_refused() {
     assert!(why.to_string().contains("fields"), "{why}");
 }
 
-// ---- what others have there
+// ---- files of other clients
 
 #[test]
-fn a_file_that_was_replaced_under_its_own_id_is_another_version() {
+fn file_replaced_under_its_id_is_another_version() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     let theirs = |millis: i64, byte: u8| {
@@ -403,7 +403,7 @@ fn a_file_that_was_replaced_under_its_own_id_is_another_version() {
 }
 
 #[test]
-fn a_file_that_is_replaced_while_it_is_copied_is_not_half_of_each() {
+fn file_replaced_during_a_copy_is_not_mixed() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     insert(&store, Kind::Files, vec![file_document("my id".into(), "f".into()).with("length", 100)]);
@@ -424,7 +424,7 @@ fn a_file_that_is_replaced_while_it_is_copied_is_not_half_of_each() {
 }
 
 #[test]
-fn what_others_say_of_their_files_stays_when_modes_and_names_change() {
+fn metadata_of_other_clients_survives_chmod_and_rename() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     let said = Words::from([("mode".to_owned(), "0600".to_owned())]);
@@ -455,7 +455,7 @@ fn what_others_say_of_their_files_stays_when_modes_and_names_change() {
 }
 
 #[test]
-fn a_chunk_that_is_missing_is_damage_and_not_another_version() {
+fn missing_chunk_is_damage_and_not_another_version() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     let etag = put(&store, "f", &noise(600_000), When::Always).unwrap();
@@ -467,7 +467,7 @@ fn a_chunk_that_is_missing_is_damage_and_not_another_version() {
 }
 
 #[test]
-fn a_version_that_cannot_be_used_is_not_taken_for_none() {
+fn unreadable_version_is_an_error_and_not_an_absent_file() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     put(&store, "f", b"older", When::Always).unwrap();
@@ -482,19 +482,19 @@ fn a_version_that_cannot_be_used_is_not_taken_for_none() {
 }
 
 #[test]
-fn a_copy_that_takes_longer_than_gc_waits_is_whole_or_an_error() {
+fn copy_that_outlasts_cleanup_is_whole_or_an_error() {
     let Some(server) = MongoServer::start() else { return };
     let store = open(&server);
     let content = noise((8 << 20) + (1 << 20));
     put(&store, "f", &content, When::Always).unwrap();
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-    let (gc, told) = (store.clone(), Arc::clone(&seen));
+    let (gc, removed) = (store.clone(), Arc::clone(&seen));
     let scripted = before(&server, move |heard| {
         if heard.is("insert", "files") {
-            // Somebody cleans up, with no patience at all.
+            // Another process cleans up without any delay.
             for upload in gc.uploads("").unwrap() {
                 gc.abort(&upload.key, &upload.id).unwrap();
-                told.lock().unwrap().push(upload.key);
+                removed.lock().unwrap().push(upload.key);
             }
         }
         Does::Pass

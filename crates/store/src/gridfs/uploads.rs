@@ -1,8 +1,8 @@
-//! Uploads in parts: chunks of a file that is not there yet. All parts but the last are of one length, so that each has its
-//! place before the others are known.
+//! Uploads in parts: chunks of a file without a document. All parts but the last have one length, so that each has its place
+//! before the others are known.
 //!
-//! What nobody goes on with is found again by the documents of uploads; and chunks without any, which an agent left that was
-//! killed between two requests, by themselves: they say that they are ours, and their file's id says when it was begun.
+//! The documents of uploads identify abandoned ones. Chunks without such a document (an agent was killed between two requests)
+//! identify themselves: they have the field of this driver, and their file's id has the time of its start.
 
 use std::io;
 
@@ -15,13 +15,13 @@ use crate::checksum;
 use crate::object::{Body, Part, Upload, Words};
 use surgetank_types::error::Errno;
 
-/// Of every part but the last.
+/// The length of every part but the last.
 pub const PART_BYTES: u64 = PART_CHUNKS * CHUNK_BYTES;
 const PART_CHUNKS: u64 = 64;
 /// Ids that are looked up together.
 const TOGETHER: usize = 1000;
 
-/// What the server knows of an upload.
+/// The server's record of an upload.
 pub struct Begun {
     pub id: Id,
     pub words: Words,
@@ -36,7 +36,7 @@ fn parsed(id: &str) -> Result<Id, Failure> {
     unhex(id).and_then(|id| Id::try_from(id).ok()).ok_or_else(no_such_upload)
 }
 
-/// How long the whole is. The parts have to be those that the server has, and to have the sum.
+/// The length of the whole file. Errors: the parts are not the server's, or do not have the checksum.
 pub fn whole(begun: &Begun, parts: &[Part], crc64nvme: u64) -> Result<u64, Failure> {
     let mut sum = Some(checksum::of_bytes(b""));
     for (nth, part) in parts.iter().enumerate() {
@@ -45,7 +45,7 @@ pub fn whole(begun: &Begun, parts: &[Part], crc64nvme: u64) -> Result<u64, Failu
             return Err(no_such_upload());
         }
         if part.number as usize != nth + 1 || !is_last && part.size_bytes != PART_BYTES {
-            return Err(Failure::ours(Errno::INVAL, "these are not the parts of the upload"));
+            return Err(Failure::ours(Errno::INVAL, "the parts are not those of the upload"));
         }
         sum = sum.zip(part.crc64nvme).map(|(sum, crc)| checksum::joined(sum, crc, part.size_bytes));
     }
@@ -64,7 +64,7 @@ impl Server {
         Ok(hex(&id))
     }
 
-    /// Says of a copy that somebody is at it.
+    /// Records that a copy is in progress.
     pub fn begin_copy(&self, key: &str, id: &Id) -> Result<(), Failure> {
         let upload = fields! { "_id": *id, "filename": self.filename(key), "words": Document::default() };
         self.insert_ours(Kind::Uploads, upload, None)
@@ -84,7 +84,7 @@ impl Server {
             };
             self.update(Kind::Parts, fields! { "_id": format!("{id}/{number}") }, part, true)?;
             if self.find(Kind::Uploads, fields! { "_id": upload }, None, Some(1))?.is_empty() {
-                // Given up meanwhile: nothing of it stays.
+                // The upload was aborted meanwhile: nothing of it stays.
                 self.abort(id)?;
                 return Err(no_such_upload());
             }
@@ -104,16 +104,16 @@ impl Server {
         Ok(Begun { id, words, parts })
     }
 
-    /// It is a file now.
+    /// Deletes the record of an upload that became a file.
     pub fn forget_upload(&self, id: &Id) -> Result<(), Failure> {
         self.delete(Kind::Parts, fields! { "upload": *id }, Sure::Durable)?;
         self.delete(Kind::Uploads, fields! { "_id": *id }, Sure::Durable).map(drop)
     }
 
-    /// Absent is fine. What became a file stays one.
+    /// An absent upload is not an error. An upload that became a file stays a file.
     pub fn abort(&self, id: &str) -> Result<(), Failure> {
         let id = parsed(id)?;
-        // First: whoever makes a file of it looks for this when he has (`is_whole`).
+        // First: the publisher of the file checks this afterwards (`is_whole`).
         self.delete(Kind::Uploads, fields! { "_id": id }, Sure::Durable)?;
         if self.find(Kind::Files, fields! { "_id": id }, None, Some(1))?.is_empty() {
             self.remove_chunks(&id.into())?;
@@ -121,7 +121,7 @@ impl Server {
         self.forget_upload(&id)
     }
 
-    /// Those that are known, and those that only chunks are left of: these have no key.
+    /// Uploads with a record, and those of which only chunks are left: these have no key.
     pub fn uploads(&self, prefix: &str) -> Result<Vec<Upload>, Failure> {
         let mut found = Vec::new();
         for upload in self.find(Kind::Uploads, Document::default(), None, None)? {
@@ -140,7 +140,7 @@ impl Server {
         Ok(found)
     }
 
-    /// Files that have chunks of ours, and are no files.
+    /// Ids that have chunks of this driver, and no file and no upload.
     fn orphans(&self) -> Result<Vec<Id>, Failure> {
         let group = fields! { "$group": fields! { "_id": "$files_id" } };
         let id = |one: Document| if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None };

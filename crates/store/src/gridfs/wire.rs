@@ -1,11 +1,11 @@
-//! Connections, and what goes over them: one message (OP_MSG) there, one back.
+//! Connections, and their messages: one message (OP_MSG) there, one back.
 //!
-//! A connection is one thread's while it asks; whatever goes wrong on it, it is thrown away. A message can be sent again:
-//! everything in it may be done twice (but for `Command::once`). Each carries a CRC-32C, which the server compares before it does anything. (Not over TLS,
-//! which sums by itself.)
+//! One thread uses a connection at a time. A connection with an error is closed. A message can be sent again, because everything in
+//! it may happen twice (except for `Command::once`). Each carries a CRC-32C, which the server compares before it acts. (Not over
+//! TLS, which has its own.)
 //!
-//! The danger: a server that is there and is no longer the one that is written to. It is asked when a connection is made, and
-//! says so of each write.
+//! The danger that this avoids: a server that is no longer the primary. The driver asks at each connection, and the server
+//! refuses each write.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -24,10 +24,10 @@ use surgetank_types::error::Error;
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Kept open without a use for them.
+/// The largest number of idle connections.
 const IDLE_MAX: usize = 32;
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The standard's limit, which servers tell as well.
+/// The standard's limit, which servers report, too.
 const MESSAGE_BYTES_MAX: usize = 48_000_000;
 const OP_MSG: i32 = 2013;
 const HEAD_BYTES: usize = 16;
@@ -35,7 +35,7 @@ const CHECKSUM_PRESENT: u32 = 1;
 /// MongoDB 4.4.
 const VERSION_MIN: i64 = 9;
 
-/// Since the store was opened.
+/// Counts since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Round trips; every try counts.
@@ -63,13 +63,13 @@ impl Counters {
     }
 }
 
-/// A command, and the documents that stand outside of it.
+/// A command, and the documents in a section of their own.
 pub struct Command {
     pub body: Document,
     pub documents: Option<(&'static str, Vec<Document>)>,
-    /// A second time it would be something else.
+    /// The command must not be sent twice.
     pub once: bool,
-    /// It is not sent after that.
+    /// The command is not sent after this time.
     pub until: Option<Instant>,
 }
 
@@ -115,7 +115,7 @@ fn sum_of(bytes: &[u8]) -> [u8; 4] {
     (sum as u32).to_le_bytes()
 }
 
-/// A socket that is patient for so long at a time, and for so long in all.
+/// A socket with a limit for each operation and a limit for the whole request.
 struct Timed {
     socket: TcpStream,
     progress: Duration,
@@ -123,7 +123,7 @@ struct Timed {
 }
 
 impl Timed {
-    fn patience(&self) -> std::io::Result<Option<Duration>> {
+    fn timeout(&self) -> std::io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(surgetank_types::clock::tick());
         if left.is_zero() {
             return Err(std::io::ErrorKind::TimedOut.into());
@@ -134,14 +134,14 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.socket.set_read_timeout(self.patience()?)?;
+        self.socket.set_read_timeout(self.timeout()?)?;
         self.socket.read(buffer)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.socket.set_write_timeout(self.patience()?)?;
+        self.socket.set_write_timeout(self.timeout()?)?;
         self.socket.write(bytes)
     }
 
@@ -172,13 +172,15 @@ impl Stream {
     }
 }
 
-/// What comes back, without its head.
+/// The answer without its head.
 fn exchange(stream: &mut (impl Read + Write), message: &[u8]) -> std::io::Result<Vec<u8>> {
     stream.write_all(message)?;
     stream.flush()?;
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
-    let strange = || std::io::Error::new(std::io::ErrorKind::ConnectionReset, "this is no answer of MongoDB");
+    let strange = || {
+        std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the answer does not follow the protocol of MongoDB")
+    };
     let field = |at: usize| i32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let length = usize::try_from(field(0)).map_err(|_| strange())?;
     if field(12) != OP_MSG || !(HEAD_BYTES..=MESSAGE_BYTES_MAX + (1 << 20)).contains(&length) {
@@ -198,7 +200,7 @@ fn exchange(stream: &mut (impl Read + Write), message: &[u8]) -> std::io::Result
     Ok(rest)
 }
 
-/// What a server says of itself.
+/// The server's description of itself.
 #[derive(Debug, Clone, Default)]
 pub struct Hello {
     pub is_replicated: bool,
@@ -217,11 +219,14 @@ impl Wire {
         Ok(Self { place: place.clone(), tls, idle: Mutex::default(), counters: Counters::default() })
     }
 
-    /// The answer, if it is no refusal; tried again while that may help.
+    /// The answer. Repeats the request while that may help. Errors: the server refuses it, or does not answer.
     pub fn ask(&self, command: &Command) -> Result<Document, Failure> {
         let message = command.message(!self.place.tls);
         if message.len() > MESSAGE_BYTES_MAX {
-            return Err(Failure::ours(surgetank_types::error::Errno::FBIG, "more than the server takes at once"));
+            return Err(Failure::ours(
+                surgetank_types::error::Errno::FBIG,
+                "the message is longer than the server accepts",
+            ));
         }
         let begun = surgetank_types::clock::tick();
         let limits = &self.place.limits;
@@ -254,12 +259,12 @@ impl Wire {
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         stream.begin(self.place.limits.request);
         let answer = stream.ask(message).map_err(|why| {
-            // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
+            // When one connection breaks, the idle ones are usually broken, too. Each would cost a try.
             self.idle().clear();
             Failure::of_io(&why)
         })?;
         let answer = answer_of(&answer);
-        // A server that others have taken over from tells nothing that counts any more.
+        // A connection to a former primary is not used again.
         if !answer.as_ref().is_err_and(|why| why.again) {
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
@@ -295,35 +300,39 @@ impl Wire {
             None => Stream::Plain(plain),
             Some(config) => {
                 let name = ServerName::try_from(host.clone()).map_err(|_| {
-                    Failure::ours(surgetank_types::error::Errno::INVAL, "no certificate can be of that host")
+                    Failure::ours(
+                        surgetank_types::error::Errno::INVAL,
+                        "the host is not a name that a certificate can have",
+                    )
                 })?;
                 let connection = ClientConnection::new(Arc::clone(config), name)
                     .map_err(|why| Failure::ours(surgetank_types::error::Errno::IO, &why.to_string()))?;
                 Stream::Tls(Box::new(StreamOwned::new(connection, plain)))
             }
         };
-        greet(&mut |command| self.told(&mut stream, command))?;
-        self.let_in(&mut stream)?;
+        greet(&mut |command| self.ask_on(&mut stream, command))?;
+        self.log_in(&mut stream)?;
         Ok(stream)
     }
 
-    fn told(&self, stream: &mut Stream, command: Document) -> Result<Document, Failure> {
+    fn ask_on(&self, stream: &mut Stream, command: Document) -> Result<Document, Failure> {
         let message = Command::from(command).message(!self.place.tls);
         answer_of(&stream.ask(&message).map_err(|why| Failure::of_io(&why))?)
     }
 
-    /// What the server is.
+    /// Asks for the server's description.
     pub fn hello(&self) -> Result<Hello, Failure> {
         greet(&mut |command| self.ask(&command.into()))
     }
 
-    fn let_in(&self, stream: &mut Stream) -> Result<(), Failure> {
+    fn log_in(&self, stream: &mut Stream) -> Result<(), Failure> {
         let Some(user) = &self.place.user else { return Ok(()) };
-        let password = self.place.password().map_err(|why| Failure::not_let_in(&why.why))?;
-        let password = password.ok_or_else(|| Failure::not_let_in("a user is named, and no password"))?;
+        let password = self.place.password().map_err(|why| Failure::login_refused(&why.why))?;
+        let password =
+            password.ok_or_else(|| Failure::login_refused("the URL names a user, and no password is set"))?;
         let mut nonce = [0; 24];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-            .map_err(|why| Failure::ours(why, "no random numbers"))?;
+            .map_err(|why| Failure::ours(why, "the kernel gives no random numbers"))?;
         let mut exchange = Exchange::new(user, &password, &nonce)?;
         let payload = |text: String| Value::Binary(text.into_bytes());
         let said = |answer: &Document| match answer.get("payload") {
@@ -335,18 +344,18 @@ impl Wire {
             "saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": payload(exchange.first()),
             "options": fields! { "skipEmptyExchange": true }, "$db": source,
         };
-        let answer = self.told(stream, start)?;
+        let answer = self.ask_on(stream, start)?;
         let id = answer.get("conversationId").cloned().unwrap_or(Value::Int(1));
         let go_on = |text: String| {
             fields! {
                 "saslContinue": 1, "conversationId": &id, "payload": payload(text), "$db": source,
             }
         };
-        let mut answer = self.told(stream, go_on(exchange.second(&said(&answer)?)?))?;
+        let mut answer = self.ask_on(stream, go_on(exchange.second(&said(&answer)?)?))?;
         exchange.end(&said(&answer)?)?;
-        // Some want to be asked once more.
+        // Some servers need one more, empty message.
         if answer.get("done") != Some(&Value::Bool(true)) {
-            answer = self.told(stream, go_on(String::new()))?;
+            answer = self.ask_on(stream, go_on(String::new()))?;
         }
         match answer.get("done") {
             Some(Value::Bool(true)) => Ok(()),
@@ -358,35 +367,35 @@ impl Wire {
 fn greet(ask: &mut dyn FnMut(Document) -> Result<Document, Failure>) -> Result<Hello, Failure> {
     let answer = ask(fields! { "hello": 1, "$db": "admin" })?;
     if answer.number("maxWireVersion").is_none_or(|version| version < VERSION_MIN) {
-        return Err(Failure::ours(surgetank_types::error::Errno::OPNOTSUPP, "the server is too old"));
+        return Err(Failure::ours(surgetank_types::error::Errno::OPNOTSUPP, "the server is older than MongoDB 4.4"));
     }
     if answer.get("isWritablePrimary") != Some(&Value::Bool(true)) {
-        let primary = answer.text("primary").map_or(String::new(), |primary| format!("; {primary} is"));
-        return Err(Failure::not_serving(&format!("the server is not the one that is written to{primary}")));
+        let primary = answer.text("primary").map_or(String::new(), |primary| format!("; the primary is {primary}"));
+        return Err(Failure::not_serving(&format!("the server is not the primary{primary}")));
     }
     Ok(Hello { is_replicated: answer.text("setName").is_some() })
 }
 
-/// The first section's document; a refusal is an error.
+/// The document of the first section. Errors: the server refuses the command.
 fn answer_of(bytes: &[u8]) -> Result<Document, Failure> {
     let sections = bytes.get(4..).ok_or_else(Failure::garbled)?;
     let (0, document) = sections.split_first().ok_or_else(Failure::garbled)? else { return Err(Failure::garbled()) };
     let answer = Document::read(document)?.0;
-    let failed = |told: &Document| {
-        let message = told.text("errmsg").unwrap_or("the server does not say why");
-        Failure::refused(told.number("code").unwrap_or(1), message)
+    let failed = |error: &Document| {
+        let message = error.text("errmsg").unwrap_or("the server gives no reason");
+        Failure::refused(error.number("code").unwrap_or(1), message)
     };
     if answer.number("ok") != Some(1) {
         return Err(failed(&answer));
     }
-    // Of several documents: what does not help to try again counts most.
-    let errors = answer.array("writeErrors").iter().filter_map(|told| match told {
-        Value::Document(told) => Some(failed(told)),
+    // Of several errors, one that another try cannot help counts most.
+    let errors = answer.array("writeErrors").iter().filter_map(|error| match error {
+        Value::Document(error) => Some(failed(error)),
         _ => None,
     });
     let weight = |why: &Failure| (why.meaning != super::failure::Meaning::Twice, !why.again);
     let why = errors.max_by_key(weight);
-    // What is there already may be what most servers do not have yet.
+    // Most servers may not have the existing document yet.
     let not_kept = answer.document("writeConcernError").map(failed);
     match why.into_iter().chain(not_kept).max_by_key(weight) {
         Some(why) => Err(why),
@@ -394,7 +403,7 @@ fn answer_of(bytes: &[u8]) -> Result<Document, Failure> {
     }
 }
 
-/// All that reads what a server answers, for `fuzz/`.
+/// Reads an answer, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_answer(bytes: &[u8]) {
     let _ = answer_of(bytes);
@@ -410,21 +419,23 @@ fn tls(place: &Place) -> Result<ClientConfig, Error> {
                 roots.add(certificate).map_err(|why| failed(&format!("{}: {why}", path.display())))?;
             }
         }
-        // Some of a system's may be strange; those are not trusted.
+        // Malformed certificates of the system are not trusted.
         None => {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
     if roots.is_empty() {
-        return Err(failed(&"no certificate of an authority is trusted").remedy("name one: tlsCAFile=PATH"));
+        return Err(
+            failed(&"no trusted certificate authority is configured").remedy("name its certificate: tlsCAFile=PATH")
+        );
     }
-    // The one that the rest of the house has.
+    // The same provider as in the other drivers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     Ok(config.map_err(|why| failed(&why))?.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Any part of it: those who failed together must not come back together.
+/// A random part of the pause: clients that failed together must not return together.
 fn part_of(pause: Duration) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0);
@@ -443,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_means() {
+    fn answer_maps_to_its_failure() {
         assert!(answer(&fields! { "ok": Value::Double(1.0), "n": 1 }).is_ok());
         assert!(
             answer(&fields! { "ok": 0, "errmsg": "no", "code": 13 })
@@ -467,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_its_length_and_its_sum() {
+    fn message_has_its_length_and_its_checksum() {
         let command =
             Command { documents: Some(("documents", vec![fields! { "a": 1 }])), ..fields! { "insert": "x" }.into() };
         let message = command.message(true);

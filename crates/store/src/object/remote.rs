@@ -16,7 +16,7 @@ pub(super) struct RemoteObject {
     pub etag: String,
     pub identity: StoreIdentity,
     pub crc64nvme: Option<u64>,
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// Number of tries to continue after a connection breaks.
@@ -37,7 +37,7 @@ impl Remote for RemoteObject {
         while done < buffer.len() {
             let range = offset + done as u64..offset + buffer.len() as u64;
             let get = || self.server.get(&self.key, range.clone(), Some(&self.etag));
-            let mut body = match super::patiently(self.patience, get) {
+            let mut body = match super::retry_within(self.timeout, get) {
                 Ok(body) => body,
                 // Another version has the key, or none.
                 Err(why) if is_condition_failed(&why) || why.kind() == io::ErrorKind::NotFound => {

@@ -31,14 +31,14 @@ pub struct Root {
 
 /// An open directory: a borrowed handle (the root's, for example), or an owned one.
 pub enum Dir<'a> {
-    Lent(BorrowedFd<'a>),
+    Borrowed(BorrowedFd<'a>),
     Own(OwnedFd),
 }
 
 impl AsFd for Dir<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Lent(fd) => *fd,
+            Self::Borrowed(fd) => *fd,
             Self::Own(fd) => fd.as_fd(),
         }
     }
@@ -127,7 +127,7 @@ impl Root {
         match path.0.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => Ok(Place { dir: self.walk(&path.0[..slash])?, name: &path.0[slash + 1..] }),
             None if path.0.is_empty() => Err(Errno::BUSY.into()),
-            None => Ok(Place { dir: Dir::Lent(self.handle()), name: &path.0 }),
+            None => Ok(Place { dir: Dir::Borrowed(self.handle()), name: &path.0 }),
         }
     }
 
@@ -145,7 +145,7 @@ impl Root {
             return self.place(path);
         }
         validate(&path.0)?;
-        Ok(Place { dir: Dir::Lent(known.dir.as_fd()), name: &path.0[there..] })
+        Ok(Place { dir: Dir::Borrowed(known.dir.as_fd()), name: &path.0[there..] })
     }
 
     pub fn pin(&self, path: &StorePath) -> io::Result<Pinned> {
@@ -169,7 +169,7 @@ impl Root {
     }
 
     fn walk(&self, path: &[u8]) -> io::Result<Dir<'_>> {
-        let mut dir = Dir::Lent(self.handle());
+        let mut dir = Dir::Borrowed(self.handle());
         let mut rest = path;
         while !rest.is_empty() {
             let (piece, after) = self.cut(rest);

@@ -78,7 +78,7 @@ pub fn remove_tree(place: &Place<'_>) -> io::Result<()> {
         Mode::empty(),
     )?;
     for entry in entries(&dir)? {
-        let below = Place { dir: Dir::Lent(dir.as_fd()), name: &entry.name };
+        let below = Place { dir: Dir::Borrowed(dir.as_fd()), name: &entry.name };
         match remove_tree(&below) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,

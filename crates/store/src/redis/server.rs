@@ -24,7 +24,7 @@ pub const ASIDE_SECONDS: u64 = 86_400;
 pub const PART_BYTES: u64 = 16 << 20;
 /// The server's default limit, if it does not report another one (`proto-max-bulk-len`).
 const VALUE_BYTES_MAX: u64 = 512 << 20;
-const SETTLE_PATIENCE: Duration = Duration::from_secs(30);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub const NOTHING: Abilities = Abilities {
     if_absent: false,
@@ -264,7 +264,7 @@ impl Server {
         let durability = &self.known()?.durability;
         if durability.waits() {
             let wait = wire::command("WAITAOF").number(1).number(0);
-            let answer = self.after_a_write(wait, SETTLE_PATIENCE)?;
+            let answer = self.after_a_write(wait, SETTLE_TIMEOUT)?;
             if !matches!(array_of(answer)?.first(), Some(Value::Int(1..))) {
                 return Err(Failure::ours(Errno::TIMEDOUT, "the server does not get its log to its disk"));
             }
@@ -276,7 +276,7 @@ impl Server {
     }
 
     fn settle_replica(&self) -> Result<(), Failure> {
-        for patience in [SETTLE_PATIENCE / 30, SETTLE_PATIENCE] {
+        for timeout in [SETTLE_TIMEOUT / 30, SETTLE_TIMEOUT] {
             let info = match self.wire.ask(&Batch::of(wire::command("INFO").arg(b"replication"))) {
                 // The user may not ask: nothing was promised either (`Durability::Untold`).
                 Err(why) if why.code == "NOPERM" => return Ok(()),
@@ -284,7 +284,7 @@ impl Server {
             };
             let alone = !has_replicas(&text_of(info)?);
             let wait = wire::command("WAIT").number(u64::from(!alone));
-            let answer = self.after_a_write(wait, patience)?;
+            let answer = self.after_a_write(wait, timeout)?;
             if alone {
                 tracing::warn!("{}: no replica is connected: only this server has what it acknowledges", self.place);
                 return Ok(());
@@ -313,9 +313,9 @@ impl Server {
     }
 
     /// Waits for what its own connection wrote, and thereby for everything before.
-    fn after_a_write(&self, wait: Command, patience: Duration) -> Result<Value, Failure> {
+    fn after_a_write(&self, wait: Command, timeout: Duration) -> Result<Value, Failure> {
         let write = wire::command("SET").arg(&self.own("settled")).arg(b"").arg(b"EX").number(ASIDE_SECONDS);
-        let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let (answers, run) = self.wire.ask_whom(&Batch::of(write).and(wait.number(millis)))?;
         self.doubt(&run)?;
         answers.into_iter().nth(1).ok_or_else(Failure::garbled)

@@ -20,7 +20,7 @@ pub const WORD: &str = "x-amz-meta-";
 pub fn error_of(body: &[u8]) -> Option<(String, String)> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Said {
+    struct ErrorBody {
         code: String,
         #[serde(default)]
         message: String,
@@ -28,7 +28,7 @@ pub fn error_of(body: &[u8]) -> Option<(String, String)> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, root) = text.split_once("<Error")?;
     root.starts_with(['>', ' ']).then_some(())?;
-    let said: Said = quick_xml::de::from_str(text).ok()?;
+    let said: ErrorBody = quick_xml::de::from_str(text).ok()?;
     // For one line of a log.
     let message: String = said.message.chars().filter(|c| !c.is_control()).take(300).collect();
     Some((said.code, message))

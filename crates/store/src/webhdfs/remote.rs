@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::failure::Failure;
 use super::wire::{Answer, Ask, Wire};
 use crate::Remote;
-use crate::object::patiently;
+use crate::object::retry_within;
 use surgetank_types::error::Errno;
 use surgetank_types::model::StoreIdentity;
 use surgetank_types::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) struct Inode {
     pub wire: Arc<Wire>,
     pub identity: StoreIdentity,
     pub checksum: Option<u64>,
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Remote for Inode {
@@ -46,7 +46,7 @@ impl Remote for Inode {
             })
         };
         let attempt = surgetank_types::sync::Mutex::new(&mut read);
-        patiently(self.patience, || {
+        retry_within(self.timeout, || {
             let mut read = super::locked(&attempt);
             (*read)().map_err(|why| match why.errno {
                 // Another client has removed it, or truncated it before this range.

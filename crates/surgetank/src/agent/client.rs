@@ -31,7 +31,7 @@ pub use survey::{serving, survey};
 /// Names the places of the enclosing agents, innermost last, separated by `:`. `run` sets it for its commands.
 pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
 /// An agent that closes every connection for this long counts as killed and about to be replaced.
-const LEAVING_PATIENCE: Duration = Duration::from_secs(1);
+const LEAVING_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A conversation with a living agent.
@@ -168,7 +168,7 @@ impl Connection {
     }
 
     fn open_within(place: &Place, limits: &Limits) -> Result<Option<Self>> {
-        let until = clock::tick() + LEAVING_PATIENCE;
+        let until = clock::tick() + LEAVING_TIMEOUT;
         loop {
             let Some(dialed) = Dialed::at(Place::open(place.path())?, limits)? else { return Ok(None) };
             match dialed.greeted(limits)? {
@@ -314,8 +314,8 @@ impl Connection {
             };
             // A client that had joined has to join again first.
             let joined = matches!(request, Request::Release | Request::Summary { .. });
-            let is_gone = matches!(broken, Broken::Closed | Broken::Io(_));
-            if joined || !is_gone || !self.goes_on_with_next() {
+            let has_ended = matches!(broken, Broken::Closed | Broken::Io(_));
+            if joined || !has_ended || !self.goes_on_with_next() {
                 return Err(self.broken(broken));
             }
         }
@@ -433,7 +433,7 @@ impl Connection {
     }
 
     /// Waits until the agent has ended. An error: the agent is stopped, or a signal ended the wait.
-    pub fn await_gone(&mut self) -> Result<()> {
+    pub fn await_exit(&mut self) -> Result<()> {
         let mut told = false;
         loop {
             match self.line.closed(&self.limits) {

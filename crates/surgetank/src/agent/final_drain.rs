@@ -49,7 +49,7 @@ impl FinalDrain {
             *stage = Stage::Begun;
         }
         let final_drain = Arc::clone(self);
-        let spawned = std::thread::Builder::new().name("parting".into()).spawn(move || {
+        let spawned = std::thread::Builder::new().name("final-drain".into()).spawn(move || {
             while final_drain.note() {
                 std::thread::sleep(NOTED_EVERY);
             }

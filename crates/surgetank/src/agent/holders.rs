@@ -219,7 +219,7 @@ pub fn of_our_namespace() -> Vec<Holder> {
 }
 
 /// Returns when one of them has ended, or after `at_most`.
-pub fn await_one_gone(holders: &[Holder], at_most: Duration) {
+pub fn await_one_exit(holders: &[Holder], at_most: Duration) {
     let mut watched: Vec<OwnedFd> = Vec::new();
     for holder in holders {
         let pid = i32::try_from(holder.pid).ok().and_then(Pid::from_raw);

@@ -13,7 +13,7 @@ use surgetank_core::namespace::Keeper;
 pub const MESSAGE_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Message {
     Keep,
     GiveUp,
     /// From now on another agent can continue if this one dies.
@@ -22,7 +22,7 @@ pub enum Told {
     Ending,
 }
 
-impl Told {
+impl Message {
     fn letter(self) -> u8 {
         match self {
             Self::Keep => b'k',
@@ -33,7 +33,7 @@ impl Told {
     }
 
     pub fn of(letter: u8) -> Option<Self> {
-        [Self::Keep, Self::GiveUp, Self::Serving, Self::Ending].into_iter().find(|told| told.letter() == letter)
+        [Self::Keep, Self::GiveUp, Self::Serving, Self::Ending].into_iter().find(|message| message.letter() == letter)
     }
 }
 
@@ -47,21 +47,21 @@ impl Channel {
     }
 
     pub fn serving(&self) {
-        self.tell_of(Told::Serving);
+        self.report(Message::Serving);
     }
 
     pub fn ending(&self) {
-        self.tell_of(Told::Ending);
+        self.report(Message::Ending);
     }
 
-    fn tell_of(&self, told: Told) {
-        if let Err(error) = self.tell(told, "", None) {
-            tracing::warn!(%error, ?told, "the supervisor is gone");
+    fn report(&self, message: Message) {
+        if let Err(error) = self.send(message, "", None) {
+            tracing::warn!(%error, ?message, "the supervisor is gone");
         }
     }
 
-    fn tell(&self, told: Told, name: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let letter = [told.letter()];
+    fn send(&self, message: Message, name: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let letter = [message.letter()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
@@ -76,11 +76,11 @@ impl Channel {
 
 impl Keeper for Channel {
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.tell(Told::Keep, name, Some(file))
+        self.send(Message::Keep, name, Some(file))
     }
 
     fn give_up(&self, name: &str) {
         // If the supervisor has ended, its copy is gone with it.
-        let _ = self.tell(Told::GiveUp, name, None);
+        let _ = self.send(Message::GiveUp, name, None);
     }
 }

@@ -170,7 +170,7 @@ struct Agent {
 }
 
 /// How long a new agent waits for the runs of the one before.
-const REJOIN_PATIENCE: Duration = Duration::from_secs(10);
+const REJOIN_PAUSE: Duration = Duration::from_secs(10);
 /// The names under which the supervisor keeps the socket and the fact about the mounts below the directory.
 const LISTENER: &str = "listener";
 const TAKEN: &str = "taken";
@@ -457,7 +457,7 @@ impl Agent {
                     let busy = holders::of_directory(&over);
                     tracing::warn!(%error, ?busy, "the mount is in use");
                     users.reopen(busy.clone());
-                    holders::await_one_gone(&busy, Duration::from_secs(1));
+                    holders::await_one_exit(&busy, Duration::from_secs(1));
                 }
             }
         }
@@ -490,7 +490,7 @@ impl Agent {
             })?,
             // Runs join again by themselves; a run that does not has ended meanwhile.
             None => named("starter").spawn(move || {
-                std::thread::sleep(REJOIN_PATIENCE);
+                std::thread::sleep(REJOIN_PAUSE);
                 users.forget_expected().into_iter().for_each(|run| drop(engine.release_run(run)));
             })?,
         };
@@ -522,7 +522,7 @@ impl Agent {
         } else if hello.visibility == Visibility::Private {
             let residents: Vec<Holder> = holders::of_our_namespace();
             if !residents.is_empty() {
-                holders::await_one_gone(&residents, LOOK_EVERY);
+                holders::await_one_exit(&residents, LOOK_EVERY);
                 return false;
             }
         }
@@ -566,6 +566,6 @@ impl Agent {
             channel.ending();
         }
         self.desk.users.detached();
-        tracing::info!("gone");
+        tracing::info!("the agent has ended");
     }
 }

@@ -240,14 +240,14 @@ impl Place {
 
     /// Like `try_hold`, but waits for an agent that was killed a moment ago and no longer answers.
     pub fn hold_dead(&self) -> Result<Option<Held>> {
-        const PATIENCE: Duration = Duration::from_secs(1);
+        const TIMEOUT: Duration = Duration::from_secs(1);
         const LOOK_EVERY: Duration = Duration::from_millis(10);
         let begun = clock::tick();
         loop {
             if let Some(held) = self.try_hold()? {
                 return Ok(Some(held));
             }
-            if begun.elapsed() >= PATIENCE || self.is_answered() {
+            if begun.elapsed() >= TIMEOUT || self.is_answered() {
                 return Ok(None);
             }
             std::thread::sleep(LOOK_EVERY);
@@ -271,12 +271,12 @@ impl Place {
 
     /// A leaving agent releases its own lock before its catalog's: a starting agent waits at most this long.
     pub fn await_catalog(&self) {
-        const PATIENCE: Duration = Duration::from_secs(30);
+        const TIMEOUT: Duration = Duration::from_secs(30);
         const LOOK_EVERY: Duration = Duration::from_millis(10);
         let begun = clock::tick();
         // The process that opens the catalog reports what is wrong with it.
         let Ok(file) = File::open(self.inner("catalog/lock")) else { return };
-        while begun.elapsed() < PATIENCE
+        while begun.elapsed() < TIMEOUT
             && lock(&file, FlockOperation::NonBlockingLockExclusive)
                 .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         {
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_root_below_the_served_directory_is_refused() {
+    fn state_root_below_the_served_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let error = StateRoot::open(&dir.path().join("s"), dir.path()).err().unwrap();
         assert!(error.why.contains("below the directory"), "{error}");
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn one_agent_lock_at_a_time_and_free_again_when_it_dies() {
+    fn agent_lock_is_exclusive_and_free_after_its_holder_dies() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
         let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();
@@ -449,7 +449,7 @@ mod tests {
 
     /// `status` and `wait` once took the lock of an agent that was starting, which then failed.
     #[test]
-    fn a_place_is_not_held_while_an_agent_starts() {
+    fn place_is_not_locked_while_an_agent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
         let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();

@@ -7,7 +7,7 @@
 //! connects while one agent replaces another waits in the same queue. The token also stays as it was then.
 //!
 //! The first danger that it avoids: a client sends nothing, sends without end or never reads, and so blocks other
-//! clients. Each connection ends within `PATIENCE`. The second danger: another user of the machine learns about a run.
+//! clients. Each connection ends within `TIMEOUT`. The second danger: another user of the machine learns about a run.
 //! Without the token the agent reveals and computes nothing.
 
 use std::fs;
@@ -23,7 +23,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
 /// The limit from the connection to the last byte of the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: usize = 32;
 /// The limit of a request, up to the empty line. Prometheus sends 300 bytes.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -269,7 +269,7 @@ impl Port {
         match self.listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
             Ok(stream) => {
                 let head = Vec::new();
-                let mut client = Client { stream, until: clock::tick() + PATIENCE, state: State::Asking { head } };
+                let mut client = Client { stream, until: clock::tick() + TIMEOUT, state: State::Asking { head } };
                 if client.advance(self.token.as_deref(), metrics) {
                     if clients.len() == CONNECTIONS_MAX {
                         drop(clients.swap_remove(unlucky(clients)));
@@ -308,7 +308,7 @@ fn bind(address: SocketAddr) -> Result<TcpListener> {
             ErrorKind::AddrInUse => error
                 .why("another program has this port; perhaps the agent of another directory, for each needs its own")
                 .remedy(format!(
-                    "choose another one with --metrics, or see who has it: ss -ltnp 'sport = :{}'",
+                    "choose another one with --metrics, or find the process that has it: ss -ltnp 'sport = :{}'",
                     address.port()
                 )),
             _ => error.why(why).remedy("choose another address with --metrics, or leave it out"),
@@ -338,7 +338,7 @@ fn read_token(path: &Path) -> Result<Vec<u8>> {
     let meta = file.metadata().map_err(|why| refuse(why.to_string()))?;
     let me = rustix::process::geteuid().as_raw();
     if !meta.is_file() {
-        return Err(refuse("it is no file".into()));
+        return Err(refuse("it is not a file".into()));
     }
     if meta.uid() != me && meta.uid() != 0 {
         return Err(refuse(format!("it belongs to user {}", meta.uid())));

@@ -20,7 +20,7 @@ use super::holders;
 use super::users::Users;
 use super::wire::{self, Answer, Hello, PROTOCOL, Refusal, RefusalKind, Request};
 
-const LAST_PATIENCE: Duration = Duration::from_millis(100);
+const LAST_TIMEOUT: Duration = Duration::from_millis(100);
 /// How often the agent sends progress to a waiting client.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
@@ -58,7 +58,7 @@ impl Desk {
     /// Was it the last run, and the reason if its record is not written.
     fn release(&self, run: RunId) -> (bool, Option<String>) {
         let unrecorded = self.engine.release_run(run);
-        self.tell(&Record::Gone { run });
+        self.tell(&Record::Ended { run });
         (self.users.leave(run), unrecorded)
     }
 }
@@ -252,7 +252,7 @@ impl<'a> Client<'a> {
     fn goes_at_once(&self) -> bool {
         if let Some(listeners) = &self.desk.listeners {
             // The kernel reports the last process's end a moment after it.
-            let until = clock::tick() + LAST_PATIENCE;
+            let until = clock::tick() + LAST_TIMEOUT;
             while !listeners.nobody_lives() && clock::tick() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -278,7 +278,7 @@ impl<'a> Client<'a> {
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
         if !self.desk.users.join(status, || self.desk.engine.somebody_came()) {
             self.desk.engine.release_run(run);
-            self.desk.tell(&Record::Gone { run });
+            self.desk.tell(&Record::Ended { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         tracing::info!(run = run.0, pid, "joined");

@@ -94,7 +94,7 @@ pub fn take_away_left(directory: &Path) {
         let left = below(directory).unwrap_or_default();
         let gone = left.iter().filter(|path| {
             let outcome = rustix::mount::unmount(path.as_path(), rustix::mount::UnmountFlags::DETACH);
-            tracing::info!(path = %path.display(), ?outcome, "a mount that a program left is taken away");
+            tracing::info!(path = %path.display(), ?outcome, "a mount that a program left is unmounted");
             outcome.is_ok()
         });
         if gone.count() == 0 {

@@ -28,7 +28,7 @@ use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
 use surgetank_core::handoff::Handoff;
 use surgetank_types::clock;
 
-use super::keep::{Channel, MESSAGE_BYTES_MAX, Told};
+use super::keep::{Channel, MESSAGE_BYTES_MAX, Message};
 use super::signals::{self, Signals};
 
 /// As `ps` shows it (15 bytes at most); the agent keeps the program's name.
@@ -75,7 +75,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     };
     let mut kept = BTreeMap::new();
     let mut failures = 0;
-    let mut told_to_stop = None;
+    let mut stop_signal = None;
     for life in 0.. {
         let Ok((ours, theirs)) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -103,10 +103,10 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
             return FAILED;
         };
         // A stop signal to one agent is meant for the next one, too. (It stays blocked there until the agent listens.)
-        if let Some(number) = told_to_stop {
+        if let Some(number) = stop_signal {
             let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), number);
         }
-        let end = attend(child, &ours, &signals, &mut kept, &mut told_to_stop);
+        let end = attend(child, &ours, &signals, &mut kept, &mut stop_signal);
         let code = end.status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX));
         if end.ending || code == Some(0) || (end.served.is_none() && life == 0) {
             return code.unwrap_or(FAILED);
@@ -128,7 +128,7 @@ fn attend(
     channel: &OwnedFd,
     signals: &Signals,
     kept: &mut BTreeMap<String, OwnedFd>,
-    told_to_stop: &mut Option<i32>,
+    stop_signal: &mut Option<i32>,
 ) -> End {
     let life = rustix::process::pidfd_open(child, PidfdFlags::empty());
     let (mut served, mut ending, mut talks) = (None, false, true);
@@ -142,17 +142,17 @@ fn attend(
         }
         // Without a pidfd the end of the agent's channel wakes the supervisor.
         let _ = rustix::event::poll(&mut fds, None);
-        while talks && let Some(told) = receive(channel, &mut talks) {
-            match told {
-                (Told::Keep, name, Some(file)) => drop(kept.insert(name, file)),
-                (Told::Keep, ..) => {}
-                (Told::GiveUp, name, _) => drop(kept.remove(&name)),
-                (Told::Serving, ..) => served = Some(clock::tick()),
-                (Told::Ending, ..) => ending = true,
+        while talks && let Some(message) = receive(channel, &mut talks) {
+            match message {
+                (Message::Keep, name, Some(file)) => drop(kept.insert(name, file)),
+                (Message::Keep, ..) => {}
+                (Message::GiveUp, name, _) => drop(kept.remove(&name)),
+                (Message::Serving, ..) => served = Some(clock::tick()),
+                (Message::Ending, ..) => ending = true,
             }
         }
         while let Ok(Some(arrived)) = signals.next() {
-            *told_to_stop = Some(arrived.number);
+            *stop_signal = Some(arrived.number);
             let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), arrived.number);
         }
         match rustix::process::waitpid(Some(child), WaitOptions::NOHANG) {
@@ -162,19 +162,19 @@ fn attend(
         }
     };
     // Messages from the agent's last moment.
-    while talks && let Some(told) = receive(channel, &mut talks) {
-        match told {
-            (Told::Keep, name, Some(file)) => drop(kept.insert(name, file)),
-            (Told::GiveUp, name, _) => drop(kept.remove(&name)),
-            (Told::Ending, ..) => ending = true,
-            (Told::Serving | Told::Keep, ..) => {}
+    while talks && let Some(message) = receive(channel, &mut talks) {
+        match message {
+            (Message::Keep, name, Some(file)) => drop(kept.insert(name, file)),
+            (Message::GiveUp, name, _) => drop(kept.remove(&name)),
+            (Message::Ending, ..) => ending = true,
+            (Message::Serving | Message::Keep, ..) => {}
         }
     }
     End { status, served, ending }
 }
 
 /// The next message, without waiting.
-fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Told, String, Option<OwnedFd>)> {
+fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Message, String, Option<OwnedFd>)> {
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -186,7 +186,7 @@ fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Told, String, Option<
                 _ => None,
             });
             let (kind, name) = bytes[..received.bytes].split_first()?;
-            Some((Told::of(*kind)?, String::from_utf8_lossy(name).into_owned(), file))
+            Some((Message::of(*kind)?, String::from_utf8_lossy(name).into_owned(), file))
         }
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
         Ok(_) | Err(_) => {

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_umount_names_the_holders_and_the_mount_stays() {
+    fn refused_umount_names_the_holders_and_keeps_the_mount() {
         let users = Users::new(true);
         let answer = std::thread::scope(|scope| {
             let asker = scope.spawn(|| users.ask_unmount());

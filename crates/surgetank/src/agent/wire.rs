@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_too_long_or_cut_off_is_an_error() {
+    fn line_too_long_or_cut_off_is_an_error() {
         assert_eq!(read_line(&mut &b"12345\n"[..], 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(read_line(&mut &b"12345\n"[..], 6).unwrap().unwrap(), b"12345");
         assert_eq!(read_line(&mut &b"123"[..], 6).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);

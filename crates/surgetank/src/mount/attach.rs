@@ -56,7 +56,7 @@ pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
     let failed = |why: String| {
         Error::new(format!("cannot unmount {}", directory.display()))
             .why(why)
-            .remedy("see who uses it: fuser -vm DIRECTORY")
+            .remedy("find the processes that use it: fuser -vm DIRECTORY")
     };
     match rustix::mount::unmount(directory, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),

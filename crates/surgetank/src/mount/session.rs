@@ -104,9 +104,9 @@ impl Session {
         self.workers.threads()
     }
 
-    /// Waits for the end (an unmount); `false` if it did not come within `patience`.
-    pub fn wait(&self, patience: Option<Duration>) -> bool {
-        self.workers.wait(patience)
+    /// Waits for the end (an unmount); `false` if it did not come within `timeout`.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.workers.wait(timeout)
     }
 
     /// Ends serving without an unmount. Current requests are answered. Later ones wait for the next server of the

@@ -19,7 +19,7 @@ use super::inbox::{Inbox, Place};
 use super::request::Header;
 
 /// A close that takes this long (its file is in a slow store) does not delay the others any longer.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// If more requests have been read since than the kernel ever queues at once, an earlier one was among them.
 const READ_MAX: u64 = 256;
@@ -86,7 +86,7 @@ impl Turns {
 
     /// Returns when the RELEASEs that the kernel has sent so far are done, or some are slow.
     pub fn await_closes(&self, device: BorrowedFd<'_>) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let read = self.read.load(Ordering::Relaxed);
         let looks = self.looks.load(Ordering::SeqCst);
         while !self.all_are_read(device, looks) {
@@ -102,12 +102,12 @@ impl Turns {
             if left.peek().is_none() {
                 return;
             }
-            let patience = until.saturating_duration_since(Instant::now());
-            if patience.is_zero() {
+            let timeout = until.saturating_duration_since(Instant::now());
+            if timeout.is_zero() {
                 left.for_each(|one| one.slow = true);
                 return;
             }
-            releases = self.done.wait_timeout(releases, patience).unwrap_or_else(PoisonError::into_inner).0;
+            releases = self.done.wait_timeout(releases, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -137,7 +137,7 @@ impl Turns {
             return None;
         }
         let unique = header.unique;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut releases = self.releases();
         while releases.front().is_some_and(|first| first.unique != unique) {
             let left = until.saturating_duration_since(Instant::now());
@@ -233,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_close_is_waited_for_once() {
+    fn slow_close_is_waited_for_once() {
         let turns = Turns::default();
         let (device, _kernel) = rustix::pipe::pipe().unwrap();
         turns.releases().push_back(Release { unique: 7, slow: false });
         let since = Instant::now();
         turns.await_closes(device.as_fd());
-        assert!(since.elapsed() >= PATIENCE && turns.releases()[0].slow);
+        assert!(since.elapsed() >= TIMEOUT && turns.releases()[0].slow);
         turns.releases().push_back(Release { unique: 8, slow: false });
         drop(Turn { turns: &turns, unique: 8 });
         turns.await_closes(device.as_fd());

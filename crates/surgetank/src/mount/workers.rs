@@ -181,16 +181,16 @@ impl Workers {
         self.roll().berths.len()
     }
 
-    /// Returns when the last thread has left, or after `patience`; returns whether all left.
-    pub fn wait(&self, patience: Option<Duration>) -> bool {
+    /// Returns when the last thread has left, or after `timeout`; returns whether all left.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let going_on = |roll: &mut Roll| !roll.over;
-        match patience {
+        match timeout {
             None => {
                 drop(self.left.wait_while(self.roll(), going_on).unwrap_or_else(PoisonError::into_inner));
                 true
             }
-            Some(patience) => {
-                let outcome = self.left.wait_timeout_while(self.roll(), patience, going_on);
+            Some(timeout) => {
+                let outcome = self.left.wait_timeout_while(self.roll(), timeout, going_on);
                 !outcome.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             }
         }

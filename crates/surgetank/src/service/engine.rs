@@ -55,7 +55,7 @@ struct Mark {
 }
 
 /// If a file stays open longer than this after its run ended, a process holds it.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Threads that free the tiers. Freeing memory takes the same total time on several cores as on one, and that many
 /// times the processor time.
 const EMPTIERS: usize = 2;
@@ -96,7 +96,7 @@ impl Served {
     /// Files of programs that have just ended: the kernel reports their last close a moment later. An earlier verdict
     /// would call them open or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
-        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
+        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_TIMEOUT)
             && self
                 .namespace
                 .questions

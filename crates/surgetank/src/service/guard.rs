@@ -32,7 +32,7 @@ impl Guard {
     pub fn escaped(&self) -> Vec<Undelivered> {
         let mut found = Vec::new();
         if let Err(why) = walk(self.bare.as_fd(), Path::new(""), &mut found) {
-            tracing::warn!(%why, over = %self.over.display(), "what lies under the mount cannot be looked at");
+            tracing::warn!(%why, over = %self.over.display(), "the directory under the mount cannot be read");
         }
         let told = |path: PathBuf| Undelivered {
             operation: PathText(path.as_os_str().as_bytes().to_vec()).to_string(),

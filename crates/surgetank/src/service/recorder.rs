@@ -467,7 +467,7 @@ impl Recording {
 
     /// A program truncated the file: it is in memory that programs own.
     fn count_no_more(&mut self, why: &std::io::Error) {
-        tracing::warn!(%why, run = self.record.run.0, "a program spoilt the memory that processes of this run count in: they are no longer counted");
+        tracing::warn!(%why, run = self.record.run.0, "a program damaged the memory in which processes of this run count: they are no longer counted");
         self.record.counting_ended = true;
         if let Some(counts) = self.counts.take() {
             counts.remove();

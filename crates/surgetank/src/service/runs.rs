@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_belongs_to_the_run_of_its_ancestor() {
+    fn child_belongs_to_the_run_of_its_ancestor() {
         let runs = Runs::default();
         let mine = runs.register(std::process::id());
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();

@@ -178,7 +178,7 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
     let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
         let store = ObjectStore::new(server, &state.join("uploads"), config.verify, config.store_ttl);
-        Ok(Arc::new(store.map_err(|why| refused(&why))?.patient(config.retry)))
+        Ok(Arc::new(store.map_err(|why| refused(&why))?.with_timeout(config.retry)))
     };
     #[cfg(feature = "s3")]
     if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
@@ -194,7 +194,7 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     }
     #[cfg(feature = "webhdfs")]
     if let Some(url) = config.store_url().filter(|url| is_hdfs(url)) {
-        return Ok(Arc::new(WebHdfs::open(HdfsPlace::parse(url)?, config.store_ttl)?.patient(config.retry)));
+        return Ok(Arc::new(WebHdfs::open(HdfsPlace::parse(url)?, config.store_ttl)?.with_timeout(config.retry)));
     }
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
@@ -245,9 +245,8 @@ fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result
 pub fn unused(config: &Config, unused_for: Duration, looking: bool) -> Result<Unused> {
     let scratch = Scratch::new()?;
     let store = open_as_it_is(root_of(config)?, config, &scratch.0)?;
-    shared::unused::collect(&*store, ourselves(), unused_for, looking).map_err(|why| {
-        Error::new(format!("content that nobody refers to cannot be removed from {}", config.store.display())).why(why)
-    })
+    shared::unused::collect(&*store, ourselves(), unused_for, looking)
+        .map_err(|why| Error::new(format!("unused content cannot be removed from {}", config.store.display())).why(why))
 }
 
 /// The store as a run would show it, without an agent.
@@ -373,7 +372,7 @@ impl Address {
             }
             None => {
                 let here = absolute(Path::new(given)).map_err(|why| {
-                    let what = Error::new(format!("{} is no path that can be used", given.display())).why(why);
+                    let what = Error::new(format!("{} is not a usable path", given.display())).why(why);
                     what.remedy("give the path of a file or directory")
                 })?;
                 let slash: &[u8] = if given.as_bytes().ends_with(b"/") { b"/" } else { b"" };

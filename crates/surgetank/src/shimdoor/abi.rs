@@ -13,7 +13,7 @@ pub mod of_record {
     pub const SEARCHABLE: u32 = 16;
     pub const LINKED: u32 = 32;
     pub const FRESH: u32 = 64;
-    pub const LENT: u32 = 128;
+    pub const DELEGATED: u32 = 128;
 }
 pub const WRITES: u32 = 1;
 pub const RING: u32 = 2;
@@ -119,7 +119,7 @@ pub struct Plain {
 }
 
 pub const RING_MAGIC: u64 = 0x474e_4952_4b4e_4154;
-pub const CLAIMS: u64 = 1024;
+pub const INTAKE_ENTRIES: u64 = 1024;
 pub const RING_SLOTS_OFFSET: usize = 4096;
 
 pub mod phase {
@@ -136,7 +136,7 @@ pub mod phase {
 pub struct Ring {
     pub magic: u64,
     pub layout: u32,
-    pub claims: u32,
+    pub entries: u32,
     pub epoch: u64,
     pub turn: u64,
     pub first: u64,
@@ -149,7 +149,7 @@ pub struct Ring {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Claim {
+pub struct IntakeEntry {
     pub state: u64,
     pub number: u64,
     pub dir: u64,

@@ -38,7 +38,7 @@ struct Watched {
     files: HashMap<i32, FileId>,
     dirs: HashMap<i32, Names>,
     /// The delegated directories: their watches stay, whether files are open in them or not.
-    lent: HashMap<i32, u32>,
+    delegated: HashMap<i32, u32>,
     /// Directories without an open file since the last check.
     idle: HashSet<i32>,
     /// For files that their directory reports: the directory's watch, and the name.
@@ -50,7 +50,7 @@ type Names = HashMap<Arc<[u8]>, Vec<FileId>>;
 
 impl Watched {
     fn is_idle(&self, watch: i32) -> bool {
-        self.dirs.get(&watch).is_some_and(HashMap::is_empty) && !self.lent.contains_key(&watch)
+        self.dirs.get(&watch).is_some_and(HashMap::is_empty) && !self.delegated.contains_key(&watch)
     }
 
     /// Ends the kernel's reports for these. (An error: the directory is gone, which the kernel will report.)
@@ -142,18 +142,18 @@ impl Closings {
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
         watched.idle.remove(&watch);
         watched.dirs.entry(watch).or_default();
-        *watched.lent.entry(watch).or_default() += 1;
+        *watched.delegated.entry(watch).or_default() += 1;
         Ok(watch)
     }
 
     pub fn no_longer_delegated(&self, watch: i32) {
         let mut watched = self.watched();
-        let last = watched.lent.get_mut(&watch).is_some_and(|times| {
+        let last = watched.delegated.get_mut(&watch).is_some_and(|times| {
             *times -= 1;
             *times == 0
         });
         if last {
-            watched.lent.remove(&watch);
+            watched.delegated.remove(&watch);
         }
     }
 
@@ -254,9 +254,9 @@ fn events(mut rest: &[u8]) -> impl Iterator<Item = Event<'_>> {
 fn look_again(early: &mut Vec<(FileId, Instant)>, each: &mut impl FnMut(Closed) -> bool) {
     let mut left = early.len();
     early.retain(|(id, since)| {
-        let patience = if left <= LONG_MAX { LONG_INSTANT } else { INSTANT };
+        let timeout = if left <= LONG_MAX { LONG_INSTANT } else { INSTANT };
         left -= 1;
-        !each(Closed::Of(*id)) && since.elapsed() < patience
+        !each(Closed::Of(*id)) && since.elapsed() < timeout
     });
 }
 

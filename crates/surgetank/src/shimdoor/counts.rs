@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_read_and_given_away_again() {
+    fn slot_is_read_and_reused() {
         let dir = tempfile::tempdir().unwrap();
         let path = path_of(&dir.path().join("index"), 3);
         let counts = Counts::create(&path).unwrap();
@@ -469,7 +469,7 @@ mod tests {
 
     /// With 256 slots that doubled periodically, only 369 of 600 simultaneous processes found one.
     #[test]
-    fn all_slots_are_there_from_the_beginning() {
+    fn all_slots_exist_from_the_start() {
         let dir = tempfile::tempdir().unwrap();
         let counts = Counts::create(&dir.path().join("c")).unwrap();
         assert_eq!(counts.usable(), SLOTS_MAX);
@@ -483,7 +483,7 @@ mod tests {
 
     /// A mapped file would have killed the agent (SIGBUS).
     #[test]
-    fn a_file_that_a_program_cuts_off_is_an_error() {
+    fn file_truncated_by_a_program_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c");
         let counts = Counts::create(&path).unwrap();

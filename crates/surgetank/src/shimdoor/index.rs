@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use foldhash::{HashMap, HashSet};
-use surgetank_core::namespace::Shown;
+use surgetank_core::namespace::IndexEntry;
 use surgetank_types::model::{FileId, Timestamp};
 
 use super::abi::{self, Header, Record, of_record};
@@ -38,7 +38,7 @@ pub struct Place {
 
 /// Numbered places of equal size, which are allocated and freed; number 0 is never used.
 struct Slab {
-    told_at: usize,
+    extent_at: usize,
     offset: usize,
     each_bytes: usize,
     capacity: usize,
@@ -66,8 +66,8 @@ impl Slab {
 
     fn tell(&self, memory: &Memory) {
         let extent = abi::Extent { offset: self.offset as u64, capacity: self.capacity as u64 };
-        // SAFETY: `told_at` is the offset of an extent in the header.
-        unsafe { memory.at(self.told_at).cast::<abi::Extent>().write_volatile(extent) };
+        // SAFETY: `extent_at` is the offset of an extent in the header.
+        unsafe { memory.at(self.extent_at).cast::<abi::Extent>().write_volatile(extent) };
     }
 
     fn at(&self, memory: &Memory, number: u32) -> *mut u8 {
@@ -205,20 +205,20 @@ impl Index {
         &self.memory
     }
 
-    pub fn show(&mut self, shown: &Shown, name: &[u8]) {
-        let id = shown.id.0;
-        let Some(number) = self.number(shown.id) else { return };
+    pub fn show(&mut self, entry: &IndexEntry, name: &[u8]) {
+        let id = entry.id.0;
+        let Some(number) = self.number(entry.id) else { return };
         let before = self.record(number);
-        let mut record = self.record_of(shown);
+        let mut record = self.record_of(entry);
         record.label = before.label;
         let is_dir = record.mode & libc::S_IFMT == libc::S_IFDIR;
         if is_dir && record.label == 0 {
             record.label = self.labels.take(&self.memory).unwrap_or(0);
         }
         if is_dir && (record.label == 0 || self.wanting.contains(&id)) {
-            record.flags &= !(of_record::COMPLETE | of_record::LENT);
+            record.flags &= !(of_record::COMPLETE | of_record::DELEGATED);
         }
-        let parent = if is_dir { self.number(shown.parent).unwrap_or(0) } else { 0 };
+        let parent = if is_dir { self.number(entry.parent).unwrap_or(0) } else { 0 };
         self.write(number, record, is_dir.then_some((parent, name)));
         self.point_from_plain(number, &before, &record);
         if is_dir && before.ino != record.ino {
@@ -309,7 +309,7 @@ impl Index {
             tracing::warn!("the index is full: programs use the mount for files without an entry");
             if let Some(number) = self.numbers.get(&dir.0).copied() {
                 let record = self.record(number);
-                let flags = record.flags & !(of_record::COMPLETE | of_record::LENT);
+                let flags = record.flags & !(of_record::COMPLETE | of_record::DELEGATED);
                 self.write(number, Record { flags, ..record }, None);
             }
         }
@@ -326,20 +326,20 @@ impl Index {
         })
     }
 
-    fn record_of(&self, shown: &Shown) -> Record {
-        let attr = &shown.attr;
-        let device = shown.plain.and_then(|(device, _)| self.places.iter().position(|place| place.id == device));
-        let plain = shown.plain.filter(|_| device.is_some());
+    fn record_of(&self, entry: &IndexEntry) -> Record {
+        let attr = &entry.attr;
+        let device = entry.plain.and_then(|(device, _)| self.places.iter().position(|place| place.id == device));
+        let plain = entry.plain.filter(|_| device.is_some());
         let mut flags = 0;
         let mut set = |on: bool, flag: u32| flags |= if on { flag } else { 0 };
-        set(shown.known && (!shown.live || plain.is_some()), of_record::KNOWN);
-        set(shown.live, of_record::LIVE);
-        set(plain.is_some() && shown.readable, of_record::RESIDENT);
-        set(shown.live && shown.fresh, of_record::FRESH);
-        set(shown.complete, of_record::COMPLETE);
-        let lent = shown.lent.and_then(|device| self.places.iter().position(|place| place.id == device));
-        set(lent.is_some(), of_record::LENT);
-        set(shown.searchable, of_record::SEARCHABLE);
+        set(entry.known && (!entry.live || plain.is_some()), of_record::KNOWN);
+        set(entry.live, of_record::LIVE);
+        set(plain.is_some() && entry.readable, of_record::RESIDENT);
+        set(entry.live && entry.fresh, of_record::FRESH);
+        set(entry.complete, of_record::COMPLETE);
+        let delegated = entry.delegated.and_then(|device| self.places.iter().position(|place| place.id == device));
+        set(delegated.is_some(), of_record::DELEGATED);
+        set(entry.searchable, of_record::SEARCHABLE);
         set(attr.links > 1 && attr.kind == surgetank_types::model::Kind::File, of_record::LINKED);
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         let parts = |time: Timestamp| (time.secs(), time.subsec_nanos());
@@ -348,10 +348,10 @@ impl Index {
         Record {
             seq: 0,
             flags,
-            id: shown.id.0,
+            id: entry.id.0,
             ino: attr.ino,
             backing_ino: plain.map_or(0, |(_, ino)| ino),
-            device: device.or(lent).and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
+            device: device.or(delegated).and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
             mode: attr.mode(),
             uid,
             gid,
@@ -398,8 +398,8 @@ impl Index {
     }
 }
 
-fn slab(told_at: usize, offset: usize, each_bytes: usize, (capacity, capacity_max): (usize, usize)) -> Slab {
-    Slab { told_at, offset, each_bytes, capacity, capacity_max, next: 1, free: Vec::new() }
+fn slab(extent_at: usize, offset: usize, each_bytes: usize, (capacity, capacity_max): (usize, usize)) -> Slab {
+    Slab { extent_at, offset, each_bytes, capacity, capacity_max, next: 1, free: Vec::new() }
 }
 
 fn random() -> io::Result<[u64; 2]> {

@@ -5,7 +5,7 @@
 //! same locks while it replaces an agent. So an exclusive lock proves that no agent uses the files, regardless of its
 //! process, mount or state directory.
 //!
-//! The dangers that it avoids: removing the files of a living agent, and removing a ring whose claims no agent has
+//! The dangers that it avoids: removing the files of a living agent, and removing a ring whose entries no agent has
 //! read. Such a ring is the only record of files on the tiers, so it stays for the next agent of its directory.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub struct Leftovers {
     /// Removed, or to be removed.
     pub files: usize,
     pub bytes: u64,
-    /// Rings with claims that no agent has read, and the number of claims.
+    /// Rings with entries that no agent has read, and the number of entries.
     pub kept: Vec<(PathBuf, usize)>,
 }
 
@@ -97,12 +97,12 @@ pub fn sweep(dir: &Path, remove: bool) -> Leftovers {
         }
         let mut files = counts;
         match (remove && of_ring.is_some()).then(|| ring::left(&index)) {
-            // It may have claims.
+            // It may have entries.
             Some(Err(why)) => {
                 tracing::warn!(%why, path = %ring.display(), "a dead agent's ring cannot be read and stays");
                 continue;
             }
-            Some(Ok(claims)) if !claims.is_empty() => found.kept.push((ring, claims.len())),
+            Some(Ok(entries)) if !entries.is_empty() => found.kept.push((ring, entries.len())),
             None | Some(Ok(_)) => files.extend(of_ring.is_some().then_some(ring)),
         }
         // The index last: a sweep that is killed leaves what the next one recognises.
@@ -217,7 +217,7 @@ mod tests {
         assert_ne!(ours.metadata().unwrap().ino(), foreign.metadata().unwrap().ino());
     }
 
-    /// Its claims would be the only record of files on the tiers.
+    /// Its entries would be the only record of files on the tiers.
     #[test]
     fn ring_that_cannot_be_read_stays() {
         let dir = tempfile::tempdir().unwrap();

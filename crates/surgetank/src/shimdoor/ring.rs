@@ -1,5 +1,5 @@
 //! The ring in which the shim reports plain files that it created itself, in delegated directories
-//! (`surgetank_core::metadata::intake`). `shim/abi.h` describes the layout and the writers; `shim/lent.c` is the other
+//! (`surgetank_core::metadata::intake`). `shim/abi.h` describes the layout and the writers; `shim/delegation.c` is the other
 //! side.
 //!
 //! Programs write it, so every value is checked before use. It outlives the agent like the index: the next agent reads
@@ -16,15 +16,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use surgetank_core::namespace::Claimed;
+use surgetank_core::namespace::IntakeFile;
 use surgetank_state::Stray;
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, RunId};
 
-use super::abi::{self, CLAIMS, Claim, phase};
+use super::abi::{self, INTAKE_ENTRIES, IntakeEntry, phase};
 use super::leftovers;
 
-const BYTES: usize = abi::RING_SLOTS_OFFSET + CLAIMS as usize * size_of::<Claim>();
+const BYTES: usize = abi::RING_SLOTS_OFFSET + INTAKE_ENTRIES as usize * size_of::<IntakeEntry>();
 /// At most this many are handled in one step, so that no thread waits long for the tree.
 const TAKEN_MAX: usize = 256;
 const PAUSE: Duration = Duration::from_micros(20);
@@ -33,7 +33,7 @@ pub struct Ring {
     base: NonNull<u8>,
     file: File,
     path: PathBuf,
-    /// The oldest claim that was not returned.
+    /// The oldest entry that was not returned.
     first: AtomicU64,
     state: Mutex<State>,
 }
@@ -41,9 +41,9 @@ pub struct Ring {
 struct State {
     /// The number of each slot's next file, as the agent wrote it there.
     numbers: Vec<u64>,
-    /// Claims that were taken and not returned yet.
+    /// Entries that were taken and not returned yet.
     taken: Vec<u64>,
-    /// Claims that were revoked while their program was using them.
+    /// Entries that were revoked while their program was using them.
     strays: Vec<Stray>,
 }
 
@@ -61,7 +61,7 @@ pub fn path_of(index: &Path) -> PathBuf {
 
 impl Ring {
     /// Creates a ring, or takes over that of an earlier agent. Programs have mapped such a ring and may be writing it;
-    /// [`left`] took up all of its claims. `numbers`: one for each slot.
+    /// [`left`] took up all of its entries. `numbers`: one for each slot.
     pub fn create(index: &Path, again: bool, numbers: &mut dyn FnMut() -> u64) -> io::Result<Self> {
         let path = path_of(index);
         let taken_over = again.then(|| leftovers::open(&path).ok()).flatten();
@@ -80,13 +80,13 @@ impl Ring {
         // (An earlier agent grants no descriptors any more either.)
         ring.word(offset_of!(abi::Ring, giving)).store(0, Ordering::SeqCst);
         let mut state = ring.state();
-        for claim in next..next + CLAIMS {
+        for entry in next..next + INTAKE_ENTRIES {
             let number = numbers();
-            state.numbers[(claim % CLAIMS) as usize] = number;
+            state.numbers[(entry % INTAKE_ENTRIES) as usize] = number;
             // (A slot to which another program may still write stays out of use.)
-            let before = ring.phase_word(claim).load(Ordering::SeqCst) & 7;
+            let before = ring.phase_word(entry).load(Ordering::SeqCst) & 7;
             let retired = matches!(before, phase::REVOKED | phase::SKIP);
-            ring.offer(claim, number, if retired { phase::SKIP } else { phase::FREE });
+            ring.offer(entry, number, if retired { phase::SKIP } else { phase::FREE });
         }
         drop(state);
         ring.first.store(next, Ordering::SeqCst);
@@ -95,7 +95,7 @@ impl Ring {
         // SAFETY: fields of the mapped head; `magic` last.
         unsafe {
             (&raw mut (*head).layout).write_volatile(abi::LAYOUT);
-            (&raw mut (*head).claims).write_volatile(CLAIMS as u32);
+            (&raw mut (*head).entries).write_volatile(INTAKE_ENTRIES as u32);
         }
         let turn = ring.word(offset_of!(abi::Ring, turn));
         turn.store((turn.load(Ordering::SeqCst) | 1) + 1, Ordering::SeqCst);
@@ -108,7 +108,7 @@ impl Ring {
         // SAFETY: a fresh mapping at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, flags, file.as_fd(), 0) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let state = State { numbers: vec![0; CLAIMS as usize], taken: Vec::new(), strays: Vec::new() };
+        let state = State { numbers: vec![0; INTAKE_ENTRIES as usize], taken: Vec::new(), strays: Vec::new() };
         Ok(Self { base, file, path, first: AtomicU64::new(0), state: Mutex::new(state) })
     }
 
@@ -127,48 +127,48 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    fn slot(claim: u64) -> usize {
-        abi::RING_SLOTS_OFFSET + (claim % CLAIMS) as usize * size_of::<Claim>()
+    fn slot(entry: u64) -> usize {
+        abi::RING_SLOTS_OFFSET + (entry % INTAKE_ENTRIES) as usize * size_of::<IntakeEntry>()
     }
 
-    fn phase_word(&self, claim: u64) -> &AtomicU64 {
-        self.word(Self::slot(claim) + offset_of!(Claim, state))
+    fn phase_word(&self, entry: u64) -> &AtomicU64 {
+        self.word(Self::slot(entry) + offset_of!(IntakeEntry, state))
     }
 
-    /// Assigns the slot to this claim, for any program to take.
-    fn offer(&self, claim: u64, number: u64, phase: u64) {
-        self.word(Self::slot(claim) + offset_of!(Claim, number)).store(number, Ordering::Relaxed);
-        self.phase_word(claim).store(claim << 3 | phase, Ordering::SeqCst);
+    /// Assigns the slot to this entry, for any program to take.
+    fn offer(&self, entry: u64, number: u64, phase: u64) {
+        self.word(Self::slot(entry) + offset_of!(IntakeEntry, number)).store(number, Ordering::Relaxed);
+        self.phase_word(entry).store(entry << 3 | phase, Ordering::SeqCst);
     }
 
     fn next(&self) -> u64 {
         let first = self.first.load(Ordering::Relaxed);
         // (An invalid value from a program must not cause a long search.)
-        self.word(offset_of!(abi::Ring, next)).load(Ordering::SeqCst).clamp(first, first + CLAIMS)
+        self.word(offset_of!(abi::Ring, next)).load(Ordering::SeqCst).clamp(first, first + INTAKE_ENTRIES)
     }
 
-    /// Are there claims to take?
+    /// Are there entries to take?
     pub fn waits(&self) -> bool {
         self.next() != self.first.load(Ordering::Relaxed)
     }
 
-    fn phase(&self, claim: u64) -> Option<u64> {
-        let state = self.phase_word(claim).load(Ordering::SeqCst);
-        (state >> 3 == claim).then_some(state & 7)
+    fn phase(&self, entry: u64) -> Option<u64> {
+        let state = self.phase_word(entry).load(Ordering::SeqCst);
+        (state >> 3 == entry).then_some(state & 7)
     }
 
     /// The next created files. Call [`Self::give_back`] after programs find them in the index.
-    pub fn take(&self) -> Vec<Claimed> {
+    pub fn take(&self) -> Vec<IntakeFile> {
         let mut state = self.state();
         state.taken.clear();
         let mut files = Vec::new();
-        for claim in self.first.load(Ordering::Relaxed)..self.next() {
-            match self.phase(claim) {
+        for entry in self.first.load(Ordering::Relaxed)..self.next() {
+            match self.phase(entry) {
                 Some(phase::DONE) => {
-                    files.push(self.read(claim, state.numbers[(claim % CLAIMS) as usize]));
-                    state.taken.push(claim);
+                    files.push(self.read(entry, state.numbers[(entry % INTAKE_ENTRIES) as usize]));
+                    state.taken.push(entry);
                 }
-                Some(phase::VOID | phase::REVOKED | phase::SKIP) => state.taken.push(claim),
+                Some(phase::VOID | phase::REVOKED | phase::SKIP) => state.taken.push(entry),
                 // In progress, or returned before an older one.
                 _ => {}
             }
@@ -179,13 +179,13 @@ impl Ring {
         files
     }
 
-    fn read(&self, claim: u64, number: u64) -> Claimed {
-        let at = self.base.as_ptr().wrapping_add(Self::slot(claim)).cast::<Claim>();
-        // SAFETY: a slot of the mapping; any bytes are a claim, and what a program writes meanwhile is checked as any
+    fn read(&self, entry: u64, number: u64) -> IntakeFile {
+        let at = self.base.as_ptr().wrapping_add(Self::slot(entry)).cast::<IntakeEntry>();
+        // SAFETY: a slot of the mapping; any bytes are an entry, and what a program writes meanwhile is checked as any
         // other.
         let slot = unsafe { at.read_volatile() };
         let name = slot.name.get(..slot.name_bytes as usize).unwrap_or_default();
-        Claimed {
+        IntakeFile {
             number,
             dir: FileId(slot.dir),
             name: name.to_vec(),
@@ -206,20 +206,20 @@ impl Ring {
         let turn = self.word(offset_of!(abi::Ring, turn));
         turn.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        for claim in taken {
-            let slot = (claim % CLAIMS) as usize;
+        for entry in taken {
+            let slot = (entry % INTAKE_ENTRIES) as usize;
             // An unused number is offered again.
-            let phase = self.phase(claim);
+            let phase = self.phase(entry);
             if phase == Some(phase::DONE) {
                 state.numbers[slot] = numbers();
             }
             let retired = matches!(phase, Some(phase::REVOKED | phase::SKIP));
-            self.offer(claim + CLAIMS, state.numbers[slot], if retired { phase::SKIP } else { phase::FREE });
-            surgetank_types::crash_point!("lent.giving");
+            self.offer(entry + INTAKE_ENTRIES, state.numbers[slot], if retired { phase::SKIP } else { phase::FREE });
+            surgetank_types::crash_point!("delegation.giving");
         }
         let end = self.next();
         let mut first = self.first.load(Ordering::Relaxed);
-        while first < end && self.phase_word(first).load(Ordering::Relaxed) >> 3 == first + CLAIMS {
+        while first < end && self.phase_word(first).load(Ordering::Relaxed) >> 3 == first + INTAKE_ENTRIES {
             first += 1;
         }
         self.first.store(first, Ordering::Relaxed);
@@ -236,27 +236,27 @@ impl Ring {
         Giving(giving)
     }
 
-    pub fn limit(&self, claims: u64) {
-        self.word(offset_of!(abi::Ring, limit)).store(claims.min(CLAIMS), Ordering::Relaxed);
+    pub fn limit(&self, entries: u64) {
+        self.word(offset_of!(abi::Ring, limit)).store(entries.min(INTAKE_ENTRIES), Ordering::Relaxed);
     }
 
     /// Ends file creation by earlier look-ups: waits for creations in progress, and revokes those of programs that do
     /// not continue.
-    pub fn stop_claims(&self, patience: Duration) {
+    pub fn stop_intake(&self, timeout: Duration) {
         self.word(offset_of!(abi::Ring, epoch)).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let since: Instant = clock::tick();
-        for claim in self.first.load(Ordering::Relaxed)..self.next() {
-            let under_way = || matches!(self.phase(claim), Some(phase::FREE | phase::MADE));
-            while under_way() && since.elapsed() < patience {
+        for entry in self.first.load(Ordering::Relaxed)..self.next() {
+            let under_way = || matches!(self.phase(entry), Some(phase::FREE | phase::MADE));
+            while under_way() && since.elapsed() < timeout {
                 std::thread::sleep(PAUSE);
             }
             for from in [phase::FREE, phase::MADE] {
-                let revoked = claim << 3 | phase::REVOKED;
-                let state = self.phase_word(claim);
-                let was = state.compare_exchange(claim << 3 | from, revoked, Ordering::SeqCst, Ordering::SeqCst);
+                let revoked = entry << 3 | phase::REVOKED;
+                let state = self.phase_word(entry);
+                let was = state.compare_exchange(entry << 3 | from, revoked, Ordering::SeqCst, Ordering::SeqCst);
                 if was.is_ok() && from == phase::MADE {
-                    let Claimed { dir, name, .. } = self.read(claim, 0);
+                    let IntakeFile { dir, name, .. } = self.read(entry, 0);
                     self.state().strays.push((dir, name));
                 }
             }
@@ -277,8 +277,8 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// The claims that an earlier agent did not read. Earlier look-ups create no file any more.
-pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
+/// The entries that an earlier agent did not read. Earlier look-ups create no file any more.
+pub fn left(index: &Path) -> io::Result<Vec<IntakeFile>> {
     let path = path_of(index);
     let file = match leftovers::open(&path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -298,19 +298,19 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
         return if magic == 0 { Ok(Vec::new()) } else { Err(io::ErrorKind::InvalidData.into()) };
     }
     ring.first.store(head(offset_of!(abi::Ring, first)), Ordering::SeqCst);
-    ring.stop_claims(PATIENCE);
-    // Look-ups from here on create none either: no agent would read their claims.
+    ring.stop_intake(TIMEOUT);
+    // Look-ups from here on create none either: no agent would read their entries.
     let (first, next) = (ring.first.load(Ordering::Relaxed), ring.next());
-    for claim in next..first + CLAIMS {
-        let free = claim << 3 | phase::FREE;
+    for entry in next..first + INTAKE_ENTRIES {
+        let free = entry << 3 | phase::FREE;
         let _ =
-            ring.phase_word(claim).compare_exchange(free, claim << 3 | phase::VOID, Ordering::SeqCst, Ordering::SeqCst);
+            ring.phase_word(entry).compare_exchange(free, entry << 3 | phase::VOID, Ordering::SeqCst, Ordering::SeqCst);
     }
     let mut files = Vec::new();
-    for claim in first..ring.next() {
-        if ring.phase(claim) == Some(phase::DONE) {
-            let number = ring.word(Ring::slot(claim) + offset_of!(Claim, number)).load(Ordering::Relaxed);
-            files.push(ring.read(claim, number));
+    for entry in first..ring.next() {
+        if ring.phase(entry) == Some(phase::DONE) {
+            let number = ring.word(Ring::slot(entry) + offset_of!(IntakeEntry, number)).load(Ordering::Relaxed);
+            files.push(ring.read(entry, number));
         }
     }
     ring.keep();
@@ -318,7 +318,7 @@ pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
 }
 
 /// A program that is about to create a file continues within this time, or the agent does not wait for it.
-pub const PATIENCE: Duration = Duration::from_millis(20);
+pub const TIMEOUT: Duration = Duration::from_millis(20);
 
 impl Ring {
     /// Keeps the file.

@@ -290,7 +290,7 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
         && let Some(about) = namespace.base.succession.carried_out(number)
     {
         let place = (FileId(request.dir), message.name.as_slice());
-        return namespace.grants.hand_out_again(caller, place, about, request.flags as i32);
+        return namespace.grants.grant_again(caller, place, about, request.flags as i32);
     }
     NUMBER.set(number);
     let opened = open_new(namespace, message, may_ask);
@@ -301,11 +301,11 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
 fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, name, caller, .. } = message;
     let dir = FileId(request.dir);
-    let hand = || namespace.grants.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
-    match hand() {
+    let grant = || namespace.grants.grant(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
+    match grant() {
         // The missing room may still belong to writers that have closed already.
-        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.files.descriptors.catch_up() => hand(),
-        handed => handed,
+        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.files.descriptors.catch_up() => grant(),
+        granted => granted,
     }
 }
 

@@ -15,7 +15,7 @@ pub trait Slot: Copy + Default {
     /// The begin of its probe.
     fn start(&self) -> u64;
     fn is_free(&self) -> bool;
-    fn is_gone(&self) -> bool;
+    fn is_tombstone(&self) -> bool;
     /// Makes it visible to readers.
     ///
     /// # Safety
@@ -45,7 +45,7 @@ impl Slot for abi::Name {
     fn is_free(&self) -> bool {
         self.a == 0
     }
-    fn is_gone(&self) -> bool {
+    fn is_tombstone(&self) -> bool {
         self.a == 1
     }
     unsafe fn publish(&self, at: *mut Self) {
@@ -81,7 +81,7 @@ macro_rules! by_record {
             fn is_free(&self) -> bool {
                 self.record == 0
             }
-            fn is_gone(&self) -> bool {
+            fn is_tombstone(&self) -> bool {
                 self.record == WAS_USED
             }
             unsafe fn publish(&self, at: *mut Self) {
@@ -103,7 +103,7 @@ by_record!(abi::Plain, |plain: &abi::Plain| abi::mix(plain.backing_ino.wrapping_
 
 pub struct Table<S> {
     /// Offset of the header field that gives the table's offset.
-    told_at: usize,
+    extent_at: usize,
     offset: usize,
     pub capacity: usize,
     capacity_max: usize,
@@ -114,14 +114,14 @@ pub struct Table<S> {
 }
 
 impl<S: Slot> Table<S> {
-    pub fn new(told_at: usize, offset: usize, capacity: usize, capacity_max: usize) -> Self {
-        Self { told_at, offset, capacity, capacity_max, taken: 0, live: 0, slot: std::marker::PhantomData }
+    pub fn new(extent_at: usize, offset: usize, capacity: usize, capacity_max: usize) -> Self {
+        Self { extent_at, offset, capacity, capacity_max, taken: 0, live: 0, slot: std::marker::PhantomData }
     }
 
     pub fn tell(&self, memory: &Memory) {
         let extent = abi::Extent { offset: self.offset as u64, capacity: self.capacity as u64 };
-        // SAFETY: `told_at` is the offset of an extent in the header.
-        unsafe { memory.at(self.told_at).cast::<abi::Extent>().write_volatile(extent) };
+        // SAFETY: `extent_at` is the offset of an extent in the header.
+        unsafe { memory.at(self.extent_at).cast::<abi::Extent>().write_volatile(extent) };
     }
     pub fn offset(&self) -> usize {
         self.offset
@@ -145,7 +145,7 @@ impl<S: Slot> Table<S> {
             if slot.is_free() {
                 return None;
             }
-            if !slot.is_gone() && is(&slot) {
+            if !slot.is_tombstone() && is(&slot) {
                 return Some(at);
             }
             index = (index + 1) & mask;
@@ -178,7 +178,7 @@ impl<S: Slot> Table<S> {
             let at = self.at(memory, index);
             // SAFETY: as in `find`.
             let there = unsafe { *at };
-            if there.is_free() || there.is_gone() {
+            if there.is_free() || there.is_tombstone() {
                 self.taken += usize::from(there.is_free());
                 self.live += 1;
                 // SAFETY: as in `find`.
@@ -209,7 +209,7 @@ impl<S: Slot> Table<S> {
             let live: Vec<S> = (0..self.capacity)
                 // SAFETY: as in `find`.
                 .map(|index| unsafe { *self.at(memory, index) })
-                .filter(|slot| !slot.is_free() && !slot.is_gone())
+                .filter(|slot| !slot.is_free() && !slot.is_tombstone())
                 .collect();
             for index in 0..self.capacity {
                 // SAFETY: as in `find`.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use surgetank_core::namespace::Shown;
+use surgetank_core::namespace::IndexEntry;
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind, Timestamp};
 
 use super::abi::{self, of_record};
@@ -40,8 +40,8 @@ fn layout_equals_the_header() {
     says!(abi::Label, "st_label": parent, name_bytes, name);
     says!(abi::Dir, "st_dir": ino, record);
     says!(abi::Plain, "st_plain": backing_ino, device, record);
-    says!(abi::Ring, "st_ring": magic, layout, claims, epoch, turn, first, limit, giving, next);
-    says!(abi::Claim, "st_claim": state, number, dir, dev, ino, run, mode, device, name_bytes, uid, gid, name);
+    says!(abi::Ring, "st_ring": magic, layout, entries, epoch, turn, first, limit, giving, next);
+    says!(abi::IntakeEntry, "st_intake_entry": state, number, dir, dev, ino, run, mode, device, name_bytes, uid, gid, name);
     ours.remove("sizeof(struct st_request)");
     for (field, at) in [
         ("op", offset_of!(abi::Request, op)),
@@ -73,18 +73,18 @@ fn layout_equals_the_header() {
         ("ST_COMPLETE", of_record::COMPLETE.into()),
         ("ST_SEARCHABLE", of_record::SEARCHABLE.into()),
         ("ST_LINKED", of_record::LINKED.into()),
-        ("ST_LENT", of_record::LENT.into()),
+        ("ST_DELEGATED", of_record::DELEGATED.into()),
         ("ST_WRITES", abi::WRITES.into()),
         ("ST_RING", abi::RING.into()),
         ("ST_RING_MAGIC", abi::RING_MAGIC),
-        ("ST_CLAIMS", abi::CLAIMS),
+        ("ST_INTAKE_ENTRIES", abi::INTAKE_ENTRIES),
         ("ST_RING_SLOTS_OFFSET", abi::RING_SLOTS_OFFSET as u64),
-        ("ST_CLAIM_FREE", abi::phase::FREE),
-        ("ST_CLAIM_MADE", abi::phase::MADE),
-        ("ST_CLAIM_DONE", abi::phase::DONE),
-        ("ST_CLAIM_VOID", abi::phase::VOID),
-        ("ST_CLAIM_REVOKED", abi::phase::REVOKED),
-        ("ST_CLAIM_SKIP", abi::phase::SKIP),
+        ("ST_INTAKE_FREE", abi::phase::FREE),
+        ("ST_INTAKE_MADE", abi::phase::MADE),
+        ("ST_INTAKE_DONE", abi::phase::DONE),
+        ("ST_INTAKE_VOID", abi::phase::VOID),
+        ("ST_INTAKE_REVOKED", abi::phase::REVOKED),
+        ("ST_INTAKE_SKIP", abi::phase::SKIP),
         ("ST_DEVICE_NOEXEC", abi::NOEXEC.into()),
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),
@@ -149,9 +149,9 @@ fn layout_equals_the_header() {
     }
 }
 
-fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
+fn entry_of(id: u64, kind: Kind, parent: u64) -> IndexEntry {
     let time = Timestamp::from_parts(1000 + id as i64, 7);
-    Shown {
+    IndexEntry {
         id: FileId(id),
         attr: Attr {
             kind,
@@ -172,7 +172,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
         fresh: false,
         plain: (kind == Kind::File).then_some((DEVICE, 9_000_000 + id)),
         readable: true,
-        lent: None,
+        delegated: None,
         complete: kind == Kind::Directory,
         searchable: kind == Kind::Directory,
         parent: FileId(parent),
@@ -182,7 +182,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
 fn index(dir: &std::path::Path) -> Index {
     let place = Place { id: DEVICE, root: "/tier/files".into(), dev: DEV, noexec: false };
     let mut index = Index::create(&dir.join("index"), vec![place], None, false).unwrap();
-    index.show(&shown(1, Kind::Directory, 1), b"");
+    index.show(&entry_of(1, Kind::Directory, 1), b"");
     index.open(42);
     index
 }
@@ -239,7 +239,7 @@ fn hundred_thousand_names_are_added_and_removed() {
     let mut names: HashMap<u64, String> = HashMap::new();
     for id in 2..100_000 {
         let name = format!("file-{id}");
-        index.show(&shown(id, Kind::File, 1), b"");
+        index.show(&entry_of(id, Kind::File, 1), b"");
         index.name(FileId(1), name.as_bytes(), Some(FileId(id)));
         names.insert(id, name);
         // Most of them are removed again, and their places are reused.
@@ -277,8 +277,8 @@ fn hundred_thousand_names_are_added_and_removed() {
 fn directory_shown_before_its_parent_has_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
-    index.show(&shown(11, Kind::Directory, 10), b"child");
-    index.show(&shown(10, Kind::Directory, 1), b"parent");
+    index.show(&entry_of(11, Kind::Directory, 10), b"child");
+    index.show(&entry_of(10, Kind::Directory, 1), b"parent");
     index.name(FileId(1), b"parent", Some(FileId(10)));
     index.name(FileId(10), b"child", Some(FileId(11)));
     let reader = Reader::of(dir.path());
@@ -309,15 +309,15 @@ fn directory_shown_before_its_parent_has_its_path() {
 fn concealed_or_unshown_names_are_left_to_the_mount() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
-    index.show(&shown(5, Kind::File, 1), b"");
+    index.show(&entry_of(5, Kind::File, 1), b"");
     index.name(FileId(1), b"a", Some(FileId(5)));
     index.name(FileId(1), b"stranger", Some(FileId(6)));
     index.conceal(FileId(5));
     let reader = Reader::of(dir.path());
     assert_eq!(reader.find(1, b"a").map(|record| (record.id, record.flags)), Some((5, 0)));
     assert_eq!(reader.find(1, b"stranger").map(|record| record.flags), Some(0), "it is there, but nothing is known");
-    index.show(&shown(5, Kind::File, 1), b"");
-    let live = Shown { live: true, plain: None, ..shown(5, Kind::File, 1) };
+    index.show(&entry_of(5, Kind::File, 1), b"");
+    let live = IndexEntry { live: true, plain: None, ..entry_of(5, Kind::File, 1) };
     assert_eq!(Reader::of(dir.path()).find(1, b"a").unwrap().flags, of_record::KNOWN | of_record::RESIDENT);
     index.show(&live, b"");
     let record = Reader::of(dir.path()).find(1, b"a").unwrap();
@@ -331,7 +331,7 @@ fn replaced_name_is_always_present() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = index(dir.path());
     for id in [2, 3] {
-        index.show(&shown(id, Kind::File, 1), b"");
+        index.show(&entry_of(id, Kind::File, 1), b"");
     }
     index.name(FileId(1), b"current", Some(FileId(2)));
     let header = Reader::of(dir.path()).header();
@@ -368,7 +368,7 @@ fn lookup_sees_one_state_of_the_index() {
     let mut index = index(dir.path());
     let of_round = |id: u64, kind: Kind, round: u64| {
         let time = Timestamp::from_parts(round as i64, (round % 1000) as u32);
-        let mut one = shown(id, kind, 1);
+        let mut one = entry_of(id, kind, 1);
         let number = round as u32;
         one.attr =
             Attr { uid: number, gid: number, links: number % 7 + 1, size_bytes: round, blocks: round, ..one.attr };
@@ -452,7 +452,7 @@ fn files_are_reported_in_the_order_of_their_closes() {
 }
 
 #[test]
-fn a_name_may_be_that_of_several_files() {
+fn close_of_a_reused_name_reports_the_right_file() {
     let place = tempfile::tempdir().unwrap();
     let closings = Closings::new().unwrap();
     let make = |id| {
@@ -542,10 +542,10 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
     assert_eq!(watches(), 2, "of one a file is open, one was used since");
     closings.rest();
     assert_eq!(watches(), 1);
-    let lent = closings.watch_delegated(&place.path().join("2")).unwrap();
+    let delegated = closings.watch_delegated(&place.path().join("2")).unwrap();
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 2);
-    closings.no_longer_delegated(lent);
+    closings.no_longer_delegated(delegated);
     (0..3).for_each(|_| closings.rest());
     assert_eq!(watches(), 1);
     let again = make(&place.path().join("2"));

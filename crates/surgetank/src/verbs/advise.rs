@@ -104,7 +104,7 @@ fn shown(advice: &Advice, command: Option<&str>) -> String {
         if best.setup.mode == Mode::InMemory {
             let kept = best.outcome.tier_peak_bytes.iter().sum::<u64>();
             lines.push(format!(
-                "  INTERMEDIATE-FILES: the pattern of files nobody needs afterwards; they stay out of the store (tiers hold up to {})",
+                "  INTERMEDIATE-FILES: the pattern of files that are not needed afterwards; they stay out of the store (tiers hold up to {})",
                 show_bytes(kept)
             ));
         }

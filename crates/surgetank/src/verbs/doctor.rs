@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_configuration_is_a_finding() {
+    fn bad_configuration_is_a_finding() {
         let dir = tempfile::tempdir().expect("tempdir");
         let settings = Settings { fsync: Some("sometimes".to_owned()), ..settings(dir.path()) };
         let findings = examine(&DoctorArgs { settings, ..DoctorArgs::default() });

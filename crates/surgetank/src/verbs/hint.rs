@@ -42,13 +42,13 @@ pub struct Args {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
+struct PathHints {
     path: PathBuf,
     hints: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
-struct Told {
+struct Summary {
     paths: u64,
     requests: u64,
     refused_paths: u64,
@@ -67,41 +67,41 @@ pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
         (None, words) => of_words(words)?,
     };
     let Some(first) = said.first() else {
-        return tell(args, &Told { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() });
+        return tell(args, &Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() });
     };
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &first.path)?;
     let over = agent.hello.over.to_path_buf();
     let mut below = Below { over: &over, parents: HashMap::new() };
     let hints = said.into_iter().map(|one| Ok(HintOf { path: below.relative(&one.path)?, hints: one.hints }));
     let batches = batches(hints.collect::<Result<Vec<HintOf>>>()?)?;
-    let mut told = Told { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() };
+    let mut summary = Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() };
     for hints in batches {
-        told.paths += hints.len() as u64;
-        told.requests += 1;
+        summary.paths += hints.len() as u64;
+        summary.requests += 1;
         match agent.ask(&Request::Hint { hints })? {
             Answer::Hinted { refused } => {
-                told.refused_paths += refused.total;
-                told.refused.extend(refused.first);
+                summary.refused_paths += refused.total;
+                summary.refused.extend(refused.first);
             }
             other => return Err(agent.confused(&other).into()),
         }
     }
-    tell(args, &told)
+    tell(args, &summary)
 }
 
-fn tell(args: &Args, told: &Told) -> Outcome {
-    for one in told.refused.iter().take(TOLD_MAX) {
+fn tell(args: &Args, summary: &Summary) -> Outcome {
+    for one in summary.refused.iter().take(TOLD_MAX) {
         eprintln!("surgetank: {}: the hint is refused\n  why:  {}", one.path, one.why);
     }
-    let left = told.refused_paths.saturating_sub(TOLD_MAX.min(told.refused.len()) as u64);
+    let left = summary.refused_paths.saturating_sub(TOLD_MAX.min(summary.refused.len()) as u64);
     if left > 0 {
         eprintln!("surgetank: {left} more paths were refused; the agent's log has them");
     }
     if args.json {
-        let text = serde_json::to_string_pretty(told).map_err(|error| Error::new("JSON").why(error))?;
+        let text = serde_json::to_string_pretty(summary).map_err(|error| Error::new("JSON").why(error))?;
         words::print(&(text + "\n"))?;
     }
-    Ok(if told.refused_paths == 0 { exit::OK } else { exit::FAILED })
+    Ok(if summary.refused_paths == 0 { exit::OK } else { exit::FAILED })
 }
 
 fn unreadable(what: &str, why: &io::Error) -> Failure {
@@ -110,7 +110,7 @@ fn unreadable(what: &str, why: &io::Error) -> Failure {
 }
 
 /// Leading words with `=` are hints, the others paths.
-fn of_words(words: &[OsString]) -> Outcome<Vec<Said>> {
+fn of_words(words: &[OsString]) -> Outcome<Vec<PathHints>> {
     let usage = |what: String| {
         let remedy = "surgetank hint mode=keep size=1G PATH…; a path with '=' that comes first is written ./PATH";
         Failure::usage(Error::new(what).remedy(remedy).data("no hint was set"))
@@ -125,7 +125,7 @@ fn of_words(words: &[OsString]) -> Outcome<Vec<Said>> {
     if hints.is_empty() || paths.as_slice().is_empty() {
         return Err(usage(format!("there is no {}", if hints.is_empty() { "hint" } else { "path" })));
     }
-    Ok(paths.map(|path| Said { path: path.into(), hints: hints.clone() }).collect())
+    Ok(paths.map(|path| PathHints { path: path.into(), hints: hints.clone() }).collect())
 }
 
 fn split(word: &OsString) -> Option<(String, String)> {
@@ -138,7 +138,7 @@ fn check(name: &str, value: &str) -> std::result::Result<(), String> {
 }
 
 /// One object a line: `path`, and hints beside it.
-fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<Said>> {
+fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<PathHints>> {
     let mut said = Vec::new();
     for (at, line) in from.split(b'\n').enumerate() {
         let line = line.map_err(|why| unreadable(what, &why))?;
@@ -146,17 +146,17 @@ fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<Said>> {
             continue;
         }
         said.push(of_line(&line).map_err(|why| {
-            let error = Error::new(format!("{what}, line {}: this is no hint", at + 1)).why(why);
+            let error = Error::new(format!("{what}, line {}: this is not a hint", at + 1)).why(why);
             Failure::usage(error.remedy(r#"write {"path": "a", "mode": "keep", "size": "1G"}"#).data("no hint was set"))
         })?);
     }
     Ok(said)
 }
 
-fn of_line(line: &[u8]) -> std::result::Result<Said, String> {
+fn of_line(line: &[u8]) -> std::result::Result<PathHints, String> {
     let mut members: serde_json::Map<String, Value> = serde_json::from_slice(line).map_err(|why| why.to_string())?;
     let path = members.remove("path").ok_or("it has no \"path\"")?;
-    let PathText(path) = serde_json::from_value(path).map_err(|_| "its \"path\" is no string")?;
+    let PathText(path) = serde_json::from_value(path).map_err(|_| "its \"path\" is not a string")?;
     if path.is_empty() {
         return Err("its \"path\" is empty".to_owned());
     }
@@ -166,7 +166,7 @@ fn of_line(line: &[u8]) -> std::result::Result<Said, String> {
             Value::String(text) => text,
             Value::Number(number) => number.to_string(),
             Value::Bool(truth) => truth.to_string(),
-            other => return Err(format!("{name}: {other} is no single value")),
+            other => return Err(format!("{name}: {other} is not a single value")),
         };
         check(&name, &value)?;
         hints.insert(name, value);
@@ -174,7 +174,7 @@ fn of_line(line: &[u8]) -> std::result::Result<Said, String> {
     if hints.is_empty() {
         return Err("it says nothing of its path".to_owned());
     }
-    Ok(Said { path: OsString::from_vec(path).into(), hints })
+    Ok(PathHints { path: OsString::from_vec(path).into(), hints })
 }
 
 /// Paths as the agent knows them. Directories are looked up once: thousands of paths are in few of them.
@@ -232,12 +232,12 @@ mod tests {
 
     use super::*;
 
-    fn said(path: &str, hints: &[(&str, &str)]) -> Said {
+    fn said(path: &str, hints: &[(&str, &str)]) -> PathHints {
         let hints = hints.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Said { path: path.into(), hints }
+        PathHints { path: path.into(), hints }
     }
 
-    fn words(text: &[&str]) -> std::result::Result<Vec<Said>, String> {
+    fn words(text: &[&str]) -> std::result::Result<Vec<PathHints>, String> {
         let words: Vec<OsString> = text.iter().map(Into::into).collect();
         of_words(&words).map_err(|failure| {
             assert_eq!(failure.exit, exit::USAGE);
@@ -245,7 +245,7 @@ mod tests {
         })
     }
 
-    fn lines(text: &str) -> std::result::Result<Vec<Said>, String> {
+    fn lines(text: &str) -> std::result::Result<Vec<PathHints>, String> {
         of_lines(text.as_bytes(), "list").map_err(|failure| {
             assert_eq!(failure.exit, exit::USAGE);
             failure.error.to_string()
@@ -277,10 +277,10 @@ mod tests {
         assert_eq!(read[1].path.as_os_str().as_bytes(), b"a\xff");
         for (wrong, why) in [
             ("{\"path\": \"b\", \"mod\": \"keep\"}", "did you mean 'mode'?"),
-            ("{\"path\": \"b\", \"mode\": null}", "mode: null is no single value"),
+            ("{\"path\": \"b\", \"mode\": null}", "mode: null is not a single value"),
             ("{\"path\": \"b\"}", "says nothing"),
             ("{\"mode\": \"keep\"}", "no \"path\""),
-            ("{\"path\": 1, \"mode\": \"keep\"}", "is no string"),
+            ("{\"path\": 1, \"mode\": \"keep\"}", "is not a string"),
             ("{\"path\": \"b\"", "EOF"),
             ("keep", "expected"),
         ] {

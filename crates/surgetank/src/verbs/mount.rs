@@ -143,7 +143,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
             Err(_replaced) => {}
         }
     };
-    agent.await_gone()?;
+    agent.await_exit()?;
     if !args.quiet || !verdict.is_durable() {
         words::tell_verdict(&verdict, &commands);
     }

@@ -62,7 +62,7 @@ struct Sum {
 #[derive(Debug, Default)]
 struct Tree {
     /// By (mode, drained last, rule's position), which is the display order.
-    sums: BTreeMap<(u8, bool, Option<usize>), (Shown, Sum)>,
+    sums: BTreeMap<(u8, bool, Option<usize>), (DecisionKey, Sum)>,
     prefetch: Sum,
     pinned: Sum,
     directories: u64,
@@ -74,7 +74,7 @@ struct Tree {
 
 /// The part of a decision that a sum represents.
 #[derive(Debug)]
-struct Shown {
+struct DecisionKey {
     mode: Mode,
     timing: Timing,
     why: String,
@@ -246,7 +246,7 @@ impl Tree {
         };
         let key = (order, decision.timing == Timing::Last, decision.reason.rule());
         let (_, sum) = self.sums.entry(key).or_insert_with(|| {
-            let shown = Shown { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
+            let shown = DecisionKey { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
             (shown, Sum::default())
         });
         sum.add(path, size);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_with_its_reason() {
+    fn each_file_is_listed_with_its_reason() {
         let (text, _) = planned(tree, &["*.tmp=remove"], true, true);
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).expect("json")).collect();
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_tree_is_no_error() {
+    fn empty_tree_is_not_an_error() {
         let (text, unread) = planned(|_| {}, &[], false, false);
         assert!(text.contains("no files yet") && text.contains("fast"), "{text}");
         assert_eq!(unread, 0);

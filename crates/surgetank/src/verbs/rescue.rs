@@ -71,7 +71,7 @@ pub struct ScavengeArgs {
     settings: Settings,
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The place of a directory that no agent serves, held against agents.
 struct Left {
@@ -116,7 +116,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     let begun = std::time::Instant::now();
     let held = loop {
         match place.try_hold()? {
-            None if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            None if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
             outcome => break outcome,
         }
     };
@@ -424,7 +424,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         Error::new(format!("--to: {} cannot be written", path.display()))
             .why(why)
             .remedy("name a new directory in a place that is yours to write")
-            .data("nothing was changed where the files lie")
+            .data("nothing was changed in the place of the files")
     };
     match DirBuilder::new().mode(0o700).create(out) {
         Ok(()) => {}
@@ -432,7 +432,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
             if fs::read_dir(out).map_err(|why| failed(out, why))?.next().is_some() {
                 return Err(Error::new(format!("--to: {} is not empty", out.display()))
                     .remedy("name a new directory")
-                    .data("nothing was changed where the files lie"));
+                    .data("nothing was changed in the place of the files"));
             }
         }
         Err(why) => return Err(failed(out, why)),
@@ -440,7 +440,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
     for one in undrained {
         let path = one.path.as_path();
         if !path.components().all(|part| matches!(part, Component::Normal(_))) {
-            return Err(Error::new(format!("{} is no path below a directory", one.path)));
+            return Err(Error::new(format!("{} is not a path below a directory", one.path)));
         }
         // A copy that is not proven whole never gets its own name, under which it could replace a good version.
         let name = path.file_name().unwrap_or_default();

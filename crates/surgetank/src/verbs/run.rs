@@ -191,7 +191,7 @@ fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
             }
             Joined::Leaving => {
                 // Returns when that agent has ended; then a fresh one is started.
-                found.connection.await_gone()?;
+                found.connection.await_exit()?;
             }
         }
     }
@@ -377,7 +377,7 @@ impl Run {
         }
         // The agent's last work (unmount, catalog) is part of the run: a script may remove the tiers next.
         if last && !gave_up && !timed_out && left_running.is_empty() {
-            let _ = self.agent.await_gone().inspect_err(|error| eprintln!("surgetank: {error}"));
+            let _ = self.agent.await_exit().inspect_err(|error| eprintln!("surgetank: {error}"));
         }
         if let Some(file) = json {
             let report = RunReport {

@@ -46,14 +46,14 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
         "m" | "min" => 60e3,
         "h" => 3600e3,
         "d" => 86_400e3,
-        _ => return Err(format!("`{unit}` is no unit of time: ms, s, m, h, d")),
+        _ => return Err(format!("`{unit}` is not a unit of time: ms, s, m, h, d")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("`{number}` is no number"))?;
+    let value: f64 = number.parse().map_err(|_| format!("`{number}` is not a number"))?;
     Ok((value * factor) as u64)
 }
 
 /// How long the verb retries a place that another process holds.
-const HELD_PATIENCE: Duration = Duration::from_secs(5);
+const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
@@ -67,7 +67,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         let Some(mut agent) = agents.serving(first)? else {
             match without_agent(&state, first, &args.paths, args.quiet)? {
                 Ok(code) => return Ok(code),
-                Err(held) if begun.elapsed() >= HELD_PATIENCE => return Ok(unknown(&held)),
+                Err(held) if begun.elapsed() >= HELD_TIMEOUT => return Ok(unknown(&held)),
                 // An agent may have started, or the inspecting process may have ended.
                 Err(_) => continue,
             }
@@ -84,7 +84,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
             Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
             // The agent is leaving: its leftovers are the answer.
             Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
-                agent.await_gone()?;
+                agent.await_exit()?;
                 signals.unblock();
                 continue;
             }

@@ -38,7 +38,7 @@ const VERBS: [(&str, &str); 7] = [
     ("import", "Read a description and write it as WfFormat"),
     ("explain", "Per file: pattern, lifetime, size, readers, hint; the peak of live bytes"),
     ("plot", "Draw the graph, files coloured by lifetime or tier, as SVG"),
-    ("hints", "What the agent is told: for `surgetank hint --from`, or as rules"),
+    ("hints", "The hints for the agent: for `surgetank hint --from`, or as rules"),
     ("run", "Run the tasks on this machine"),
     ("replay", "Replay a recorded execution with scaled sizes and times"),
     ("crate", "Write a run as a Workflow Run RO-Crate"),

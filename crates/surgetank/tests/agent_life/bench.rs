@@ -17,7 +17,7 @@ pub enum Who {
 
 pub const NOBODY: u32 = 65534;
 /// For events that come at once when all is well.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Bench {
     pub who: Who,
@@ -27,7 +27,7 @@ pub struct Bench {
 
 /// What a program said and how it ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -83,13 +83,13 @@ impl Bench {
         command
     }
 
-    pub fn say(&self, arguments: &[&str]) -> Said {
-        said(self.surgetank(arguments).output().unwrap())
+    pub fn say(&self, arguments: &[&str]) -> CommandOutput {
+        output_of(self.surgetank(arguments).output().unwrap())
     }
 
     /// `run -- sh -c SCRIPT`, with options before.
-    pub fn run(&self, options: &[&str], script: &str) -> Said {
-        said(self.run_command(options, script).output().unwrap())
+    pub fn run(&self, options: &[&str], script: &str) -> CommandOutput {
+        output_of(self.run_command(options, script).output().unwrap())
     }
 
     pub fn run_command(&self, options: &[&str], script: &str) -> Command {
@@ -107,7 +107,7 @@ impl Bench {
     pub fn agents(&self) -> Vec<Value> {
         let mut command = self.surgetank(&["status", "--json"]);
         command.current_dir("/");
-        let said = said(command.output().unwrap());
+        let said = output_of(command.output().unwrap());
         assert_eq!(said.code, Some(0), "{said:?}");
         serde_json::from_str::<Vec<Value>>(&said.out).unwrap()
     }
@@ -178,10 +178,10 @@ fn ours(base: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-pub fn said(output: Output) -> Said {
+pub fn output_of(output: Output) -> CommandOutput {
     use std::os::unix::process::ExitStatusExt;
     let code = output.status.code().or_else(|| output.status.signal().map(|signal| -signal));
-    Said {
+    CommandOutput {
         code,
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -189,18 +189,18 @@ pub fn said(output: Output) -> Said {
 }
 
 /// Waits for the end, but not for ever: a program that hangs is killed, and its exit code says so.
-pub fn finish(child: Child) -> Said {
+pub fn finish(child: Child) -> CommandOutput {
     let child_pid = pid(&child);
     let (ended, end) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if end.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if end.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             kill(child_pid, libc::SIGKILL);
         }
     });
     let output = child.wait_with_output().unwrap();
     drop(ended);
     watch.join().unwrap();
-    said(output)
+    output_of(output)
 }
 
 pub fn kill(pid: i32, signal: i32) {
@@ -213,7 +213,7 @@ pub fn pid(child: &Child) -> i32 {
 }
 
 pub fn until(what: &str, mut true_now: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !true_now() {
         assert!(Instant::now() < end, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));

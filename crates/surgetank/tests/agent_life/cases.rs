@@ -340,7 +340,7 @@ fn inherited_descriptors_are_closed_and_redirections_kept(bench: &Bench) {
         "exec 7> held; exec 8> $OUTSIDE/other
          $SURGETANK run -- sh -c 'ls -l /proc/self/fd; cat log > /dev/null; echo through' > log",
     ]);
-    let said = crate::bench::said(shell.output().unwrap());
+    let said = crate::bench::output_of(shell.output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.err.contains("descriptor 7") && said.err.contains("held"), "{said:?}");
     let log = fs::read_to_string(bench.over().join("log")).unwrap();
@@ -352,7 +352,7 @@ fn inherited_descriptors_are_closed_and_redirections_kept(bench: &Bench) {
     bench.give(&elsewhere);
     let mut shell = bench.command("sh");
     shell.args(["-c", "$SURGETANK run --store $OUTSIDE/store -- sh -c 'echo > made' > stray"]);
-    let said = crate::bench::said(shell.output().unwrap());
+    let said = crate::bench::output_of(shell.output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.err.contains("stdout is redirected") && said.err.contains("not in the store"), "{said:?}");
     assert!(elsewhere.join("made").exists() && !bench.over().join("made").exists());
@@ -436,7 +436,7 @@ fn why_evict_pin_and_prefetch_have_their_effect(bench: &Bench) {
     assert!(said.out.contains("state    durable") && said.out.contains("the fake has no tiers"), "{said:?}");
     let mut outside = bench.surgetank(&["why", "--json"]);
     outside.arg(bench.over().join("a file")).current_dir("/");
-    let said = crate::bench::said(outside.output().unwrap());
+    let said = crate::bench::output_of(outside.output().unwrap());
     assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap()["path"], "a file", "{said:?}");
     assert_eq!(bench.say(&["why", "nothing"]).code, Some(1));
     assert!(bench.say(&["evict", "a file"]).out.contains("4.00 KiB freed"));
@@ -452,11 +452,11 @@ fn why_evict_pin_and_prefetch_have_their_effect(bench: &Bench) {
 
 fn failed_start_reports_its_cause(bench: &Bench) {
     let mut command = bench.run_command(&[], "echo > ran");
-    let said = crate::bench::said(command.env("FAKE_START", "refuse").output().unwrap());
+    let said = crate::bench::output_of(command.env("FAKE_START", "refuse").output().unwrap());
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("the tier /fast is on fire") && said.err.contains("water"), "{said:?}");
     let mut command = bench.run_command(&[], "echo > ran");
-    let said = crate::bench::said(command.env("FAKE_START", "die").output().unwrap());
+    let said = crate::bench::output_of(command.env("FAKE_START", "die").output().unwrap());
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("died while it started") && said.err.contains("last words"), "{said:?}");
     let missing = bench.outside().join("no-store");
@@ -472,7 +472,7 @@ fn mount_and_umount(bench: &Bench) {
     let over_text = over.to_str().unwrap();
     let away = |arguments: &[&str]| {
         let mut command = bench.surgetank(arguments);
-        crate::bench::said(command.current_dir("/").output().unwrap())
+        crate::bench::output_of(command.current_dir("/").output().unwrap())
     };
     let mut holder = bench.command("sleep").arg("1000").spawn().unwrap();
     let said = away(&["mount", over_text]);
@@ -519,7 +519,7 @@ fn a_subdirectory_is_re_entered(bench: &Bench) {
     let over = bench.over();
     let mut command =
         bench.surgetank(&["run", "--over", over.to_str().unwrap(), "--", "sh", "-c", "pwd -P; stat -f -c %T ."]);
-    let said = crate::bench::said(command.current_dir(&sub).output().unwrap());
+    let said = crate::bench::output_of(command.current_dir(&sub).output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(said.out, format!("{}\nfuseblk\n", sub.display()), "{said:?}");
 }
@@ -558,7 +558,7 @@ fn other_user_is_not_answered(bench: &Bench) {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let mut stranger = bench.command(std::env::current_exe().unwrap());
     let output = stranger.uid(12345).gid(12345).env("SURGETANK_TEST_STRANGER", &socket).output().unwrap();
-    let said = crate::bench::said(output);
+    let said = crate::bench::output_of(output);
     assert_eq!((said.code, said.out.as_str()), (Some(0), "turned away\n"), "{said:?}");
     fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o700)).unwrap();
     fs::set_permissions(bench.place(), fs::Permissions::from_mode(0o700)).unwrap();
@@ -576,7 +576,7 @@ fn a_dead_global_mount_is_cleared(bench: &Bench) {
         fs::metadata(&over).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
     });
     let mut run = bench.surgetank(&["run", "--over", over_text, "--", "true"]);
-    let said = crate::bench::said(run.current_dir("/").output().unwrap());
+    let said = crate::bench::output_of(run.current_dir("/").output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.err.contains("dead mount"), "{said:?}");
     assert!(bench.agents().is_empty() && fs::metadata(&over).is_ok());

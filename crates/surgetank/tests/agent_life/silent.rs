@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 
-use crate::bench::{Bench, Said, finish, kill, pid, until};
+use crate::bench::{Bench, CommandOutput, finish, kill, pid, until};
 use crate::cases::{Case, held_run};
 
 pub const ALL: &[Case] = &[
@@ -27,7 +27,7 @@ impl Stopped {
     }
 
     #[track_caller]
-    fn is_named_in(&self, said: &Said) {
+    fn is_named_in(&self, said: &CommandOutput) {
         let agent = self.0;
         for word in [
             format!("(pid {agent}) does not answer: it is stopped"),
@@ -153,7 +153,7 @@ fn second_signal_ends_a_run_under_a_stopped_agent(bench: &Bench) {
     assert_eq!(child.wait().unwrap().code(), Some(3), "{told}");
     fs::write(gate, "").unwrap();
     err.read_to_string(&mut told).unwrap();
-    stopped.is_named_in(&Said { code: Some(3), out: String::new(), err: told });
+    stopped.is_named_in(&CommandOutput { code: Some(3), out: String::new(), err: told });
     stopped.goes_on();
     bench.await_no_agent();
 }

@@ -2,7 +2,7 @@
 //! instant, the next one perhaps too, while it recovers; then a clean run drains what is left, and everything that the writers
 //! were told is compared with the store, which a watcher has looked at all along. In a third of the cases the agent's
 //! supervisor lives: then another agent takes over, and no writer may see an error. In half of the cases the tier is large
-//! enough for directories to be lent, and writers make many files in a row.
+//! enough to delegate directories, and writers make many files in a row.
 //!
 //! `SURGETANK_CRASH_CASES` (100), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
@@ -10,8 +10,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod content;
+mod delegation;
 mod ground;
-mod lent;
 mod manifest;
 mod points;
 mod power;
@@ -47,10 +47,10 @@ const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Of a tier on which directories are lent (`Delegator::bytes_to_delegate`).
-const ROOM_TO_LEND_MIB: u64 = 8192;
-const DISK_ROOM_TO_LEND_MIB: u64 = 4096;
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Of a tier on which directories are delegated (`Delegator::bytes_to_delegate`).
+const ROOM_TO_DELEGATE_MIB: u64 = 8192;
+const DISK_ROOM_TO_DELEGATE_MIB: u64 = 4096;
 
 /// Segments of the catalog's log in a case that is about folding, and in every other one.
 const SEGMENT_BYTES: [Option<u64>; 2] = [Some(16 << 10), None];
@@ -59,7 +59,7 @@ fn main() {
     if let Ok(words) = std::env::var("SURGETANK_CRASH_WRITER") {
         return be_a_writer(&words);
     }
-    if let Some(to) = std::env::var_os("SURGETANK_CRASH_LOOKER") {
+    if let Some(to) = std::env::var_os("SURGETANK_CRASH_READER") {
         return ground::look(&std::env::current_dir().unwrap(), to.as_ref());
     }
     let arguments = Arguments::from_args();
@@ -149,10 +149,10 @@ struct Scene {
     direct: bool,
     /// The agent is killed, and not its supervisor.
     alone: bool,
-    /// Directories are lent to the writers.
-    lends: bool,
+    /// Directories are delegated to the writers.
+    delegates: bool,
     /// So many files were made there.
-    lent: Cell<u64>,
+    delegated: Cell<u64>,
     segment_bytes: Option<u64>,
 }
 
@@ -189,7 +189,7 @@ impl Scene {
         let segment_bytes = SEGMENT_BYTES[Dice::new(seed ^ 0xf01d).below(2) as usize];
         let ground = Ground::new(kind, seed, aside.path(), &mut options)?;
         let kept = (disk, memory, aside);
-        let lent = Cell::new(0);
+        let delegated = Cell::new(0);
         let mut scene = Self {
             seed,
             ground,
@@ -200,21 +200,21 @@ impl Scene {
             options,
             direct,
             alone,
-            lends: false,
-            lent,
+            delegates: false,
+            delegated,
             segment_bytes,
         };
         if kind == Kind::Directory && Dice::new(seed ^ 0x1e4d).below(2) == 0 {
-            scene.lend();
+            scene.delegate();
         }
         Some(scene)
     }
 
-    fn lend(&mut self) {
-        self.lends = true;
+    fn delegate(&mut self) {
+        self.delegates = true;
         self.options.retain(|option| option != "--no-preload");
         for option in self.options.iter_mut().filter(|option| option.starts_with("fast=")) {
-            *option = format!("{}:{ROOM_TO_LEND_MIB}M", option.rsplit_once(':').unwrap().0);
+            *option = format!("{}:{ROOM_TO_DELEGATE_MIB}M", option.rsplit_once(':').unwrap().0);
         }
     }
 
@@ -286,11 +286,11 @@ impl Scene {
                 }
             }
         }
-        if is_about(&["shim.", "lent.", "recover.claimed"]) {
+        if is_about(&["shim.", "delegation.", "recover.intake"]) {
             self.options.retain(|option| option != "--no-preload");
         }
-        if is_about(&["lent.", "recover.claimed"]) && self.ground.kind == Kind::Directory {
-            self.lend();
+        if is_about(&["delegation.", "recover.intake"]) && self.ground.kind == Kind::Directory {
+            self.delegate();
         }
     }
 
@@ -327,7 +327,7 @@ impl Scene {
             {
                 killed = self.kill_the_agent(self.alone);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 let _ = child.kill();
                 self.kill_the_agent(false);
                 return Err(format!("hangs: {}", fs::read_to_string(self.manifests.join("output")).unwrap()));
@@ -361,7 +361,7 @@ impl Scene {
             return Ok(store_of(&self.store));
         }
         let (me, to) = (std::env::current_exe().unwrap(), self.manifests.join("looked"));
-        let command = format!("SURGETANK_CRASH_LOOKER='{}' '{}'", to.display(), me.display());
+        let command = format!("SURGETANK_CRASH_READER='{}' '{}'", to.display(), me.display());
         let ended = self.run(&End::Never, &command)?;
         match ended.status.success() {
             true => Ok(ground::looked(&to)),
@@ -376,7 +376,7 @@ impl Scene {
     fn workload(&self) -> String {
         let me = std::env::current_exe().unwrap();
         let links = if self.ground.kind.has_links() { "links" } else { "" };
-        let many = if self.lends { "many" } else { "" };
+        let many = if self.delegates { "many" } else { "" };
         let writer = |writer: u64| {
             let manifest = self.manifests.join(writer.to_string());
             let words = format!(
@@ -434,12 +434,12 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, lent: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, delegated: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
             kind.word(),
             scene.options,
             scene.direct,
             scene.alone,
-            scene.lent.get(),
+            scene.delegated.get(),
             scene.segment_bytes,
             scene.noted(&why),
             scene.log()
@@ -450,12 +450,12 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     verify::excuse(&seen, &stories).map_err(&told)?;
     let done: u64 = stories.iter().map(|story| story.done).sum();
     record(&format!(
-        "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{},\"lent\":{},\"points\":{}}}",
+        "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{},\"delegated\":{},\"points\":{}}}",
         verified.files,
         verified.bytes,
         seen.looks,
         seen.files,
-        scene.lent.get(),
+        scene.delegated.get(),
         serde_json::to_string(&scene.killed_by()).unwrap()
     ));
     Ok(verified.files)
@@ -464,10 +464,10 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
 /// The machine goes down while the writers write; what is left is drained after the next boot.
 fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut scene = Scene::new(Kind::Directory, seed, dice).ok_or("no scene")?;
-    let disk_mib = if scene.lends { DISK_ROOM_TO_LEND_MIB * 3 / 2 } else { 256 };
+    let disk_mib = if scene.delegates { DISK_ROOM_TO_DELEGATE_MIB * 3 / 2 } else { 256 };
     let disk = power::Disk::new(scene.kept.0.path(), disk_mib);
     scene.state = disk.path.join("state");
-    let cap_mib = if scene.lends { DISK_ROOM_TO_LEND_MIB } else { [64, 4][dice.below(2) as usize] };
+    let cap_mib = if scene.delegates { DISK_ROOM_TO_DELEGATE_MIB } else { [64, 4][dice.below(2) as usize] };
     scene.options = vec![
         "--tier".to_owned(),
         format!("disk={}:{cap_mib}M", disk.path.display()),
@@ -478,7 +478,7 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
         "--sync-after".to_owned(),
         ["20ms", "300ms", "1h"][dice.below(3) as usize].to_owned(),
     ];
-    if dice.below(3) == 0 && !scene.lends {
+    if dice.below(3) == 0 && !scene.delegates {
         scene.options.push("--no-preload".to_owned());
     }
     let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
@@ -497,8 +497,8 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut run = scene.surgetank(&End::Never, &scene.workload());
     let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
     std::thread::sleep(after);
-    let in_memory = lent::in_memory(&scene.state);
-    scene.lent.set(in_memory.iter().filter_map(|path| lent::claims(path)).sum());
+    let in_memory = delegation::in_memory(&scene.state);
+    scene.delegated.set(in_memory.iter().filter_map(|path| delegation::entries(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
     // (Else they are as those that lie in the state's directory.)
     if Dice::new(seed ^ 0x3e30).below(2) == 0 {
@@ -519,10 +519,10 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     power::end_marked(&scene.manifests);
     let done: u64 = scene.stories().iter().map(|story| story.done).sum();
     record(&format!(
-        "{{\"seed\":{seed},\"died\":1,\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":0,\"seen\":0,\"lent\":{},\"points\":{{}}}}",
+        "{{\"seed\":{seed},\"died\":1,\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":0,\"seen\":0,\"delegated\":{},\"points\":{{}}}}",
         verified.files,
         verified.bytes,
-        scene.lent.get()
+        scene.delegated.get()
     ));
     Ok(verified.files)
 }
@@ -534,7 +534,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     for (life, end) in ends.iter().enumerate() {
         let command = if life == 0 { workload.as_str() } else { "true" };
         let ended = scene.run(end, command)?;
-        scene.lent.set(scene.lent.get() + lent::made(&ended.said));
+        scene.delegated.set(scene.delegated.get() + delegation::made(&ended.said));
         let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
         died += u64::from(killed);
         if scene.alone && life == 0 && !ended.status.success() && !ended.said.contains("while it started") {
@@ -557,10 +557,10 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     }
     let verified = verify::verify(&scene.look()?, &stories)?;
     // (An agent that this run found there is not ended by it, and clears up in its own time.)
-    let patience = if last.said.contains("is served already") { PATIENCE } else { Duration::ZERO };
+    let timeout = if last.said.contains("is served already") { TIMEOUT } else { Duration::ZERO };
     let begun = Instant::now();
     let mut tiers = tier_files(scene);
-    while !tiers.is_empty() && begun.elapsed() < patience {
+    while !tiers.is_empty() && begun.elapsed() < timeout {
         std::thread::sleep(Duration::from_millis(20));
         tiers = tier_files(scene);
     }

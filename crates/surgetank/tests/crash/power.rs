@@ -14,7 +14,7 @@ use crate::verify::{Location, Verified, store_of};
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// In the environment of everything that a case starts.
 pub const MARK: &str = "SURGETANK_CRASH_SCENE";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A file system that can be lost.
 pub struct Disk {
@@ -55,13 +55,13 @@ impl Disk {
     fn unmount(&self) {
         let begun = Instant::now();
         while !done(Command::new("umount").arg(&self.path)) {
-            assert!(begun.elapsed() < PATIENCE, "the dead file system is held");
+            assert!(begun.elapsed() < TIMEOUT, "the dead file system is held");
             std::thread::sleep(Duration::from_millis(5));
         }
         // A dying process is in its name space longer than it shows; until it left, the same image is the same file system.
         let associated = || Command::new("losetup").arg("--associated").arg(&self.image).output().unwrap().stdout;
         while !associated().is_empty() {
-            assert!(begun.elapsed() < PATIENCE, "the dead device is held");
+            assert!(begun.elapsed() < TIMEOUT, "the dead device is held");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -122,7 +122,7 @@ fn stop_marked(mark: &Path) {
         if running.is_empty() {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "processes cannot be stopped: {running:?}");
+        assert!(begun.elapsed() < TIMEOUT, "processes cannot be stopped: {running:?}");
         for pid in running {
             // SAFETY: kill takes any number; the mark says that this case started it.
             unsafe { libc::kill(pid, libc::SIGSTOP) };
@@ -138,7 +138,7 @@ pub fn end_marked(mark: &Path) {
         if ours.is_empty() {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "processes cannot be ended: {ours:?}");
+        assert!(begun.elapsed() < TIMEOUT, "processes cannot be ended: {ours:?}");
         for pid in ours {
             // SAFETY: kill takes any number; the mark says that this case started it.
             unsafe { libc::kill(pid, libc::SIGKILL) };

@@ -142,7 +142,7 @@ impl Writer {
         }
     }
 
-    /// As who unpacks something: directories in which one file is made after the other are lent.
+    /// As a program that unpacks an archive: directories in which it creates many files are delegated.
     fn burst(&mut self) -> io::Result<()> {
         let in_order = self.dice.below(3) == 0;
         let dir = self.dirs[self.dice.below(self.dirs.len() as u64) as usize].clone();

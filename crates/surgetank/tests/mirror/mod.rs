@@ -186,8 +186,8 @@ fn block_signals() -> libc::sigset_t {
     }
 }
 
-fn signal_came(signals: &libc::sigset_t, patience: Duration) -> bool {
-    let patience = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32) };
+fn signal_came(signals: &libc::sigset_t, timeout: Duration) -> bool {
+    let timeout = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32) };
     // SAFETY: both pointers are to living values; no information about the signal is requested.
-    unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const patience) > 0 }
+    unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const timeout) > 0 }
 }

@@ -10,8 +10,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod agents;
+pub mod delegation;
 pub mod group;
-pub mod lending;
 pub mod printed;
 pub mod record;
 mod running;

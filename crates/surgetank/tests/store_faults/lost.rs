@@ -64,24 +64,24 @@ fn after_a_lost_answer(name: &str, script: &str, left: &[(&str, &str)]) {
 
 /// Regression: a file written again after a lost answer was a conflict.
 #[test]
-fn write_after_a_lost_answer_is_no_conflict() {
+fn write_after_a_lost_answer_is_not_a_conflict() {
     after_a_lost_answer("fault_lost_write", "echo newest >out/f", &[("f", "newest\n")]);
 }
 
 /// Regression: a file deleted after a lost answer was a conflict.
 #[test]
-fn deletion_after_a_lost_answer_is_no_conflict() {
+fn deletion_after_a_lost_answer_is_not_a_conflict() {
     after_a_lost_answer("fault_lost_rm", "rm out/f", &[]);
 }
 
 /// Regression: a file replaced after a lost answer was a conflict.
 #[test]
-fn replacement_after_a_lost_answer_is_no_conflict() {
+fn replacement_after_a_lost_answer_is_not_a_conflict() {
     after_a_lost_answer("fault_lost_mv", "echo other >out/g; mv out/g out/f", &[("f", "other\n")]);
 }
 
 /// Regression: a file renamed and written after a lost answer was a conflict.
 #[test]
-fn rename_and_write_after_a_lost_answer_are_no_conflict() {
+fn rename_and_write_after_a_lost_answer_do_not_conflict() {
     after_a_lost_answer("fault_lost_away", "mv out/f out/g; echo newest >out/g", &[("g", "newest\n")]);
 }

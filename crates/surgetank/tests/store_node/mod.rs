@@ -55,11 +55,11 @@ impl Node {
 
     /// What a failed test left running would serve for hours, and what its agents had in shared memory would stay.
     fn end_all(&self) {
-        const PATIENCE: Duration = Duration::from_secs(10);
+        const TIMEOUT: Duration = Duration::from_secs(10);
         let begun = Instant::now();
         loop {
             let left = self.processes();
-            if left.is_empty() || begun.elapsed() > PATIENCE {
+            if left.is_empty() || begun.elapsed() > TIMEOUT {
                 break;
             }
             drop(Command::new("kill").arg("-9").args(left).stderr(Stdio::null()).status());

@@ -54,7 +54,9 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         self._apps: list[Any] = []
         self._agent = Agent() if mounted(".") else None
         if self._agent is None:
-            logger.warning("no Surgetank here: files stay where they are; start the program with `surgetank run --`")
+            logger.warning(
+                "Surgetank does not serve this directory, so files stay in place; start the program with `surgetank run --`"
+            )
             return
         self._inputs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._prefetch, name="surgetank-prefetch", daemon=True).start()
@@ -92,7 +94,7 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
             if refused is None:
                 self._held.add(path)
             else:
-                logger.warning("%s goes to the store: %s", path, refused)
+                logger.warning("the agent refused the hints of %s, so it is written to the store: %s", path, refused)
             return None
         if not any(matches(path) for matches in self._durable):
             return None
@@ -106,7 +108,7 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         provider = getattr(dm.dfk.executors[executor], "provider", None)
         if self._agent is not None and provider is not None and not isinstance(provider, LocalProvider):
             raise Problem(
-                f"the executor {executor!r} runs apps on other machines ({type(provider).__name__}), where the mount is not",
+                f"the executor {executor!r} runs apps on other machines ({type(provider).__name__}), which do not have the mount",
                 remedy="SurgetankStaging is for executors with a LocalProvider, and for threads",
             )
 

@@ -43,7 +43,7 @@ def enter(persist: str | None, started_in: str) -> NoReturn:
     try:
         wanted = Persist(persist or "all")
     except ValueError:
-        raise Problem(f"storage-surgetank-persist is final, all or when-consumed, and not {persist!r}") from None
+        raise Problem(f"storage-surgetank-persist: {persist!r} is not final, all or when-consumed") from None
     words = again(sys.orig_argv, sys.argv)
     if not mounted("."):
         # If no job runs, an earlier run's files for this one stay for the next.
@@ -70,7 +70,7 @@ def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
     if "snakemake" not in Path(arguments[0]).parts[-2:]:
         raise Problem(
             "Snakemake was started by another program, which cannot be started again under the mount",
-            why=f"{arguments[0]} is no `snakemake`",
+            why=f"{arguments[0]} is not `snakemake`",
             remedy="start that program with `surgetank run -- …`, without default-storage-provider",
         )
     words = [sys.executable, *original[1:]]
@@ -135,7 +135,7 @@ class Observer:
         workflow = getattr(dag, "workflow", None)
         if not getattr(workflow, "local_exec", True):
             raise WorkflowError(
-                "Surgetank's mount is on this machine only, and the executor runs jobs elsewhere. Run them here, or leave out"
+                "the executor runs jobs on other machines, which do not have Surgetank's mount. Run the jobs here, or leave out"
                 " `default-storage-provider: surgetank`."
             )
         if getattr(workflow, "dryrun", False) or getattr(workflow, "touch", False):
@@ -167,7 +167,9 @@ class Observer:
             self.workflow = workflow_of(list(jobs.values()), Path("Snakefile"), self.directory)
         except Problem as problem:
             self.workflow = Workflow.of("none", "Snakefile", [])
-            self.logger.warning(f"Surgetank: without hints, all goes to the store: {problem}")
+            self.logger.warning(
+                f"Surgetank: the agent did not take the hints, so all files are written to the store: {problem}"
+            )
             return
         to_run = {id(job) for job in self.dag.needrun_jobs()}
         self._unfinished = {task for task in self.workflow.tasks if id(self._jobs[task]) in to_run}
@@ -190,7 +192,9 @@ class Observer:
             ]
         )
         if refused is not None:
-            self.logger.warning(f"Surgetank: some hints were not taken, those files go to the store: {refused}")
+            self.logger.warning(
+                f"Surgetank: the agent did not take all hints; those files are written to the store: {refused}"
+            )
         self._prefetch()
 
     def _declare_temporary(self, drop: set[str]) -> None:

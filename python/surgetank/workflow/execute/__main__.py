@@ -14,7 +14,7 @@ except Problem as problem:
     sys.exit(problem.code)
 except OSError as error:
     # (For example, a task removed the journal.)
-    what = f"the run could not go on: {error}"
+    what = f"the run cannot continue: {error}"
     remedy = "run the same command again; tasks without a journal entry run again, and every file is checked first"
     print(f"surgetank workflow: {Problem(what, remedy=remedy)}", file=sys.stderr)
     sys.exit(1)

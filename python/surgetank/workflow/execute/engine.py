@@ -1,7 +1,7 @@
 """The loop that runs the tasks: starts those that fit, handles those that have ended, drops files that no task needs
 any more.
 
-A task's life: waiting → ready → running → (lingering: it has ended, children of it have not) → done, failed or
+A task's life: waiting → ready → running → (leaderless: it has ended, children of it have not) → done, failed or
 killed. Outputs are removed before each attempt and after one that failed. A file is dropped only when the journal
 has the success of its last reader.
 """
@@ -23,9 +23,9 @@ from ..agent import Agent
 from ..derive import Persist
 from ..graph import Task, Workflow
 from . import logs, orphans
-from .ahead import Ahead
 from .errands import Errands
 from .journal import Journal, Record, log_name
+from .next_read import NextReads
 from .progress import Progress
 from .ready import Need, Ready, priorities
 from .resume import Decision
@@ -58,7 +58,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Lingering:
+class LeaderlessGroup:
     """The leader of its process group has ended, and other members have not."""
 
     running: Running
@@ -100,11 +100,11 @@ class Engine:
         drop: Collection[str],
         progress: Progress,
         agent: Agent | None,
-        ahead: Ahead | None = None,
+        next_reads: NextReads | None = None,
     ) -> None:
         self.workflow, self.settings, self.decision = workflow, settings, decision
         self.journal, self.drop, self.progress, self.agent = journal, drop, progress, agent
-        self.ahead = ahead
+        self.next_reads = next_reads
         self.tally = Tally()
         self.spawner = Spawner()
         self.ready = Ready(settings.jobs, settings.memory_bytes, by_kind=settings.cluster > 1)
@@ -118,7 +118,7 @@ class Engine:
         self._attempts: dict[str, int] = {}
         self._inputs: dict[str, dict[str, Stamp]] = {}
         self._running: dict[int, Running] = {}
-        self._lingering: list[Lingering] = []
+        self._leaderless: list[LeaderlessGroup] = []
         self._drops: list[str] = []
         self._directories: set[str] = set()
         self._stopping = False
@@ -135,11 +135,11 @@ class Engine:
                 self._start_what_fits()
                 self.errands.go_on()
                 self.journal.flush()
-                if not self._running and not self._lingering:
+                if not self._running and not self._leaderless:
                     break
-                for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._lingering else IDLE_S):
+                for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._leaderless else IDLE_S):
                     self._ended(child, exit_)
-                self._look_at_lingering()
+                self._look_at_leaderless()
                 for number in arrived.drain():
                     self._stop(number)
                 if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
@@ -351,11 +351,11 @@ class Engine:
         failed = exit_.code != 0
         wait_s = 0.0 if failed else self.settings.grace_s
         signals = [signal.SIGKILL] if failed else [signal.SIGTERM, signal.SIGKILL]
-        self._lingering.append(Lingering(running, child.pid, exit_, time.monotonic() + wait_s, signals))
+        self._leaderless.append(LeaderlessGroup(running, child.pid, exit_, time.monotonic() + wait_s, signals))
 
-    def _look_at_lingering(self) -> None:
+    def _look_at_leaderless(self) -> None:
         still = []
-        for one in self._lingering:
+        for one in self._leaderless:
             if not group_lives(one.group):
                 self._over(one.running, one.exit)
                 continue
@@ -366,7 +366,7 @@ class Engine:
                 kill_group(one.group, one.signals.pop(0))
                 one.until_s = time.monotonic() + 1.0
             still.append(one)
-        self._lingering = still
+        self._leaderless = still
 
     def _over(self, running: Running, exit_: Exit) -> None:
         """No process of it is left."""
@@ -428,8 +428,8 @@ class Engine:
         for path in outputs:
             if path in self.drop and self._readers_left[path] == 0:
                 self._drops.append(path)
-        if self.ahead is not None:
-            for path in self.ahead.read(task.id, task.inputs):
+        if self.next_reads is not None:
+            for path in self.next_reads.read(task.id, task.inputs):
                 self.errands.ask("next", path)
         for path in dict.fromkeys(task.inputs):
             if self.workflow.producer.get(path) == task.id:
@@ -501,7 +501,7 @@ class Engine:
             self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for group in (*self._running, *(one.group for one in self._lingering)):
+        for group in (*self._running, *(one.group for one in self._leaderless)):
             kill_group(group, number)
 
     def _make_errands(self) -> Errands:
@@ -511,9 +511,9 @@ class Engine:
         commands = {"prefetch": agent.prefetch_words, "evict": agent.evict_words}
         if self.settings.persist is Persist.WHEN_CONSUMED:
             commands["persist"] = lambda paths: agent.hint_words(paths, "copy")
-        if (ahead := self.ahead) is not None:
+        if (next_reads := self.next_reads) is not None:
             listed = self.journal.directory / "next-reads.jsonl"
-            commands["next"] = lambda paths: ahead.words(agent, listed, paths)
+            commands["next"] = lambda paths: next_reads.words(agent, listed, paths)
         return Errands(commands, self._start_errand, {"next": AHEAD_EVERY_S})
 
     def _start_errand(self, words: list[str]) -> Child | None:

@@ -19,8 +19,8 @@ from ..agent import Agent
 from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
-from .ahead import Ahead
 from .engine import Engine, Tally
+from .next_read import NextReads
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
 from .stamp import stamp
@@ -56,15 +56,15 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
             decision = resume.decide(workflow, past, stamp, drop)
-            ahead = None
+            next_reads = None
             if agent is not None:
-                ahead = Ahead(workflow, settings.jobs, decision.run, drop)
-                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *ahead.hints()])
+                next_reads = NextReads(workflow, settings.jobs, decision.run, drop)
+                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *next_reads.hints()])
                 if refused is not None:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
-            engine = Engine(workflow, settings, decision, book, drop, progress, agent, ahead)
+            engine = Engine(workflow, settings, decision, book, drop, progress, agent, next_reads)
             tally = engine.tally
             for step in planned.steps:
                 if step.kind == "prefetch":
@@ -76,7 +76,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             if out is not None and code == 0:
                 progress.step(f"stage-out: {out.what}")
                 if agent is not None and (left := agent.wait(_before(workflow, settings, decision, out.files))):
-                    progress.say(f"what an earlier run made is not in the store: {left}")
+                    progress.say(f"files of an earlier run are not in the store: {left}")
                     code = NOT_DURABLE
                 # Under the mount this step ends with the last drain of `surgetank run` (launch.py).
                 if settings.results_to is not None:
@@ -201,7 +201,7 @@ def _lock() -> Iterator[None]:
         except OSError:
             stream.seek(0)
             raise Problem(
-                "another executor is at work in this directory",
+                "another executor works in this directory",
                 where=Path.cwd(),
                 why=f"process {stream.read().strip() or 'unknown'} holds {HOME / 'lock'}",
                 remedy="wait for it, or stop it",

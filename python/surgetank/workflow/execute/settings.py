@@ -92,8 +92,8 @@ def below(directory: str, over: str) -> str:
     inner, outer = os.path.realpath(directory), os.path.realpath(over)
     if inner != outer and not inner.startswith(outer.rstrip("/") + "/"):
         raise Problem(
-            f"the workflow's directory does not lie below {over}",
+            f"the workflow's directory is not below {over}",
             where=directory,
-            remedy="--dir has to be --over, or a directory in it",
+            remedy="set --dir to --over, or to a directory in it",
         )
     return os.path.relpath(inner, outer)

@@ -47,14 +47,14 @@ def load(path: Path, engine: str | None = None, **options: Any) -> Workflow:
     """The graph of a description; `engine` (of `ENGINES`) if the file does not show it, `options` for its importer."""
     name = engine or recognise(path)
     if name not in ENGINES:
-        raise Problem(f"there is no importer {name!r}", where=path, remedy="one of " + ", ".join(ENGINES))
+        raise Problem(f"the importer {name!r} does not exist", where=path, remedy="one of " + ", ".join(ENGINES))
     module = import_module(f".{name}", __name__)
     try:
         workflow: Workflow = module.load(Path(path), **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise Problem(f"{ENGINES[name]} is not imported with that", where=path, why=error) from None
+        raise Problem(f"the options do not fit the importer of {ENGINES[name]}", where=path, why=error) from None
     return workflow
 
 
@@ -71,7 +71,7 @@ def recognise(path: Path) -> str:
             return name
     if path.suffix == ".nf":
         raise Problem(
-            "what a Nextflow script does is known when it has run", where=path,
+            "a Nextflow script cannot be imported before a run", where=path,
             remedy="run it with `-with-trace trace.txt` and give the trace; `surgetank help workflows` has the fields",
         )  # fmt: skip
     text = begin.decode("utf-8", "replace")

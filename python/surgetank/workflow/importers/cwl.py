@@ -81,7 +81,9 @@ def _tool(path: Path) -> Any:
         where: str | Path = f"{_same(place['file'], path)}:{place['line']}" if place else path
         if place is None and (mark := getattr(error, "problem_mark", None)):
             where = f"{path}:{mark.line + 1}"
-        raise Problem("cwltool refuses it", where=where, why=text[:2000], remedy=f"cwltool --validate {path}") from None
+        raise Problem(
+            "cwltool refuses the document", where=where, why=text[:2000], remedy=f"cwltool --validate {path}"
+        ) from None
     finally:
         said.setLevel(level)
 
@@ -99,11 +101,11 @@ def _job(path: Path) -> dict[str, Any]:
         values = YAML(typ="safe").load(read(path, "the input object"))
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise Problem("the input object is no YAML", where=f"{path}{line}", why=error.problem) from None
+        raise Problem("the input object is not YAML", where=f"{path}{line}", why=error.problem) from None
     except YAMLError as error:
-        raise Problem("the input object is no YAML", where=path, why=error) from None
+        raise Problem("the input object is not YAML", where=path, why=error) from None
     if not isinstance(values, dict):
-        raise Problem("the input object is no mapping", where=path)
+        raise Problem("the input object is not a mapping", where=path)
     return values
 
 

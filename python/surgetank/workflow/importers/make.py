@@ -82,14 +82,16 @@ def _refuse(path: Path, text: str, said: str, code: int) -> None:
         return
     if error := _ERROR.search(said):
         where = path if error["file"] == path.name else path.parent / error["file"]
-        raise Problem("make cannot read it", where=f"{where}:{error['line']}", why=error["what"])
+        raise Problem("make cannot read the Makefile", where=f"{where}:{error['line']}", why=error["what"])
     if missing := _MISSING.search(said):
         line = _line(text, missing["target"]) or _line(text, missing["by"] or missing["target"])
         raise Problem(
-            f"no rule makes {missing['target']!r}, and it is not there", where=f"{path}:{line or 1}", why=missing[0],
+            f"no rule makes {missing['target']!r}, and the file does not exist", where=f"{path}:{line or 1}", why=missing[0],
             remedy="create it, or correct its name",
         )  # fmt: skip
-    raise Problem("make refuses it", where=path, why=said.strip()[-1000:], remedy="`make -n` has to work first")
+    raise Problem(
+        "make refuses the Makefile", where=path, why=said.strip()[-1000:], remedy="`make -n` has to work first"
+    )
 
 
 def _line(text: str, word: str) -> int:

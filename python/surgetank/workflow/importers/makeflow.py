@@ -66,7 +66,9 @@ def load(path: Path) -> Workflow:
     text = read(path, "the Makeflow file")
     if text.lstrip().startswith(("{", "[")):
         raise Problem(
-            "this is Makeflow's JX or JSON, which is not read here", where=path, remedy="the classic language is"
+            "the file is in Makeflow's JX or JSON, which is not supported",
+            where=path,
+            remedy="write it in the classic language",
         )
     state = _State(path, path.absolute().parent)
     lines = _joined(text)
@@ -79,7 +81,7 @@ def load(path: Path) -> Workflow:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if line[0] in "\t ":
-            raise Problem("a command without a rule above it", where=f"{path}:{number}", why=line.strip())
+            raise Problem("a command has no rule above it", where=f"{path}:{number}", why=line.strip())
         if line.startswith(".") and line.split()[0] in (".MAKEFLOW", ".SIZE", ".UMBRELLA"):
             _directive(state, line, number)
         elif match := _VARIABLE.match(line):
@@ -139,14 +141,14 @@ def _rule(state: _State, lines: list[tuple[int, str]], at: int, number: int, hea
     while at < len(lines) and lines[at][1] and not lines[at][1].strip():
         at += 1
     if at >= len(lines) or not lines[at][1].strip() or lines[at][1][0] not in "\t ":
-        raise Problem("a rule without a command", where=where, remedy="the command stands below, after a tab")
+        raise Problem("a rule has no command", where=where, remedy="write the command below the rule, after a tab")
     if at + 1 < len(lines) and lines[at + 1][1].strip() and lines[at + 1][1][0] in "\t ":
-        raise Problem("a rule with two commands", where=f"{state.path}:{lines[at + 1][0]}", remedy="join them by `&&`")
+        raise Problem("a rule has two commands", where=f"{state.path}:{lines[at + 1][0]}", remedy="join them by `&&`")
     command = state.expand(lines[at][1].strip(), lines[at][0], strict=False)
     command = re.sub(r"^LOCAL\s+", "", command)
     if command.startswith("MAKEFLOW "):
         raise Problem(
-            "a workflow inside a workflow is not read here", where=f"{state.path}:{lines[at][0]}", why=command
+            "a workflow inside a workflow is not supported", where=f"{state.path}:{lines[at][0]}", why=command
         )
     resources = {
         **state.categories.get("default", {}),
@@ -189,7 +191,7 @@ def _workflow(state: _State, tasks: list[Task], places: dict[str, str]) -> Workf
         for name in task.inputs:
             if name not in made and not (state.directory / name).exists():
                 raise Problem(
-                    f"no rule makes {name!r}, and it is not there", where=places[task.id],
+                    f"no rule makes {name!r}, and the file does not exist", where=places[task.id],
                     remedy="create it, or correct its name",
                 )  # fmt: skip
     measure((file for name, file in files.items() if name not in made), state.directory)

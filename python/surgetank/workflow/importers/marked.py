@@ -62,7 +62,7 @@ class Marked:
     def text(self, *place: str | int) -> str:
         value = self.get(*place)
         if not isinstance(value, str) or not value:
-            raise self.wrong(f"{_name(place)} is missing or no text", *place)
+            raise self.wrong(f"{_name(place)} is missing or not text", *place)
         return value
 
     def only(self, known: Iterable[str], *place: str | int) -> None:
@@ -89,10 +89,10 @@ def load(path: Path, what: str = "the workflow") -> Marked:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise Problem(
-            "this is not YAML", where=f"{path}:{mark.line + 1}" if mark else path, why=error.problem
+            "the file is not YAML", where=f"{path}:{mark.line + 1}" if mark else path, why=error.problem
         ) from None
     except yaml.YAMLError as error:
-        raise Problem("this is not YAML", where=path, why=error) from None
+        raise Problem("the file is not YAML", where=path, why=error) from None
     finally:
         loader.dispose()
     if marked.value is None:
@@ -111,7 +111,7 @@ def _value(loader: Any, node: Any, place: Place, marked: Marked, under: frozense
             key = str(loader.construct_object(key_node, deep=True))
             marked.lines[(*place, key)] = key_node.start_mark.line + 1
             if key in found:
-                raise marked.wrong(f"{key!r} stands there twice", *place, key)
+                raise marked.wrong(f"{key!r} is there twice", *place, key)
             found[key] = _value(loader, value_node, (*place, key), marked, under | {id(node)})
         return found
     if isinstance(node, yaml.SequenceNode):

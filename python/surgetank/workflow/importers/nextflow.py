@@ -59,7 +59,7 @@ def load(path: Path, *, dag: Path | None = None, work: Path | None = None, direc
     parents = _processes(dag) if dag else {}
     done = [row for row in rows if row.get("status") in _DONE]
     if not done:
-        raise Problem("no task of this trace was completed", where=path)
+        raise Problem("the trace has no completed task", where=path)
     incomplete: list[str] = []
     if len(done) < len(rows):
         incomplete.append(f"{len(rows) - len(done)} tasks were not completed and are left out")
@@ -101,7 +101,7 @@ def _rows(path: Path) -> list[_Row]:
     missing = [name for name in NEEDED if name not in names]
     if missing:
         raise Problem(
-            f"this is no trace of Nextflow: it has no {', '.join(missing)}", where=f"{path}:1",
+            f"the file is not a trace of Nextflow: it lacks {', '.join(missing)}", where=f"{path}:1",
             remedy="run with `-with-trace` and trace.fields = '" + ",".join(FIELDS) + "'",
         )  # fmt: skip
     rows = []
@@ -109,7 +109,7 @@ def _rows(path: Path) -> list[_Row]:
         if not values:
             continue
         if len(values) != len(names):
-            raise Problem(f"{len(values)} values and not {len(names)}", where=f"{path}:{number}")
+            raise Problem(f"the line has {len(values)} values instead of {len(names)}", where=f"{path}:{number}")
         rows.append(_Row(number, dict(zip(names, values, strict=True))))
     return rows
 
@@ -189,12 +189,12 @@ def _script(place: Path) -> list[str] | None:
 def _processes(dag: Path) -> dict[str, set[str]]:
     """Process → the processes before it, without operators."""
     if dag.suffix not in (".dot", ".gv"):
-        raise Problem("only the DOT form of the DAG is read", where=dag, remedy="-with-dag dag.dot")
+        raise Problem("the DAG is not in DOT form", where=dag, remedy="-with-dag dag.dot")
     labels: dict[str, str] = {}
     before: dict[str, set[str]] = {}
     lines = read(dag, "the DAG").splitlines()
     if not lines[0].lstrip().startswith("digraph"):
-        raise Problem("this is no DOT file", where=f"{dag}:1")
+        raise Problem("the file is not a DOT file", where=f"{dag}:1")
     for line in lines:
         if edge := _EDGE.match(line):
             before.setdefault(edge["to"], set()).add(edge["from"])

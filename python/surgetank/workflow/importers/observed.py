@@ -24,9 +24,9 @@ def load(path: Path) -> Workflow:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise Problem("this is not JSON", where=f"{path}:{error.lineno}", why=error.msg) from None
+        raise Problem("the file is not JSON", where=f"{path}:{error.lineno}", why=error.msg) from None
     if not isinstance(record, dict) or record.get("format") != 1 or not isinstance(record.get("processes"), list):
-        raise Problem("this is no record of a run", where=path, remedy="surgetank report --json RUN > FILE")
+        raise Problem("the file is not a record of a run", where=path, remedy="surgetank report --json RUN > FILE")
     directory = Path(_text(record.get("directory")) or "/")
     name = str(record.get("id") or path.stem)
     files = {file.path: file for file in _files(record, directory)}

@@ -114,7 +114,7 @@ def _texts(document: Marked, *place: str) -> list[str]:
     for number, value in enumerate(values):
         if isinstance(value, (dict, list)) or value is None or isinstance(value, bool) or value == "":
             raise document.wrong(
-                f"{place[-1]} has {value!r} in it, which is no text", *place, number, remedy="put it in quotes"
+                f"{place[-1]} has {value!r} in it, which is not text", *place, number, remedy="put it in quotes"
             )
     return [str(value) for value in values]
 

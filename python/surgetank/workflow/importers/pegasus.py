@@ -29,9 +29,9 @@ def load(path: Path, *, replicas: Path | None = None, transformations: Path | No
     version = str(document.get("pegasus") or "")
     if not version.startswith("5"):
         raise document.wrong(
-            f"this is no workflow of Pegasus 5 (pegasus: {version or 'missing'})",
+            f"the file is not a workflow of Pegasus 5 (pegasus: {version or 'missing'})",
             "pegasus",
-            remedy="older DAX is XML: write it again by Pegasus.api 5",
+            remedy="write older DAX (XML) again with Pegasus.api 5",
         )
     reader = _Reader(document, _Catalogue.of(document, transformations))
     sizes, places = _replicas(document, replicas)
@@ -164,7 +164,7 @@ class _Reader:
                 f"job {id_} is a workflow of its own ({document.get(*place, 'file')}): planned when it is its turn"
             )
         else:
-            raise document.wrong(f"{type_!r} is no type of a job", *place, "type")
+            raise document.wrong(f"{type_!r} is not a type of job", *place, "type")
         for use, _ in enumerate(document.sequence(*place, "uses")):
             self.use(task, *place, "uses", use)
         if type_ != "job":
@@ -211,7 +211,7 @@ class _Reader:
             task.inputs.append(path)
         if type_ not in ("input", "output", "inout", "checkpoint"):
             raise document.wrong(
-                f"{type_!r} is no use of a file", *place, "type", remedy="input, output, inout or checkpoint"
+                f"{type_!r} is not a use of a file", *place, "type", remedy="input, output, inout or checkpoint"
             )
 
     def dependency(self, number: int) -> None:

@@ -56,7 +56,7 @@ def load(
     directory = directory or home(path)
     described = _ask(path, directory, arguments, everything, cores)
     if everything and not described["jobs"]:
-        raise Problem("the Snakefile asks for nothing", where=path, remedy="its first rule is what is made")
+        raise Problem("the Snakefile has no target", where=path, remedy="let its first rule name the wanted files")
     return workflow_of(described["jobs"], path, directory)
 
 

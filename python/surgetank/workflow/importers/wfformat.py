@@ -31,7 +31,7 @@ def load(path: Path) -> Workflow:
     try:
         described = json.loads(text)
     except json.JSONDecodeError as error:
-        raise Problem("this is not JSON", where=f"{path}:{error.lineno}", why=error.msg) from None
+        raise Problem("the file is not JSON", where=f"{path}:{error.lineno}", why=error.msg) from None
     return of(described, path)
 
 
@@ -42,7 +42,7 @@ def of(described: Any, path: Path) -> Workflow:
     version = str(top.get("schemaVersion"))
     if version not in VERSIONS:
         raise Problem(
-            f"schemaVersion {version} is not read here",
+            f"schemaVersion {version} is not supported",
             where=path,
             remedy=f"convert it to WfFormat {VERSIONS[0]} (`wfcommons` does)",
         )
@@ -296,7 +296,7 @@ def _checked(reader: _Reader, key: str, entry: Any, known: dict[str, tuple[type,
         if isinstance(value, list):
             right = right and all(isinstance(one, str) for one in value)
         if types is None or not right or (isinstance(value, bool) and bool not in types):
-            raise reader.wrong(f"{name} of {key!r} is {value!r} in the part of surgetank")
+            raise reader.wrong(f"{name} of {key!r} is {value!r} in the section `surgetank`")
     return dict(entry)
 
 

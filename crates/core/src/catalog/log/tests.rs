@@ -283,7 +283,7 @@ proptest! {
         } else {
             prop_assert_eq!(damage.as_ref().map(|damage| damage.records_behind), Some(batches.len() as u64));
         }
-        catalog.damage_told().unwrap();
+        catalog.damage_reported().unwrap();
         // The log continues from there.
         catalog.commit(&more).unwrap();
         model.apply(&more);
@@ -423,8 +423,8 @@ fn intact_records_behind_damage_are_kept_and_reported() {
     }
     let catalog = LogCatalog::open(home.path()).unwrap();
     let damage = catalog.recovery().damage.clone().unwrap();
-    catalog.damage_told().unwrap();
-    assert_eq!(std::fs::read(damage.told_path()).unwrap(), before, "the log is not kept as it was");
+    catalog.damage_reported().unwrap();
+    assert_eq!(std::fs::read(damage.reported_path()).unwrap(), before, "the log is not kept as it was");
     drop(catalog);
     let later = LogCatalog::open(home.path()).unwrap();
     assert_eq!(later.recovery(), &Recovery { damaged_once: true, ..Recovery::default() });
@@ -517,7 +517,7 @@ fn marked_segment_cut_or_missing_is_refused() {
 }
 
 #[test]
-fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
+fn power_loss_in_an_older_segment_keeps_a_prefix() {
     for at in [3, HEADER_BYTES, HEADER_BYTES + 300, 900] {
         let (home, states) = several_segments(false);
         damage(&segments(home.path())[1], at);

@@ -7,7 +7,7 @@ use surgetank_store::{Cred, Expect, StorePath};
 use surgetank_types::model::FileId;
 use surgetank_types::sync::PoisonError;
 
-use crate::drain::attempts::gone_already;
+use crate::drain::attempts::already_absent;
 use crate::drain::execute::{Done, Executor, Work};
 
 impl Executor {
@@ -24,7 +24,7 @@ impl Executor {
                 let there = self.attempts.as_owner(owner, |who| self.base.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
                     self.stranger(one, &path, "another client made a file of this name; the hard link was not made");
-                    return Ok(Done { dirs: vec![at.0], gone: Vec::new() });
+                    return Ok(Done { dirs: vec![at.0], removed: Vec::new() });
                 }
             }
             Err(why) => return Err(why),
@@ -32,7 +32,7 @@ impl Executor {
         self.carried_out(one.kind, None, None);
         // A link changes ctime (and the number of links) by the drain's own work.
         self.reidentify(file, &path, owner);
-        Ok(Done { dirs: vec![at.0], gone: Vec::new() })
+        Ok(Done { dirs: vec![at.0], removed: Vec::new() })
     }
 
     pub(super) fn rename(
@@ -82,7 +82,7 @@ impl Executor {
         };
         match renamed {
             Ok(()) => {}
-            Err(why) if gone_already(&why) => {
+            Err(why) if already_absent(&why) => {
                 self.stranger(
                     one,
                     &from_path,
@@ -92,7 +92,7 @@ impl Executor {
             Err(why) => return Err(why),
         }
         crash_point!("drain.renamed");
-        let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
+        let removed = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
         if is_dir {
             let mut tree = self.metadata.write_tree();
             self.metadata.copied_with(&mut tree, file);
@@ -100,7 +100,7 @@ impl Executor {
         }
         drop(moving);
         self.reidentify(file, &target, owner);
-        Ok(Done { dirs: vec![from.0, to.0], gone })
+        Ok(Done { dirs: vec![from.0, to.0], removed })
     }
 
     pub(super) fn exchange(
@@ -129,7 +129,7 @@ impl Executor {
         drop(moving);
         self.reidentify(a, &b_path, owner);
         self.reidentify(b, &a_path, owner);
-        Ok(Done { dirs: vec![a_dir, b_dir], gone: Vec::new() })
+        Ok(Done { dirs: vec![a_dir, b_dir], removed: Vec::new() })
     }
 
     pub(super) fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
@@ -142,7 +142,7 @@ impl Executor {
         let there = ours || self.recognition.there(&path, owner)?.is_some();
         if ours {
             match self.attempts.as_owner(owner, |who| store.unlink(who, &path)) {
-                Err(why) if !gone_already(&why) => return Err(why),
+                Err(why) if !already_absent(&why) => return Err(why),
                 _ => {}
             }
         } else if there {
@@ -152,7 +152,7 @@ impl Executor {
                 "deleted here, but another client changed it in the store meanwhile: theirs is kept",
             );
         }
-        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
+        Ok(Done { dirs: vec![at.0], removed: self.carried_out(one.kind, None, None) })
     }
 
     /// Moves the agent's own copies out of a directory that is removed. Returns whether there were any. The caller
@@ -173,7 +173,7 @@ impl Executor {
         };
         match removed {
             Ok(()) => {}
-            Err(why) if gone_already(&why) => {}
+            Err(why) if already_absent(&why) => {}
             Err(why) if is_not_empty(&why) => {
                 self.stranger(
                     one,
@@ -183,7 +183,7 @@ impl Executor {
             }
             Err(why) => return Err(why),
         }
-        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
+        Ok(Done { dirs: vec![at.0], removed: self.carried_out(one.kind, None, None) })
     }
 }
 

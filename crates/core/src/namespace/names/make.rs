@@ -241,7 +241,7 @@ impl Names {
         let open = Arc::new(self.placer.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
         if !via.is_mount() {
-            open.handed.store(true, Ordering::Relaxed);
+            open.granted.store(true, Ordering::Relaxed);
             self.metadata.directly_written(&open);
         }
         self.metadata.opens().insert(id, open.clone());

@@ -298,10 +298,10 @@ impl Names {
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
         // The plain file is under the primary name, whichever name is exchanged.
-        let lies_at = |id: FileId, dir: FileId, name: &Name| {
+        let is_primary = |id: FileId, dir: FileId, name: &Name| {
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name))
         };
-        let (moves_a, moves_b) = (lies_at(a, a_dir, a_name), lies_at(b, b_dir, b_name));
+        let (moves_a, moves_b) = (is_primary(a, a_dir, a_name), is_primary(b, b_dir, b_name));
         let both_in_store = tree.planned(a_dir, a_name) == Some(a) && tree.planned(b_dir, b_name) == Some(b);
         for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
             if let Some(inode) = tree.get_mut(id) {

@@ -16,8 +16,8 @@ use surgetank_types::model::{FileId, Image, Mark, OpKind, RunId, Seq};
 use crate::base::queries::{is_absent, passes};
 use crate::base::users::own_cred;
 use crate::catalog::Damage;
-use crate::files::copies::STORE_PATIENCE;
-use crate::namespace::recover::spilled::patiently;
+use crate::files::copies::STORE_TIMEOUT;
+use crate::namespace::recover::spilled::retry_until;
 use crate::namespace::recover::{ORPHANS, OnTier, Recovery, went_down};
 
 /// Numbers that were given out after the catalog's state: kernel and store may still know them.
@@ -40,7 +40,7 @@ impl Recovery<'_> {
     pub(crate) fn damage(&self, image: &Image) -> Option<Damage> {
         let damage = self.base.catalog.recovery().damage?;
         if !is_damage(&damage, image) {
-            self.damage_is_told();
+            self.report_damage();
             return None;
         }
         Some(damage)
@@ -48,23 +48,23 @@ impl Recovery<'_> {
 
     /// Later agents can also find files that a damaged catalog did not name, in directories that it did not name.
     pub(crate) fn take_up_doubt(&self, image: &Image) {
-        let told = image.marks.get(&Mark::DoubtfulBelow).copied();
-        // One that starts over is empty until it is told again.
-        let unsaid = || image.marks.is_empty() && self.base.catalog.recovery().damaged_once;
-        let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
+        let recorded = image.marks.get(&Mark::DoubtfulBelow).copied();
+        // A catalog that starts over is empty until the mark is recorded again.
+        let is_unrecorded = || image.marks.is_empty() && self.base.catalog.recovery().damaged_once;
+        let below = recorded.or_else(|| is_unrecorded().then_some(ALL_SO_FAR)).unwrap_or(0);
         {
             let mut tree = self.metadata.write_tree();
             tree.doubtful_below = below;
             tree.next_id = tree.next_id.max(below);
         }
-        if told.is_none() {
+        if recorded.is_none() {
             self.metadata.write_down_doubt();
         }
     }
 
     pub(crate) fn tell_damage(&self, damage: &Damage, image: &Image) {
         let why = if went_down(image) {
-            "what is there was not on the disk when the machine went down, or is damaged"
+            "its content was not on the disk when the machine went down, or is damaged"
         } else {
             "it is damaged"
         };
@@ -74,7 +74,7 @@ impl Recovery<'_> {
         };
         self.base.notes.note(
             RunId(0),
-            damage.told_path().display().to_string(),
+            damage.reported_path().display().to_string(),
             format!(
                 "the catalog's log ends at byte {}: {why}{behind}. Names, deletions and changes since then are lost; files written since then are on the tiers under {}, if no name of before leads to it; this is the log as it was",
                 damage.offset,
@@ -85,8 +85,8 @@ impl Recovery<'_> {
     }
 
     /// Called once everything is recorded durably: an agent that is killed before that leaves the report to the next one.
-    pub(crate) fn damage_is_told(&self) {
-        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_told());
+    pub(crate) fn report_damage(&self) {
+        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_reported());
         if let Err(why) = told {
             tracing::warn!(%why, "the damage of the catalog's log will be reported again");
         }
@@ -150,7 +150,7 @@ impl Recovery<'_> {
         };
         let who = own_cred(who);
         let spills = self.files.temporaries.spill_names();
-        let until = clock::tick() + STORE_PATIENCE;
+        let until = clock::tick() + STORE_TIMEOUT;
         for dir in dirs {
             let keep = || {
                 let listed = self.base.store.list(who, &dir, true)?;
@@ -159,7 +159,7 @@ impl Recovery<'_> {
                 });
                 doubtful.try_for_each(|entry| self.files.temporaries.keep_spill(who, &dir, &entry.name))
             };
-            let kept = patiently(until, || match keep() {
+            let kept = retry_until(until, || match keep() {
                 Err(why) if is_absent(&why) => Ok(()),
                 // It keeps its name, because no agent removes it.
                 Err(why) if !passes(&why) => {

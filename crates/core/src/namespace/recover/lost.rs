@@ -14,7 +14,7 @@ use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mark, Mode, OpKind, RunId, Seq};
 
 use crate::base::users::own_cred;
-use crate::metadata::losses::{gone_from, lost_from};
+use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::recover::Recovery;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -85,7 +85,7 @@ impl std::fmt::Display for Doubt {
 }
 
 /// The record of a version, in memory or in the catalog.
-pub(crate) struct Said {
+pub(crate) struct Recorded {
     sealed: bool,
     dirty: bool,
     synced: bool,
@@ -93,7 +93,7 @@ pub(crate) struct Said {
     size_bytes: u64,
 }
 
-impl From<&Inode> for Said {
+impl From<&Inode> for Recorded {
     fn from(inode: &Inode) -> Self {
         Self {
             sealed: inode.sealed,
@@ -105,7 +105,7 @@ impl From<&Inode> for Said {
     }
 }
 
-impl From<&FileRecord> for Said {
+impl From<&FileRecord> for Recorded {
     fn from(record: &FileRecord) -> Self {
         Self {
             sealed: record.sealed,
@@ -118,7 +118,7 @@ impl From<&FileRecord> for Said {
 }
 
 /// `size_bytes`: of the plain file, or of the temporary in the store that holds the version.
-pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
+pub(crate) fn worth(said: &Recorded, size_bytes: u64) -> Worth {
     // For a prefetched or fetched copy, too, no record says whether its bytes reached the disk or changed.
     if said.sealed && !said.dirty {
         Worth::Spare
@@ -157,7 +157,7 @@ impl Recovery<'_> {
         let (at, why) = match held {
             Held::Tier(device) => {
                 let device = self.base.tiers.device(*device);
-                (device.shown(&path), gone_from(device, store_has_one))
+                (device.shown(&path), missing_from(device, store_has_one))
             }
             Held::Store(temporary) => {
                 let at = format!("{}/{temporary}", self.base.store.describe());

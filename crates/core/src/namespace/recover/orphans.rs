@@ -15,7 +15,7 @@ use surgetank_state::PlainId;
 use surgetank_types::model::{DeviceId, RunId};
 
 use crate::files::HIDDEN_PREFIX;
-use crate::namespace::recover::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier, Recovery};
+use crate::namespace::recover::{ORPHANS, ORPHANS_REPORTED_MAX, OnTier, PendingUnlinks, Recovery};
 
 /// Copies a plain file to the place of orphans, under a name that is not taken there. `files`: the device's directory
 /// of plain files; `path`: the plain file below it; `name`: the file's name for programs.
@@ -48,7 +48,7 @@ impl Recovery<'_> {
         &self,
         found: HashMap<(DeviceId, u64), OnTier>,
         strange: &HashSet<DeviceId>,
-        gone: &Gone,
+        pending_unlinks: &PendingUnlinks,
         damaged: bool,
     ) {
         let mut orphans: Vec<_> = found.into_iter().collect();
@@ -63,11 +63,11 @@ impl Recovery<'_> {
             }
             // The agent died while it made or removed this file. With a damaged catalog, an empty file may be all that
             // is left. A file that was about to go may have got a place or a name since.
-            let is_gone = || {
+            let was_pending_unlink = || {
                 crate::metadata::pending_unlink::saying(&self.metadata.read_tree(), plain)
-                    .is_some_and(|file| gone.contains(&file))
+                    .is_some_and(|file| pending_unlinks.contains(&file))
             };
-            let unwanted = !damaged && (orphan.plain.size_bytes == 0 || is_gone());
+            let unwanted = !damaged && (orphan.plain.size_bytes == 0 || was_pending_unlink());
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)
                 drop(self.base.tiers.device(device).unlink_if(&orphan.path, ino));
@@ -78,7 +78,7 @@ impl Recovery<'_> {
             };
             let told = told.entry(device).or_default();
             *told += 1;
-            if *told <= ORPHANS_TOLD_MAX {
+            if *told <= ORPHANS_REPORTED_MAX {
                 let now = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 let whose = if damaged {
                     "no record names it any more, for the catalog was damaged"
@@ -98,9 +98,9 @@ impl Recovery<'_> {
                 );
             }
         }
-        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
+        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_REPORTED_MAX) {
             let place = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
-            let more = files - ORPHANS_TOLD_MAX;
+            let more = files - ORPHANS_REPORTED_MAX;
             self.base.notes.note(
                 RunId(0),
                 place.display().to_string(),
@@ -169,7 +169,7 @@ impl Recovery<'_> {
             self.base.notes.note(
                 RunId(0),
                 device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
-                format!("a file without a record could not be moved out of the way: {why}"),
+                format!("a file without a record could not be moved aside: {why}"),
                 true,
             );
         }

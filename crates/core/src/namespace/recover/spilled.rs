@@ -13,7 +13,7 @@ use surgetank_types::error::Result;
 use surgetank_types::model::{Attr, FileId, Kind};
 
 use crate::base::queries::{is_absent, passes};
-use crate::files::copies::STORE_PATIENCE;
+use crate::files::copies::STORE_TIMEOUT;
 use crate::namespace::recover::lost::Held;
 use crate::namespace::recover::{Doubt, Recovery, Worth, worth};
 
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const TRIES: u32 = 4;
 
 /// Tries until this time.
-pub(crate) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn retry_until<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
             Err(_) if clock::tick() < until => surgetank_types::sync::thread::sleep(PAUSE),
@@ -121,8 +121,8 @@ impl Recovery<'_> {
 
     /// The same for a place that may be the only one of a version.
     pub(crate) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
-        let until = clock::tick() + STORE_PATIENCE;
-        patiently(until, || self.is_left_there(path, who)).map_err(|why| self.files.copies.does_not_tell(path, why))
+        let until = clock::tick() + STORE_TIMEOUT;
+        retry_until(until, || self.is_left_there(path, who)).map_err(|why| self.files.copies.does_not_tell(path, why))
     }
 
     /// Takes the store's attributes for files whose newer version was lost, and for files that they had replaced.

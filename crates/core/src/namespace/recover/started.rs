@@ -145,7 +145,7 @@ impl Recovery<'_> {
         }
         self.look_at_spills(&done, &mut looked)?;
         self.retire_started(&done, &gone, &rest, &looked);
-        self.begin_anew(&rest, &looked);
+        self.begin_again(&rest, &looked);
         Ok(())
     }
 
@@ -477,7 +477,7 @@ impl Recovery<'_> {
     }
 
     /// Begins the other operations again. The agent may have died between a change of attributes and the record of it.
-    fn begin_anew(&self, rest: &[Started], looked: &Looked) {
+    fn begin_again(&self, rest: &[Started], looked: &Looked) {
         let mut tree = self.metadata.write_tree();
         for one in rest {
             for id in files_of(&one.kind) {

@@ -8,7 +8,7 @@ use surgetank_types::model::{DeviceId, FileId, Image, RunId};
 
 use crate::files::hidden_name;
 use crate::namespace::recover::lost::{Doubt, Held, went_down_with};
-use crate::namespace::recover::{Gone, OnTier, Recovery};
+use crate::namespace::recover::{OnTier, PendingUnlinks, Recovery};
 
 /// How far the plain files are matched.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Recovery<'_> {
     pub(crate) fn match_tiers(
         &self,
         strange: &HashSet<DeviceId>,
-        gone: &Gone,
+        pending_unlinks: &PendingUnlinks,
         image: &Image,
         damaged: bool,
     ) -> HashSet<DeviceId> {
@@ -42,7 +42,7 @@ impl Recovery<'_> {
                 self.match_replica(&mut tree, &mut matching, (id, known), image, damaged);
             }
         }
-        self.set_orphans_aside(matching.found, strange, gone, damaged);
+        self.set_orphans_aside(matching.found, strange, pending_unlinks, damaged);
         self.report_unread(&matching.unread);
         self.put_in_place(&matching.aside);
         matching.walked

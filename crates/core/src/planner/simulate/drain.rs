@@ -111,7 +111,7 @@ impl Simulation<'_> {
     pub(super) fn give_back(&mut self, node: usize, freed: &[(usize, f64)]) {
         for &(tier, bytes) in freed {
             if self.machine.tiers[tier].in_memory {
-                self.caches[node].delegate(-bytes);
+                self.caches[node].take(-bytes);
             }
         }
     }

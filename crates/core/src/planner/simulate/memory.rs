@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 pub struct PageCache {
     room: f64,
     /// Memory that tiers take.
-    lent: f64,
+    taken: f64,
     held: f64,
     sets: HashMap<usize, (u64, f64)>,
     oldest: BTreeMap<u64, usize>,
@@ -16,7 +16,7 @@ pub struct PageCache {
 
 impl PageCache {
     pub fn new(room: f64) -> Self {
-        Self { room, lent: 0.0, held: 0.0, sets: HashMap::new(), oldest: BTreeMap::new(), tick: 0 }
+        Self { room, taken: 0.0, held: 0.0, sets: HashMap::new(), oldest: BTreeMap::new(), tick: 0 }
     }
 
     /// Bytes of the set in the cache.
@@ -26,7 +26,7 @@ impl PageCache {
 
     pub fn put(&mut self, set: usize, bytes: f64) {
         self.forget(set);
-        if bytes <= 0.0 || bytes > self.room - self.lent {
+        if bytes <= 0.0 || bytes > self.room - self.taken {
             return;
         }
         self.tick += 1;
@@ -37,13 +37,13 @@ impl PageCache {
     }
 
     /// Memory moves to a tier, or returns from it.
-    pub fn delegate(&mut self, bytes: f64) {
-        self.lent += bytes;
+    pub fn take(&mut self, bytes: f64) {
+        self.taken += bytes;
         self.shrink();
     }
 
     fn shrink(&mut self) {
-        while self.held > self.room - self.lent {
+        while self.held > self.room - self.taken {
             let Some((_, set)) = self.oldest.first_key_value().map(|(tick, set)| (*tick, *set)) else {
                 break;
             };
@@ -140,7 +140,7 @@ mod tests {
         cache.put(1, 4.0);
         cache.put(3, 4.0);
         assert_eq!([1, 2, 3].map(|set| cache.has(set)), [4.0, 0.0, 4.0]);
-        cache.delegate(5.0);
+        cache.take(5.0);
         assert_eq!([1, 3].map(|set| cache.has(set)), [0.0, 4.0]);
         cache.put(4, 11.0);
         assert_eq!(cache.has(4), 0.0);

@@ -374,7 +374,7 @@ impl Simulation<'_> {
                     let place = &self.machine.tiers[tier];
                     let resource = self.resources.tier_write(node, tier);
                     if place.in_memory {
-                        self.caches[node].delegate(bytes);
+                        self.caches[node].take(bytes);
                         todo.push(self.stream(node, bytes, &place.write, &[resource], Cause::WriteTier));
                     } else {
                         over_cache += bytes;

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_any_is_an_error() {
+    fn record_without_processes_is_an_error() {
         let said = Workload::parse(r#"{"format": 1, "id": "x", "processes": [], "store_traffic": {}}"#).unwrap_err();
         assert!(said.to_string().contains("moved anything"));
     }

@@ -150,7 +150,7 @@ pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
         };
         if place.try_agent_lock()?.is_some() {
             eprintln!(
-                "surgetank: the agent of {} (pid {}) was killed; its dead mount is taken away",
+                "surgetank: the agent of {} (pid {}) was killed; its dead mount is removed",
                 over.display(),
                 card.pid
             );

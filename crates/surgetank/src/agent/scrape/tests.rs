@@ -11,7 +11,7 @@ fn with(line: &str, fields: &str) -> Asked {
 }
 
 #[test]
-fn a_request_is_understood_when_its_head_is_whole() {
+fn request_is_parsed_when_its_head_is_complete() {
     let whole = b"GET /metrics HTTP/1.1\r\nHost: x\r\naUTHORIZATION:  bearer 0123456789abcdef \r\n\r\nrest";
     let end = whole.len() - 4;
     for length in 0..end {
@@ -79,7 +79,7 @@ fn token_that_is_not_secret_is_refused() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn port_in_use_is_named() {
     let first = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = first.local_addr().unwrap();
     let error = bind(address).err().unwrap();

@@ -40,7 +40,7 @@ impl Served {
     /// Writers that wait for room, or waited without success.
     pub(super) fn short_of_room(&self, refused: bool) -> impl Iterator<Item = Trouble> {
         let place = self.namespace.base.store.describe();
-        let patience = self.namespace.base.config.wait_for_room;
+        let timeout = self.namespace.base.config.wait_for_room;
         let short =
             self.namespace.files.room_waits.short_of_room().into_iter().filter(move |short| refused || !short.refused);
         short.take(SHORT_TOLD_MAX).map(move |short| Trouble {
@@ -49,7 +49,7 @@ impl Served {
             reason: match short.refused {
                 true => format!("a writer got an error: {}", short.why),
                 false => {
-                    let left = patience.saturating_sub(short.since.elapsed());
+                    let left = timeout.saturating_sub(short.since.elapsed());
                     format!("a writer waits, {} s more: {}", left.as_secs(), short.why)
                 }
             },

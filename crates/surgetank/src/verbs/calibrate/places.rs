@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_waits_when_it_takes_as_long_as_the_device() {
+    fn close_as_slow_as_the_device_counts_as_waiting() {
         assert!(is_through(0.27, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
         assert!(!is_through(0.04, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
         // A disk as fast as memory.

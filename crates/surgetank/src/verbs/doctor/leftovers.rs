@@ -23,8 +23,8 @@ fn describe(clean: bool, left: Leftovers) -> Vec<Finding> {
         let found = format!("{files} files, {}", show_bytes(bytes));
         findings.push(Finding::new(&about, Verdict::Less, found).remedy("surgetank doctor --clean"));
     }
-    findings.extend(kept.into_iter().map(|(path, claims)| {
-        let found = format!("{} stays: it names {claims} files on tiers that no agent has recorded", path.display());
+    findings.extend(kept.into_iter().map(|(path, files)| {
+        let found = format!("{} stays: it names {files} files on tiers that no agent has recorded", path.display());
         Finding::new(&about, Verdict::Less, found).remedy(
             "start the next run on the directory that was served, which records and drains them; if its state directory is lost, remove this file",
         )

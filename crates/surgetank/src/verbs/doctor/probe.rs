@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_is_no_measurement() {
+    fn probe_without_room_gives_no_measurement() {
         let dir = tempfile::tempdir().expect("tempdir");
         assert!(speed(dir.path(), 1 << 20).is_err());
         assert!(abilities(&dir.path().join("absent")).is_err());

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_code_is_ours_when_all_is_durable() {
+    fn exit_code_of_the_command_is_kept_when_all_is_durable() {
         let mut verdict = Verdict::default();
         verdict.kept.push(PathText(b"cache".to_vec()));
         assert_eq!(decide(&facts(&verdict)), (7, ""));

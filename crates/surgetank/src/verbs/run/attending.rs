@@ -21,7 +21,7 @@ use crate::agent::wire::{Answer, Request};
 use crate::verbs::{exit, words};
 
 /// Short, because a run can do without this display.
-const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Run {
     /// Runs until the command ends: passes signals on, notices the agent's death.
@@ -29,7 +29,7 @@ impl Run {
         let end = self.config.deadline.clone();
         let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
         let mut waiting = Waiting::default();
-        let mut told_to_end = false;
+        let mut asked_to_end = false;
         loop {
             let look = waiting.next();
             self.await_event(Some(last_call.map_or(look, |call| call.min(look))))?;
@@ -50,13 +50,13 @@ impl Run {
                 }
                 if ENDS.contains(&arrived.number) && waiting.is_silent() {
                     // The command cannot die before the agent has answered its last system call.
-                    if told_to_end {
+                    if asked_to_end {
                         self.agent.give_up();
                         self.abandoned = true;
                         let _ = signals::send(command, arrived.number);
                         return Ok(u8::try_from(128 + arrived.number).unwrap_or(exit::FAILED));
                     }
-                    told_to_end = true;
+                    asked_to_end = true;
                     eprintln!(
                         "surgetank: {}: the command may be waiting for the agent, which does not answer; a second signal ends this run without the agent",
                         signals::name(arrived.number)
@@ -150,7 +150,7 @@ impl Run {
             end.shown(),
             end.from
         );
-        if let Ok(Answer::Status(status)) = self.agent.ask_within(&Request::Status, STATUS_PATIENCE)
+        if let Ok(Answer::Status(status)) = self.agent.ask_within(&Request::Status, STATUS_TIMEOUT)
             && let Some(outlook) = &status.content.deadline
             && outlook.undrained_bytes > 0
         {
@@ -171,8 +171,8 @@ impl Run {
     pub(super) fn has_another_agent(&mut self) -> Result<bool> {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
         // A dying process releases its namespaces first, and its sockets some time later.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let (before, until) = (self.agent.pid, clock::tick() + PATIENCE);
+        const TIMEOUT: Duration = Duration::from_secs(1);
+        let (before, until) = (self.agent.pid, clock::tick() + TIMEOUT);
         // (The call may have been made before, and be answered now.)
         self.await_event(Some(clock::tick()))?;
         while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {

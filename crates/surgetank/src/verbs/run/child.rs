@@ -170,7 +170,7 @@ fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillbor
     } else if step == Step::Namespaces as u8 {
         Error::new(format!("the mount over {over} cannot be entered"))
             .why(format!("setns: {error}"))
-            .remedy("the agent belongs to another container or user; run as the user who started it")
+            .remedy("the agent belongs to another container or user; run as the user that started it")
     } else {
         Error::new(format!("the working directory {} cannot be entered through the mount", cwd.display()))
             .why(error)

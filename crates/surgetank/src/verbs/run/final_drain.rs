@@ -26,7 +26,7 @@ pub enum Drained {
 /// The verdict may be this much later than the time limit: the agent may be asking a store that hangs.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 /// Short, because the run can do without the list of undrained files.
-const LIST_PATIENCE: Duration = Duration::from_secs(5);
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Drains `scope` to its end. `request` is `Wait` or `Unmount`; other answers are returned to the caller. From now on
 /// these signals end every wait for the agent.
@@ -104,7 +104,7 @@ fn hear_verdict(
 
 /// `None`: another signal arrived.
 fn undrained(agent: &Connection, scope: &Scope) -> Option<Vec<String>> {
-    let limits = Limits { until: Some(clock::tick() + LIST_PATIENCE), ..agent.limits.clone() };
+    let limits = Limits { until: Some(clock::tick() + LIST_TIMEOUT), ..agent.limits.clone() };
     let asked = agent.another(&limits).and_then(|mut other| {
         other.begin(&Request::Verdict { scope: scope.clone() })?;
         other.hear()

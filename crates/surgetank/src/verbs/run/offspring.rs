@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_knows_its_parent_and_its_state() {
+    fn process_record_has_its_parent_and_state() {
         let (state, parent) = stat_fields(std::process::id()).unwrap();
         assert_eq!(parent, std::os::unix::process::parent_id());
         assert!(matches!(state, 'R' | 'S'));

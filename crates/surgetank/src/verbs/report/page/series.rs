@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_growth_over_time() {
+    fn rate_is_growth_over_time() {
         let at = |at_us, drained_bytes| Sample { at_us, drained_bytes, ..Sample::default() };
         let rates =
             rates(&[at(0, 0), at(500_000, 100), at(500_000, 100), at(1_500_000, 100)], |point| point.drained_bytes);

@@ -48,7 +48,7 @@ class Scheduler(SchedulerBase):  # type: ignore[misc, unused-ignore]
         raise SystemExit(0)
 
     def select_jobs(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise SystemExit("nothing is run by an import")
+        raise SystemExit("an import runs no jobs")
 
 
 def described(dag: Any, *, whole: bool = True) -> dict[Any, dict[str, Any]]:

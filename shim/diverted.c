@@ -15,7 +15,7 @@ uint32_t st_opened_as[ST_DESCRIPTORS];
 /* The record with which the descriptor was opened, if it is still the file's: it is in the cache, and a table's entry
  * for it is not.
  */
-static bool held_as_opened(int descriptor, struct st_held *out)
+static bool diverted_as_opened(int descriptor, struct st_diverted *out)
 {
     uint64_t generation;
     if ((unsigned)descriptor >= ST_DESCRIPTORS)
@@ -27,22 +27,23 @@ static bool held_as_opened(int descriptor, struct st_held *out)
            st_index_same_generation(out->domain, generation);
 }
 
-static bool held_in(int descriptor, struct st_held *out)
+static bool diverted_in(int descriptor, struct st_diverted *out)
 {
     int wait = 0;
-    if (held_as_opened(descriptor, out))
+    if (diverted_as_opened(descriptor, out))
         return true;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
         uint64_t generation, epoch, given = 0;
-        bool busy = false, lends = st_lent_begin(out->domain, &epoch), quiet = st_lent_turn(out->domain, &given);
+        bool busy = false, delegates = st_delegated_begin(out->domain, &epoch);
+        bool quiet = st_delegated_turn(out->domain, &given);
         bool steady = st_index_generation(out->domain, &generation);
         if (steady && st_index_plain(out->domain, out->device, out->stat.st_ino, &out->record, &out->number, &busy))
             return true;
-        if (lends && st_lent_plain(out->domain, out->device, out->stat.st_ino, &out->record)) {
+        if (delegates && st_delegated_plain(out->domain, out->device, out->stat.st_ino, &out->record)) {
             out->number = 0;
             return true;
         }
-        steady &= !busy && (!lends || (quiet && st_lent_same_turn(out->domain, given)));
+        steady &= !busy && (!delegates || (quiet && st_delegated_same_turn(out->domain, given)));
         if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
         if (!steady && turn < TURNS_MAX - 1)
@@ -55,7 +56,7 @@ static bool held_in(int descriptor, struct st_held *out)
     return false;
 }
 
-bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out)
+bool st_diverted_as(int descriptor, const struct stat *stat, struct st_diverted *out)
 {
     struct st_owner owner;
     if (!st_on(ST_ON_IDENTITY) || !S_ISREG(stat->st_mode))
@@ -66,16 +67,16 @@ bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out)
     for (; found; found = st_index_device_of(out->stat.st_dev, &owner, true)) {
         out->domain = &st_process.domains[owner.number];
         out->device = owner.device;
-        if (held_in(descriptor, out))
+        if (diverted_in(descriptor, out))
             return true;
     }
     return false;
 }
 
-bool st_held(int descriptor, struct st_held *out)
+bool st_diverted(int descriptor, struct st_diverted *out)
 {
     return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) &&
-           st_held_as(descriptor, &out->stat, out);
+           st_diverted_as(descriptor, &out->stat, out);
 }
 
 char *st_write_number(char *to, unsigned long number)
@@ -99,15 +100,15 @@ const char *st_proc_path(int descriptor, char text[32])
     return text;
 }
 
-const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT])
+const char *st_diverted_path(const struct st_diverted *diverted, int descriptor, char text[ST_TEXT])
 {
     char link[32];
     const char *root;
     struct st_device device;
     static const char deleted[] = " (deleted)";
     const size_t deleted_bytes = sizeof deleted - 1;
-    if (!st_on(ST_ON_PATHS) || !held->stat.st_nlink || descriptor < 0 ||
-        !st_index_device(held->domain, held->device, &device, &root))
+    if (!st_on(ST_ON_PATHS) || !diverted->stat.st_nlink || descriptor < 0 ||
+        !st_index_device(diverted->domain, diverted->device, &device, &root))
         return NULL;
     long bytes = st_sys(__NR_readlinkat, AT_FDCWD, st_proc_path(descriptor, link), text, ST_TEXT - 1, 0,
                         ST_OWN_CALL);
@@ -118,15 +119,15 @@ const char *st_held_path(const struct st_held *held, int descriptor, char text[S
         ((size_t)bytes >= deleted_bytes && !strcmp(text + bytes - deleted_bytes, deleted)))
         return NULL;
     size_t rest = (size_t)bytes - device.root_bytes;
-    if (held->domain->mount_bytes + rest >= ST_TEXT)
+    if (diverted->domain->mount_bytes + rest >= ST_TEXT)
         return NULL;
-    memmove(text + held->domain->mount_bytes, text + device.root_bytes, rest + 1);
-    memcpy(text, held->domain->mount, held->domain->mount_bytes);
+    memmove(text + diverted->domain->mount_bytes, text + device.root_bytes, rest + 1);
+    memcpy(text, diverted->domain->mount, diverted->domain->mount_bytes);
     /* If the index knows that path, it must be that file. */
     struct st_place place;
     if (st_on(ST_ON_INDEX) && st_begin(&place, AT_FDCWD, text)) {
         enum st_found found = st_find(&place);
-        if (found == ST_MISSING || found == ST_NOWHERE || (found == ST_FOUND && place.record.ino != held->record.ino))
+        if (found == ST_MISSING || found == ST_NOWHERE || (found == ST_FOUND && place.record.ino != diverted->record.ino))
             return NULL;
     }
     return text;
@@ -175,10 +176,10 @@ static int descriptor_in(const char *path)
 
 const char *st_through_slow(const char *path, char text[ST_TEXT])
 {
-    struct st_held held;
+    struct st_diverted diverted;
     int descriptor = descriptor_in(path);
-    if (descriptor < 0 || !st_held(descriptor, &held))
+    if (descriptor < 0 || !st_diverted(descriptor, &diverted))
         return path;
-    const char *instead = st_held_path(&held, descriptor, text);
+    const char *instead = st_diverted_path(&diverted, descriptor, text);
     return instead ? instead : path;
 }

@@ -17,7 +17,7 @@ from ..derive import schedule
 from ..graph import Workflow
 
 
-class Ahead:
+class NextReads:
     def __init__(self, workflow: Workflow, cores: float, run: Collection[str], drop: Collection[str]) -> None:
         """`run`: tasks that have not ended; `drop`: files that are removed after their last reader anyway."""
         place = {span.task: number for number, span in enumerate(schedule(workflow, cores))}

@@ -15,7 +15,7 @@ use world::{CHUNK, MIB, World, pattern};
 const ROOMY: u64 = 1 << 30;
 
 #[test]
-fn a_small_file_is_one_request_and_resident() {
+fn small_file_is_one_request_and_resident() {
     let world = World::new(ROOMY);
     let bytes = pattern(3 * MIB + 5, 1);
     world.put("f", &bytes);
@@ -35,7 +35,7 @@ fn a_small_file_is_one_request_and_resident() {
 }
 
 #[test]
-fn an_empty_file_needs_no_bytes() {
+fn empty_file_fetches_no_bytes() {
     let world = World::new(ROOMY);
     world.put("f", b"");
     let opened = world.open("f", libc::O_RDONLY).unwrap();
@@ -45,7 +45,7 @@ fn an_empty_file_needs_no_bytes() {
 }
 
 #[test]
-fn a_large_file_is_read_while_it_arrives_and_stays() {
+fn large_file_is_read_during_its_fetch_and_stays() {
     let world = World::new(ROOMY);
     let chunks = 12;
     let bytes = pattern((chunks - 1) * CHUNK + 77, 2);
@@ -57,7 +57,7 @@ fn a_large_file_is_read_while_it_arrives_and_stays() {
     assert!(world.read_on(&opened, 128 << 10).unwrap() == bytes);
     assert_eq!((world.line.requests(), world.line.bytes()), (chunks, bytes.len() as u64));
     assert_eq!(world.line.at_once_max(), RANGES_AT_ONCE as u64);
-    // Resident before anybody closes it.
+    // Resident before the last close.
     world.is_charged();
     world.close(opened);
     world.line.forget();
@@ -71,7 +71,7 @@ fn a_large_file_is_read_while_it_arrives_and_stays() {
 }
 
 #[test]
-fn a_few_bytes_in_the_middle_are_a_few_chunks() {
+fn read_in_the_middle_fetches_only_its_chunks() {
     let world = World::new(ROOMY);
     let (size_bytes, at) = (100 << 30, (50 << 30) + 12345);
     world.put_sparse("f", size_bytes, at, b"here");
@@ -98,7 +98,7 @@ fn a_few_bytes_in_the_middle_are_a_few_chunks() {
 }
 
 #[test]
-fn many_read_one_file_at_once() {
+fn concurrent_readers_of_one_file_fetch_it_once() {
     let world = World::new(ROOMY);
     let bytes = pattern(6 * CHUNK + 9, 3);
     world.put("f", &bytes);
@@ -128,7 +128,7 @@ fn many_read_one_file_at_once() {
 }
 
 #[test]
-fn a_writer_after_a_partial_read_gets_all_of_it() {
+fn writer_after_a_partial_read_gets_the_whole_file() {
     let mut world = World::new(ROOMY);
     let mut bytes = pattern(5 * CHUNK + 3, 4);
     world.put("f", &bytes);
@@ -148,7 +148,7 @@ fn a_writer_after_a_partial_read_gets_all_of_it() {
 }
 
 #[test]
-fn an_append_to_a_large_file_fetches_it_whole() {
+fn append_to_a_large_file_fetches_it_whole() {
     let mut world = World::new(ROOMY);
     let mut bytes = pattern(3 * CHUNK, 5);
     world.put("f", &bytes);
@@ -172,7 +172,7 @@ fn truncation_fetches_nothing() {
     world.close(opened);
     world.settle();
     assert_eq!(std::fs::read(world.in_store("f")).unwrap(), b"new");
-    // Nor while somebody reads it.
+    // Nor while a reader has it open.
     world.put("g", &pattern(3 * CHUNK, 6));
     let reader = world.open("g", libc::O_RDONLY).unwrap();
     let opened = world.open("g", libc::O_WRONLY | libc::O_TRUNC).unwrap();
@@ -187,7 +187,7 @@ fn truncation_fetches_nothing() {
 }
 
 #[test]
-fn without_room_files_are_read_through_a_window() {
+fn file_without_room_is_read_through_a_window() {
     // Not even a small one fits.
     let world = World::new(MIB);
     let small = pattern(2 * MIB, 7);
@@ -278,7 +278,7 @@ fn bytes_of_two_versions_are_never_mixed() {
 }
 
 #[test]
-fn the_drains_own_changes_do_not_disturb_readers() {
+fn drain_changes_do_not_disturb_readers() {
     let mut world = World::new(ROOMY);
     let bytes = pattern(4 * CHUNK + 1, 14);
     for name in ["renamed", "deleted", "replaced", "chmodded"] {
@@ -325,7 +325,7 @@ fn operations_beyond_the_store_are_refused_at_once() {
     assert_eq!(linked, Err(Errno::PERM));
     let exchanged = namespace.names.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, b"g", libc::RENAME_EXCHANGE);
     assert_eq!(exchanged.map_err(|fault| fault.errno), Err(Errno::INVAL));
-    // Its first name is no link.
+    // Its first name is not a link.
     let (found, opened) = namespace.names.create_unnamed(&caller, FileId::ROOT, 0o644, libc::O_RDWR).unwrap();
     world.write(&opened, 0, b"unnamed").unwrap();
     namespace.names.link(&caller, found.id, FileId::ROOT, b"h").unwrap();
@@ -349,7 +349,7 @@ fn operations_beyond_the_store_are_refused_at_once() {
 }
 
 #[test]
-fn a_writer_waits_for_room_and_then_gets_the_error() {
+fn writer_without_room_gets_the_error_after_its_wait() {
     let wait = Duration::from_millis(300);
     let mut world = World::with(4 * MIB, |config| config.wait_for_room = wait);
     let first = world.create("first").unwrap();

@@ -1,20 +1,20 @@
-//! Directories that are lent to programs (docs/internals/doors.md, "Delegated directories"): files that a program made without asking
-//! are there for everybody at once, exactly once, and in the order of their closes, whoever is killed or renamed meanwhile.
+//! Delegated directories (docs/internals/doors.md, "Delegated directories"). A file that a program creates without a request is
+//! visible at every door at once, exactly once, and published in the order of the closes. Kills and renames change nothing of that.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::delegation::{FAST, INTAKE, created_delegated, python, scene};
 use crate::scene::{Running, Scene, eventually};
 
 #[test]
 fn delegated_create_is_visible_at_every_door_at_once() {
-    let Some(scene) = scene("lent_at_once") else { return };
+    let Some(scene) = scene("delegation_at_once") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 for n in range(300):
     name = f'd/file-{n}'
     try: os.stat(name); assert False
@@ -46,7 +46,7 @@ assert set(os.listdir('d')) == expected
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     let stored: BTreeSet<_> = scene.store_files().into_keys().collect();
     assert_eq!(stored.len(), 8 + 300 - 43);
     scene.is_clean();
@@ -54,13 +54,13 @@ assert set(os.listdir('d')) == expected
 
 #[test]
 fn delegated_create_ends_a_kernel_negative_entry() {
-    let Some(scene) = scene("lent_missing") else { return };
+    let Some(scene) = scene("delegation_missing") else { return };
     let script = python(
         r"
 os.mkdir('d')
 for n in range(60): assert bare('stat', f'd/late-{n}').returncode
 assert bare('ls', 'd').stdout == ''
-lend('d')
+delegate('d')
 for n in range(60):
     assert bare('stat', f'd/other-{n}').returncode
     before = bare('stat', '-c', '%y', 'd').stdout
@@ -74,16 +74,16 @@ for n in range(60):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
 }
 
 /// Of several processes that make a name exclusively exactly one succeeds, at whichever door.
 #[test]
 fn exclusive_creates_of_one_name_succeed_once() {
-    let Some(scene) = scene("lent_exclusive") else { return };
+    let Some(scene) = scene("delegation_exclusive") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 code = '''
 import os, sys, time
 won = []
@@ -109,7 +109,7 @@ assert {f'one-{n}' for n in range(400)} <= set(os.listdir('d'))
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert_eq!(scene.store_files().len(), 408);
     scene.is_clean();
 }
@@ -117,10 +117,10 @@ assert {f'one-{n}' for n in range(400)} <= set(os.listdir('d'))
 /// Directories above are renamed, and exchanged with others, while programs make files in them.
 #[test]
 fn delegated_creates_follow_renamed_parent_directories() {
-    let Some(scene) = scene("lent_renamed") else { return };
+    let Some(scene) = scene("delegation_renamed") else { return };
     let script = python(
         r"
-os.makedirs('a/b/d'); lend('a/b/d')
+os.makedirs('a/b/d'); delegate('a/b/d')
 code = '''
 import os, sys, time
 who, dir = sys.argv[1], os.open('a/b/d', os.O_RDONLY)
@@ -162,7 +162,7 @@ assert os.listdir('a') == ['b'] and os.listdir('.') == ['a']
     let mut all = FAST.to_vec();
     all.extend(["--rule", "*=keep", "--keep-at-exit", "drop"]);
     let ended = scene.run(&all, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert!(!ended.stderr.contains("and it is lost"), "{}", ended.stderr);
     scene.is_clean();
 }
@@ -170,10 +170,10 @@ assert os.listdir('a') == ['b'] and os.listdir('.') == ['a']
 /// Two directories change places all the time: each file is in one of them, and nowhere else.
 #[test]
 fn delegated_creates_land_once_in_exchanged_directories() {
-    let Some(scene) = scene("lent_swapped") else { return };
+    let Some(scene) = scene("delegation_swapped") else { return };
     let script = python(
         r"
-for dir in 'de': os.mkdir(dir); lend(dir)
+for dir in 'de': os.mkdir(dir); delegate(dir)
 code = '''
 import os, sys, time
 who, made, until, n = sys.argv[1], [], time.time() + 4, 0
@@ -205,7 +205,7 @@ for dir, names in (('d', d), ('e', e)):
     let mut all = FAST.to_vec();
     all.extend(["--rule", "*=keep", "--keep-at-exit", "drop"]);
     let ended = scene.run(&all, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert!(!ended.stderr.contains("and it is lost"), "{}", ended.stderr);
     scene.is_clean();
 }
@@ -213,10 +213,10 @@ for dir, names in (('d', d), ('e', e)):
 /// Files come to the store in the order of their closes.
 #[test]
 fn marker_is_not_published_before_its_data() {
-    let Some(scene) = scene("lent_order") else { return };
+    let Some(scene) = scene("delegation_order") else { return };
     let script = python(
         r"
-os.mkdir('d'); os.mkdir('m'); lend('d')
+os.mkdir('d'); os.mkdir('m'); delegate('d')
 for n in range(150):
     for more in range(6): make(f'd/data-{n}-{more}', b'd' * 3000)
     if n % 3 == 0: make(f'd/done-{n}', b'')
@@ -241,7 +241,7 @@ for n in range(150):
         }
     }
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert!(seen.len() > 20, "nothing was looked at: {}", seen.len());
     scene.is_clean();
 }
@@ -249,17 +249,17 @@ for n in range(150):
 /// A process that stops in the middle of a create blocks no other process, and its file does not count.
 #[test]
 fn stopped_creator_blocks_no_process() {
-    let Some(scene) = scene("lent_stopped") else { return };
+    let Some(scene) = scene("delegation_stopped") else { return };
     let text = format!(
-        "{CLAIM}{}",
+        "{INTAKE}{}",
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 OWN = 1 << 56
 dir = os.stat('d').st_ino - OWN
 memory = ring()
 tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 for n, so_far in enumerate((0, 1, 1)):
-    slot, at = claim(memory, dir, b'stuck-%d' % n, so_far)
+    slot, at = enter(memory, dir, b'stuck-%d' % n, so_far)
     if n == 2: make(f'{tier}/stuck-{n}', b'')
     make(f'd/meanwhile-{n}')
     began = time.time()
@@ -267,16 +267,16 @@ for n, so_far in enumerate((0, 1, 1)):
     os.mkdir(f'd/sub-{n}')
     assert time.time() - began < 1
     while phase(memory, slot, at) not in (4, None): assert time.time() - began < 3, phase(memory, slot, at)
-    # It can be made now, by whoever comes, and has his content.
+    # The next process can create it, with its own content.
     make(f'd/stuck-{n}', b'mine')
     assert open(f'd/stuck-{n}').read() == 'mine'
-    lend('d/' + f'sub-{n}')
+    delegate('d/' + f'sub-{n}')
 for n in range(3000): make(f'd/more-{n}', b'')
 assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 3000
 "
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     scene.holds("d/stuck-2", b"mine");
     scene.is_clean();
 }
@@ -284,11 +284,11 @@ assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 30
 /// The ring has false entries. No program gets another program's file by them, and the agent continues.
 #[test]
 fn forged_ring_entries_are_not_believed() {
-    let Some(scene) = scene("lent_lies") else { return };
+    let Some(scene) = scene("delegation_lies") else { return };
     let text = format!(
-        "{CLAIM}{}",
+        "{INTAKE}{}",
         r"
-os.mkdir('d'); lend('d'); make('secret', b's')
+os.mkdir('d'); delegate('d'); make('secret', b's')
 OWN = 1 << 56
 dir = os.stat('d').st_ino - OWN
 memory = ring()
@@ -296,8 +296,8 @@ tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 os.symlink('/etc/passwd', f'{tier}/link')
 os.link(f'{tier}/first-0', f'{tier}/second-name')
 for name in (b'', b'.', b'..', b'../secret', b'a/b', b'link', b'second-name', b'first-1', b'nothing', b'\0', b'.surgetank-tmp-x'):
-    claim(memory, dir, name, 2)
-claim(memory, 99999, b'x', 2)
+    enter(memory, dir, name, 2)
+enter(memory, 99999, b'x', 2)
 os.unlink(f'{tier}/link'); os.unlink(f'{tier}/second-name')
 assert sorted(os.listdir('d')) == sorted(f'first-{n}' for n in range(8)), os.listdir('d')
 for n in range(300): make(f'd/more-{n}')
@@ -313,10 +313,10 @@ assert open('secret').read() == 's' and len(os.listdir('d')) == 308
 /// The agent is killed while programs make files. The next agent takes in what they reported.
 #[test]
 fn reported_creates_survive_an_agent_kill() {
-    let Some(scene) = scene("lent_killed") else { return };
+    let Some(scene) = scene("delegation_killed") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 n, held = 0, []
 open('/mnt/aside/ready', 'w').close()
 while not os.path.exists('/mnt/aside/stop'):
@@ -348,7 +348,7 @@ print(n)
     }
     fs::write("/mnt/aside/stop", "").unwrap();
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     let made: usize = ended.stdout.trim().parse().unwrap();
     assert_eq!(scene.store_files().len(), made + 8);
     scene.is_clean();
@@ -357,12 +357,12 @@ print(n)
 /// The agent is killed before it has written down the reported creates, and just after, one agent after the other.
 #[test]
 fn agent_killed_while_taking_in_creates_loses_none() {
-    let Some(scene) = scene("lent_killed_there") else { return };
+    let Some(scene) = scene("delegation_killed_there") else { return };
     let script = python(
         r"
 inos = {}
 for dir in range(6):
-    os.mkdir(f'd{dir}'); lend(f'd{dir}')
+    os.mkdir(f'd{dir}'); delegate(f'd{dir}')
     for n in range(200):
         name = f'd{dir}/file-{n}'
         file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -375,11 +375,11 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
 ",
     );
     let mut command = scene.run_command(FAST, script);
-    command.env("SURGETANK_CRASH", "lent.settled:5,lent.settling:5,lent.settled:9");
+    command.env("SURGETANK_CRASH", "delegation.settled:5,delegation.settling:5,delegation.settled:9");
     let ended = Running::of(command).ends().exits(0);
     let killed = scene.log().matches("another one takes over").count();
     assert!(killed > 1, "{killed} were killed:\n{}", scene.log());
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert_eq!(scene.store_files().len(), 6 * 208);
     scene.is_clean();
 }
@@ -387,18 +387,18 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
 /// The supervisor dies too, so the next start takes in what programs reported.
 #[test]
 fn reported_creates_survive_the_loss_of_the_supervisor() {
-    let Some(scene) = scene("lent_left") else { return };
+    let Some(scene) = scene("delegation_left") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 for n in range(40): make(f'd/file-{n}')
 open('/mnt/aside/ready', 'w').close()
 time.sleep(30)
 ",
     );
     let mut command = scene.run_command(&["--quiet-period", "60s"], script);
-    // Nobody reads the ring from then on.
-    command.env("SURGETANK_CRASH", "lent.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
+    // No process reads the ring from then on.
+    command.env("SURGETANK_CRASH", "delegation.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
     let running = Running::of(command);
     eventually("the program is there", || Path::new("/mnt/aside/ready").exists());
     scene.await_no_agent();
@@ -424,11 +424,11 @@ time.sleep(30)
 
 #[test]
 fn full_tier_sends_delegated_creates_elsewhere() {
-    let Some(mut scene) = Scene::new("lent_full") else { return };
+    let Some(mut scene) = Scene::new("delegation_full") else { return };
     scene.tier("ram", 24);
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 for n in range(160): make(f'd/file-{n}', bytes([n]) * (400 << 10))
 for n in range(160): assert open(f'd/file-{n}', 'rb').read() == bytes([n]) * (400 << 10), n
 ",
@@ -441,10 +441,10 @@ for n in range(160): assert open(f'd/file-{n}', 'rb').read() == bytes([n]) * (40
 /// Permissions, and flags without `O_EXCL`.
 #[test]
 fn delegated_creates_have_their_modes_and_flags() {
-    let Some(scene) = scene("lent_modes") else { return };
+    let Some(scene) = scene("delegation_modes") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 for mask in (0, 0o022, 0o077, 0o777, 0o133):
     os.umask(mask)
     for mode in (0o644, 0o755, 0o600, 0o400, 0, 0o4755, 0o666):
@@ -465,7 +465,7 @@ os.write(both, b'1'); os.lseek(both, 0, 0); os.write(both, b'2'); os.lseek(both,
 assert os.read(both, 9) == b'12'
 os.chmod('d', 0o500)
 os.chmod('d', 0o700)
-os.mkdir('e'); lend('e')
+os.mkdir('e'); delegate('e')
 for name in os.listdir('e'): os.unlink(f'e/{name}')
 os.rmdir('e')
 try: make('e/x'); assert False
@@ -473,14 +473,14 @@ except FileNotFoundError: pass
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     scene.is_clean();
 }
 
 /// As git does it: each name is looked up through the mount, and unlinked, before it is made.
 #[test]
 fn lookup_before_each_create_keeps_the_delegation() {
-    let Some(scene) = scene("lent_looked_for") else { return };
+    let Some(scene) = scene("delegation_looked_for") else { return };
     let script = python(
         r"
 os.mkdir('d')
@@ -492,7 +492,7 @@ for n in range(200):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert_eq!(scene.store_files().len(), 200);
     scene.is_clean();
 }
@@ -502,11 +502,11 @@ for n in range(200):
 /// report its close.
 #[test]
 fn unused_delegation_ends() {
-    let Some(scene) = scene("lent_unused") else { return };
+    let Some(scene) = scene("delegation_unused") else { return };
     let script = python(
         r"
 import glob
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 # As the kernel prints it. (Another agent of this machine may watch another file system's inode of the same number.)
 stat = os.stat(glob.glob('/mnt/tier-ram/surgetank-*/d')[0])
 watched = f' ino:{stat.st_ino:x} sdev:{os.major(stat.st_dev) << 20 | os.minor(stat.st_dev):x} '
@@ -536,7 +536,7 @@ assert len(os.listdir('d')) == 49 and open('d/held').read() == 'late'
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     scene.holds("d/held", b"late");
     assert_eq!(scene.store_files().len(), 49);
     scene.is_clean();

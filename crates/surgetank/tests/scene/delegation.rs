@@ -1,4 +1,4 @@
-//! For tests of lent directories: what their programs have in common, and how many files those made without asking.
+//! For tests of delegated directories: what their programs have in common, and how many files they created without a request.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ def make(path, data=b'x', flags=os.O_EXCL, mode=0o644):
     made = os.open(path, os.O_CREAT | os.O_WRONLY | flags, mode)
     if data: os.write(made, data)
     os.close(made)
-def lend(dir):
+def delegate(dir):
     for n in range(8): make(f'{dir}/first-{n}')
 def bare(*words):
     # Without the shim: through the mount.
@@ -32,7 +32,7 @@ def bare(*words):
 }
 
 /// How many files programs made themselves. How often they ask instead is a matter of time, so one is enough to say that they can.
-pub fn made_lent(ended: &Ended) -> u64 {
+pub fn created_delegated(ended: &Ended) -> u64 {
     let lines = ended
         .stderr
         .lines()
@@ -40,15 +40,15 @@ pub fn made_lent(ended: &Ended) -> u64 {
     lines.filter_map(|part| part.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// A claim as `shim/abi.h` has it, of one who does not come to an end with it: stopped, or killed.
-pub const CLAIM: &str = r"
+/// An intake entry as `shim/abi.h` has it, of one who does not come to an end with it: stopped, or killed.
+pub const INTAKE: &str = r"
 import glob, mmap, struct
 ring_path = glob.glob('/dev/shm/surgetank-*.index.ring')
 def ring():
     path = max(glob.glob('/dev/shm/surgetank-*.index.ring'), key=os.path.getmtime)
     file = os.open(path, os.O_RDWR)
     return mmap.mmap(file, 0)
-def claim(ring, dir, name, phase):
+def enter(ring, dir, name, phase):
     at, = struct.unpack_from('<Q', ring, 64)
     struct.pack_into('<Q', ring, 64, at + 1)
     slot = 4096 + at % 1024 * 320

@@ -113,13 +113,13 @@ impl Line {
 }
 
 /// A store like `S`, whose files can only be read by ranges.
-pub struct Distant<S> {
+pub struct RangesOnly<S> {
     inner: Arc<S>,
     /// Its requests for ranges.
     pub line: Arc<Line>,
 }
 
-impl<S: Store> Distant<S> {
+impl<S: Store> RangesOnly<S> {
     /// Wraps `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner: Arc::new(inner), line: Arc::default() }
@@ -166,7 +166,7 @@ fn not_supported<T>() -> io::Result<T> {
     Err(Errno::OPNOTSUPP.into())
 }
 
-impl<S: Store + 'static> Store for Distant<S> {
+impl<S: Store + 'static> Store for RangesOnly<S> {
     fn describe(&self) -> String {
         self.inner.describe()
     }

@@ -1,13 +1,13 @@
-//! What a program gets from a store whose server does not answer: an error when its time is over, and everything that needs no
-//! answer at once. A server that is slow is waited for.
+//! Queries with a timeout, to a store whose server does not answer: a program gets an error after the timeout, and everything
+//! that needs no answer at once. A slow server is waited for.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::distant::world::{CHUNK, MIB, World, pattern};
-use surgetank_testkit::stores::distant::Held;
+use crate::fetch::world::{CHUNK, MIB, World, pattern};
+use surgetank_testkit::stores::ranges_only::Held;
 use surgetank_types::error::{Errno, Fault};
 use surgetank_types::model::FileId;
 
@@ -82,7 +82,7 @@ fn slow_server_is_waited_for() {
             answered.store(true, Ordering::SeqCst);
             listing
         });
-        // The listing, and one other question in each time of `retry` that went by.
+        // The listing, and one other question in each `retry` interval.
         while world.line.questions() < 4 && !answered.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -4,7 +4,7 @@ use surgetank_types::model::{FileId, RunId};
 
 /// A file that a process says it created.
 #[derive(Debug, Clone)]
-pub struct Claimed {
+pub struct IntakeFile {
     /// The agent gave it for the inode number. The file's id comes at intake, so that ids give the order of creation.
     pub number: u64,
     /// The directory in which it was created.

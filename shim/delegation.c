@@ -3,8 +3,8 @@
  * that the agent does not know; a file that is created where the directory was a moment ago. In any unexpected state
  * the shim sends a request to the agent.
  *
- * The order is: write the claim, check that directories are still delegated, create the plain file. An agent that ends
- * a delegation reads the claims after that, and waits for those in progress.
+ * The order is: write the entry, check that directories are still delegated, create the plain file. An agent that ends
+ * a delegation reads the entries after that, and waits for those in progress.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 #define RELAXED(from) __atomic_load_n(from, __ATOMIC_RELAXED)
-#define RING_BYTES (ST_RING_SLOTS_OFFSET + ST_CLAIMS * sizeof(struct st_claim))
+#define RING_BYTES (ST_RING_SLOTS_OFFSET + ST_INTAKE_ENTRIES * sizeof(struct st_intake_entry))
 #define NO_RING ((struct st_ring *)-1)
 #define OWN_NAMES ".surgetank"
 #define OWN_INODES (UINT64_C(1) << 56) /* as crates/state/src/tree.rs has it */
@@ -25,14 +25,14 @@
 
 static struct st_ring *rings[ST_DOMAINS_MAX];
 
-static inline uint64_t state_of(uint64_t claim, unsigned phase)
+static inline uint64_t state_of(uint64_t entry, unsigned phase)
 {
-    return claim << 3 | phase;
+    return entry << 3 | phase;
 }
 
-static inline struct st_claim *slot_of(struct st_ring *ring, uint64_t claim)
+static inline struct st_intake_entry *slot_of(struct st_ring *ring, uint64_t entry)
 {
-    return (struct st_claim *)((char *)ring + ST_RING_SLOTS_OFFSET) + claim % ST_CLAIMS;
+    return (struct st_intake_entry *)((char *)ring + ST_RING_SLOTS_OFFSET) + entry % ST_INTAKE_ENTRIES;
 }
 
 static struct st_ring *map(const struct st_domain *domain)
@@ -52,7 +52,7 @@ static struct st_ring *map(const struct st_domain *domain)
     if (!st_sys_failed(st_sys_fstat((int)opened, &file)) && S_ISREG(file.st_mode) &&
         file.st_uid == domain->index->uid && !(file.st_mode & 077) && (uint64_t)file.st_size >= RING_BYTES &&
         st_sys(__NR_pread64, opened, &head, sizeof head, 0) == (long)sizeof head && head.magic == ST_RING_MAGIC &&
-        head.layout == ST_LAYOUT && head.claims == ST_CLAIMS) {
+        head.layout == ST_LAYOUT && head.entries == ST_INTAKE_ENTRIES) {
         long mapped = st_sys(__NR_mmap, 0, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, opened, 0);
         if (!st_sys_failed(mapped))
             ring = (struct st_ring *)mapped;
@@ -79,7 +79,7 @@ static struct st_ring *ring_of(const struct st_domain *domain)
     return ring == NO_RING ? NULL : ring;
 }
 
-bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch)
+bool st_delegated_begin(const struct st_domain *domain, uint64_t *epoch)
 {
     struct st_ring *ring = ring_of(domain);
     if (ring)
@@ -87,7 +87,7 @@ bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch)
     return ring != NULL;
 }
 
-bool st_lent_turn(const struct st_domain *domain, uint64_t *turn)
+bool st_delegated_turn(const struct st_domain *domain, uint64_t *turn)
 {
     struct st_ring *ring = ring_of(domain);
     if (ring)
@@ -95,56 +95,56 @@ bool st_lent_turn(const struct st_domain *domain, uint64_t *turn)
     return ring && !(*turn & 1);
 }
 
-bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn)
+bool st_delegated_same_turn(const struct st_domain *domain, uint64_t turn)
 {
     struct st_ring *ring = ring_of(domain);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return ring && RELAXED(&ring->turn) == turn;
 }
 
-/* The claims that may be in the ring, from `*at` on; returns their number. */
-static uint64_t claims(struct st_ring *ring, uint64_t *at)
+/* The entries that may be in the ring, from `*at` on; returns their number. */
+static uint64_t entries(struct st_ring *ring, uint64_t *at)
 {
     uint64_t next = __atomic_load_n(&ring->next, __ATOMIC_ACQUIRE);
     *at = __atomic_load_n(&ring->first, __ATOMIC_ACQUIRE);
     uint64_t count = next - *at;
-    return count > ST_CLAIMS ? 0 : count; /* it was read while both changed; the turn has changed, too */
+    return count > ST_INTAKE_ENTRIES ? 0 : count; /* it was read while both changed; the turn has changed, too */
 }
 
-bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes)
+bool st_delegated_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
-    for (uint64_t left = ring ? claims(ring, &at) : 0; left; left--, at++) {
-        const struct st_claim *slot = slot_of(ring, at);
-        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == state_of(at, ST_CLAIM_DONE) &&
+    for (uint64_t left = ring ? entries(ring, &at) : 0; left; left--, at++) {
+        const struct st_intake_entry *slot = slot_of(ring, at);
+        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == state_of(at, ST_INTAKE_DONE) &&
             RELAXED(&slot->dir) == dir_id && RELAXED(&slot->name_bytes) == bytes && !memcmp(slot->name, name, bytes))
             return true;
     }
     return false;
 }
 
-bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id)
+bool st_delegated_any_in(const struct st_domain *domain, uint64_t dir_id)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
     if (!ring)
         return true;
-    for (uint64_t left = claims(ring, &at); left; left--, at++) {
-        const struct st_claim *slot = slot_of(ring, at);
-        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == state_of(at, ST_CLAIM_DONE) && RELAXED(&slot->dir) == dir_id)
+    for (uint64_t left = entries(ring, &at); left; left--, at++) {
+        const struct st_intake_entry *slot = slot_of(ring, at);
+        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) == state_of(at, ST_INTAKE_DONE) && RELAXED(&slot->dir) == dir_id)
             return true;
     }
     return false;
 }
 
-bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out)
+bool st_delegated_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out)
 {
     struct st_ring *ring = ring_of(domain);
     uint64_t at;
-    for (uint64_t left = ring ? claims(ring, &at) : 0; left; left--, at++) {
-        const struct st_claim *slot = slot_of(ring, at);
-        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) != state_of(at, ST_CLAIM_DONE) || RELAXED(&slot->ino) != ino ||
+    for (uint64_t left = ring ? entries(ring, &at) : 0; left; left--, at++) {
+        const struct st_intake_entry *slot = slot_of(ring, at);
+        if (__atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) != state_of(at, ST_INTAKE_DONE) || RELAXED(&slot->ino) != ino ||
             RELAXED(&slot->device) != device)
             continue;
         memset(out, 0, sizeof *out);
@@ -157,39 +157,39 @@ bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino
         out->gid = RELAXED(&slot->gid);
         out->nlink = 1;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        return RELAXED(&slot->state) == state_of(at, ST_CLAIM_DONE);
+        return RELAXED(&slot->state) == state_of(at, ST_INTAKE_DONE);
     }
     return false;
 }
 
-/* The next claim, if its slot is free. */
-static struct st_claim *take(struct st_ring *ring, uint64_t *claim)
+/* The next entry, if its slot is free. */
+static struct st_intake_entry *take(struct st_ring *ring, uint64_t *entry)
 {
     uint64_t next = __atomic_load_n(&ring->next, __ATOMIC_RELAXED);
     for (;;) {
-        struct st_claim *slot = slot_of(ring, next);
+        struct st_intake_entry *slot = slot_of(ring, next);
         if (next - RELAXED(&ring->first) >= RELAXED(&ring->limit))
             return NULL;
         uint64_t state = __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE);
-        if (state == state_of(next, ST_CLAIM_SKIP)) {
+        if (state == state_of(next, ST_INTAKE_SKIP)) {
             __atomic_compare_exchange_n(&ring->next, &next, next + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
             next = __atomic_load_n(&ring->next, __ATOMIC_RELAXED);
-        } else if (state != state_of(next, ST_CLAIM_FREE)) {
+        } else if (state != state_of(next, ST_INTAKE_FREE)) {
             uint64_t now = __atomic_load_n(&ring->next, __ATOMIC_RELAXED);
             if (now == next)
                 return NULL; /* full */
             next = now;
         } else if (__atomic_compare_exchange_n(&ring->next, &next, next + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
-            *claim = next;
+            *entry = next;
             return slot;
         }
     }
 }
 
-static bool change(struct st_claim *slot, uint64_t claim, unsigned from, unsigned to)
+static bool change(struct st_intake_entry *slot, uint64_t entry, unsigned from, unsigned to)
 {
-    uint64_t before = state_of(claim, from);
-    return __atomic_compare_exchange_n(&slot->state, &before, state_of(claim, to), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    uint64_t before = state_of(entry, from);
+    return __atomic_compare_exchange_n(&slot->state, &before, state_of(entry, to), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 }
 
 /* Before a file is created, the agent must have closed its copy of a descriptor that it just sent and the program may
@@ -205,7 +205,7 @@ static bool all_given(struct st_ring *ring)
     return true;
 }
 
-int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch)
+int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch)
 {
     const struct st_domain *domain = place->from.domain;
     struct st_ring *ring = ring_of(domain);
@@ -215,8 +215,8 @@ int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t
         return ST_PASS;
     place->record.device = place->dir_device;
     const char *path = st_plain_path(place, text);
-    uint64_t claim;
-    struct st_claim *slot = path ? take(ring, &claim) : NULL;
+    uint64_t entry;
+    struct st_intake_entry *slot = path ? take(ring, &entry) : NULL;
     if (!slot)
         return ST_PASS;
     uint32_t gid = (uint32_t)st_sys(__NR_getegid);
@@ -228,7 +228,7 @@ int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t
     __atomic_store_n(&slot->gid, gid, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->name_bytes, place->name_bytes, __ATOMIC_RELAXED);
     memcpy(slot->name, place->name, place->name_bytes);
-    if (!change(slot, claim, ST_CLAIM_FREE, ST_CLAIM_MADE))
+    if (!change(slot, entry, ST_INTAKE_FREE, ST_INTAKE_MADE))
         return ST_PASS;
     long opened = -1;
     if (__atomic_load_n(&ring->epoch, __ATOMIC_SEQ_CST) == epoch)
@@ -236,17 +236,17 @@ int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t
                         0, ST_OWN_CALL);
     struct stat stat;
     if (st_sys_failed(opened)) {
-        change(slot, claim, ST_CLAIM_MADE, ST_CLAIM_VOID);
+        change(slot, entry, ST_INTAKE_MADE, ST_INTAKE_VOID);
         return ST_PASS;
     }
-    /* (If it fails, an unclaimed file remains; the agent replaces it when a program requests the name.) */
+    /* (If it fails, an unrecorded file remains; the agent replaces it when a program requests the name.) */
     bool done = !st_sys_failed(st_sys_fstat((int)opened, &stat)) && stat.st_gid == gid;
     if (done) {
         __atomic_store_n(&slot->dev, stat.st_dev, __ATOMIC_RELAXED);
         __atomic_store_n(&slot->ino, stat.st_ino, __ATOMIC_RELAXED);
-        done = change(slot, claim, ST_CLAIM_MADE, ST_CLAIM_DONE);
+        done = change(slot, entry, ST_INTAKE_MADE, ST_INTAKE_DONE);
     } else {
-        change(slot, claim, ST_CLAIM_MADE, ST_CLAIM_VOID);
+        change(slot, entry, ST_INTAKE_MADE, ST_INTAKE_VOID);
     }
     if (done)
         return (int)opened;

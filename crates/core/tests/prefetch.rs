@@ -1,12 +1,11 @@
-//! Bringing in ahead of use what programs have open: under readers that we mediate, and for the time when those that the
-//! kernel serves have closed it.
+//! Prefetch of files that programs have open: under mediated readers, and for passed-through readers after their last close.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::distant::world::{Kind, MIB, World, pattern};
+use crate::fetch::world::{Kind, MIB, World, pattern};
 use surgetank_core::namespace::{Grant, SetAttr};
 use surgetank_types::model::FileId;
 
@@ -72,7 +71,7 @@ fn open_file_is_prefetched_while_readers_have_it() {
     world.is_charged();
     assert!(world.used_bytes() >= SIZE);
     assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the store has it, too");
-    // Whoever comes now and whoever was there read the copy.
+    // Later and earlier readers read the copy.
     other.set(Some(world.open("f", libc::O_RDONLY).unwrap()));
     let other = other.take().unwrap();
     assert!(world.read_on(&reader, MIB).unwrap() == bytes);
@@ -260,7 +259,7 @@ fn file_changed_before_a_prefetch_is_copied_once() {
     world.close(reader);
 }
 
-/// Its reader has the version before open, which nobody else has any more.
+/// Its reader has the earlier version open, and no other process has it.
 #[test]
 fn readers_of_another_version_keep_theirs() {
     let world = mediated();
@@ -374,7 +373,7 @@ fn waiting_copy_is_removed_when_the_file_changes() {
     }
 }
 
-/// Renamed by us: the copy lies under the new name.
+/// The agent renames the file: the copy has the new name.
 #[test]
 fn waiting_copy_follows_its_renamed_file() {
     let mut world = passed_through();

@@ -1,10 +1,10 @@
-//! Making many files in a directory that the store has already.
+//! The negative cache: many files are created in a directory that the store already has.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::distant::world::{Kind, World, pattern};
+use crate::fetch::world::{Kind, World, pattern};
 use surgetank_types::error::Errno;
 use surgetank_types::model::FileId;
 
@@ -38,7 +38,7 @@ fn new_files_in_a_listed_directory_cost_no_lookups() {
     }
     let (lookups, listings) = asked(&world);
     assert!(lookups <= 10 && listings == 1, "{lookups} look-ups, {listings} listings for 500 files");
-    // What the store has is found, whoever made it.
+    // Files of the store are found, also those of other clients.
     world.settle();
     for number in 0..50 {
         assert!(world.find(&format!("old-{number}")).is_ok());
@@ -132,7 +132,7 @@ fn name_shown_by_a_listing_can_be_opened() {
     let names = world.namespace.listings.listing(listing.fh, 0).unwrap();
     assert!(names.iter().any(|listed| *listed.name == *b"theirs"));
     assert!(world.find("theirs").is_ok());
-    // What the drain calls otherwise because somebody else was there first, too.
+    // Also a file that the drain renames because another client had the name first.
     world.put("new-5", b"theirs");
     world.settle();
     let conflict = std::fs::read_dir(world.in_store("")).unwrap().map(|entry| entry.unwrap().file_name());

@@ -1,4 +1,4 @@
-//! What is brought in ahead while programs read it: through the mount, by us or by the kernel, and through the agent's death.
+//! Prefetch while programs read the file: through the mount, mediated or by the kernel, and across the agent's death.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;

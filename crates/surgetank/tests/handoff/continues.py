@@ -1,5 +1,5 @@
 """Does all kinds of things until STOP is there and checks each against what a plain directory gives; the first difference
-ends it with an error. usage: goes_on.py NAME STOP"""
+ends it with an error. usage: continues.py NAME STOP"""
 import errno
 import os
 import random

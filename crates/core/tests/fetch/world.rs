@@ -16,7 +16,7 @@ use surgetank_policy::config::{Config, KeepAtExit, Survives, TierConfig, Way};
 use surgetank_store::posix::PosixStore;
 use surgetank_store::source::RANGE_BYTES;
 use surgetank_store::{Store, Verify};
-use surgetank_testkit::stores::distant::{Distant, Line};
+use surgetank_testkit::stores::ranges_only::{Line, RangesOnly};
 use surgetank_tier::Tiers;
 use surgetank_types::error::Errno;
 use surgetank_types::model::{Caller, FileId, FsyncTarget};
@@ -24,7 +24,7 @@ use surgetank_types::model::{Caller, FileId, FsyncTarget};
 pub const MIB: u64 = 1 << 20;
 pub const CHUNK: u64 = RANGE_BYTES;
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What the store and the kernel are.
 #[derive(Debug, Clone, Copy)]
@@ -139,16 +139,15 @@ impl World {
         let (store, line): (Arc<dyn Store>, _) = if kind.plain {
             (Arc::new(directory), Arc::default())
         } else {
-            let distant = Distant::new(directory);
-            let line = distant.line.clone();
-            (Arc::new(distant), line)
+            let wrapped = RangesOnly::new(directory);
+            let line = wrapped.line.clone();
+            (Arc::new(wrapped), line)
         };
-        let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
+        let tiers = Arc::new(Tiers::open(&config.tiers, "fetch").unwrap());
         let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
         let survival = Survival { handoff: Some(handoff.clone()), again, ..Survival::default() };
         let catalog = Arc::new(catalog);
-        let namespace =
-            Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
+        let namespace = Namespace::open_after(config, store, tiers, catalog, "fetch".into(), false, survival).unwrap();
         namespace.set_door(Arc::new(Kernel { backed: AtomicU32::new(0), direct: kind.direct }));
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
@@ -159,7 +158,7 @@ impl World {
         self.base.path().join("store").join(name)
     }
 
-    /// Somebody else puts a file into the store.
+    /// Another client puts a file into the store.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let beside = self.in_store(".others");
         std::fs::write(&beside, bytes).unwrap();
@@ -232,7 +231,7 @@ impl World {
         blocks
     }
 
-    /// What is charged is there. (Where it lies on the disk may take a block more once that is decided.)
+    /// The charged bytes are on the tier. (The file may take one more block when its place on the disk is decided.)
     pub fn is_charged(&self) {
         let (used, there) = (self.used_bytes(), self.on_tiers());
         assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} there");
@@ -246,7 +245,7 @@ impl World {
         if self.drain.is_none() {
             self.start_drain();
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while self.namespace.questions.busy(None) {
             assert!(Instant::now() < until, "the drain hangs: {:?}", self.namespace.questions.stuck());
             std::thread::sleep(Duration::from_millis(1));

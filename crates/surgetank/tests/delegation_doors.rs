@@ -1,15 +1,15 @@
-//! Directories that are lent to programs, where others are about the same names: whose claims stop half-way, whom another run
-//! has, who comes by another door or without privileges.
+//! Delegated directories in which other processes use the same names: their entries stop half-way, they belong to another run, use
+//! another door, or have no privileges.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
 use std::path::Path;
 
-use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::delegation::{FAST, INTAKE, created_delegated, python, scene};
 use crate::scene::record::{number, records};
 use crate::scene::{Running, Scene, eventually};
 
-/// A program that has made the plain file of what it makes, and has not told of it: there it dies, or stands until it may go on.
+/// A program that has created its plain file and has not reported it. There it dies, or stops until it may continue.
 /// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop, as at
 /// libc's `syscall` where it is ours.)
 const STUCK: &str = r"
@@ -46,7 +46,7 @@ except FileExistsError: print('exists', flush=True)
 sys.stdout.flush(); ctypes.CDLL(None).exit(0)
 '''
 def half(name, then):
-    relend('d')
+    delegate_again('d')
     one = subprocess.Popen([sys.executable, '-S', '-c', HALF, f'd/{name}', f'{tier}/{name}', f'/mnt/aside/{name}', then], stdout=subprocess.PIPE, text=True)
     until = time.time() + 20
     while one.poll() is None and not os.path.exists(f'/mnt/aside/{name}.stands'):
@@ -56,27 +56,27 @@ def half(name, then):
 def go(name, one):
     open(f'/mnt/aside/{name}.go', 'w').close()
     return one.communicate(timeout=20)[0].strip()
-relent = 0
-def relend(dir):
-    # Files are asked for until it is lent again.
-    global relent
+again = 0
+def delegate_again(dir):
+    # Files are created through the agent until it is delegated again.
+    global again
     before = made_alone()
     for n in range(200):
-        relent += 1
-        make(f'{dir}/again-{relent}', b'')
+        again += 1
+        make(f'{dir}/again-{again}', b'')
         if made_alone() > before: return
         if n > 100: time.sleep(0.001) # the machine is busy
-    assert False, 'not lent again'
+    assert False, 'not delegated again'
 def made_alone(): return struct.unpack_from('<Q', memory, 64)[0]
 ";
 
 #[test]
 fn creator_killed_before_its_report_leaves_the_name_free() {
-    let Some(scene) = scene("lent_dies") else { return };
+    let Some(scene) = scene("delegation_dies") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
-os.mkdir('d'); lend('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
+os.mkdir('d'); delegate('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 assert half('dead', 'dies').wait() == -9 and os.path.lexists(f'{tier}/dead')
 began = time.time()
 assert 'dead' not in os.listdir('d') and not os.path.exists('d/dead') and bare('stat', 'd/dead').returncode
@@ -96,7 +96,7 @@ assert half('nobody', 'dies').wait() == -9
 os.rename('d', 'e')
 assert 'nobody' not in os.listdir('e') and os.listdir('e/dir') == ['x']
 assert time.time() - began < 20
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 assert half('last', 'dies').wait() == -9
 for name in os.listdir('d'): os.unlink(f'd/{name}')
 os.rmdir('d')
@@ -104,7 +104,7 @@ os.mkdir('d'); make('d/last', b'new')
 ",
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     for (name, bytes) in [("e/dead", &b"mine"[..]), ("e/other", b"mount\n"), ("e/to", b"moved"), ("d/last", b"new")] {
         scene.holds(name, bytes);
     }
@@ -115,11 +115,11 @@ os.mkdir('d'); make('d/last', b'new')
 
 #[test]
 fn creator_stopped_before_its_report_blocks_no_process() {
-    let Some(scene) = scene("lent_stands") else { return };
+    let Some(scene) = scene("delegation_stands") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
-os.mkdir('d'); lend('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
+os.mkdir('d'); delegate('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
 # Somebody else was quicker, as it turns out.
 one = half('a', 'stands'); began = time.time()
 os.mkdir('d/sub'); make('d/a', b'mine')
@@ -134,7 +134,7 @@ one = half('c', 'stands'); os.rename('d', 'e'); os.mkdir('d')
 assert 'c' not in os.listdir('e')
 assert go('c', one) == 'made' and open('e/c').read() == 'own' and not os.path.exists('d/c')
 # Revoked by the tender, and meanwhile the name is somebody's who makes it and takes it away.
-lend('d'); one = half('f', 'stands'); make('d/f', b'mine'); os.unlink('d/f')
+delegate('d'); one = half('f', 'stands'); make('d/f', b'mine'); os.unlink('d/f')
 assert go('f', one) == 'made' and open('d/f').read() == 'own'
 # The agent dies meanwhile.
 one = half('g', 'stands')
@@ -151,7 +151,7 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
     }
     fs::write("/mnt/aside/killed", "").unwrap();
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     let holds = [("e/a", &b"mine"[..]), ("e/b", b"own"), ("e/c", b"own"), ("d/f", b"own"), ("d/g", b"own")];
     holds.into_iter().for_each(|(name, bytes)| scene.holds(name, bytes));
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
@@ -161,10 +161,10 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
 /// Kills at any point, among other processes that continue.
 #[test]
 fn killed_creator_loses_no_file_of_other_creators() {
-    let Some(scene) = scene("lent_kills") else { return };
+    let Some(scene) = scene("delegation_kills") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 code = '''
 import os, sys
 who, at = sys.argv[1], 0
@@ -204,7 +204,7 @@ for who in range(1, n + 1):
 print(n, len(there))
 ",
     );
-    // (Who is killed reports nothing: it is counted here what nobody asked for.)
+    // (A killed program reports no counts: the test counts the files created without a request.)
     let ended = scene.run(&[FAST, &["--rule", "*=keep", "--keep-at-exit", "drop"]].concat(), script).exits(0);
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
@@ -214,10 +214,10 @@ print(n, len(there))
 /// The file closed first is in the store first, also when the agent is slow to close what it sent.
 #[test]
 fn mediated_file_is_published_before_later_creates() {
-    let Some(scene) = scene("lent_given") else { return };
+    let Some(scene) = scene("delegation_given") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d'); os.mkdir('m')
+os.mkdir('d'); delegate('d'); os.mkdir('m')
 for n in range(6):
     make(f'm{n}', b'data')
     make(f'd/done-{n}', b'')
@@ -238,18 +238,18 @@ for n in range(20): make(f'd/more-{n}', b'')
         }
     }
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 0 && seen > 0, "{seen} looked at; not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0 && seen > 0, "{seen} looked at; not delegated: {}", ended.stderr);
 }
 
 /// Each of several runs with one agent counts what its own programs made. A run that ends takes nothing from the
 /// others.
 #[test]
 fn runs_share_a_delegated_directory_and_count_apart() {
-    let Some(scene) = scene("lent_runs") else { return };
+    let Some(scene) = scene("delegation_runs") else { return };
     let first = python(
         r"
-os.mkdir('d'); lend('d')
-open('/mnt/aside/lent', 'w').close()
+os.mkdir('d'); delegate('d')
+open('/mnt/aside/delegated', 'w').close()
 while not os.path.exists('/mnt/aside/second'): time.sleep(0.001)
 won = []
 for n in range(1500):
@@ -261,7 +261,7 @@ with open('/mnt/aside/won-1', 'w') as told: told.write(' '.join(map(str, won)))
     );
     let mut one = scene.start(FAST, &first.replace("program.py", "first.py"));
     fs::rename("/mnt/program.py", "/mnt/first.py").unwrap();
-    eventually("it is lent", || Path::new("/mnt/aside/lent").exists() || one.is_over());
+    eventually("it is delegated", || Path::new("/mnt/aside/delegated").exists() || one.is_over());
     let second = python(
         r"
 # By children that are gone before anybody asks whose they were.
@@ -288,7 +288,12 @@ for n in won: assert open(f'd/both-{n}').read() == 'second', n
     let one = one.ends().exits(0);
     fs::write("/mnt/aside/first-ended", "").unwrap();
     let two = two.ends().exits(0);
-    assert!(made_lent(&one) > 0 && made_lent(&two) > 0, "not lent: {}\n{}", one.stderr, two.stderr);
+    assert!(
+        created_delegated(&one) > 0 && created_delegated(&two) > 0,
+        "not delegated: {}\n{}",
+        one.stderr,
+        two.stderr
+    );
     let won = |who: &str| -> Vec<u32> {
         let told = fs::read_to_string(format!("/mnt/aside/won-{who}")).unwrap();
         told.split_whitespace().map(|n| n.parse().unwrap()).collect()
@@ -310,14 +315,14 @@ fn files_of(scene: &Scene, record: &serde_json::Value) -> u64 {
     number(&scene.verb("report", &["--json", id]).exits(0).json()["files_total"])
 }
 
-/// Without privileges nothing is written directly, so nothing is lent; or if it is, it is as everywhere.
+/// Without privileges no file is written directly, so no directory is delegated. If one is, the same rules hold.
 #[test]
 fn unprivileged_delegated_creates_make_each_name_once() {
-    let Some(mut scene) = Scene::of_user("lent_user") else { return };
+    let Some(mut scene) = Scene::of_user("delegation_user") else { return };
     scene.tier("ram", 8192);
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 code = '''
 import os, sys
 won = 0
@@ -335,18 +340,18 @@ for n in range(0, 400, 40):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    println!("{} created in delegated directories", made_lent(&ended));
+    println!("{} created in delegated directories", created_delegated(&ended));
     assert_eq!(scene.store_files().len(), 408);
     scene.is_clean();
 }
 
-/// Where calls come by a listener nothing is lent: there every creation is the agent's.
+/// Behind a listener no directory is delegated: the agent makes every file.
 #[test]
 fn delegated_creates_without_a_mount_make_each_name_once() {
-    let Some(scene) = scene("lent_seccomp") else { return };
+    let Some(scene) = scene("delegation_seccomp") else { return };
     let script = python(
         r"
-os.mkdir('d'); lend('d')
+os.mkdir('d'); delegate('d')
 code = '''
 import os, sys, time
 won, start = 0, float(sys.argv[1])
@@ -364,7 +369,7 @@ assert len(os.listdir('d')) == 308
 ",
     );
     let ended = scene.run(&[FAST, &["--door", "seccomp"]].concat(), script).exits(0);
-    assert_eq!(made_lent(&ended), 0, "{}", ended.stderr);
+    assert_eq!(created_delegated(&ended), 0, "{}", ended.stderr);
     assert_eq!(scene.store_files().len(), 308);
     scene.is_clean();
 }
@@ -372,11 +377,11 @@ assert len(os.listdir('d')) == 308
 /// While the agent is about to bind a name in another way, no program makes a file of it.
 #[test]
 fn name_being_bound_otherwise_admits_no_delegated_create() {
-    let Some(scene) = scene("lent_other_kinds") else { return };
+    let Some(scene) = scene("delegation_other_kinds") else { return };
     let text = format!(
-        "{CLAIM}{STUCK}{}",
+        "{INTAKE}{STUCK}{}",
         r"
-os.mkdir('d'); lend('d'); memory = ring(); tier = ''
+os.mkdir('d'); delegate('d'); memory = ring(); tier = ''
 code = '''
 import os, sys
 how, name, now = sys.argv[1:4]
@@ -391,7 +396,7 @@ except FileExistsError: sys.exit(9)
 '''
 make('source', b'source')
 for how in ('mkdir', 'symlink', 'link', 'mkfifo', 'once', 'again'):
-    relend('d')
+    delegate_again('d')
     if how in ('once', 'again'): make(f'moved-{how}', b'moved')
     now = f'/mnt/aside/now-{how}'
     one = subprocess.Popen([sys.executable, '-S', '-c', code, how, f'd/{how}', now], env={'PATH': os.environ['PATH']})
@@ -406,7 +411,7 @@ for how in ('mkdir', 'symlink', 'link', 'mkfifo', 'once', 'again'):
     );
     // The agent stays so long where it has decided on something and shows it next.
     let ended = scene.run_held("name.decided:150", FAST, python(&text)).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
 }
 
@@ -414,7 +419,7 @@ for how in ('mkdir', 'symlink', 'link', 'mkfifo', 'once', 'again'):
 /// place.
 #[test]
 fn directory_with_a_new_file_is_not_replaced_as_empty() {
-    let Some(scene) = scene("lent_not_empty") else { return };
+    let Some(scene) = scene("delegation_not_empty") else { return };
     let text = python(
         r"
 code = '''
@@ -423,23 +428,23 @@ open(sys.argv[2], 'w').close()
 try: os.rename(sys.argv[1], 'd')
 except OSError as why: sys.exit(9 if why.errno == errno.ENOTEMPTY else 1)
 '''
-for lent in (True, False):
+for delegated in (True, False):
     os.mkdir('d')
-    if lent: lend('d')
+    if delegated: delegate('d')
     for name in os.listdir('d'): os.unlink(f'd/{name}')
-    source, now = f'source-{lent}', f'/mnt/aside/now-{lent}'
+    source, now = f'source-{delegated}', f'/mnt/aside/now-{delegated}'
     os.mkdir(source)
     one = subprocess.Popen([sys.executable, '-S', '-c', code, source, now], env={'PATH': os.environ['PATH']})
     while not os.path.exists(now): pass
     time.sleep(0.1)
     make('d/late', b'late')
-    assert one.wait() == 9, (lent, one.returncode)
+    assert one.wait() == 9, (delegated, one.returncode)
     assert open('d/late').read() == 'late' and os.path.isdir(source)
-    os.rename('d', f'kept-{lent}')
+    os.rename('d', f'kept-{delegated}')
 ",
     );
     let ended = scene.run_held("rename.looked:300", FAST, text).exits(0);
-    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     scene.holds("kept-True/late", b"late");
     scene.holds("kept-False/late", b"late");
     scene.is_clean();
@@ -448,8 +453,8 @@ for lent in (True, False):
 /// A program that looked before the epoch changed makes nothing. The epoch changes each time just before the create.
 #[test]
 fn lookup_before_a_recall_makes_no_file() {
-    let Some(scene) = scene("lent_epoch") else { return };
-    // (Between claim and epoch `getegid` is called.)
+    let Some(scene) = scene("delegation_epoch") else { return };
+    // (Between entry and epoch `getegid` is called.)
     let called_back = STUCK
         .replace("(5, 317)", "(108, 317)")
         .replace("(80, 277)", "(177, 277)")
@@ -457,9 +462,9 @@ fn lookup_before_a_recall_makes_no_file() {
         .replace("listener = -1\n", "listener = -1\nimport mmap\nring = mmap.mmap(os.open(plain, os.O_RDWR), 0)\ndef bump(): struct.pack_into('<Q', ring, 16, struct.unpack_from('<Q', ring, 16)[0] + 1)\n")
         .replace("    made = os.open(name, os", "  for n in range(200):\n    made = os.open(name + str(n), os");
     let text = format!(
-        "{CLAIM}{called_back}{}",
+        "{INTAKE}{called_back}{}",
         r"
-os.mkdir('d'); lend('d'); memory = ring(); relend('d')
+os.mkdir('d'); delegate('d'); memory = ring(); delegate_again('d')
 path = glob.glob('/dev/shm/surgetank-*.index.ring')[0]
 one = subprocess.run([sys.executable, '-S', '-c', HALF, 'd/late-', path, '/mnt/aside/x', ''], stdout=subprocess.PIPE, text=True)
 assert one.stdout.split() == ['made'] * 200, one
@@ -468,9 +473,9 @@ print(made_alone())
 "
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
-    let claims: u64 = ended.stdout.trim().parse().unwrap();
-    // (The rest were void. On a busy machine most of the names are asked for without a claim.)
-    let made = made_lent(&ended);
-    assert!(claims > made, "{claims} claims, {made} made");
+    let entries: u64 = ended.stdout.trim().parse().unwrap();
+    // (The rest were void. On a busy machine most of the names are asked for without an entry.)
+    let made = created_delegated(&ended);
+    assert!(entries > made, "{entries} entries, {made} made");
     scene.is_clean();
 }

@@ -1,4 +1,4 @@
-//! The mount survives its agent: programs go on while agents are killed under them and replaced (docs/durability.md, "When
+//! Handoff: programs continue while their agents are killed and replaced (docs/durability.md, "When
 //! the agent dies under a command").
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
@@ -12,8 +12,8 @@ use crate::scene::{Scene, eventually, succeed};
 
 const FAST: &[&str] = &["--quiet-period", "0s"];
 
-/// What a program sees when its agent is killed while it has files open: nothing.
-fn open_files_go_on(scene: Option<Scene>, options: &[&str]) {
+/// A program with open files notices nothing when its agent is killed.
+fn open_files_continue(scene: Option<Scene>, options: &[&str]) {
     let Some(mut scene) = scene else { return };
     scene.tier("ram", 64);
     for dir in ["there", "there/deep"] {
@@ -55,29 +55,29 @@ fn open_files_go_on(scene: Option<Scene>, options: &[&str]) {
 
 #[test]
 fn open_files_survive_the_agent_with_the_shim() {
-    open_files_go_on(Scene::new("survive-open-shim"), &[]);
+    open_files_continue(Scene::new("handoff-open-shim"), &[]);
 }
 
 #[test]
 fn open_files_survive_the_agent_through_the_mount() {
-    open_files_go_on(Scene::new("survive-open-mount"), &["--no-preload"]);
+    open_files_continue(Scene::new("handoff-open-mount"), &["--no-preload"]);
 }
 
 #[test]
 fn open_files_of_an_unprivileged_user_survive_the_agent() {
-    open_files_go_on(Scene::of_user("survive-open-user"), &["--no-preload"]);
+    open_files_continue(Scene::of_user("handoff-open-user"), &["--no-preload"]);
 }
 
 #[test]
 fn unprivileged_open_files_survive_the_agent_with_the_shim() {
-    open_files_go_on(Scene::of_user("survive-open-user-shim"), &[]);
+    open_files_continue(Scene::of_user("handoff-open-user-shim"), &[]);
 }
 
 /// An older hard link, looked up while the drain removes the file's other name. Regression: an agent killed at that
 /// point left the second name nowhere.
 #[test]
 fn link_found_during_the_unlink_of_another_survives_a_kill() {
-    let Some(mut scene) = Scene::new("survive-other-name") else { return };
+    let Some(mut scene) = Scene::new("handoff-other-name") else { return };
     scene.tier("ram", 64);
     fs::create_dir(scene.path("d")).unwrap();
     fs::write(scene.path("d/a"), "linked").unwrap();
@@ -97,9 +97,9 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     let Some(mut scene) = scene else { return };
     scene.tier("ram", 64);
     scene.beside("aside");
-    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/survive/goes_on.py"), "/mnt/goes_on.py").unwrap();
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/handoff/continues.py"), "/mnt/continues.py").unwrap();
     let script = r"
-        for who in one two three; do python3 /mnt/goes_on.py $who /mnt/aside/stop & pids=${pids:-}\ $!; done
+        for who in one two three; do python3 /mnt/continues.py $who /mnt/aside/stop & pids=${pids:-}\ $!; done
         for pid in $pids; do wait $pid; done
         ";
     let mut all = FAST.to_vec();
@@ -115,14 +115,14 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     let begun = Instant::now();
     while killed < kills && !running.is_over() && begun.elapsed() < Duration::from_secs(200) {
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Some are killed before they serve, but not so many in a row that nobody comes after them.
+        // Some are killed before they serve, but not so many in a row that the supervisor gives up.
         if killed % 5 != 4 {
             scene.await_served();
         }
         // (Who dies as soon as it serves counts as one that did not.)
         std::thread::sleep(Duration::from_millis(30 + u64::from(dice >> 24)));
         if scene.agent().is_some() && !running.is_over() {
-            // It may be on its way out, and then nobody comes after it.
+            // It may be ending, and then no agent follows.
             killed += u32::from(scene.kill_one_agent());
         }
     }
@@ -145,33 +145,33 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
 
 #[test]
 fn twenty_agent_kills_lose_nothing_with_direct_files() {
-    killed_again_and_again(Scene::new("survive-direct"), &["--no-preload"], true, 20);
+    killed_again_and_again(Scene::new("handoff-direct"), &["--no-preload"], true, 20);
 }
 
 #[test]
 fn twenty_agent_kills_lose_nothing_with_mediated_files() {
-    killed_again_and_again(Scene::new("survive-mediated"), &["--no-preload"], false, 20);
+    killed_again_and_again(Scene::new("handoff-mediated"), &["--no-preload"], false, 20);
 }
 
 #[test]
 fn twenty_agent_kills_lose_nothing_with_the_shim() {
-    killed_again_and_again(Scene::new("survive-shim"), &[], true, 20);
+    killed_again_and_again(Scene::new("handoff-shim"), &[], true, 20);
 }
 
 #[test]
 fn twenty_agent_kills_lose_nothing_unprivileged() {
-    killed_again_and_again(Scene::of_user("survive-user"), &["--no-preload"], true, 20);
+    killed_again_and_again(Scene::of_user("handoff-user"), &["--no-preload"], true, 20);
 }
 
 #[test]
 fn twenty_agent_kills_lose_nothing_unprivileged_with_the_shim() {
-    killed_again_and_again(Scene::of_user("survive-user-shim"), &[], true, 20);
+    killed_again_and_again(Scene::of_user("handoff-user-shim"), &[], true, 20);
 }
 
 /// A program that holds a lock keeps it, also while no agent serves. A waiting program gets it afterwards.
 #[test]
 fn locks_survive_the_agent() {
-    let Some(mut scene) = Scene::new("survive-locks") else { return };
+    let Some(mut scene) = Scene::new("handoff-locks") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
     let script = r#"
@@ -223,7 +223,7 @@ fn agent_killed_at_each_critical_point_loses_nothing() {
         "mount.served",
         "catalog.appended",
     ];
-    let Some(mut scene) = Scene::new("survive-points") else { return };
+    let Some(mut scene) = Scene::new("handoff-points") else { return };
     scene.tier("ram", 64);
     let script = r#"
         mkdir d d/e
@@ -244,7 +244,7 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
         ls
     "#;
     for point in points {
-        // The catalog is written to before anybody is served.
+        // The catalog is written to before a process is served.
         let first = if point == "catalog.appended" { 5 } else { 1 };
         for pass in first..first + 3 {
             // The next one dies while it recovers, too.
@@ -262,7 +262,7 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
 /// writes.
 #[test]
 fn unanswered_create_is_not_stored_empty() {
-    let Some(mut scene) = Scene::new("survive-maker") else { return };
+    let Some(mut scene) = Scene::new("handoff-maker") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo text >f");
     command.env("SURGETANK_CRASH", "make.written_down:1").env("SURGETANK_HOLD", "shim.asked:500");
@@ -281,10 +281,10 @@ fn unanswered_create_is_not_stored_empty() {
     scene.holds("f", b"text\n");
 }
 
-/// Agents that cannot serve are not started for ever: programs get ENOTCONN as without a supervisor, and the run says so.
+/// Agents that cannot serve are not started indefinitely: programs get ENOTCONN as without a supervisor, and the run says so.
 #[test]
 fn supervisor_gives_up_after_repeated_deaths() {
-    let Some(mut scene) = Scene::new("survive-gives-up") else { return };
+    let Some(mut scene) = Scene::new("handoff-gives-up") else { return };
     scene.tier("ram", 64);
     let script = "echo sealed >f; sleep 1; ls >/dev/null 2>&1 && exit 9; ls 2>&1 | grep -q 'not connected' && exit 7";
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), script);
@@ -296,7 +296,7 @@ fn supervisor_gives_up_after_repeated_deaths() {
 /// The verbs find the replacing agent.
 #[test]
 fn verbs_reach_the_next_agent() {
-    let Some(mut scene) = Scene::new("survive-verbs") else { return };
+    let Some(mut scene) = Scene::new("handoff-verbs") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
     let script = "echo x >f; touch /mnt/aside/ready; until [ -e /mnt/aside/go ]; do sleep 0.01; done";
@@ -315,7 +315,7 @@ fn verbs_reach_the_next_agent() {
 /// `wait` and `umount` continue to wait with the next agent.
 #[test]
 fn waiting_verbs_continue_with_the_next_agent() {
-    let Some(mut scene) = Scene::new("survive-waits") else { return };
+    let Some(mut scene) = Scene::new("handoff-waits") else { return };
     scene.tier("ram", 64);
     let over = scene.over.to_str().unwrap().to_owned();
     let slowly = ["--quiet-period", "0s", "--drain-bytes-per-second-max", "2M"];
@@ -337,7 +337,7 @@ fn waiting_verbs_continue_with_the_next_agent() {
 /// A mount for all users survives too, and `umount` removes it.
 #[test]
 fn global_mount_survives_the_agent() {
-    let Some(mut scene) = Scene::new("survive-global") else { return };
+    let Some(mut scene) = Scene::new("handoff-global") else { return };
     scene.tier("ram", 64);
     let over = scene.over.to_str().unwrap().to_owned();
     let tier = format!("ram={}:64M", "/mnt/tier-ram");
@@ -365,7 +365,7 @@ fn global_mount_survives_the_agent() {
 /// Without any agent at all: a direct file is the kernel's business.
 #[test]
 fn program_with_a_direct_file_notices_no_agent_death() {
-    let Some(mut scene) = Scene::new("survive-never-notices") else { return };
+    let Some(mut scene) = Scene::new("handoff-never-notices") else { return };
     // Ample room, or it would be mediated.
     scene.tier("ram", 4096);
     let aside = scene.beside("aside");
@@ -393,7 +393,7 @@ END
         libc::kill(supervisor as i32, libc::SIGSTOP);
         libc::kill(agent as i32, libc::SIGKILL);
     }
-    eventually("nobody serves", || scene.agent().is_none());
+    eventually("no agent serves", || scene.agent().is_none());
     let before = rounds();
     eventually("it goes on all the same", || rounds() > before + 20);
     // SAFETY: as above.
@@ -406,7 +406,7 @@ END
 /// The next agent answers an open that waits when the agent is killed.
 #[test]
 fn open_waiting_at_an_agent_kill_is_answered() {
-    let Some(mut scene) = Scene::new("survive-waits-in-open") else { return };
+    let Some(mut scene) = Scene::new("handoff-waits-in-open") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
     // For longer than any command of a test may take.
@@ -422,7 +422,7 @@ fn open_waiting_at_an_agent_kill_is_answered() {
 /// The next agent knows files and directories that only the store has by the numbers that the kernel has of them.
 #[test]
 fn files_only_in_the_store_keep_their_inode_numbers() {
-    let Some(mut scene) = Scene::new("survive-mirrors") else { return };
+    let Some(mut scene) = Scene::new("handoff-mirrors") else { return };
     scene.tier("ram", 64);
     fs::create_dir_all(scene.path("a/b/empty")).unwrap();
     for number in 0..300 {
@@ -464,12 +464,12 @@ END
 /// joined it.
 #[test]
 fn run_that_joins_a_dying_agent_is_admitted_by_the_next() {
-    let Some(mut scene) = Scene::new("survive-joined") else { return };
+    let Some(mut scene) = Scene::new("handoff-joined") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo here >file");
     command.env("SURGETANK_HOLD", "run.joined:1500");
     let running = crate::scene::Running::of(command);
-    // (Who is killed before anybody joined has no successor.)
+    // (An agent that is killed before a run joins has no successor.)
     eventually("the run joins", || scene.log().contains("joined run=1"));
     scene.await_served();
     scene.replace_agent();
@@ -481,7 +481,7 @@ fn run_that_joins_a_dying_agent_is_admitted_by_the_next() {
 /// next agent forgot what programs had open.
 #[test]
 fn open_deleted_file_survives_a_kill_after_its_removal() {
-    let Some(mut scene) = Scene::new("survive-deleted") else { return };
+    let Some(mut scene) = Scene::new("handoff-deleted") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
     for deletion in ["rm ../new", "rm ../old", "rmdir ../dir"] {
@@ -513,7 +513,7 @@ fn open_deleted_file_survives_a_kill_after_its_removal() {
 fn file_replaced_while_no_agent_serves_is_stale() {
     for (direct, told) in [("false", "ESTALE ESTALE\n"), ("true", "of the old old\n")] {
         std::thread::spawn(move || {
-            let Some(mut scene) = Scene::new(&format!("survive-replaced-{direct}")) else { return };
+            let Some(mut scene) = Scene::new(&format!("handoff-replaced-{direct}")) else { return };
             scene.tier("ram", 64);
             // Files of every store cannot be read directly: not those on overlay.
             scene.tmpfs("project", 64);
@@ -541,7 +541,7 @@ END
                 libc::kill(supervisor as i32, libc::SIGSTOP);
                 libc::kill(agent as i32, libc::SIGKILL);
             }
-            eventually("nobody serves", || scene.agent().is_none());
+            eventually("no agent serves", || scene.agent().is_none());
             fs::write(scene.path("new"), "of the new").unwrap();
             fs::rename(scene.path("new"), scene.path("replaced")).unwrap();
             fs::remove_file(scene.path("removed")).unwrap();

@@ -21,8 +21,8 @@ pub fn in_memory(state: &Path) -> Vec<PathBuf> {
     all.filter(is_ours).collect()
 }
 
-/// How many claims were taken in the ring at `path`; `None`: it is something else.
-pub fn claims(path: &Path) -> Option<u64> {
+/// How many entries were taken in the ring at `path`; `None`: it is something else.
+pub fn entries(path: &Path) -> Option<u64> {
     let is_ring = path.extension().is_some_and(|end| end == "ring");
     let bytes = fs::read(path).ok().filter(|_| is_ring)?;
     // `st_ring.next` (shim/abi.h).

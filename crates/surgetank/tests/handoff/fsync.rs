@@ -9,7 +9,7 @@ use crate::scene::{Running, Scene, eventually};
 /// Regression: the next agent waited with all later operations until that file was closed (PostgreSQL stood still).
 #[test]
 fn fsync_does_not_wait_for_another_open_file() {
-    let Some(mut scene) = Scene::new("survive-fsync") else { return };
+    let Some(mut scene) = Scene::new("handoff-fsync") else { return };
     scene.tier("ram", 64);
     scene.beside("aside");
     let script = r#"
@@ -54,13 +54,13 @@ END
 /// The agent died after it had begun to publish a file that was open again. For a new file that cannot be taken back.
 #[test]
 fn fsync_does_not_wait_for_a_begun_publication() {
-    begun_and_open("survive-fsync-begun", None);
+    begun_and_open("handoff-fsync-begun", None);
 }
 
 /// Regression: of a file that the store already had, the next agent published half of what a program was writing.
 #[test]
 fn begun_publication_does_not_replace_the_stored_file() {
-    begun_and_open("survive-fsync-replaced", Some("of the store\n"));
+    begun_and_open("handoff-fsync-replaced", Some("of the store\n"));
 }
 
 fn begun_and_open(name: &str, old: Option<&str>) {
@@ -99,7 +99,7 @@ fn begun_and_open(name: &str, old: Option<&str>) {
 /// they were closed.
 #[test]
 fn fsync_does_not_wait_for_files_open_at_a_kill() {
-    let Some(mut scene) = Scene::new("survive-fsync-open") else { return };
+    let Some(mut scene) = Scene::new("handoff-fsync-open") else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
     let script = "echo hold >held

@@ -106,7 +106,7 @@ struct State {
     path: StorePath,
     chunks: Vec<Chunk>,
     missing: usize,
-    /// In order of arrival.
+    /// In order of request.
     present: VecDeque<u64>,
     demanded: VecDeque<u64>,
     ahead: VecDeque<u64>,
@@ -122,7 +122,7 @@ struct State {
     ended: bool,
 }
 
-pub(crate) struct Arrival {
+pub(crate) struct Fetch {
     pub size_bytes: u64,
     /// The hidden file on a tier; `None`: a window without a name.
     pub placed: Option<Placed>,
@@ -131,21 +131,21 @@ pub(crate) struct Arrival {
     came: Condvar,
 }
 
-impl std::fmt::Debug for Arrival {
+impl std::fmt::Debug for Fetch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arrival").field("size_bytes", &self.size_bytes).finish_non_exhaustive()
+        f.debug_struct("Fetch").field("size_bytes", &self.size_bytes).finish_non_exhaustive()
     }
 }
 
 /// A chunk that a process reads: it stays while this value exists.
 pub(crate) struct Pinned<'a> {
-    arrival: &'a Arrival,
+    fetch: &'a Fetch,
     chunk: u64,
 }
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        let mut state = self.arrival.state();
+        let mut state = self.fetch.state();
         if let Some(count) = state.pins.get_mut(&self.chunk) {
             *count -= 1;
             if *count == 0 {
@@ -159,7 +159,7 @@ pub(crate) fn chunk_of(offset: u64) -> u64 {
     offset / RANGE_BYTES
 }
 
-impl Arrival {
+impl Fetch {
     /// A window has its room from the beginning.
     pub fn new(
         remote: Arc<dyn Remote>,
@@ -297,7 +297,7 @@ impl Arrival {
         Want::Had
     }
 
-    /// Adds room that the caller has charged on the device. `false`: the arrival has ended and does not need it.
+    /// Adds room that the caller has charged on the device. `false`: the fetch has ended and does not need it.
     pub fn give(&self, bytes: u64) -> bool {
         let mut state = self.state();
         if !state.ended {
@@ -354,7 +354,7 @@ impl Arrival {
         freed
     }
 
-    /// Ends the arrival. Returns the bytes for the caller to discharge.
+    /// Ends the fetch. Returns the bytes for the caller to discharge.
     pub fn end(&self) -> u64 {
         let mut state = self.state();
         state.ended = true;
@@ -365,7 +365,7 @@ impl Arrival {
         std::mem::take(&mut state.charged_bytes)
     }
 
-    /// Waits for a requested chunk. `None`: the chunk was dropped again, or the arrival ended; the caller asks again.
+    /// Waits for a requested chunk. `None`: the chunk was dropped again, or the fetch ended; the caller asks again.
     pub fn wait(
         &self,
         chunk: u64,
@@ -377,7 +377,7 @@ impl Arrival {
             match state.chunks.get(index(chunk)) {
                 Some(Chunk::Present) => {
                     *state.pins.entry(chunk).or_default() += 1;
-                    return Ok(Some(Pinned { arrival: self, chunk }));
+                    return Ok(Some(Pinned { fetch: self, chunk }));
                 }
                 Some(Chunk::Wanted | Chunk::Fetching) if !state.ended => {}
                 _ => {
@@ -405,7 +405,7 @@ impl Arrival {
             drop(state);
             let this = self.clone();
             let spawned = surgetank_types::sync::thread::Builder::new()
-                .name("arrive".to_owned())
+                .name("fetch".to_owned())
                 .spawn(move || this.work())
                 .map(drop);
             match spawned {
@@ -427,7 +427,7 @@ impl Arrival {
             let at = chunk * RANGE_BYTES;
             let fetched = match remote.read_at(&mut buffer, at) {
                 Ok(()) => self.file.write_all_at(&buffer, at).map_err(|why| {
-                    tracing::warn!(%why, "what came from the store could not be kept");
+                    tracing::warn!(%why, "fetched bytes could not be kept");
                     Failure::Place
                 }),
                 Err(why) => Err(Failure::Store(verdict::errno_of(&why))),
