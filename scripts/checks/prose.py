@@ -1,7 +1,7 @@
 """The prose of pages and comments: words that the house does not use, and sentences that are too long.
 
-Looked at are Markdown pages outside code, and the comments and doc comments of Rust, C and Python. scripts/prose.toml has a
-number for each file that is not there yet. A number only goes down: more is an error, and fewer is one until the number is
+Looked at are Markdown pages outside code, the comments and doc comments of Rust, C and Python, and the messages in the product's
+Rust code. scripts/prose.toml has a number for each file that is not there yet. A number only goes down: more is an error, and fewer is one until the number is
 lowered.
 
 usage: cd scripts && python3 -m checks.prose [FILE…]      every finding of these files, listed in scripts/prose.toml or not
@@ -67,6 +67,8 @@ RUST = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 C = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+MESSAGES = re.compile(r"^crates/\w+/src/(?!.*\btests?\b)(?!.*/trouble\.rs$).*\.rs$")
+TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#.*\n)*mod ", re.MULTILINE)
 MARKER = re.compile(r"^([ \0]*)(//[/!]?|/\*+!?|\*(?!/)|#+!?)(?=\s|$)|\*+/", re.MULTILINE)
 
 
@@ -101,6 +103,8 @@ def prose_of(path: str, text: str) -> str | None:
         return without_spans(FENCE.sub(erase, text))
     if suffix in {".rs", ".c", ".h"}:
         comments = [match.span("comment") for match in (RUST if suffix == ".rs" else C).finditer(text) if match["comment"]]
+        if MESSAGES.search(path):
+            comments = sorted([*comments, *messages(text)])
     elif suffix == ".py":
         comments = list(python_comments(text))
     else:
@@ -111,6 +115,14 @@ def prose_of(path: str, text: str) -> str | None:
         at = end
     prose = MARKER.sub(lambda match: " " * len(match[0]), "".join([*kept, blacken(text[at:])]))
     return without_spans(FENCE.sub(erase, prose))
+
+
+def messages(text: str) -> Iterator[tuple[int, int]]:
+    """Strings of several words, before the tests in the file."""
+    end = tests.start() if (tests := TESTS.search(text)) else len(text)
+    for match in RUST.finditer(text, 0, end):
+        if not match["comment"] and match[0].count(" ") >= 2:
+            yield match.span()
 
 
 def without_spans(prose: str) -> str:

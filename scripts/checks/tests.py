@@ -277,6 +277,12 @@ class OfProse(unittest.TestCase):
         self.assertEqual(self.found("a.py", python), [(1, "'nobody'"), (2, "'nobody'"), (6, "'nobody'"), (8, "'told'")])
         self.assertEqual(self.found("a.toml", "# told\n"), [])
 
+    def test_words_are_found_in_messages_of_the_product(self) -> None:
+        rust = 'let x = "lies";\nlet y = format!("it lies\n there {why}");\n\n#[cfg(test)]\nmod tests {\n    let z = "it is told to all";\n}\n'
+        self.assertEqual(self.found("crates/core/src/a.rs", rust), [(2, "'lies'")])
+        for path in ("crates/core/src/a/tests.rs", "crates/core/tests/a.rs"):
+            self.assertEqual(self.found(path, rust), [], path)
+
     def test_words_with_another_meaning_are_allowed(self) -> None:
         for allowed in ("There is no room.", "It is no longer used.", "It is over 600 lines.", "A user who reads it.", "Who reads it?", "It amends it.", "It goes by itself."):
             self.assertEqual(self.found("docs/a.md", allowed), [], allowed)

@@ -118,7 +118,7 @@ fn lasting(errno: Errno) -> Words {
     match errno {
         Errno::ACCESS | Errno::PERM => (
             "The store does not let this user write there (or set this owner or mode).",
-            "Check owner, mode and ACL of the directory in the store; server exports may map root to nobody.",
+            "Check owner, mode and ACL of the directory in the store; an NFS export may map root to an unprivileged user.",
         ),
         Errno::ROFS => (
             "The store is mounted read-only.",

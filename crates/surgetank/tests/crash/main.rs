@@ -4,7 +4,7 @@
 //! supervisor lives: then another agent takes over, and no writer may see an error. In half of the cases the tier is large
 //! enough to delegate directories, and writers make many files in a row.
 //!
-//! `SURGETANK_CRASH_CASES` (100), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
+//! `SURGETANK_CRASH_CASES` (50), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
 //! `SURGETANK_CRASH_OTHERS` (5): so many in a directory with packed files, and as many on a server of objects (`ground`).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
@@ -37,7 +37,7 @@ use verify::{Location, store_of};
 use watch::Watcher;
 use workload::{Dice, Terms};
 
-const CASES: u64 = 100;
+const CASES: u64 = 50;
 const SEED: u64 = 1;
 const CASES_A_TRIAL: u64 = 10;
 /// In each other kind of store.
