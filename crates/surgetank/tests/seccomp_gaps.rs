@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
+use std::mem::MaybeUninit;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::scene::{Scene, eventually};
 
@@ -497,5 +500,26 @@ fn state_directory_may_have_a_long_path() {
             ended.says(&[" 0 opens direct"]);
         }
         scene.await_no_agent();
+    }
+}
+
+/// Regression: the close of a file was noticed after a link or a FIFO that was made later.
+#[test]
+fn link_and_fifo_reach_the_store_after_earlier_closes() {
+    let Some(scene) = scene("gaps_order") else { return };
+    let events = inotify::init(CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&events, scene.path(""), WatchFlags::CREATE | WatchFlags::MOVED_TO).unwrap();
+    let script = "for n in $(seq 100); do echo $n >f$n; ln -s f$n l$n; echo $n >g$n; mkfifo p$n; done";
+    scene.run(&[BARE, &["--quiet-period", "0s"]].concat(), script).exits(0);
+    let mut buffer = vec![MaybeUninit::uninit(); 1 << 16];
+    let mut reader = inotify::Reader::new(&events, &mut buffer);
+    let mut seen: Vec<String> = Vec::new();
+    while let Ok(event) = reader.next() {
+        seen.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
+    }
+    let at = |name: String| seen.iter().position(|one| *one == name).ok_or(name);
+    for n in 1..=100 {
+        let order = ["f", "l", "g", "p"].map(|kind| at(format!("{kind}{n}")).unwrap());
+        assert!(order.is_sorted(), "{n}: {order:?}");
     }
 }

@@ -165,6 +165,7 @@ pub(super) fn symlink(call: &Call<'_>, target: usize, dirfd: i32, path: usize) -
     if target.is_empty() {
         return Err(Errno::NOENT);
     }
+    call.namespace().files.descriptors.catch_up();
     let made = call.namespace().names.symlink(&call.creator()?, spot.dir, &spot.name, &target).map_err(errno)?;
     call.made(made.id);
     DONE
@@ -184,6 +185,7 @@ pub(super) fn mknod(call: &Call<'_>, dirfd: i32, path: usize, mode: u32, device:
         libc::S_IFDIR => return Err(Errno::PERM),
         kind => kind,
     };
+    call.namespace().files.descriptors.catch_up();
     let perm = mode & 0o7777 & !caller.umask;
     if kind == libc::S_IFREG {
         // A regular file is created through a descriptor, which is closed at once.

@@ -297,16 +297,23 @@ impl Supervisor {
         self.shim.of_plain(dev, ino).or_else(|| lock(&self.files).get(&(dev, ino)).copied())
     }
 
+    /// Returns whether the file is new here: one look-up of it is then kept until the table is full.
     pub fn remember_file(&self, dev: u64, ino: u64, id: FileId) -> bool {
         let mut files = lock(&self.files);
-        let known = files.insert((dev, ino), id);
-        if files.len() > REMEMBERED_MAX {
-            for (_, id) in files.drain() {
-                self.namespace.resolver.forget(id, 1);
-            }
-            files.insert((dev, ino), id);
+        if files.get(&(dev, ino)) == Some(&id) {
+            return false;
         }
-        known != Some(id)
+        let mut dropped: Vec<FileId> = Vec::new();
+        if files.len() >= REMEMBERED_MAX {
+            dropped.extend(files.drain().map(|(_, id)| id));
+        }
+        // The number of a removed file came again.
+        dropped.extend(files.insert((dev, ino), id));
+        drop(files);
+        for id in dropped {
+            self.namespace.resolver.forget(id, 1);
+        }
+        true
     }
 
     /// "/" unless a process called chroot.
