@@ -6,12 +6,12 @@ all of a disk's abilities, and Surgetank treats it as memory. So it is ext4 in a
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
-# As the file system shows it; memory is taken for what is in use.
-SIZE = "64G"
-IN_USE_MAX = "50%"
+# Memory is taken for what is in use, and at most for half of it. Below this the tests may not have room.
+SIZE_BYTES_MIN = 4 << 30
 
 
 class Unavailable(Exception):
@@ -20,12 +20,15 @@ class Unavailable(Exception):
 
 def mount(place: Path, also: Path) -> None:
     """At `place`, which is empty, and with a directory of it at `also`. In the mount namespace of the caller, and gone with that."""
+    size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if size_bytes < SIZE_BYTES_MIN:
+        raise Unavailable("the machine has less than 8 GiB of memory")
     image = place / "disk"
-    words(["mount", "-t", "tmpfs", "-o", f"size={IN_USE_MAX}", "tmpfs", str(place)])
+    words(["mount", "-t", "tmpfs", "-o", "size=51%", "tmpfs", str(place)])
     try:
-        words(["truncate", "-s", SIZE, str(image)])
+        words(["truncate", "-s", str(size_bytes), str(image)])
         words(["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard", str(image)])
-        words(["mount", "-o", "loop,discard", str(image), str(place)])
+        words(["mount", "-o", "loop", str(image), str(place)])
     except Unavailable:
         words(["umount", str(place)])
         raise

@@ -188,7 +188,7 @@ fn remove_rule_updates_a_file_that_the_store_has() {
              echo replaced >c.new; mv c.new c.dat
              echo scratch >d.dat
              rm gone.dat; echo again >gone.dat
-             /mnt/surgetank why --state /mnt/state a.dat | grep -c 'no temporary'",
+             /mnt/surgetank why --state /mnt/state a.dat | grep -c 'not a temporary'",
         )
         .exits(0)
         .prints("1\n");

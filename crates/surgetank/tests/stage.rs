@@ -182,14 +182,13 @@ fn staging_continues_after_a_deadline_or_kill() {
     scene.script(
         "mkdir tree; head -c 300000000 /dev/urandom >tree/big; for n in $(seq 300); do echo $n >tree/n$n; done",
     );
-    let url = server.url("in");
+    let link = server.link(Some(200_000_000));
+    let slow = format!("s3://{BUCKET}/in?endpoint={}", link.endpoint());
     let (copied, present, left, failed) =
-        scene.stage(Some(&server), 3, &["--deadline", "100ms", "--to", &url, "tree/"]);
+        scene.stage(Some(&server), 3, &["--deadline", "100ms", "--to", &slow, "tree/"]);
     assert!((present, failed) == (0, 0) && left > 0 && copied + left == 301, "{copied} {left}");
     assert!(!server.files().join("in/big").exists());
     // Killed again and again; what the server has is not sent again.
-    let link = server.link(Some(200_000_000));
-    let slow = format!("s3://{BUCKET}/in?endpoint={}", link.endpoint());
     const KILLS: u64 = 3;
     for kill in 1..=KILLS {
         let sent = link.sent();
@@ -205,7 +204,7 @@ fn staging_continues_after_a_deadline_or_kill() {
         assert!(!server.parts().is_empty());
     }
     scene.stage(Some(&server), 0, &["--to", &slow, "tree/"]);
-    let (in_flight, requests) = (4 * (16 << 20) * KILLS, 2_000_000);
+    let (in_flight, requests) = (4 * (16 << 20) * (KILLS + 1), 2_000_000);
     assert!(link.sent() < 300_000_000 + in_flight + requests, "{} bytes were sent", link.sent());
     scene.stage(Some(&server), 0, &["--to", "back/", &server.url("in/")]);
     scene.script("rm -f back/.surgetank-store; diff -r tree back");

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     plotting.add_argument("--tiers", action="store_true", help="colour by the tier each task wishes for")
     plotting.set_defaults(do=_plot)
 
-    hinting = verbs.add_parser("hints", help="What the agent is told: for `surgetank hint --from`, or as rules")
+    hinting = verbs.add_parser("hints", help="The hints for the agent: for `surgetank hint --from`, or as rules")
     _of_facts(hinting)
     hinting.add_argument("--rules", action="store_true", help="as rules for surgetank.toml")
     hinting.add_argument("-o", "--out", type=Path, help="file to write; standard output without it")
