@@ -92,7 +92,7 @@ fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
 }
 
 impl Look<'_> {
-    fn say(&mut self, what: What, path: &[u8], at: &Path, text: impl Into<String>) {
+    fn report(&mut self, what: What, path: &[u8], at: &Path, text: impl Into<String>) {
         self.audit.findings.push(Finding {
             what,
             path: path.into(),
@@ -112,7 +112,7 @@ impl Look<'_> {
             "the catalog's log is damaged at byte {}, with {} intact record(s) behind it: what happened since then is not known, and files of that time are orphans",
             damage.offset, damage.records_behind
         );
-        self.say(What::Damaged, b"", &damage.path, text);
+        self.report(What::Damaged, b"", &damage.path, text);
     }
 
     fn walk_tiers(&mut self) -> HashMap<(DeviceId, u64), OnTier> {
@@ -121,7 +121,7 @@ impl Look<'_> {
             if !device.is_there() {
                 if device.standing() == Standing::Absent {
                     self.unread.insert(device.id());
-                    self.say(
+                    self.report(
                         What::Unread,
                         b"",
                         device.path(),
@@ -135,7 +135,7 @@ impl Look<'_> {
             });
             if let Err(why) = walked {
                 self.unread.insert(device.id());
-                self.say(What::Unread, b"", device.path(), format!("the tier cannot be read: {why}"));
+                self.report(What::Unread, b"", device.path(), format!("the tier cannot be read: {why}"));
             }
         }
         found
@@ -199,16 +199,16 @@ impl Look<'_> {
             if proven.is_none() && record.sealed && size_bytes != record.attr.size_bytes {
                 let text =
                     format!("{size_bytes} bytes, and {} when it was closed; the store has it", record.attr.size_bytes);
-                self.say(What::WrongSize, &path, &at, text);
+                self.report(What::WrongSize, &path, &at, text);
             }
         } else if let Some(spill) = &record.spill {
             self.spilled(&path, record, spill);
         } else if let (true, Some(device)) = (dirty, device) {
             let at = on_device(device, &path);
             if self.unread.contains(&device.id()) {
-                self.say(What::Unread, &path, &at, "it is on a tier that is not there, or cannot be read");
+                self.report(What::Unread, &path, &at, "it is on a tier that is not there, or cannot be read");
             } else {
-                self.say(What::Lost, &path, &at, missing_from(device, !record.applied.is_empty()));
+                self.report(What::Lost, &path, &at, missing_from(device, !record.applied.is_empty()));
             }
         }
         self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));
@@ -224,7 +224,7 @@ impl Look<'_> {
                 self.undrained(path, &at, record, stat.attr.size_bytes, went_down(self.ground.image));
             }
             Some(Err(why)) if why.kind() != io::ErrorKind::NotFound => {
-                self.say(
+                self.report(
                     What::Unread,
                     path,
                     &at,
@@ -233,7 +233,7 @@ impl Look<'_> {
             }
             Some(Err(_)) | None => {
                 let why = lost_from("the temporary in the store that held it", !record.applied.is_empty());
-                self.say(What::Lost, path, &at, why);
+                self.report(What::Lost, path, &at, why);
             }
         }
     }
@@ -243,7 +243,7 @@ impl Look<'_> {
         let found: HashSet<Vec<u8>> = self.audit.lost().map(|finding| finding.path.0.clone()).collect();
         for (path, record) in &self.ground.image.lost {
             if !found.contains(&**path) {
-                self.say(What::Lost, path, Path::new(std::ffi::OsStr::from_bytes(&record.at)), &*record.why);
+                self.report(What::Lost, path, Path::new(std::ffi::OsStr::from_bytes(&record.at)), &*record.why);
             }
         }
     }
@@ -259,17 +259,17 @@ impl Look<'_> {
             _ => Proven::Whole,
         };
         match proven {
-            Proven::InPart => self.say(
+            Proven::InPart => self.report(
                 What::Unproven,
                 path,
                 at,
                 "the machine went down while it was being written: what was synced is there, what was written after that may not be",
             ),
             Proven::Nothing if size_bytes == 0 => {
-                self.say(What::Lost, path, at, "the machine went down before its bytes were on the disk");
+                self.report(What::Lost, path, at, "the machine went down before its bytes were on the disk");
                 return proven;
             }
-            Proven::Nothing => self.say(
+            Proven::Nothing => self.report(
                 What::Unproven,
                 path,
                 at,
@@ -277,7 +277,7 @@ impl Look<'_> {
             ),
             Proven::Cut => {
                 let text = format!("{size_bytes} bytes, and {} when it was closed", record.attr.size_bytes);
-                self.say(What::WrongSize, path, at, text);
+                self.report(What::WrongSize, path, at, text);
             }
             Proven::Whole | Proven::Unknown => {}
         }
@@ -304,23 +304,23 @@ impl Look<'_> {
                 match on_tier {
                     Some((device, on_tier)) => {
                         let at = on_device(device, &on_tier.path);
-                        self.say(What::NotInStore, path, &at, "it is not in the store any more; here is a copy");
+                        self.report(What::NotInStore, path, &at, "it is not in the store any more; here is a copy");
                         let copy = TierCopy { files: device.files_path().to_path_buf(), path: on_tier.path.clone() };
                         if let Some(finding) = self.audit.findings.last_mut() {
                             finding.copy = Some(copy);
                         }
                     }
-                    None => self.say(What::NotInStore, path, &shown, "it is not in the store any more"),
+                    None => self.report(What::NotInStore, path, &shown, "it is not in the store any more"),
                 }
                 return;
             }
             Err(why) => {
-                self.say(What::Unread, path, &shown, format!("the store does not show it: {why}"));
+                self.report(What::Unread, path, &shown, format!("the store does not show it: {why}"));
                 return;
             }
         };
         if record.identity.is_some_and(|known| !known.of_kind(record.attr.kind).is(&stat.identity)) {
-            self.say(
+            self.report(
                 What::ChangedInStore,
                 path,
                 &shown,
@@ -340,7 +340,7 @@ impl Look<'_> {
         match (store.map(|sum| sum == right), tier) {
             (Ok(true), None | Some(Ok(true))) => {}
             (Ok(true), Some(_)) => {
-                self.say(
+                self.report(
                     What::RottenOnTier,
                     path,
                     &tier_at,
@@ -348,7 +348,7 @@ impl Look<'_> {
                 );
             }
             (_, Some(Ok(true))) => {
-                self.say(
+                self.report(
                     What::RottenInStore,
                     path,
                     &shown,
@@ -356,14 +356,14 @@ impl Look<'_> {
                 );
             }
             (Ok(false), _) => {
-                self.say(
+                self.report(
                     What::RottenEverywhere,
                     path,
                     &shown,
                     "its bytes are not those that were written, and no other copy has them",
                 );
             }
-            (Err(why), _) => self.say(What::RottenEverywhere, path, &shown, format!("it cannot be read: {why}")),
+            (Err(why), _) => self.report(What::RottenEverywhere, path, &shown, format!("it cannot be read: {why}")),
         }
     }
 
@@ -386,7 +386,7 @@ impl Look<'_> {
             }
             let size = orphan.plain.size_bytes;
             let text = format!("no record names it ({size} bytes): if it is missed, copy it to where it belongs");
-            self.say(What::Orphan, path, &at, text);
+            self.report(What::Orphan, path, &at, text);
         }
     }
 
@@ -407,10 +407,10 @@ impl Look<'_> {
                     let is_spill = entry.name[prefix.len()..].starts_with(b"-spill-");
                     if is_spill && self.ground.damage.is_some() {
                         let text = "no record names it, for the catalog is damaged: it may be the only copy of a file, and is kept under another name by the next start";
-                        self.say(What::Orphan, &at.0, &shown, text);
+                        self.report(What::Orphan, &at.0, &shown, text);
                         continue;
                     }
-                    self.say(
+                    self.report(
                         What::Leftover,
                         &at.0,
                         &shown,

@@ -63,8 +63,11 @@ pub struct Metadata {
     pub(crate) drain_asleep: AtomicBool,
     /// The drain was called after its last look.
     woken: AtomicBool,
+    /// Read: a path of the store is in use. Write: a directory of the store changes its place.
     pub(crate) moving: RwLock<()>,
+    /// A file is opened, sealed or evicted.
     inode_locks: InodeLocks,
+    /// The open files.
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     pub(crate) shim: OnceLock<Arc<dyn Shim>>,
     /// Number of files of which a process may hold a granted descriptor.
@@ -78,7 +81,8 @@ pub struct Metadata {
     intake_max: AtomicU64,
     granted_max: u64,
     pending_unlink_next: AtomicU8,
-    pub(crate) unwritten: Mutex<Vec<Change>>,
+    /// Changes that the catalog could not take: the next commit tries them again.
+    pub(crate) uncommitted: Mutex<Vec<Change>>,
 }
 
 impl Metadata {
@@ -111,7 +115,7 @@ impl Metadata {
             intake_max: AtomicU64::new(0),
             granted_max: intake::granted_max(),
             pending_unlink_next: AtomicU8::new(0),
-            unwritten: Mutex::default(),
+            uncommitted: Mutex::default(),
         }
     }
 

@@ -169,7 +169,7 @@ fn placement(value: &str) -> Result<(), String> {
 /// The hints of one file, directory or path, with their values as the user wrote them, and their combined meaning.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hints {
-    said: BTreeMap<Name, Box<str>>,
+    given: BTreeMap<Name, Box<str>>,
     advice: Advice,
 }
 
@@ -178,7 +178,7 @@ impl Hints {
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let name = Name::parse(name)?;
         Advice::default().hear(name, value).map_err(|why| format!("{}: {why}", name.as_str()))?;
-        self.said.insert(name, value.into());
+        self.given.insert(name, value.into());
         self.settle();
         Ok(())
     }
@@ -196,20 +196,20 @@ impl Hints {
 
     /// Removes a hint. Returns false if it was not set.
     pub fn take_back(&mut self, name: Name) -> bool {
-        let there = self.said.remove(&name).is_some();
+        let there = self.given.remove(&name).is_some();
         self.settle();
         there
     }
 
     /// Sets all hints of `newer`, in place of the present ones.
     pub fn update(&mut self, newer: &Self) {
-        self.said.extend(newer.said.iter().map(|(name, value)| (*name, value.clone())));
+        self.given.extend(newer.given.iter().map(|(name, value)| (*name, value.clone())));
         self.settle();
     }
 
     fn settle(&mut self) {
         self.advice = Advice::default();
-        for (name, value) in &self.said {
+        for (name, value) in &self.given {
             // The value was checked when it was set.
             let _ = self.advice.hear(*name, value);
         }
@@ -222,17 +222,17 @@ impl Hints {
 
     /// The value of a hint, as the user wrote it.
     pub fn value(&self, name: Name) -> Option<&str> {
-        self.said.get(&name).map(AsRef::as_ref)
+        self.given.get(&name).map(AsRef::as_ref)
     }
 
     /// Whether no hint is set.
     pub fn is_empty(&self) -> bool {
-        self.said.is_empty()
+        self.given.is_empty()
     }
 
     /// All hints: name and value, as the user wrote them.
     pub fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.said.iter().map(|(name, value)| (name.as_str(), value.as_ref()))
+        self.given.iter().map(|(name, value)| (name.as_str(), value.as_ref()))
     }
 }
 

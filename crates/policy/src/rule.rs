@@ -292,28 +292,28 @@ fn spelled(rule: &RuleConfig) -> String {
     let pattern = match &rule.pattern {
         Pattern::Glob(text) | Pattern::Regex(text) => text,
     };
-    let mut says: Vec<String> = Vec::new();
-    says.extend(rule.mode.map(|mode| mode_name(mode).to_owned()));
+    let mut parts: Vec<String> = Vec::new();
+    parts.extend(rule.mode.map(|mode| mode_name(mode).to_owned()));
     if rule.timing == Some(Timing::Last) {
-        says.push("last".to_owned());
+        parts.push("last".to_owned());
     }
-    says.extend(
+    parts.extend(
         rule.fsync.map(|target| format!("fsync {}", if target == FsyncTarget::Tier { "tier" } else { "store" })),
     );
-    says.extend(rule.size_bytes.map(|bytes| format!("size {bytes}")));
-    says.extend(rule.tier.as_ref().map(|tier| format!("tier {tier}")));
+    parts.extend(rule.size_bytes.map(|bytes| format!("size {bytes}")));
+    parts.extend(rule.tier.as_ref().map(|tier| format!("tier {tier}")));
     if rule.prefetch {
-        says.push("prefetch".to_owned());
+        parts.push("prefetch".to_owned());
     }
     if rule.pin {
-        says.push("pin".to_owned());
+        parts.push("pin".to_owned());
     }
-    says.extend(rule.compress.map(|how| match how {
+    parts.extend(rule.compress.map(|how| match how {
         Compress::None => "compress none".to_owned(),
         Compress::Zstd(level) => format!("compress zstd:{level}"),
     }));
-    says.extend(rule.dedup.map(|is| format!("dedup {is}")));
-    format!("{pattern}={}", says.join(", "))
+    parts.extend(rule.dedup.map(|is| format!("dedup {is}")));
+    format!("{pattern}={}", parts.join(", "))
 }
 
 #[cfg(test)]

@@ -160,7 +160,7 @@ impl DrainQueue<'_> {
 
     /// No operation waits for the final drain or for a quiet period any longer.
     pub fn hasten_all(&mut self, now: Instant) {
-        while let Some(seq) = self.tree.for_the_end.first().copied() {
+        while let Some(seq) = self.tree.for_the_end.first() {
             self.tree.hasten(seq);
         }
         // A refused operation keeps its time for the next try.
@@ -174,7 +174,7 @@ impl DrainQueue<'_> {
     pub fn begin_final_drain(&mut self, run: Option<RunId>, now: Instant) {
         let tree = &mut *self.tree;
         let is_of_run = |op: &Op| run.is_none_or(|run| op.run == run || op.run == RunId(0));
-        let waiting = tree.for_the_end.iter().copied();
+        let waiting = tree.for_the_end.iter();
         let hastened: Vec<Seq> = waiting.filter(|seq| tree.ops.get(seq).is_some_and(is_of_run)).collect();
         for seq in hastened {
             tree.hasten(seq);

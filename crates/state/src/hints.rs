@@ -93,7 +93,7 @@ impl Tree {
             return;
         }
         let Some(given) = self.hints.names.get(path).cloned() else { return };
-        self.say(id, |said| said.update(&given));
+        self.change_hints(id, |said| said.update(&given));
         // (The catalog has no record of a file that only the store has.)
         if self.get(id).is_some_and(|inode| inode.owned) {
             self.txn.hints(Hinted::File(id));
@@ -118,7 +118,7 @@ impl Tree {
     }
 
     /// Changes the hints of the file, or of files made in the directory from now on.
-    pub fn say(&mut self, id: FileId, change: impl FnOnce(&mut Hints)) {
+    pub fn change_hints(&mut self, id: FileId, change: impl FnOnce(&mut Hints)) {
         let next = FileId(self.next_id);
         self.hints.any = true;
         let Some(inode) = self.get_mut(id) else { return };

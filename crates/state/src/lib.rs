@@ -17,6 +17,7 @@ mod bindings;
 mod charges;
 mod delegation;
 mod drain_queue;
+mod final_ops;
 mod hints;
 mod inode;
 mod kernel_entries;

@@ -43,7 +43,7 @@ impl Tree {
     pub fn hasten(&mut self, seq: Seq) -> bool {
         let Some(op) = self.ops.get_mut(&seq).filter(|op| op.last) else { return false };
         op.last = false;
-        self.for_the_end.remove(&seq);
+        self.for_the_end.remove(seq, op);
         self.before_the_end.insert(seq);
         true
     }
@@ -112,16 +112,7 @@ impl Tree {
             return;
         }
         loop {
-            let needed: Vec<Seq> = self
-                .for_the_end
-                .iter()
-                .filter_map(|seq| Some((seq, self.ops.get(seq)?)))
-                .filter(|(_, op)| {
-                    files.contains(&op.file())
-                        || places(&op.kind).iter().any(|place| dirs.contains(&place.0) || names.contains(place))
-                })
-                .map(|(seq, _)| *seq)
-                .collect();
+            let needed = self.for_the_end.about(&files, &dirs, &names);
             for seq in &needed {
                 self.hasten(*seq);
                 self.txn.op(*seq);
@@ -274,7 +265,7 @@ mod tests {
     use surgetank_types::model::{Attr, Kind, RunId, Timestamp};
 
     use super::*;
-    use crate::Inode;
+    use crate::{Inode, Place};
 
     fn attr(kind: Kind) -> Attr {
         let now = Timestamp::default();
@@ -338,7 +329,16 @@ mod tests {
                 assert_eq!(tree.is_queued(*id), walked, "{id:?}");
             }
             let last: Vec<Seq> = tree.ops.iter().filter(|(_, op)| op.last).map(|(seq, _)| *seq).collect();
-            assert!(tree.for_the_end.iter().eq(&last), "{last:?}");
+            assert!(tree.for_the_end.iter().eq(last.iter().copied()), "{last:?}");
+            let (of, under) = ([files[pick(4)]], [FileId::ROOT].map(|dir| (dir, Name::from(&b"g"[..]))));
+            for (dirs, names) in [(&[][..], &[][..]), (&[FileId::ROOT][..], &[][..]), (&[][..], &under[..])] {
+                let walked = last.iter().filter(|seq| {
+                    let op = &tree.ops[*seq];
+                    let is_named = |place: &Place| dirs.contains(&place.0) || names.contains(place);
+                    of.contains(&op.file()) || places(&op.kind).iter().any(is_named)
+                });
+                assert!(tree.for_the_end.about(&of, dirs, names).iter().eq(walked), "{of:?} {dirs:?} {names:?}");
+            }
             assert!(tree.before_the_end.iter().eq(tree.ops.iter().filter(|(_, op)| !op.last).map(|(seq, _)| seq)));
             if pick(10) == 0 {
                 hastened += last.len();

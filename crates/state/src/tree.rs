@@ -12,7 +12,9 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, DeviceId, FileId, Kind, OpKind, Prepared, RunId, Seq};
 
 use crate::bindings::Before;
+use crate::charges::Clean;
 use crate::delegation::Delegations;
+use crate::final_ops::FinalOps;
 use crate::hints::KnownHints;
 use crate::operation::{Op, files_of, places};
 use crate::temporaries::Temporaries;
@@ -34,7 +36,7 @@ pub struct Tree {
     /// How many operations of the queue a file has.
     operations: HashMap<FileId, u32>,
     /// The operations that wait for the end of their run.
-    pub(crate) for_the_end: BTreeSet<Seq>,
+    pub(crate) for_the_end: FinalOps,
     /// All other operations of the queue.
     pub(crate) before_the_end: BTreeSet<Seq>,
     /// The number of the next file.
@@ -56,8 +58,8 @@ pub struct Tree {
     pub temporaries: Temporaries,
     /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
-    /// Bytes on each device that the store has too.
-    pub clean_bytes: HashMap<DeviceId, u64>,
+    /// The part of each device that the store has too.
+    pub(crate) clean: HashMap<DeviceId, Clean>,
     /// Charged on each device for files that are still coming from the store.
     pub(crate) arriving_bytes: HashMap<DeviceId, u64>,
     /// The catalog's number for each device.
@@ -88,7 +90,7 @@ impl Tree {
             inodes,
             ops: BTreeMap::new(),
             operations: HashMap::default(),
-            for_the_end: BTreeSet::new(),
+            for_the_end: FinalOps::default(),
             before_the_end: BTreeSet::new(),
             next_id: 2,
             doubtful_below: 0,
@@ -103,7 +105,7 @@ impl Tree {
             staging: Vec::new(),
             temporaries: Temporaries::default(),
             hard_links: HashMap::default(),
-            clean_bytes: HashMap::default(),
+            clean: HashMap::default(),
             arriving_bytes: HashMap::default(),
             device_numbers: HashMap::default(),
             before: HashMap::default(),
@@ -368,7 +370,11 @@ impl Tree {
         for file in files_of(&op.kind) {
             *self.operations.entry(file).or_default() += 1;
         }
-        if op.last { &mut self.for_the_end } else { &mut self.before_the_end }.insert(seq);
+        if op.last {
+            self.for_the_end.insert(seq, &op);
+        } else {
+            self.before_the_end.insert(seq);
+        }
         self.ops.insert(seq, op);
     }
 
@@ -380,7 +386,11 @@ impl Tree {
     /// Removes an operation, done or not. Returns the names that it had pinned.
     pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
         let op = self.ops.remove(&seq)?;
-        if op.last { &mut self.for_the_end } else { &mut self.before_the_end }.remove(&seq);
+        if op.last {
+            self.for_the_end.remove(seq, &op);
+        } else {
+            self.before_the_end.remove(&seq);
+        }
         for file in files_of(&op.kind) {
             if let Some(count) = self.operations.get_mut(&file) {
                 *count -= 1;

@@ -43,9 +43,15 @@ impl Txn {
     }
     /// The file's record changed.
     pub fn file(&mut self, id: FileId) {
-        if !self.files.contains(&id) {
+        if self.files.last() != Some(&id) {
             self.files.push(id);
         }
+    }
+    /// Each file once, in the order of their numbers: call it before the lists are read.
+    pub fn sort(&mut self) {
+        self.files.sort_unstable();
+        self.files.dedup();
+        self.dropped.sort_unstable();
     }
     /// The name's bindings changed.
     pub fn entry(&mut self, dir: FileId, name: &Name) {
@@ -85,10 +91,10 @@ impl Txn {
 }
 
 impl Txn {
-    /// The present values of all recorded changes, as the catalog keeps them.
+    /// The present values of all recorded changes, as the catalog keeps them. Call [`Self::sort`] before.
     pub fn changes(&mut self, tree: &Tree) -> Vec<Change> {
         let mut changes = Vec::with_capacity(self.files.len() + self.entries.len() + self.ops.len() + 1);
-        for id in self.files.iter().filter(|id| !self.dropped.contains(id)) {
+        for id in self.files.iter().filter(|id| self.dropped.binary_search(id).is_err()) {
             match tree.get(*id) {
                 Some(inode) if inode.owned => {
                     changes.extend(record(tree, *id).map(|record| Change::PutFile(*id, Box::new(record))));

@@ -316,12 +316,12 @@ pub trait Store: Send + Sync {
     /// Attributes and identity of a file. A symbolic link is not followed.
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat>;
     /// The answer of a recent listing; `None` if only the store can tell.
-    fn told(&self, _who: Cred, _path: &StorePath) -> Option<io::Result<StoreStat>> {
+    fn known_stat(&self, _who: Cred, _path: &StorePath) -> Option<io::Result<StoreStat>> {
         None
     }
     /// Like [`Self::stat`], possibly from a recent listing.
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        self.told(who, path).unwrap_or_else(|| self.stat(who, path))
+        self.known_stat(who, path).unwrap_or_else(|| self.stat(who, path))
     }
     /// An entry that no listing shows, because its name cannot be a path; the first one found.
     fn hidden(&self) -> io::Result<Option<String>> {

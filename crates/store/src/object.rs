@@ -194,12 +194,12 @@ impl Store for ObjectStore {
         self.stat_now(path)
     }
 
-    fn told(&self, _who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
-        self.listings.tell(path).map(|known| known.ok_or_else(|| Errno::NOENT.into()))
+    fn known_stat(&self, _who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        self.listings.known(path).map(|known| known.ok_or_else(|| Errno::NOENT.into()))
     }
 
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        self.told(who, path).unwrap_or_else(|| retry_within(self.timeout, || self.stat_now(path)))
+        self.known_stat(who, path).unwrap_or_else(|| retry_within(self.timeout, || self.stat_now(path)))
     }
 
     fn hidden(&self) -> io::Result<Option<String>> {

@@ -192,13 +192,13 @@ impl Store for Packed {
         self.find(who, path).map(|found| found.stat)
     }
 
-    fn told(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+    fn known_stat(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
         if self.packing.hides(path) {
             return None;
         }
-        match self.inner.told(who, path)? {
+        match self.inner.known_stat(who, path)? {
             Err(absent) if is_absent(&absent) && self.may_be_packed(path) => {
-                match self.inner.told(who, &self.at(Form::Packed, path))? {
+                match self.inner.known_stat(who, &self.at(Form::Packed, path))? {
                     Ok(mut stat) if stat.attr.kind == Kind::File => {
                         let length_bytes = self.length_known(path, stat.identity)?;
                         stat.attr.size_bytes = length_bytes;
@@ -209,7 +209,7 @@ impl Store for Packed {
                     Err(why) => Some(Err(why)),
                 }
             }
-            told => Some(told),
+            answer => Some(answer),
         }
     }
 

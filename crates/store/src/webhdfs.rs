@@ -132,7 +132,7 @@ impl WebHdfs {
     }
 
     /// What the server is like, for messages.
-    pub fn told(&self) -> String {
+    pub fn abilities_in_words(&self) -> String {
         let sums = match self.defaults() {
             Some(_) => "checksums: yes",
             None => "checksums: read back",
@@ -151,12 +151,12 @@ impl WebHdfs {
             return *known;
         }
         let asked = self.wire.ask(&Ask::get("GETSERVERDEFAULTS", ""));
-        let told = match asked.and_then(|answer| answers::parse::<answers::Defaults>(&answer)) {
-            Ok(told) => Some(told.defaults),
+        let parsed = match asked.and_then(|answer| answers::parse::<answers::Defaults>(&answer)) {
+            Ok(parsed) => Some(parsed.defaults),
             Err(why) if why.again => return None,
             Err(_) => None,
         };
-        *self.defaults.get_or_init(|| told)
+        *self.defaults.get_or_init(|| parsed)
     }
 
     /// The record of a file. Where the file's mode does not permit reading it, HDFS's own attributes count.
@@ -164,8 +164,8 @@ impl WebHdfs {
         let ask = Ask::get("GETXATTRS", path).with("xattr.name", record::NAME).with("encoding", "hex");
         match self.wire.ask(&ask) {
             Ok(answer) => {
-                let told = answers::parse::<answers::Attributes>(&answer)?;
-                let bytes = told.list.first().and_then(|one| bytes_of(one.value.as_deref()));
+                let parsed = answers::parse::<answers::Attributes>(&answer)?;
+                let bytes = parsed.list.first().and_then(|one| bytes_of(one.value.as_deref()));
                 Ok(bytes.and_then(|bytes| Record::parse(&bytes)))
             }
             Err(why) if why.is(Errno::NODATA) || why.is(Errno::ACCESS) => Ok(None),
@@ -192,8 +192,8 @@ impl WebHdfs {
 
     fn xattrs_of(&self, path: &str) -> std::result::Result<Xattrs, Failure> {
         let answer = self.wire.ask(&Ask::get("GETXATTRS", path).with("encoding", "hex"))?;
-        let told = answers::parse::<answers::Attributes>(&answer)?;
-        let ours = told.list.into_iter().filter(|one| one.name.starts_with("user.") && one.name != record::NAME);
+        let parsed = answers::parse::<answers::Attributes>(&answer)?;
+        let ours = parsed.list.into_iter().filter(|one| one.name.starts_with("user.") && one.name != record::NAME);
         let pairs = ours.map(|one| {
             let value = bytes_of(one.value.as_deref()).ok_or_else(|| Failure::garbled("a value is not bytes"))?;
             Ok((one.name.into_bytes().into(), value.into()))
@@ -241,7 +241,7 @@ impl Store for WebHdfs {
     }
 
     fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        match self.listings.tell(path) {
+        match self.listings.known(path) {
             Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
             None => retry_within(self.timeout, || self.stat_now(path, false)),
         }
@@ -269,9 +269,9 @@ impl Store for WebHdfs {
     }
 
     fn space(&self, _path: &StorePath) -> io::Result<Space> {
-        let told = self.wire.ask(&Ask::get("GETSTATUS", "/"));
-        let space = match told.and_then(|answer| answers::parse::<answers::OneSpace>(&answer)) {
-            Ok(told) => told.space,
+        let parsed = self.wire.ask(&Ask::get("GETSTATUS", "/"));
+        let space = match parsed.and_then(|answer| answers::parse::<answers::OneSpace>(&answer)) {
+            Ok(parsed) => parsed.space,
             Err(why) if why.again => return Err(self.wire.report("", why)),
             // Older than 3.4.
             Err(_) => answers::FsSpace { remaining: SPACE_BYTES, capacity: SPACE_BYTES },

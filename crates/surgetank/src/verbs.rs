@@ -126,7 +126,7 @@ pub fn main(program: &Program<'_>) -> u8 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.kind() == ErrorKind::InvalidUtf8 => {
-            return tell(Failure::usage(not_utf8(&std::env::args_os().collect::<Vec<_>>())));
+            return print_failure(Failure::usage(not_utf8(&std::env::args_os().collect::<Vec<_>>())));
         }
         Err(error) => {
             // Help and version come this way too; an error of the terminal has no remedy.
@@ -163,11 +163,11 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Probe(args) => probe::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };
-    outcome.unwrap_or_else(tell)
+    outcome.unwrap_or_else(print_failure)
 }
 
 /// Prints a failure and returns its exit code.
-fn tell(Failure { mut error, exit }: Failure) -> u8 {
+fn print_failure(Failure { mut error, exit }: Failure) -> u8 {
     if exit == exit::USAGE && error.data.is_empty() {
         "nothing was started".clone_into(&mut error.data);
     }

@@ -86,8 +86,8 @@ mod armed {
 
     fn from_environment() -> Option<Armed> {
         let log = written("SURGETANK_CRASH_LOG");
-        let (name, count) = said("SURGETANK_CRASH");
-        let (held, hold) = said("SURGETANK_HOLD");
+        let (name, count) = name_and_number("SURGETANK_CRASH");
+        let (held, hold) = name_and_number("SURGETANK_HOLD");
         (log.is_some() || !name.is_empty() || !held.is_empty()).then(|| Armed {
             name,
             left: AtomicU64::new(count.parse().unwrap_or(0)),
@@ -123,7 +123,7 @@ mod armed {
     }
 
     /// `NAME:NUMBER`, or another word in the number's place.
-    fn said(variable: &str) -> (String, String) {
+    fn name_and_number(variable: &str) -> (String, String) {
         let all = std::env::var(variable).unwrap_or_default();
         let life = super::LIFE.load(Ordering::Relaxed) as usize;
         let words = all.split(',').nth(life).unwrap_or_default();

@@ -69,8 +69,8 @@ mod tests {
         ];
         let script = format!("printf '%s\\0' {}", line(&words));
         assert!(!script.contains(char::is_control), "{script}");
-        let said = Command::new("bash").args(["-c", &script]).output().unwrap().stdout;
-        let read: Vec<OsString> = said
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap().stdout;
+        let read: Vec<OsString> = output
             .strip_suffix(b"\0")
             .unwrap()
             .split(|byte| *byte == 0)

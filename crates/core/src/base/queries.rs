@@ -335,12 +335,12 @@ mod tests {
     fn caller_does_not_wait_for_a_silent_store() {
         let asking = Asking::default();
         assert_eq!(asking.ask(|| 1), Some(1));
-        let (tell, told) = channel::<()>();
-        assert_eq!(asking.ask(move || told.recv()), None);
+        let (send, received) = channel::<()>();
+        assert_eq!(asking.ask(move || received.recv()), None);
         assert!(asking.silent_for().is_some());
         // The second question is not asked at all.
         assert_eq!(asking.ask(|| -> u32 { unreachable!("asked while another question was open") }), None);
-        tell.send(()).unwrap();
+        send.send(()).unwrap();
         while asking.silent_for().is_some() {
             std::thread::yield_now();
         }

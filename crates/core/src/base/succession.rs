@@ -150,14 +150,14 @@ impl Succession {
         if self.log.is_none() {
             return;
         }
-        let mut told = None;
+        let mut touched = None;
         for (dir, _) in names {
-            if told != Some(*dir)
+            if touched != Some(*dir)
                 && let Some(inode) = tree.get(*dir)
             {
                 let (nanos, links) = (inode.attr.mtime.nanos, inode.attr.links);
                 self.hand_off(&Record::Touched { dir: *dir, nanos, links });
-                told = Some(*dir);
+                touched = Some(*dir);
             }
         }
         dropped.iter().for_each(|id| self.hand_off(&Record::Forgotten { id: *id }));

@@ -44,7 +44,7 @@ impl Damage {
 }
 
 const KEPT: &str = "damaged";
-const REPORTED: &str = "told";
+const REPORTED: &str = "reported";
 /// Positions of failed commits are skipped; so many never fail in a row.
 const POSITIONS_LEFT_OUT_MAX: u64 = 1 << 32;
 

@@ -5,7 +5,7 @@
 //! snapshot.redb    the content of the segments before the oldest one here
 //! log-<first>.wal  segments, oldest first; the last is appended to
 //! *.new            an unfinished file; removed at the next start
-//! *.damaged        a log as it was before it was cut, until the user has the report (then *.told); see `damage`
+//! *.damaged        a log as it was before it was cut, until the user has the report (then *.reported); see `damage`
 //! ```
 //! Recovery keeps every intact record up to the first bad one.
 //!

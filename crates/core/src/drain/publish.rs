@@ -126,24 +126,24 @@ impl Drain {
             return HashMap::new();
         }
         let done = surgetank_types::sync::Mutex::new(HashMap::new());
-        let say = |seq, outcome| done.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, outcome);
+        let record = |seq, outcome| done.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, outcome);
         let turns = Turns::default();
         let published = at_once(alone.len(), at_once_max, &|index| {
             let seq = alone[index];
             if !self.base.config.ordered {
-                say(seq, self.executor.execute(seq, None));
+                record(seq, self.executor.execute(seq, None));
                 return Ok(());
             }
             let turn = turns.of(index);
             match self.executor.execute(seq, Some(&turn)) {
                 Ok(outcome) => {
-                    say(seq, Ok(outcome));
+                    record(seq, Ok(outcome));
                     turn.pass();
                 }
                 // (The staged copy is missing or bad. That stays so in its turn, and no later step would report the
                 // reason.)
                 Err(why) if turn.has_come() || why.kind() == std::io::ErrorKind::InvalidData => {
-                    drop(say(seq, Err(why)));
+                    drop(record(seq, Err(why)));
                 }
                 Err(why) => tracing::debug!(%why, "before its turn"),
             }

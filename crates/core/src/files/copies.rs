@@ -280,7 +280,7 @@ impl Copies {
                     let path = self.metadata.read_tree().logical_path(id).map(StorePath).unwrap_or_default();
                     return Err(self.does_not_tell(&path, why));
                 }
-                told => return Ok(told.unwrap_or(None)),
+                answer => return Ok(answer.unwrap_or(None)),
             }
         }
     }

@@ -251,7 +251,7 @@ impl Descriptors {
     }
 
     /// fsync of a granted descriptor.
-    pub fn fsync_handed(&self, id: FileId) -> FsResult<()> {
+    pub fn fsync_granted(&self, id: FileId) -> FsResult<()> {
         match self.metadata.open_of(id) {
             Some(open) => self.syncs.fsync_open(&open, false),
             None => self.syncs.fsync_closed(id),

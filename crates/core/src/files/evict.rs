@@ -85,10 +85,9 @@ impl Eviction {
     pub(crate) fn evict_from(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let candidates: Vec<Candidate> = {
             let tree = self.metadata.read_tree();
-            tree.iter()
-                .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
-                // The rules are asked only about files that could leave: in a full tier few are durable.
-                .filter(|(_, inode)| inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.handles == 0)
+            tree.clean_files(device)
+                // The rules are asked only about files that could leave.
+                .filter(|(_, inode)| inode.publish.is_none() && inode.handles == 0)
                 .map(|(id, inode)| {
                     let decision = tree.logical_path(id).map(|path| self.metadata.decided(&tree, id, &path));
                     Candidate {

@@ -189,8 +189,9 @@ impl Fetches {
         let copied = source.copy_to(&target, size_bytes, &gate);
         crash_point!("fetch.copied");
         let mut tree = self.metadata.write_tree();
-        let adopted =
-            copied.map_err(crate::files::fetch_read::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
+        let adopted = copied
+            .map_err(crate::files::fetch_read::as_fault)
+            .and_then(|()| self.take_in(&mut tree, id, &placed, &target));
         if adopted.is_err() {
             self.placer.undo_placed(&mut tree, &placed);
         } else if let (Location::Tier(device), Ok(charged_bytes)) = (&placed.content.location, &adopted) {

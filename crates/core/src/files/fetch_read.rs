@@ -36,7 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const EVICT_SHARE: u64 = 16;
 
 /// The store's error as a program sees it. (Programs do not expect EAGAIN from a read of a file.)
-pub(crate) fn told(why: io::Error) -> Fault {
+pub(crate) fn as_fault(why: io::Error) -> Fault {
     match Fault::from(why) {
         fault if fault.errno == Errno::AGAIN => Fault { errno: Errno::IO, ..fault },
         fault => fault,
@@ -85,10 +85,10 @@ impl Fetches {
                 Err(Failure::Place) => match remote.read_at(buffer, offset) {
                     Ok(()) => return Ok(Some(buffer.len())),
                     Err(why) if is_stale(&why) && self.goes_on(open.id, fetch, &remote) => {}
-                    Err(why) => return Err(told(why)),
+                    Err(why) => return Err(as_fault(why)),
                 },
                 Err(Failure::Store(Errno::STALE)) if self.goes_on(open.id, fetch, &remote) => {}
-                Err(Failure::Store(errno)) => return Err(told(errno.into())),
+                Err(Failure::Store(errno)) => return Err(as_fault(errno.into())),
             }
         }
     }

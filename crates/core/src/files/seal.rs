@@ -136,7 +136,7 @@ impl Sealer {
                 counters.bytes_in.fetch_add(data_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
-                self.tell_sealed(&tree, id, &path, &content.location);
+                self.log_sealed(&tree, id, &path, &content.location);
                 self.placer.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, data_bytes);
             }
         }
@@ -164,7 +164,7 @@ impl Sealer {
         }
     }
 
-    fn tell_sealed(&self, tree: &Tree, id: FileId, path: &[u8], location: &Location) {
+    fn log_sealed(&self, tree: &Tree, id: FileId, path: &[u8], location: &Location) {
         let Some(inode) = tree.get(id) else { return };
         let size_bytes = inode.attr.size_bytes;
         let decision = self.metadata.decided(tree, id, path);

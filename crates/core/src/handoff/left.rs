@@ -106,12 +106,12 @@ impl Left {
     }
 
     /// The fewest records that say the same.
-    pub(super) fn each(&self, mut tell: impl FnMut(&Record<'_>)) {
+    pub(super) fn each(&self, mut put: impl FnMut(&Record<'_>)) {
         for (id, LeftMirror { dir, name, ino, kind }) in &self.mirrors {
-            tell(&Record::Mirror { id: *id, dir: *dir, name, ino: *ino, kind: *kind });
+            put(&Record::Mirror { id: *id, dir: *dir, name, ino: *ino, kind: *kind });
         }
         for (fh, LeftHandle { id, flags, writes, run, direct, by }) in &self.handles {
-            tell(&Record::Opened {
+            put(&Record::Opened {
                 fh: *fh,
                 id: *id,
                 flags: *flags,
@@ -122,25 +122,25 @@ impl Left {
             });
         }
         for (fh, listing) in &self.listings {
-            tell(&Record::Listing { fh: *fh, dir: listing.dir, uid: listing.uid, gid: listing.gid });
+            put(&Record::Listing { fh: *fh, dir: listing.dir, uid: listing.uid, gid: listing.gid });
             if let Some((offset, before)) = &listing.at {
-                tell(&Record::Listed { fh: *fh, offset: *offset, before });
+                put(&Record::Listed { fh: *fh, offset: *offset, before });
             }
         }
-        self.appends.iter().for_each(|(fh, (by, at))| tell(&Record::Appending { fh: *fh, by: *by, at: *at }));
+        self.appends.iter().for_each(|(fh, (by, at))| put(&Record::Appending { fh: *fh, by: *by, at: *at }));
         // The highest number must not be granted again.
         if !self.handles.contains_key(&self.handle_max) && !self.listings.contains_key(&self.handle_max) {
-            tell(&Record::Listing { fh: self.handle_max, dir: FileId::ROOT, uid: 0, gid: 0 });
-            tell(&Record::Closed { fh: self.handle_max });
+            put(&Record::Listing { fh: self.handle_max, dir: FileId::ROOT, uid: 0, gid: 0 });
+            put(&Record::Closed { fh: self.handle_max });
         }
-        self.backings.iter().for_each(|(id, backing)| tell(&Record::Backed { id: *id, backing: *backing }));
+        self.backings.iter().for_each(|(id, backing)| put(&Record::Backed { id: *id, backing: *backing }));
         for (dir, (nanos, links)) in &self.dirs {
-            tell(&Record::Touched { dir: *dir, nanos: *nanos, links: *links });
+            put(&Record::Touched { dir: *dir, nanos: *nanos, links: *links });
         }
-        self.noted.iter().for_each(|text| tell(&Record::Noted { text }));
+        self.noted.iter().for_each(|text| put(&Record::Noted { text }));
         for (run, LeftRun { pid, command }) in &self.runs {
-            tell(&Record::Joined { run: *run, pid: *pid, command });
+            put(&Record::Joined { run: *run, pid: *pid, command });
         }
-        self.facts.iter().for_each(|(name, value)| tell(&Record::Fact { name, value }));
+        self.facts.iter().for_each(|(name, value)| put(&Record::Fact { name, value }));
     }
 }

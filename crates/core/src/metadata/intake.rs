@@ -132,10 +132,10 @@ impl Metadata {
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
         self.granted.fetch_add(1, Ordering::Relaxed);
-        let told = self.shim.get().is_some_and(|shim| {
+        let is_watched = self.shim.get().is_some_and(|shim| {
             shim.made_in(watch, &created.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
         });
-        if !told {
+        if !is_watched {
             tracing::warn!(path = %String::from_utf8_lossy(&path), "a plain file cannot be watched; it is looked at now and then");
             self.deferred.defer_seal(id);
         }

@@ -10,11 +10,11 @@ use foldhash::HashSet;
 use surgetank_state::{PlainId, Tree};
 use surgetank_types::model::{DeviceId, Image, Mark};
 
-pub(crate) fn saying(tree: &Tree, plain: PlainId) -> Option<u64> {
-    said(tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device), plain)
+pub(crate) fn mark_of(tree: &Tree, plain: PlainId) -> Option<u64> {
+    digest(tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device), plain)
 }
 
-fn said(device: DeviceId, plain: PlainId) -> Option<u64> {
+fn digest(device: DeviceId, plain: PlainId) -> Option<u64> {
     if plain.born == 0 {
         return None;
     }
@@ -39,10 +39,10 @@ mod tests {
     fn reused_inode_number_is_not_the_removed_file() {
         let device = DeviceId { tier: 0, device: 0 };
         let went = PlainId { device, ino: 12, born: 77 };
-        assert_eq!(said(device, went), said(device, went));
-        assert_ne!(said(device, went), said(device, PlainId { born: 78, ..went }));
-        assert_ne!(said(device, went), said(DeviceId { tier: 0, device: 1 }, went));
-        assert_ne!(said(device, went), said(device, PlainId { ino: 13, ..went }));
-        assert_eq!(said(device, PlainId { born: 0, ..went }), None, "it cannot be told from another");
+        assert_eq!(digest(device, went), digest(device, went));
+        assert_ne!(digest(device, went), digest(device, PlainId { born: 78, ..went }));
+        assert_ne!(digest(device, went), digest(DeviceId { tier: 0, device: 1 }, went));
+        assert_ne!(digest(device, went), digest(device, PlainId { ino: 13, ..went }));
+        assert_eq!(digest(device, PlainId { born: 0, ..went }), None, "it is indistinguishable from another file");
     }
 }

@@ -16,7 +16,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{MutexGuard, PoisonError};
 
 use crate::metadata::Metadata;
-use crate::metadata::pending_unlink::saying;
+use crate::metadata::pending_unlink::mark_of;
 
 /// The locked tree, for looking only.
 pub(crate) struct ReadTree<'a>(MutexGuard<'a, Tree>);
@@ -139,6 +139,7 @@ impl Metadata {
         }
         let mut txn = std::mem::take(&mut tree.txn);
         let tree = &*tree;
+        txn.sort();
         let mut changes = txn.changes(tree);
         self.show_all(tree, &txn.files, &txn.entries);
         for id in &txn.dropped {
@@ -150,17 +151,17 @@ impl Metadata {
             return;
         }
         changes.extend(txn.carried_out.and_then(|id| self.succession.request_done(id)).into_iter().flatten());
-        let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = if unwritten.is_empty() {
+        let mut uncommitted = self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = if uncommitted.is_empty() {
             self.catalog.commit(&changes)
         } else {
-            unwritten.append(&mut changes);
-            self.catalog.commit(&unwritten)
+            uncommitted.append(&mut changes);
+            self.catalog.commit(&uncommitted)
         };
         match result {
-            Ok(_) => unwritten.clear(),
+            Ok(_) => uncommitted.clear(),
             Err(why) => {
-                if unwritten.is_empty() {
+                if uncommitted.is_empty() {
                     self.notes.note(
                         RunId(0),
                         self.config.state.display().to_string(),
@@ -168,7 +169,7 @@ impl Metadata {
                         false,
                     );
                 }
-                unwritten.append(&mut changes);
+                uncommitted.append(&mut changes);
             }
         }
     }
@@ -177,10 +178,10 @@ impl Metadata {
     /// committed, because it would be promised and lost.
     pub(crate) fn sync_catalog(&self) -> std::io::Result<()> {
         {
-            let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
-            if !unwritten.is_empty() {
-                self.catalog.commit(&unwritten)?;
-                unwritten.clear();
+            let mut uncommitted = self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner);
+            if !uncommitted.is_empty() {
+                self.catalog.commit(&uncommitted)?;
+                uncommitted.clear();
             }
         }
         self.catalog.sync(self.catalog.position())
@@ -193,6 +194,6 @@ impl Metadata {
     pub(crate) fn pending_unlink(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
         // Each removal under way has a thread: 256 slots are more than all of them.
         let slot = self.pending_unlink_next.fetch_add(1, Ordering::Relaxed);
-        Some(Change::PutMark(Mark::PendingUnlink(slot), saying(tree, plain)?))
+        Some(Change::PutMark(Mark::PendingUnlink(slot), mark_of(tree, plain)?))
     }
 }

@@ -165,7 +165,7 @@ impl FileHints {
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
         self.metadata.recall_delegations_below(&mut tree, id);
         tree.own(id);
-        tree.say(id, &change);
+        tree.change_hints(id, &change);
         tree.txn.hints(Hinted::File(id));
         if let Some(path) = tree.logical_path(id)
             && let Some(given) = tree.hints.names.get_mut(path.as_slice())
@@ -247,7 +247,7 @@ impl FileHints {
         tree.txn.hints(of);
         match known {
             Some(id) => {
-                tree.say(id, |said| said.update(hints));
+                tree.change_hints(id, |own| own.update(hints));
                 tree.txn.hints(Hinted::File(id));
                 self.hints_changed(tree, id, then);
             }
@@ -322,19 +322,19 @@ impl FileHints {
         let mut tree = self.metadata.write_tree();
         for (of, record) in std::mem::take(&mut image.hints) {
             tree.hints.any = true;
-            let said = HintHistory::of_record(&record);
+            let history = HintHistory::of_record(&record);
             match of {
                 Hinted::Path(path) => {
-                    if let Some(hints) = said.now() {
+                    if let Some(hints) = history.now() {
                         *tree.hints.of_name(&path) = hints.clone();
                     }
                 }
                 Hinted::File(id) => {
                     // A number that was given out without a record must not go to a later file.
-                    let since = said.since().map_or(0, |since| since.0);
+                    let since = history.since().map_or(0, |since| since.0);
                     tree.next_id = tree.next_id.max(since);
                     if let Some(inode) = tree.get_mut(id) {
-                        inode.extra_mut().hints = Some(Box::new(said));
+                        inode.extra_mut().hints = Some(Box::new(history));
                     }
                 }
             }
@@ -355,7 +355,7 @@ impl FileHints {
         let hinted = tree.iter().filter(|(_, inode)| inode.is_dir() && inode.hint_history().is_some());
         let dirs: Vec<FileId> = hinted.map(|(id, _)| id).collect();
         for dir in dirs {
-            tree.say(dir, |hints| *hints = Hints::default());
+            tree.change_hints(dir, |hints| *hints = Hints::default());
             tree.txn.hints(Hinted::File(dir));
         }
     }

@@ -221,18 +221,18 @@ impl Listings {
 /// Puts the entries after the name at the position. Names that came or went before it do not matter any more.
 fn go_on(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
     // Two positions are for `.` and `..`.
-    let told = usize::try_from(position.saturating_sub(2)).unwrap_or(usize::MAX);
+    let listed = usize::try_from(position.saturating_sub(2)).unwrap_or(usize::MAX);
     let behind = entries.partition_point(|listed| &*listed.name <= before);
-    if behind >= told {
-        entries.drain(told..behind);
-    } else if told - behind <= TOLD_MAX {
+    if behind >= listed {
+        entries.drain(listed..behind);
+    } else if listed - behind <= LISTED_MAX {
         let filler = Listed { name: Name::from(before), kind: Kind::File, ino: 0 };
-        entries.splice(behind..behind, std::iter::repeat_n(filler, told - behind));
+        entries.splice(behind..behind, std::iter::repeat_n(filler, listed - behind));
     }
 }
 
 /// No directory of a known file system has more names.
-const TOLD_MAX: usize = 1 << 28;
+const LISTED_MAX: usize = 1 << 28;
 
 #[cfg(test)]
 mod tests {

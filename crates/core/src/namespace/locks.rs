@@ -282,7 +282,7 @@ impl Locks {
     }
 
     /// In a crowd, only one request is woken, and the next one after that one unlocks: all others would fail.
-    fn tell(&self, locked: &Locked) {
+    fn hand_off(&self, locked: &Locked) {
         match self.crowd() {
             1 => locked.freed.notify_all(),
             _ => locked.freed.notify_one(),
@@ -309,7 +309,7 @@ impl Locks {
         let mut descriptions = locked.descriptions();
         descriptions.list.retain_mut(|description| !ends(description));
         self.strike_unused(id, &mut descriptions);
-        self.tell(&locked);
+        self.hand_off(&locked);
     }
 
     fn unlock(&self, id: FileId, party: Party, asked: &LockRequest) -> FsResult<()> {
@@ -329,7 +329,7 @@ impl Locks {
             }
         }
         self.strike_unused(id, &mut descriptions);
-        self.tell(&locked);
+        self.hand_off(&locked);
         Ok(())
     }
 }

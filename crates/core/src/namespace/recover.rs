@@ -74,7 +74,7 @@ impl Recovery<'_> {
         *self.losses.losses.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut image.lost);
         let damage = self.damage(&image);
         if let Some(damage) = &damage {
-            self.tell_damage(damage, &image);
+            self.note_damage(damage, &image);
         }
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
@@ -188,7 +188,7 @@ impl Recovery<'_> {
         {
             // Held back: these changes precede the first replica that is recorded.
             tracing::warn!(%why, "the tiers could not be written down yet");
-            self.metadata.unwritten.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
+            self.metadata.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
         }
         Ok((ids, strange))
     }
@@ -201,7 +201,7 @@ impl Recovery<'_> {
             Worth::All => Some(id),
             Worth::Promised if doubt == Doubt::MachineWentDown => {
                 Self::is_as_long(tree, id, &on_tier.plain);
-                self.tell_promised(&path);
+                self.note_promised(&path);
                 Some(id)
             }
             // The catalog could not record that a process opened it.

@@ -120,7 +120,7 @@ impl Resolver {
                 Ask::Store(path, generation, entry) => (path, generation, entry, tree.links_changed),
             }
         };
-        let stat = self.store.told(who(caller), &path)?.ok()?;
+        let stat = self.store.known_stat(who(caller), &path)?.ok()?;
         let mut tree = self.metadata.write_tree();
         let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, name) == entry;
         let counted = tree.links_changed == links_changed || stat.attr.links == 1;
@@ -237,7 +237,7 @@ impl Resolver {
 
     /// What the store has under a name that the agent does not know.
     fn glance_at(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        let known = self.store.told(who, path);
+        let known = self.store.known_stat(who, path);
         known.unwrap_or_else(|| self.queries.must_ask((who, path), |store, who, path| store.glance(who, path)))
     }
 

@@ -279,14 +279,14 @@ fn advice(workload: &Workload, machine: &Calibration) -> advise::Advice {
 fn results_are_never_advised_to_stay_out_of_the_store() {
     let machine = real();
     let results = Workload::parse("[[stage]]\nname='a'\ntasks=4\nbytes_in='64M'\nbytes_out='64M'\ncpu_s=0.1").unwrap();
-    let told = advice(&results, &machine);
-    assert!(told.considered.iter().all(|prediction| prediction.setup.mode != Mode::InMemory), "{told:?}");
+    let advised = advice(&results, &machine);
+    assert!(advised.considered.iter().all(|prediction| prediction.setup.mode != Mode::InMemory), "{advised:?}");
     // A few bytes may stay out, without a gain: a mode that puts everything in the store is as good.
     let text = "[[stage]]\nname='a'\ntasks=4\nbytes_out=4096\n[[stage]]\nname='b'\ntasks=4\nreads=['a']\nbytes_out='64M'\ncpu_s=1";
-    let told = advice(&Workload::parse(text).unwrap(), &machine);
-    let in_memory = told.considered.iter().find(|prediction| prediction.setup.mode == Mode::InMemory).unwrap();
-    assert!(in_memory.estimate_s <= told.best.estimate_s * 1.02);
-    assert_eq!(told.best.setup.mode, Mode::CopyAll);
+    let advised = advice(&Workload::parse(text).unwrap(), &machine);
+    let in_memory = advised.considered.iter().find(|prediction| prediction.setup.mode == Mode::InMemory).unwrap();
+    assert!(in_memory.estimate_s <= advised.best.estimate_s * 1.02);
+    assert_eq!(advised.best.setup.mode, Mode::CopyAll);
     assert_eq!(advice(&incrementation(8, 6, 32, 0.0), &machine).best.setup.mode, Mode::InMemory);
 }
 

@@ -26,39 +26,39 @@ pub(super) struct Sources<'a> {
 
 /// The tiers of the draft, unless a file that is found again names them.
 pub(super) fn said_tiers(draft: &Draft) -> Option<Vec<TierConfig>> {
-    let said = draft.tiers.as_ref()?;
-    let by_people = said.iter().all(|tier| tier.origin.authority == Authority::CommandLine);
-    by_people.then(|| said.iter().map(|tier| tier.value.clone()).collect())
+    let given = draft.tiers.as_ref()?;
+    let by_people = given.iter().all(|tier| tier.origin.authority == Authority::CommandLine);
+    by_people.then(|| given.iter().map(|tier| tier.value.clone()).collect())
 }
 
 /// The options, except `--over`.
 pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundings) -> Vec<OsString> {
     let mut words = state(&config.state, around);
-    let mut say = |option: &str, value: OsString| words.extend([option.into(), value]);
+    let mut add = |option: &str, value: OsString| words.extend([option.into(), value]);
     if let Some(file) = sources.file {
-        say("--config", file.into());
+        add("--config", file.into());
     }
     if sources.says_store || config.store != config.over {
-        say(STORE, config.store.clone().into());
+        add(STORE, config.store.clone().into());
     }
     for tier in sources.tiers.unwrap_or_default() {
-        say("--tier", tier_text(tier));
+        add("--tier", tier_text(tier));
     }
     for rule in config.rules.iter().filter(|rule| rule.authority == Authority::CommandLine) {
         if let Some(text) = rule_text(rule) {
-            say("--rule", text.into());
+            add("--rule", text.into());
         }
     }
     match config.keep_at_exit {
         KeepAtExit::Leave => {}
-        KeepAtExit::Drain => say("--keep-at-exit", "drain".into()),
-        KeepAtExit::Drop => say("--keep-at-exit", "drop".into()),
+        KeepAtExit::Drain => add("--keep-at-exit", "drain".into()),
+        KeepAtExit::Drop => add("--keep-at-exit", "drop".into()),
     }
     if config.verify == Verify::Reread {
-        say("--verify", "reread".into());
+        add("--verify", "reread".into());
     }
     if !config.ordered {
-        say("--ordered", "false".into());
+        add("--ordered", "false".into());
     }
     words
 }

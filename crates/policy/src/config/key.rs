@@ -123,7 +123,7 @@ impl Draft {
             "metrics_token_file" => {
                 self.metrics_token_file = match text {
                     "none" => Some(Sourced { value: TokenFile::Nobody, origin: origin.clone() }),
-                    _ => path(text)?.map(|said| Sourced { value: TokenFile::File(said.value), origin: said.origin }),
+                    _ => path(text)?.map(|file| Sourced { value: TokenFile::File(file.value), origin: file.origin }),
                 };
             }
             "store" => {
@@ -304,10 +304,10 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
 
 #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3", feature = "webhdfs"))]
 fn understood(url: &str, parsed: surgetank_types::error::Result<()>) -> std::result::Result<Place, String> {
-    let told = |Error { what, why, remedy, .. }: Error| {
+    let as_failure = |Error { what, why, remedy, .. }: Error| {
         [what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
     };
-    parsed.map(|()| Place::Url(url.to_owned())).map_err(told)
+    parsed.map(|()| Place::Url(url.to_owned())).map_err(as_failure)
 }
 
 /// Decodes `%20` and the like.

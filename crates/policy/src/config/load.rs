@@ -82,11 +82,11 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
 /// Only the state root, for commands that only ask. Whether the directory could be served does not matter to them.
 pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBuf> {
     let mut draft = Draft::default();
-    let said = match &overrides.state {
+    let given = match &overrides.state {
         Some(path) => Some(("--state", path.clone())),
         None => around.path("SURGETANK_STATE").map(|path| ("SURGETANK_STATE", path)),
     };
-    match said {
+    match given {
         Some((label, path)) => {
             let origin =
                 Origin { label: label.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
@@ -309,7 +309,7 @@ fn resolve(
         door: draft.door.unwrap_or_default(),
         preload: draft.preload.unwrap_or(true),
         preload_skip: draft.preload_skip.unwrap_or_default(),
-        group_socket: draft.group_socket.map(|said| said.value),
+        group_socket: draft.group_socket.map(|given| given.value),
         metrics,
         metrics_token_file,
         again: Vec::new(),
@@ -321,13 +321,13 @@ fn resolve(
 
 /// The configured end of the job, else Slurm's. A variable that is nonsense, or left from another job, does not fail the start.
 fn resolve_deadline(
-    said: Option<Sourced<Option<i64>>>,
+    given: Option<Sourced<Option<i64>>>,
     around: &Surroundings,
     notes: &mut Vec<String>,
 ) -> Option<Deadline> {
     let now = surgetank_types::clock::now().secs();
-    let found = match said {
-        Some(said) => said.value.map(|seconds| Deadline::new(seconds, &said.origin.label, now)),
+    let found = match given {
+        Some(given) => given.value.map(|seconds| Deadline::new(seconds, &given.origin.label, now)),
         None => around.var(SLURM_END).and_then(|text| match text.parse() {
             Ok(seconds) if seconds > now => Some(Deadline::new(seconds, SLURM_END, now)),
             Ok(_) => {
@@ -355,10 +355,10 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
             authority: Authority::Default,
         },
     };
-    let said = draft.over.as_ref().unwrap_or(&here);
-    let over = directory(said, "the directory to serve", "give a directory that exists with --over")?;
+    let given = draft.over.as_ref().unwrap_or(&here);
+    let over = directory(given, "the directory to serve", "give a directory that exists with --over")?;
     if over == Path::new("/") {
-        return Err(Error::new(format!("{}: the root directory can't be served", said.origin.label))
+        return Err(Error::new(format!("{}: the root directory can't be served", given.origin.label))
             .why("the programs, the tiers and the agent's state are under it")
             .remedy("change to the project's directory, or give it with --over"));
     }
@@ -366,7 +366,7 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
         .iter()
         .any(|system| over == Path::new(system) || over.starts_with(system) && !over.starts_with("/dev/shm"))
     {
-        return Err(Error::new(format!("{}: {} can't be served", said.origin.label, over.display()))
+        return Err(Error::new(format!("{}: {} can't be served", given.origin.label, over.display()))
             .why("the system and the agent need it unchanged")
             .remedy("change to the project's directory, or give it with --over"));
     }
@@ -376,7 +376,7 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
 /// The last level of Sea's files, if they are about the directory `over`: it is that level itself, or their `mount_dir`.
 fn store_of_sea(sea: Sea, over: &Path, notes: &mut Vec<String>) -> Option<Sourced<PathBuf>> {
     let base = sea.store?;
-    let same = |said: &Sourced<PathBuf>| said.value.canonicalize().is_ok_and(|path| path == over);
+    let same = |given: &Sourced<PathBuf>| given.value.canonicalize().is_ok_and(|path| path == over);
     if same(&base) || sea.over.as_ref().is_some_and(same) {
         return Some(base);
     }
@@ -392,8 +392,8 @@ fn store_of_sea(sea: Sea, over: &Path, notes: &mut Vec<String>) -> Option<Source
 fn resolve_store(draft: &Draft, over: &Path, machine: &Machine) -> Result<PathBuf> {
     let store = match &draft.store {
         None => over.to_path_buf(),
-        Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
-        Some(said) => directory(said, "the store", "give another directory with --store")?,
+        Some(given) if super::url_of(&given.value).is_some() => given.value.clone(),
+        Some(given) => directory(given, "the store", "give another directory with --store")?,
     };
     if store != over {
         refuse_apart(over, &store, machine)?;
@@ -451,7 +451,7 @@ fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path
 /// The physical path of the state directory, and the source that names it.
 fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
     match &draft.state {
-        Some(said) => (physical(&said.value), said.origin.label.as_str()),
+        Some(given) => (physical(&given.value), given.origin.label.as_str()),
         None => (again::usual_state(around), "the default"),
     }
 }
@@ -476,15 +476,15 @@ pub(super) fn physical(path: &Path) -> PathBuf {
 
 /// The configured tiers, else those that the machine offers.
 fn resolve_tiers(
-    said: Option<Vec<Sourced<TierConfig>>>,
+    given: Option<Vec<Sourced<TierConfig>>>,
     around: &Surroundings,
     over: &Path,
     store: &Path,
     notes: &mut Vec<String>,
 ) -> Result<Vec<TierConfig>> {
     let machine = &around.machine;
-    if let Some(said) = said {
-        return given_tiers(machine, said, over, store);
+    if let Some(given) = given {
+        return given_tiers(machine, given, over, store);
     }
     let (found, passed_over) = tiers::found(machine, &candidates(around), over, store);
     if found.is_empty() {
@@ -511,17 +511,17 @@ fn refuse_unknown_tiers(rules: &[RuleConfig], tiers: &[TierConfig]) -> Result<()
 
 fn given_tiers(
     machine: &Machine,
-    said: Vec<Sourced<TierConfig>>,
+    given: Vec<Sourced<TierConfig>>,
     over: &Path,
     store: &Path,
 ) -> Result<Vec<TierConfig>> {
     let mut tiers: Vec<TierConfig> = Vec::new();
-    if let Some(first) = said.get(DEVICES_MAX) {
-        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len()))
+    if let Some(first) = given.get(DEVICES_MAX) {
+        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, given.len()))
             .remedy("make one tier of several directories: NAME=PATH,PATH"));
     }
     let mut used: Vec<PathBuf> = Vec::new();
-    for Sourced { value: mut tier, origin } in said {
+    for Sourced { value: mut tier, origin } in given {
         let label = &origin.label;
         let name = tier.name.clone();
         if tiers.iter().any(|known| known.name == name) {
@@ -533,9 +533,9 @@ fn given_tiers(
                 .remedy("leave some of them out, or make two tiers of them"));
         }
         for path in &mut tier.paths {
-            let said = Sourced { value: path.clone(), origin: origin.clone() };
+            let given = Sourced { value: path.clone(), origin: origin.clone() };
             *path = directory(
-                &said,
+                &given,
                 &format!("the directory of tier '{name}',"),
                 "name a directory of yours for this tier, or leave the tier out",
             )?;

@@ -49,18 +49,18 @@ pub(super) fn address(text: &str) -> std::result::Result<Option<SocketAddr>, Str
 
 /// Checks both keys together: without a token, only a loopback address is allowed.
 pub(super) fn settled(draft: &Draft) -> Result<(Option<SocketAddr>, TokenFile)> {
-    let address = draft.metrics.as_ref().and_then(|said| said.value);
+    let address = draft.metrics.as_ref().and_then(|given| given.value);
     let token = draft.metrics_token_file.as_ref();
-    if let (Some(address), Some(said)) = (address, token)
-        && said.value == TokenFile::Nobody
+    if let (Some(address), Some(given)) = (address, token)
+        && given.value == TokenFile::Nobody
         && !address.ip().is_loopback()
     {
         let why = format!(
             "without a token every user in the network could read the metrics at {address}; leave it out (a token is made then), or serve 127.0.0.1 only"
         );
-        return Err(refused(&said.origin, "metrics_token_file", &why));
+        return Err(refused(&given.origin, "metrics_token_file", &why));
     }
-    Ok((address, token.map(|said| said.value.clone()).unwrap_or_default()))
+    Ok((address, token.map(|given| given.value.clone()).unwrap_or_default()))
 }
 
 #[cfg(test)]

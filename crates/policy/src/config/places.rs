@@ -11,17 +11,17 @@ use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;
 
 /// The physical path of a directory that exists. `otherwise` is the advice if it cannot be created under this name.
-pub(super) fn directory(said: &Sourced<PathBuf>, what: &str, otherwise: &str) -> Result<PathBuf> {
-    let label = &said.origin.label;
+pub(super) fn directory(given: &Sourced<PathBuf>, what: &str, otherwise: &str) -> Result<PathBuf> {
+    let label = &given.origin.label;
     let failed = |why: String| {
-        let remedy = if can_be_made(&said.value) {
-            format!("create it: mkdir -p {}", shell::word(&said.value))
+        let remedy = if can_be_made(&given.value) {
+            format!("create it: mkdir -p {}", shell::word(&given.value))
         } else {
             otherwise.to_owned()
         };
-        Error::new(format!("{label}: {what} {} can't be used", said.value.display())).why(why).remedy(remedy)
+        Error::new(format!("{label}: {what} {} can't be used", given.value.display())).why(why).remedy(remedy)
     };
-    let path = said.value.canonicalize().map_err(|error| failed(error.to_string()))?;
+    let path = given.value.canonicalize().map_err(|error| failed(error.to_string()))?;
     if !path.is_dir() {
         return Err(failed("it is not a directory".to_owned()));
     }

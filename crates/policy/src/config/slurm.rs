@@ -35,9 +35,9 @@ pub fn end_of(job: &str) -> Option<Deadline> {
             }
         }
     }
-    let mut said = String::new();
-    squeue.stdout.take()?.read_to_string(&mut said).ok()?;
+    let mut output = String::new();
+    squeue.stdout.take()?.read_to_string(&mut output).ok()?;
     let now = surgetank_types::clock::now().secs();
-    let seconds: i64 = said.trim().parse().ok()?;
+    let seconds: i64 = output.trim().parse().ok()?;
     (seconds > now).then(|| Deadline::new(seconds, "squeue", now))
 }

@@ -566,6 +566,6 @@ fn state_root_of_unservable_directory_is_known() {
     assert!(load::state_root(&Overrides::default(), &place.around).is_err());
     place.env("SURGETANK_STATE", "there");
     assert_eq!(asked(&place, &Overrides::default()), place.path("there"));
-    let said = Overrides { state: Some("said".into()), ..Overrides::default() };
-    assert_eq!(asked(&place, &said), place.path("said"));
+    let given = Overrides { state: Some("given".into()), ..Overrides::default() };
+    assert_eq!(asked(&place, &given), place.path("given"));
 }

@@ -135,10 +135,10 @@ fn hint_overrides_built_in_rules_but_not_written_ones() {
         prefetch: None,
         next_read: None,
     };
-    let told =
+    let decide =
         |rules: &[RuleConfig], path: &str| RuleSet::new(rules).expect("rules").decide_hinted(path.as_bytes(), &advice);
     for path in ["a.dat", ".git/index"] {
-        let decision = told(&[], path);
+        let decision = decide(&[], path);
         assert_eq!(
             (decision.mode, decision.timing, decision.size_bytes),
             (Mode::Keep, Timing::Soon, Some(7)),
@@ -147,13 +147,13 @@ fn hint_overrides_built_in_rules_but_not_written_ones() {
         assert!(decision.reason.is_hint() && decision.pin && decision.tier.as_deref() == Some("ram"));
     }
     for authority in [Authority::Project, Authority::CommandLine, Authority::Site] {
-        let decision = told(&[rule("*.dat=move", authority)], "a.dat");
+        let decision = decide(&[rule("*.dat=move", authority)], "a.dat");
         assert!(!decision.reason.is_hint());
         assert_eq!((decision.mode, decision.size_bytes), (Mode::Move, Some(7)), "what the rule leaves open");
     }
     // Sea's table decides last, and is a rule nevertheless.
     let lists = [sea(r".*\.dat", Mode::Copy, ".sea_flushlist:1"), sea(r".*", Mode::Keep, ".sea_flushlist")];
-    assert_eq!(told(&lists, "a.dat").mode, Mode::Copy);
+    assert_eq!(decide(&lists, "a.dat").mode, Mode::Copy);
     let unhinted = RuleSet::new(&[]).expect("rules").decide_hinted(b".git/index", &Advice::default());
     assert_eq!((unhinted.timing, unhinted.reason.is_hint()), (Timing::Last, false));
 }

@@ -101,7 +101,7 @@ impl Listings {
     }
 
     /// The answer of the directory's listing for a name: `Some(None)` if there is no such name, `None` if no listing is fresh.
-    pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
+    pub fn known(&self, path: &StorePath) -> Option<Option<StoreStat>> {
         let dir = path.parent();
         let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
         let listed = locked(&self.listed);

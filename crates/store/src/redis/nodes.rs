@@ -60,10 +60,10 @@ impl Nodes {
     }
 
     /// Records the answer of `CLUSTER NODES`.
-    pub fn learn(&self, told: &str) {
+    pub fn learn(&self, text: &str) {
         let mut at = self.at();
         at.is_cluster = true;
-        let others = nodes_of(told, &at.node);
+        let others = nodes_of(text, &at.node);
         at.known.truncate(self.place.nodes.len());
         for node in others {
             if !at.known.contains(&node) {
@@ -117,7 +117,7 @@ fn node_of(address: &str, from: &Node) -> Option<Node> {
 }
 
 /// Parses lines of `ID HOST:PORT@BUSPORT[,HOSTNAME…] FLAGS …`.
-fn nodes_of(told: &str, from: &Node) -> Vec<Node> {
+fn nodes_of(text: &str, from: &Node) -> Vec<Node> {
     let node = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let (address, flags) = (words.next()?, words.next()?);
@@ -125,7 +125,7 @@ fn nodes_of(told: &str, from: &Node) -> Vec<Node> {
         let address = address.split(['@', ',']).next()?;
         node_of(address, from).filter(|_| is_there)
     };
-    told.lines().filter_map(node).collect()
+    text.lines().filter_map(node).collect()
 }
 
 /// The part that decides the slot of a key, if all keys with this prefix have the same.
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn nodes_of_a_cluster_are_parsed() {
-        let told = "\
+        let text = "\
 07c3 127.0.0.1:30004@31004,host4 slave e7d1 0 1426238317239 4 connected
 67ed :30002@31002,,shard-id=x master - 0 1426238316232 2 connected 5461-10922
 6ec2 127.0.0.1:30005@31005 myself,slave,fail 67ed 0 1426238316232 5 connected
@@ -166,7 +166,7 @@ nonsense
 ";
         let from = node("seed", 1);
         let known = [node("127.0.0.1", 30004), node("seed", 30002)];
-        assert_eq!(nodes_of(told, &from), known);
+        assert_eq!(nodes_of(text, &from), known);
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Listings {
     }
 
     /// The answer of the directory's listing for a name: `Some(None)` if there is no such name, `None` if no listing is fresh.
-    pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
+    pub fn known(&self, path: &StorePath) -> Option<Option<StoreStat>> {
         if path.0.is_empty() || path.is_temporary() {
             return None;
         }

@@ -434,15 +434,15 @@ impl Connection {
 
     /// Waits until the agent has ended. An error: the agent is stopped, or a signal ended the wait.
     pub fn await_exit(&mut self) -> Result<()> {
-        let mut told = false;
+        let mut reported = false;
         loop {
             match self.line.closed(&self.limits) {
                 Ok(()) | Err(Broken::Io(_)) => return Ok(()),
                 Err(Broken::Silent(after))
                     if after >= line::BUSY_PATIENCE && line::process_state(self.pid).is_some_and(|is| is != 'T') =>
                 {
-                    if !told {
-                        told = true;
+                    if !reported {
+                        reported = true;
                         eprintln!(
                             "surgetank: still waiting for the agent of {} (pid {}) to go; its log is {}",
                             self.hello.over,

@@ -67,7 +67,7 @@ pub fn main(backend: &dyn Backend) -> u8 {
     start_log();
     match Ground::prepare() {
         Err(error) => {
-            tell(Err(&error));
+            report(Err(&error));
             1
         }
         // Another agent cannot take up programs' calls.
@@ -86,7 +86,7 @@ fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     surgetank_types::crash::begin_life(life);
     let begun = begin(backend, ground, inheritance);
     if life == 0 {
-        tell(begun.as_ref().map(drop));
+        report(begun.as_ref().map(drop));
     } else if let Err(error) = &begun {
         tracing::error!("cannot take over: {error}");
     }
@@ -101,7 +101,7 @@ fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     }
 }
 
-fn tell(begun: Result<(), &Error>) {
+fn report(begun: Result<(), &Error>) {
     let outcome = match begun {
         Ok(_) => Outcome::Ready,
         Err(error) => {
@@ -127,9 +127,12 @@ fn close_inherited() {
 pub fn log_filter() -> (tracing_subscriber::EnvFilter, Option<String>) {
     const NAME: &str = "SURGETANK_LOG";
     let usual = || tracing_subscriber::EnvFilter::new("info");
-    let Some(said) = std::env::var_os(NAME).filter(|said| !said.is_empty()) else { return (usual(), None) };
-    let refused = |why: &str| (usual(), Some(format!("{NAME}={}: {why}; `info` is logged", said.to_string_lossy())));
-    match said.to_str().map(tracing_subscriber::EnvFilter::try_new) {
+    let Some(filter_text) = std::env::var_os(NAME).filter(|filter_text| !filter_text.is_empty()) else {
+        return (usual(), None);
+    };
+    let refused =
+        |why: &str| (usual(), Some(format!("{NAME}={}: {why}; `info` is logged", filter_text.to_string_lossy())));
+    match filter_text.to_str().map(tracing_subscriber::EnvFilter::try_new) {
         Some(Ok(filter)) => (filter, None),
         Some(Err(why)) => refused(&why.to_string()),
         None => refused("it is not UTF-8"),

@@ -369,15 +369,15 @@ fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
 fn await_lock(file: File, path: &Path, holder: &str) -> Result<File> {
     const LOOK_EVERY: Duration = Duration::from_millis(5);
     let begun = clock::tick();
-    let mut told = false;
+    let mut reported = false;
     loop {
         match lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(refuse(path, &error.to_string())),
             Err(_) => {}
         }
-        if !told && begun.elapsed() >= line::STOPPED_PATIENCE {
-            told = true;
+        if !reported && begun.elapsed() >= line::STOPPED_PATIENCE {
+            reported = true;
             eprintln!(
                 "surgetank: waiting for {holder}; it holds {}. Find the process with:\n  fuser {}",
                 path.display(),

@@ -37,7 +37,7 @@ pub struct Desk {
 }
 
 impl Desk {
-    fn tell(&self, record: &Record<'_>) {
+    fn hand_off(&self, record: &Record<'_>) {
         if let Some(handoff) = &self.handoff {
             handoff.put(record);
         }
@@ -58,7 +58,7 @@ impl Desk {
     /// Was it the last run, and the reason if its record is not written.
     fn release(&self, run: RunId) -> (bool, Option<String>) {
         let unrecorded = self.engine.release_run(run);
-        self.tell(&Record::Ended { run });
+        self.hand_off(&Record::Ended { run });
         (self.users.leave(run), unrecorded)
     }
 }
@@ -130,12 +130,12 @@ impl<'a> Client<'a> {
         Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None, is_guest: group.is_some() })
     }
 
-    fn say(&mut self, answer: &Answer) -> io::Result<()> {
+    fn send(&mut self, answer: &Answer) -> io::Result<()> {
         wire::write(&mut self.writer, answer)
     }
 
     fn refuse(&mut self, kind: RefusalKind, what: impl Into<String>) -> io::Result<()> {
-        self.say(&Answer::Error(Refusal::new(kind, what)))
+        self.send(&Answer::Error(Refusal::new(kind, what)))
     }
 
     fn converse(&mut self) -> io::Result<()> {
@@ -151,7 +151,7 @@ impl<'a> Client<'a> {
                 Err(error) => return Err(error),
             };
             match wire::decode_request(&line) {
-                Err(refusal) => self.say(&Answer::Error(refusal))?,
+                Err(refusal) => self.send(&Answer::Error(refusal))?,
                 Ok(Request::Hello { protocol }) => self.greet(protocol)?,
                 Ok(_) if !self.greeted => self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?,
                 Ok(request) if self.is_guest && !matches!(request, Request::Status) => {
@@ -170,10 +170,10 @@ impl<'a> Client<'a> {
             );
             refusal.why = format!("the agent is surgetank {}", self.desk.hello.version);
             refusal.remedy = "wait until its runs have ended, then start again".into();
-            return self.say(&Answer::Error(refusal));
+            return self.send(&Answer::Error(refusal));
         }
         self.greeted = true;
-        self.say(&Answer::Hello(self.desk.hello.clone()))
+        self.send(&Answer::Hello(self.desk.hello.clone()))
     }
 
     fn answer(&mut self, request: Request) -> io::Result<()> {
@@ -245,7 +245,7 @@ impl<'a> Client<'a> {
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
         };
-        self.say(&answer)
+        self.send(&answer)
     }
 
     /// Does the agent leave within a moment? Other runs' files may need to drain, or other runs' children may live.
@@ -273,18 +273,18 @@ impl<'a> Client<'a> {
             }
             None => self.desk.engine.register_run(pid),
         };
-        self.desk.tell(&Record::Joined { run, pid, command: &command });
+        self.desk.hand_off(&Record::Joined { run, pid, command: &command });
         let (recorded, is_again) = (command.clone(), again.is_some());
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
         if !self.desk.users.join(status, || self.desk.engine.somebody_came()) {
             self.desk.engine.release_run(run);
-            self.desk.tell(&Record::Ended { run });
+            self.desk.hand_off(&Record::Ended { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         tracing::info!(run = run.0, pid, "joined");
         self.desk.engine.record_run(run, pid, &recorded, is_again);
         self.run = Some(run);
-        self.say(&Answer::Joined { run })
+        self.send(&Answer::Joined { run })
     }
 
     fn status(&self) -> AgentStatus {
@@ -314,7 +314,7 @@ impl<'a> Client<'a> {
         }
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
             let verdict = Box::new(self.desk.engine.verdict(scope));
-            self.say(&Answer::Verdict { verdict, timed_out })
+            self.send(&Answer::Verdict { verdict, timed_out })
         });
         self.desk.users.end_wait();
         result
@@ -335,7 +335,7 @@ impl<'a> Client<'a> {
             let left = timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
             let progress = engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
             let settled = progress.settled;
-            self.say(&Answer::Progress(progress))?;
+            self.send(&Answer::Progress(progress))?;
             if settled {
                 return Ok(false);
             }
@@ -350,7 +350,7 @@ impl<'a> Client<'a> {
         if desk.hello.visibility == Visibility::Private {
             let mut refusal = Refusal::new(RefusalKind::Failed, "this mount is private to its runs");
             refusal.remedy = "it goes when they end".into();
-            return self.say(&Answer::Error(refusal));
+            return self.send(&Answer::Error(refusal));
         }
         let over = desk.hello.over.to_path_buf();
         let mut busy: Vec<Holder> = desk
@@ -361,7 +361,7 @@ impl<'a> Client<'a> {
             .collect();
         busy.extend(holders::of_directory(&over));
         if !busy.is_empty() {
-            return self.say(&Answer::Busy { holders: busy });
+            return self.send(&Answer::Busy { holders: busy });
         }
         if !desk.users.begin_wait() {
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
@@ -373,17 +373,17 @@ impl<'a> Client<'a> {
         let verdict = desk.engine.verdict(&everything);
         // Waiting does not bring lost files back.
         let drained = verdict.is_drained();
-        self.say(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
+        self.send(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
         if timed_out || !drained {
             return Ok(());
         }
         match desk.users.ask_unmount() {
-            Err(holders) => self.say(&Answer::Busy { holders }),
+            Err(holders) => self.send(&Answer::Busy { holders }),
             Ok(false) => self.refuse(RefusalKind::Failed, "another umount is under way"),
             Ok(true) => {
-                let said = self.say(&Answer::Done);
+                let sent = self.send(&Answer::Done);
                 desk.users.unmount_answered();
-                said
+                sent
             }
         }
     }

@@ -43,7 +43,7 @@ impl Notifier {
         body[0..8].copy_from_slice(&id.to_ne_bytes());
         body[8..16].copy_from_slice(&offset.to_ne_bytes());
         body[16..24].copy_from_slice(&length.to_ne_bytes());
-        self.tell(notify::INVAL_INODE, &body)
+        self.notify(notify::INVAL_INODE, &body)
     }
 
     /// Drops the cached entry of the name (also a negative one).
@@ -54,7 +54,7 @@ impl Notifier {
         body.extend_from_slice(&[0; 4]);
         body.extend_from_slice(name);
         body.push(0);
-        self.tell(notify::INVAL_ENTRY, &body).map(|_known| ())
+        self.notify(notify::INVAL_ENTRY, &body).map(|_known| ())
     }
 
     /// Like `inval_entry`, and reports to watchers of the directory (inotify) that the file is gone.
@@ -66,7 +66,7 @@ impl Notifier {
         body.extend_from_slice(&[0; 4]);
         body.extend_from_slice(name);
         body.push(0);
-        self.tell(notify::DELETE, &body).map(|_known| ())
+        self.notify(notify::DELETE, &body).map(|_known| ())
     }
 
     /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, and not opened as
@@ -88,11 +88,11 @@ impl Notifier {
     /// Makes the kernel send again all requests that were read and not answered. They arrive in no particular order,
     /// before other requests, with [`super::abi::UNIQUE_RESEND`] in their numbers.
     pub fn resend(&self) -> io::Result<()> {
-        self.tell(notify::RESEND, &[]).map(|_known| ())
+        self.notify(notify::RESEND, &[]).map(|_known| ())
     }
 
     /// A node or name that the kernel does not know needs no invalidation: `false`.
-    fn tell(&self, code: i32, body: &[u8]) -> io::Result<bool> {
+    fn notify(&self, code: i32, body: &[u8]) -> io::Result<bool> {
         let header = reply::header(0, -code, body.len());
         match rustix::io::writev(self.device.as_fd(), &reply::slices(&header, body)) {
             Ok(_) => Ok(true),

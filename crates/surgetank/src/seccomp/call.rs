@@ -101,7 +101,7 @@ impl<'a> Call<'a> {
     pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
         let path = match self.task.string(self.arg(index), super::task::PATH_BYTES_MAX) {
             Err(Errno::PERM) => {
-                self.tell("a program whose memory cannot be read (not dumpable, or its run has ended)");
+                self.report("a program whose memory cannot be read (not dumpable, or its run has ended)");
                 return Err(Errno::PERM);
             }
             path => path?,
@@ -140,11 +140,11 @@ impl<'a> Call<'a> {
 
     /// Refuses a call that cannot be served, and reports it to the user.
     pub fn refuse(&self, what: &'static str, with: Errno) -> Answered {
-        self.tell(what);
+        self.report(what);
         Err(with)
     }
 
-    pub fn tell(&self, what: &'static str) {
+    pub fn report(&self, what: &'static str) {
         self.supervisor.refusals.add(what, || {
             let command = std::fs::read_to_string(self.task.proc("comm")).unwrap_or_default();
             (command.trim().to_owned(), self.named.borrow().clone())

@@ -154,7 +154,7 @@ fn open_known(call: &Call<'_>, spot: &Spot, known: Known, flags: i32) -> Result<
         }
         _ if spot.must_be_dir || flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
         Kind::Symlink if path_only => {
-            call.tell("O_PATH of symbolic links");
+            call.report("O_PATH of symbolic links");
             Err(Errno::OPNOTSUPP)
         }
         Kind::Symlink => Err(Errno::LOOP),
@@ -206,7 +206,7 @@ pub(super) fn fsync(call: &Call<'_>) -> Answered {
     call.namespace().files.descriptors.catch_up();
     match known.attr.kind {
         Kind::Directory => call.namespace().files.syncs.fsync_dir(known.id).map_err(errno)?,
-        Kind::File => call.namespace().files.descriptors.fsync_handed(known.id).map_err(errno)?,
+        Kind::File => call.namespace().files.descriptors.fsync_granted(known.id).map_err(errno)?,
         _ => return Ok(Answer::Continue),
     }
     DONE

@@ -43,19 +43,20 @@ pub fn ask_server(url: &str) -> Result<Answer> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
         let server = S3::open(S3Place::parse(url)?)?;
-        return Ok(Answer { found: told(&server.abilities()), warnings: Vec::new() });
+        return Ok(Answer { found: abilities_in_words(&server.abilities()), warnings: Vec::new() });
     }
     #[cfg(feature = "gridfs")]
     if is_gridfs(url) {
         let server = GridFs::open(GridFsPlace::parse(url)?)?;
         let kept = if server.is_replicated() { "most servers of its set" } else { "it alone" };
-        let found = format!("{}; what it acknowledges is in the journal of {kept}", told(&server.abilities()));
+        let found =
+            format!("{}; what it acknowledges is in the journal of {kept}", abilities_in_words(&server.abilities()));
         return Ok(Answer { found, warnings: Vec::new() });
     }
     #[cfg(feature = "redis")]
     if is_redis(url) {
         let server = Redis::open(RedisPlace::parse(url)?)?;
-        let mut found = told(&server.abilities());
+        let mut found = abilities_in_words(&server.abilities());
         let durability = server.durability();
         if let Some(sure) = durability.as_ref().filter(|durability| durability.is_sure()) {
             found = format!("{found}; {sure}");
@@ -65,7 +66,7 @@ pub fn ask_server(url: &str) -> Result<Answer> {
     #[cfg(feature = "webhdfs")]
     if is_hdfs(url) {
         let server = WebHdfs::open(HdfsPlace::parse(url)?, Duration::ZERO)?;
-        return Ok(Answer { found: server.told(), warnings: Vec::new() });
+        return Ok(Answer { found: server.abilities_in_words(), warnings: Vec::new() });
     }
     Err(not_here(url))
 }
@@ -75,7 +76,7 @@ fn not_here(url: &str) -> Error {
 }
 
 #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
-fn told(can: &Abilities) -> String {
+fn abilities_in_words(can: &Abilities) -> String {
     let word = |can: bool| if can { "yes" } else { "no" };
     format!(
         "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",

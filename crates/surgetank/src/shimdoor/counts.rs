@@ -398,8 +398,8 @@ mod tests {
         let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));
         std::fs::write(&source, program).unwrap();
         assert!(Command::new("cc").arg("-o").arg(&binary).arg(&source).status().unwrap().success());
-        let said = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
-        let theirs: Vec<u64> = said.lines().map(|line| line.parse().unwrap()).collect();
+        let output = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
+        let theirs: Vec<u64> = output.lines().map(|line| line.parse().unwrap()).collect();
         assert_eq!(theirs.len(), ours.len());
         for ((what, rust), c) in ours.iter().zip(theirs) {
             assert_eq!(*rust, c, "{what}");

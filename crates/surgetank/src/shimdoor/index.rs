@@ -58,13 +58,13 @@ impl Slab {
                 return None;
             }
             self.capacity = capacity;
-            memory.while_unsettled(|| self.tell(memory));
+            memory.while_unsettled(|| self.publish_extent(memory));
         }
         self.next += 1;
         Some(self.next - 1)
     }
 
-    fn tell(&self, memory: &Memory) {
+    fn publish_extent(&self, memory: &Memory) {
         let extent = abi::Extent { offset: self.offset as u64, capacity: self.capacity as u64 };
         // SAFETY: `extent_at` is the offset of an extent in the header.
         unsafe { memory.at(self.extent_at).cast::<abi::Extent>().write_volatile(extent) };
@@ -173,11 +173,11 @@ impl Index {
         }
         // SAFETY: the header's place; no process reads it before the magic is there.
         unsafe { self.memory.header().write_volatile(header) };
-        self.names.tell(&self.memory);
-        self.records.tell(&self.memory);
-        self.labels.tell(&self.memory);
-        self.dirs.tell(&self.memory);
-        self.plain.tell(&self.memory);
+        self.names.publish_extent(&self.memory);
+        self.records.publish_extent(&self.memory);
+        self.labels.publish_extent(&self.memory);
+        self.dirs.publish_extent(&self.memory);
+        self.plain.publish_extent(&self.memory);
     }
 
     /// Everything is shown: readers may come.

@@ -139,14 +139,14 @@ impl Server {
     /// A request that waits for the store delays no other request.
     fn aside(&self, what: Aside, client: Arc<OwnedFd>, message: Message, namespace: Arc<Namespace>) {
         let door = Arc::clone(&self.door);
-        let told = Arc::clone(&client);
+        let recipient = Arc::clone(&client);
         let slot = ASIDES.fetch_add(1, Ordering::Relaxed) % ASIDE_SLOTS;
         let act = move || match what {
             Aside::Open => {
                 SLOT.set(slot);
-                answer_open(&door, &told, open(&namespace, &message, true));
+                answer_open(&door, &recipient, open(&namespace, &message, true));
             }
-            Aside::Sync => reply(&told, sync(&door, &namespace, message.request.dev, message.request.ino), None),
+            Aside::Sync => reply(&recipient, sync(&door, &namespace, message.request.dev, message.request.ino), None),
         };
         if let Err(why) = std::thread::Builder::new().name("shim-aside".into()).spawn(act) {
             tracing::warn!(%why, "no thread for a request of the shim");
@@ -326,7 +326,7 @@ fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     door.take_closings();
     match door.of_plain(dev, ino) {
         Some(id) => {
-            namespace.files.descriptors.fsync_handed(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0)
+            namespace.files.descriptors.fsync_granted(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0)
         }
         // The file has no name by now, and its writers have closed it.
         None => 0,

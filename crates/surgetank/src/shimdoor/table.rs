@@ -118,7 +118,7 @@ impl<S: Slot> Table<S> {
         Self { extent_at, offset, capacity, capacity_max, taken: 0, live: 0, slot: std::marker::PhantomData }
     }
 
-    pub fn tell(&self, memory: &Memory) {
+    pub fn publish_extent(&self, memory: &Memory) {
         let extent = abi::Extent { offset: self.offset as u64, capacity: self.capacity as u64 };
         // SAFETY: `extent_at` is the offset of an extent in the header.
         unsafe { memory.at(self.extent_at).cast::<abi::Extent>().write_volatile(extent) };
@@ -216,7 +216,7 @@ impl<S: Slot> Table<S> {
                 unsafe { self.at(memory, index).write_volatile(S::default()) };
             }
             self.capacity = capacity;
-            self.tell(memory);
+            self.publish_extent(memory);
             self.taken = 0;
             self.live = 0;
             for slot in live {

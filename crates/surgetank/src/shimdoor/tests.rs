@@ -141,8 +141,8 @@ fn layout_equals_the_header() {
     let binary = dir.path().join("layout");
     let built = Command::new("cc").arg("-o").arg(&binary).arg(&source).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let said = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
-    let theirs: Vec<u64> = said.lines().map(|line| line.parse().unwrap()).collect();
+    let output = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
+    let theirs: Vec<u64> = output.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(theirs.len(), ours.len());
     for ((what, rust), c) in ours.iter().zip(theirs) {
         assert_eq!(*rust, c, "{what}");
@@ -406,27 +406,27 @@ fn lookup_sees_one_state_of_the_index() {
     }
     std::fs::write(dir.path().join("index.over"), "").unwrap();
     let ended = reading.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stdout).unwrap();
-    assert!(ended.status.success(), "after {round} rounds: {said}");
-    let looks: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
-    assert!(looks.len() == 4 && looks.iter().all(|looks| *looks > 1000), "{round} rounds: {said}");
+    let output = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "after {round} rounds: {output}");
+    let looks: Vec<u64> = output.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    assert!(looks.len() == 4 && looks.iter().all(|looks| *looks > 1000), "{round} rounds: {output}");
 }
 
 /// The files that are reported so far, among the closed ones.
-fn told(closings: &Closings, closed: &[u64]) -> Vec<u64> {
-    let mut told = Vec::new();
+fn reported(closings: &Closings, closed: &[u64]) -> Vec<u64> {
+    let mut reported = Vec::new();
     closings.take(
         || (),
         |what| {
             let Closed::Of(FileId(id)) = what else { return true };
             let ended = closed.contains(&id);
             if ended {
-                told.push(id);
+                reported.push(id);
             }
             ended
         },
     );
-    told
+    reported
 }
 
 #[test]
@@ -446,9 +446,9 @@ fn files_are_reported_in_the_order_of_their_closes() {
     for id in [3, 2, 4, 1] {
         files.remove(&id);
     }
-    assert_eq!(told(&closings, &[1, 2, 3, 4]), [3, 2, 4, 1]);
+    assert_eq!(reported(&closings, &[1, 2, 3, 4]), [3, 2, 4, 1]);
     drop(File::options().append(true).open(one.join("a")).unwrap());
-    assert!(told(&closings, &[1]).is_empty(), "it was closed before, and is somebody else's business now");
+    assert!(reported(&closings, &[1]).is_empty(), "it was closed before, and is somebody else's business now");
 }
 
 #[test]
@@ -464,17 +464,17 @@ fn close_of_a_reused_name_reports_the_right_file() {
     fs::remove_file(place.path().join("name")).unwrap();
     let second = make(2);
     drop(first);
-    assert_eq!(told(&closings, &[1]), [1]);
+    assert_eq!(reported(&closings, &[1]), [1]);
     drop(second);
-    assert_eq!(told(&closings, &[1, 2]), [2]);
+    assert_eq!(reported(&closings, &[1, 2]), [2]);
     // The file is closed, and that event not taken in, when the next one is created.
     fs::remove_file(place.path().join("name")).unwrap();
     drop(make(3));
     fs::remove_file(place.path().join("name")).unwrap();
     let fourth = make(4);
-    assert_eq!(told(&closings, &[3]), [3]);
+    assert_eq!(reported(&closings, &[3]), [3]);
     drop(fourth);
-    assert_eq!(told(&closings, &[3, 4]), [4]);
+    assert_eq!(reported(&closings, &[3, 4]), [4]);
 }
 
 #[test]
@@ -489,13 +489,13 @@ fn moved_file_is_reported_if_watched_itself() {
     closings.watch(FileId(1), file.as_fd()).unwrap();
     fs::rename(from.join("a"), to.join("b")).unwrap();
     drop(file);
-    assert_eq!(told(&closings, &[1]), [1]);
+    assert_eq!(reported(&closings, &[1]), [1]);
     // A file that moves with its directory needs no watch.
     let file = File::create(from.join("a")).unwrap();
     closings.watch_in(&from, b"a", FileId(2)).unwrap();
     fs::rename(&from, to.join("from")).unwrap();
     drop(file);
-    assert_eq!(told(&closings, &[2]), [2]);
+    assert_eq!(reported(&closings, &[2]), [2]);
 }
 
 #[test]
@@ -518,7 +518,7 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
         if turn == 1 {
             fs::remove_dir_all(&dir).unwrap();
         }
-        assert_eq!(told(&closings, &[id]), [id]);
+        assert_eq!(reported(&closings, &[id]), [id]);
         if turn == 0 {
             fs::remove_dir_all(&dir).unwrap();
         }
@@ -527,7 +527,7 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
     for number in 0..2 * IDLE_MAX + 10 {
         let (id, file) = make(&place.path().join(number.to_string()));
         drop(file);
-        assert_eq!(told(&closings, &[id]), [id]);
+        assert_eq!(reported(&closings, &[id]), [id]);
     }
     let watches = || {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", closings.as_fd().as_raw_fd())).unwrap();
@@ -537,7 +537,7 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
     closings.rest();
     let used = make(&place.path().join("1"));
     drop(used.1);
-    assert_eq!(told(&closings, &[used.0]), [used.0]);
+    assert_eq!(reported(&closings, &[used.0]), [used.0]);
     closings.rest();
     assert_eq!(watches(), 2, "of one a file is open, one was used since");
     closings.rest();
@@ -550,7 +550,7 @@ fn recreated_directory_is_watched_and_idle_watches_end() {
     assert_eq!(watches(), 1);
     let again = make(&place.path().join("2"));
     drop(again.1);
-    assert_eq!(told(&closings, &[again.0]), [again.0]);
+    assert_eq!(reported(&closings, &[again.0]), [again.0]);
     drop(held.1);
-    assert_eq!(told(&closings, &[held.0]), [held.0]);
+    assert_eq!(reported(&closings, &[held.0]), [held.0]);
 }

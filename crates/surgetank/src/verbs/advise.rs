@@ -67,8 +67,8 @@ fn command(loaded: &Loaded, advice: &Advice) -> String {
     let mut line = "surgetank run".to_owned();
     for (tier, bytes) in loaded.machine.tiers.iter().zip(&setup.tier_bytes) {
         if *bytes > 0 {
-            let said = format!("{}={}:{}M", tier.name, tier.path.display(), bytes.div_ceil(1 << 20));
-            line += &format!(" --tier {}", shell::word(said));
+            let option = format!("{}={}:{}M", tier.name, tier.path.display(), bytes.div_ceil(1 << 20));
+            line += &format!(" --tier {}", shell::word(option));
         }
     }
     line += match setup.mode {

@@ -42,8 +42,8 @@ pub(super) fn refuse_other_store(config: &Config) -> Outcome<()> {
 
 /// For verbs that start an agent: no file in a dead mount can be read, not even the configuration.
 pub(super) fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
-    let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
-    let over = settings.over.clone().or(said).unwrap_or_else(|| PathBuf::from("."));
+    let from_environment = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
+    let over = settings.over.clone().or(from_environment).unwrap_or_else(|| PathBuf::from("."));
     let Some(dead) = client::dead_mount(&over)? else {
         return Ok(());
     };

@@ -58,7 +58,7 @@ struct Summary {
 /// Sends no hint unless every one is understood. A hint that the agent refuses (for an absent tier) does not stop the
 /// rest.
 pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
-    let said = match (&args.from, args.words.as_slice()) {
+    let given = match (&args.from, args.words.as_slice()) {
         (Some(file), _) => {
             let opened = std::fs::File::open(file).map_err(|why| unreadable(&file.display().to_string(), &why))?;
             of_lines(BufReader::new(opened), &file.display().to_string())?
@@ -66,13 +66,13 @@ pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
         (None, [word]) if word == "-" => of_lines(io::stdin().lock(), "standard input")?,
         (None, words) => of_words(words)?,
     };
-    let Some(first) = said.first() else {
-        return tell(args, &Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() });
+    let Some(first) = given.first() else {
+        return print_result(args, &Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() });
     };
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &first.path)?;
     let over = agent.hello.over.to_path_buf();
     let mut below = Below { over: &over, parents: HashMap::new() };
-    let hints = said.into_iter().map(|one| Ok(HintOf { path: below.relative(&one.path)?, hints: one.hints }));
+    let hints = given.into_iter().map(|one| Ok(HintOf { path: below.relative(&one.path)?, hints: one.hints }));
     let batches = batches(hints.collect::<Result<Vec<HintOf>>>()?)?;
     let mut summary = Summary { paths: 0, requests: 0, refused_paths: 0, refused: Vec::new() };
     for hints in batches {
@@ -86,10 +86,10 @@ pub fn hint(program: &Program<'_>, args: &Args) -> Outcome {
             other => return Err(agent.confused(&other).into()),
         }
     }
-    tell(args, &summary)
+    print_result(args, &summary)
 }
 
-fn tell(args: &Args, summary: &Summary) -> Outcome {
+fn print_result(args: &Args, summary: &Summary) -> Outcome {
     for one in summary.refused.iter().take(TOLD_MAX) {
         eprintln!("surgetank: {}: the hint is refused\n  why:  {}", one.path, one.why);
     }
@@ -139,18 +139,18 @@ fn check(name: &str, value: &str) -> std::result::Result<(), String> {
 
 /// One object a line: `path`, and hints beside it.
 fn of_lines(from: impl BufRead, what: &str) -> Outcome<Vec<PathHints>> {
-    let mut said = Vec::new();
+    let mut given = Vec::new();
     for (at, line) in from.split(b'\n').enumerate() {
         let line = line.map_err(|why| unreadable(what, &why))?;
         if line.trim_ascii().is_empty() {
             continue;
         }
-        said.push(of_line(&line).map_err(|why| {
+        given.push(of_line(&line).map_err(|why| {
             let error = Error::new(format!("{what}, line {}: this is not a hint", at + 1)).why(why);
             Failure::usage(error.remedy(r#"write {"path": "a", "mode": "keep", "size": "1G"}"#).data("no hint was set"))
         })?);
     }
-    Ok(said)
+    Ok(given)
 }
 
 fn of_line(line: &[u8]) -> std::result::Result<PathHints, String> {
@@ -232,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    fn said(path: &str, hints: &[(&str, &str)]) -> PathHints {
+    fn given(path: &str, hints: &[(&str, &str)]) -> PathHints {
         let hints = hints.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         PathHints { path: path.into(), hints }
     }
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn words_are_hints_and_then_paths() {
         let both = [("mode", "keep"), ("size", "1G")];
-        assert_eq!(words(&["mode=keep", "size=1G", "a", "b=c"]), Ok(vec![said("a", &both), said("b=c", &both)]));
-        assert_eq!(words(&["mode=keep", "./b=c"]), Ok(vec![said("./b=c", &both[..1])]));
+        assert_eq!(words(&["mode=keep", "size=1G", "a", "b=c"]), Ok(vec![given("a", &both), given("b=c", &both)]));
+        assert_eq!(words(&["mode=keep", "./b=c"]), Ok(vec![given("./b=c", &both[..1])]));
         for (wrong, why) in [
             (&["mode=kept", "a"][..], "keep, copy, move, remove"),
             (&["mod=keep", "a"], "did you mean 'mode'?"),
@@ -273,7 +273,7 @@ mod tests {
     fn wrong_line_is_named() {
         let text = "{\"path\": \"a\", \"size\": 4096, \"pin\": true}\n\n{\"path\": [97, 255], \"mode\": \"keep\"}\n";
         let read = lines(text).unwrap();
-        assert_eq!(read[0], said("a", &[("size", "4096"), ("pin", "true")]));
+        assert_eq!(read[0], given("a", &[("size", "4096"), ("pin", "true")]));
         assert_eq!(read[1].path.as_os_str().as_bytes(), b"a\xff");
         for (wrong, why) in [
             ("{\"path\": \"b\", \"mod\": \"keep\"}", "did you mean 'mode'?"),

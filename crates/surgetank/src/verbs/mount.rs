@@ -123,7 +123,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         let verdict = match drained {
             Ok(Drained::Settled(verdict)) if verdict.is_drained() => verdict,
             Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
-                words::tell_verdict(&verdict, &commands);
+                words::print_verdict(&verdict, &commands);
                 eprintln!("surgetank: {over} stays mounted: not everything is in the store");
                 return Ok(exit::NOT_DURABLE);
             }
@@ -145,7 +145,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     };
     agent.await_exit()?;
     if !args.quiet || !verdict.is_durable() {
-        words::tell_verdict(&verdict, &commands);
+        words::print_verdict(&verdict, &commands);
     }
     Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
 }

@@ -14,11 +14,11 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub enum Display {
     Quiet,
     Bar(ProgressBar),
-    /// `told`: the last reported trouble; new trouble is reported at once.
+    /// `reported`: the last reported trouble; new trouble is reported at once.
     Lines {
         doing: &'static str,
         last: Instant,
-        told: bool,
+        reported: bool,
     },
 }
 
@@ -29,7 +29,7 @@ impl Display {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { doing, last: clock::tick(), told: false };
+            return Self::Lines { doing, last: clock::tick(), reported: false };
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         // The template is constant; a broken one would show the default style in the first test run.
@@ -52,10 +52,10 @@ impl Display {
                 bar.set_position(done);
                 bar.set_message(sentence(progress));
             }
-            Self::Lines { doing, last, told } => {
-                if last.elapsed() >= LINE_EVERY || progress.trouble.is_some() && !*told {
+            Self::Lines { doing, last, reported } => {
+                if last.elapsed() >= LINE_EVERY || progress.trouble.is_some() && !*reported {
                     *last = clock::tick();
-                    *told |= progress.trouble.is_some();
+                    *reported |= progress.trouble.is_some();
                     eprintln!("surgetank: {doing} {}", sentence(progress));
                 }
             }
@@ -63,7 +63,7 @@ impl Display {
     }
 
     /// Prints something without tearing the bar.
-    pub fn say(&self, text: &str) {
+    pub fn print(&self, text: &str) {
         match self {
             Self::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
             _ => eprintln!("{text}"),

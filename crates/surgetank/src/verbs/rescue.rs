@@ -149,16 +149,16 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
             Answer::Audit(audit) => *audit,
             other => return Err(agent.confused(&other).into()),
         };
-        return tell(&audit, args.json, &config);
+        return print_result(&audit, args.json, &config);
     }
     let Some(left) = left_of(config.clone())? else {
         let audit = Audit { findings: without_record(&without_state(&tiers_of(&config))?), ..Audit::default() };
-        return tell(&audit, args.json, &config);
+        return print_result(&audit, args.json, &config);
     };
     left.is_for_its_store()?;
     let before = program.backend.audit(left.opening()?, args.scrub)?;
     if !args.repair {
-        return tell(&before, args.json, &config);
+        return print_result(&before, args.json, &config);
     }
     for finding in &before.findings {
         if let Some(copy) = &finding.copy {
@@ -182,7 +182,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
         }
     }
     after.undrained = again.undrained;
-    let code = tell(&after, args.json, &config)?;
+    let code = print_result(&after, args.json, &config)?;
     Ok(if durable { code } else { exit::NOT_DURABLE })
 }
 
@@ -198,7 +198,7 @@ fn keep_copy(copy: &TierCopy, path: &[u8]) -> Result<()> {
     })
 }
 
-fn tell_forgotten(forgotten: &Listing<Lost>) {
+fn print_forgotten(forgotten: &Listing<Lost>) {
     for one in &forgotten.first {
         eprintln!("surgetank: forgotten: {}: {}", one.path, one.why);
     }
@@ -225,14 +225,14 @@ fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
     }
     display.finish();
     if forget {
-        tell_forgotten(&engine.forget_losses());
+        print_forgotten(&engine.forget_losses());
     }
     let verdict = engine.verdict(&everything);
     engine.shutdown();
     // Dropping it releases the catalog's lock.
     drop(engine);
     let durable = verdict.is_durable();
-    words::tell_verdict(&verdict, &Commands::at(&left.place, &left.config.over));
+    words::print_verdict(&verdict, &Commands::at(&left.place, &left.config.over));
     left.place
         .put_undrained((!durable).then_some(&verdict))
         .map_err(|why| Error::new("the note for the next start could not be written").why(why))?;
@@ -240,7 +240,7 @@ fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
     Ok(durable)
 }
 
-fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
+fn print_result(audit: &Audit, json: bool, config: &Config) -> Outcome {
     let bad = audit.findings.iter().filter(|finding| !finding.repaired && finding.what.is_trouble()).count();
     let code = if bad == 0 { exit::OK } else { exit::NOT_DURABLE };
     if json {
@@ -266,7 +266,7 @@ fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
     );
     words::print(&text)?;
     if audit.lost().next().is_some() {
-        words::tell(&words::acknowledge(&Commands::of(config)));
+        words::print_lines(&words::acknowledge(&Commands::of(config)));
     }
     Ok(code)
 }
@@ -282,7 +282,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
         if args.forget {
             return match agent.ask(&Request::ForgetLosses)? {
                 Answer::Forgotten(forgotten) => {
-                    tell_forgotten(&forgotten);
+                    print_forgotten(&forgotten);
                     Ok(exit::OK)
                 }
                 other => Err(agent.confused(&other).into()),
@@ -326,7 +326,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
             eprintln!("surgetank: the files are named by:\n  {}", commands.fsck());
         }
         if audit.lost().next().is_some() {
-            words::tell(&words::acknowledge(&commands));
+            words::print_lines(&words::acknowledge(&commands));
         }
         return Ok(if is_all { exit::OK } else { exit::NOT_DURABLE });
     }

@@ -101,8 +101,8 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     {
         // (For the record: the run was not killed.)
         let reason = "it could not be traced, and nothing was begun".to_owned();
-        let told = Account { command_exit: 1, exit: 1, reason, ended_us_ago: 0 };
-        drop(agent.ask(&Request::Account(told)));
+        let account = Account { command_exit: 1, exit: 1, reason, ended_us_ago: 0 };
+        drop(agent.ask(&Request::Account(account)));
         drop(agent.ask(&Request::Release));
         return Err(error.into());
     }
@@ -111,7 +111,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         eprintln!("surgetank: {how} the agent of {} (pid {}), run {}", agent.hello.over, agent.pid, run.0);
     }
     check_agent(&agent, &config, &args, started)?;
-    tell_descriptors(&inherited, &agent, &config)?;
+    report_descriptors(&inherited, &agent, &config)?;
 
     let mut numbers = PASSED_ON.to_vec();
     numbers.push(libc::SIGCHLD);
@@ -236,7 +236,7 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
 }
 
 /// Closes descriptors that lead underneath the mount, and reports them.
-fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
+fn report_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
     // In a globally mounted directory these descriptors are the mount's own.
     if agent.hello.visibility == Visibility::Global {
         return Ok(());
@@ -284,20 +284,20 @@ impl Run {
     /// Gives background children time to finish; returns those that still run.
     fn grant_grace(&mut self) -> Result<Vec<Holder>> {
         let until = clock::tick() + self.config.grace;
-        let mut told = false;
+        let mut account = false;
         loop {
             while offspring::reap().is_some() {}
             let left = offspring::living();
             if left.is_empty() || clock::tick() >= until {
                 return Ok(left);
             }
-            if !told && !self.args.quiet {
-                told = true;
+            if !account && !self.args.quiet {
+                account = true;
                 eprintln!(
                     "surgetank: waiting up to {} for background children:",
                     words::millis(millis(self.config.grace))
                 );
-                words::tell(&words::holder_lines(&left));
+                words::print_lines(&words::holder_lines(&left));
             }
             self.await_event(Some(until))?;
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
@@ -359,19 +359,19 @@ impl Run {
             detached,
         };
         let (exit, reason) = account::decide(&facts);
-        let told = Account {
+        let account = Account {
             command_exit,
             exit,
             reason: reason.into(),
             ended_us_ago: u64::try_from(self.ended.elapsed().as_micros()).unwrap_or(u64::MAX),
         };
         // Only for the record, which an ended agent cannot write.
-        let _ = self.agent.ask(&Request::Account(told));
+        let _ = self.agent.ask(&Request::Account(account));
         let (last, unrecorded) = match self.agent.ask(&Request::Release) {
             Ok(Answer::Released { last, unrecorded }) => (last, unrecorded),
             _ => (false, String::new()),
         };
-        self.tell(&facts, summary.as_ref(), drain_ms, reason);
+        self.report(&facts, summary.as_ref(), drain_ms, reason);
         if !unrecorded.is_empty() {
             eprintln!("surgetank: {}", account::unrecorded(&unrecorded, exit));
         }
@@ -431,19 +431,19 @@ impl Run {
         }
     }
 
-    fn tell(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
+    fn report(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
         let no_summary = self.args.quiet || self.args.no_summary;
         if !no_summary && let Some(summary) = summary {
-            words::tell(&account::summary_lines(summary, drain_ms));
+            words::print_lines(&account::summary_lines(summary, drain_ms));
         }
         if let Some(verdict) = facts.verdict
             && (!no_summary || !verdict.is_durable())
         {
-            words::tell_verdict(verdict, &self.agent.commands());
+            words::print_verdict(verdict, &self.agent.commands());
         }
         if !facts.left_running.is_empty() {
             eprintln!("surgetank: still running after the grace:");
-            words::tell(&words::holder_lines(facts.left_running));
+            words::print_lines(&words::holder_lines(facts.left_running));
         }
         if !reason.is_empty() {
             eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);

@@ -119,7 +119,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
         Ok(()) if report.failed.is_empty() && report.left_files == 0 => exit::OK,
         Ok(()) => exit::NOT_DURABLE,
     };
-    let told = tell(&report, args, course.why_stopped());
+    let told = print_result(&report, args, course.why_stopped());
     carried?;
     // (Undurable files matter more than an answer that could not be written.)
     if report.exit == exit::OK {
@@ -128,7 +128,7 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
     Ok(report.exit)
 }
 
-fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> {
+fn print_result(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> {
     if args.json {
         // (A report contains numbers and texts: writing it as JSON cannot fail.)
         words::print(&(serde_json::to_string_pretty(report).unwrap_or_default() + "\n"))?;

@@ -99,7 +99,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
             }
         };
         if !args.quiet || !verdict.is_durable() {
-            words::tell_verdict(&verdict, &agent.commands());
+            words::print_verdict(&verdict, &agent.commands());
         }
         return Ok(code(&verdict));
     }
@@ -125,7 +125,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
         eprintln!("surgetank: {}", words::left_by_killed(&dead, &commands));
         if let Some(place) = root.and_then(|root| root.place_of(&dead).transpose()).transpose()? {
             match left::look(&place)? {
-                Looked::Dead { audit, .. } => words::tell_verdict(&left::of_killed(&audit), &commands),
+                Looked::Dead { audit, .. } => words::print_verdict(&left::of_killed(&audit), &commands),
                 Looked::Held => eprintln!("surgetank: {}", left::held(&place, &dead)),
             }
         }
@@ -142,7 +142,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             return Ok(Err(left::held(place, directory)));
         }
         let behind = root.left_behind(directory, place.as_ref())?;
-        words::tell(&behind.iter().map(|left| left.tell(directory)).collect::<Vec<_>>());
+        words::print_lines(&behind.iter().map(|left| left.message(directory)).collect::<Vec<_>>());
         let (Some(place), Some(Looked::Dead { was_killed, audit })) = (place, looked) else {
             if behind.is_empty() {
                 continue;
@@ -152,13 +152,13 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
         let commands = Commands::at(&place, directory);
         if was_killed {
             eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
-            words::tell_verdict(&left::of_killed(&audit), &commands);
+            words::print_verdict(&left::of_killed(&audit), &commands);
             return Ok(Ok(exit::NOT_DURABLE));
         }
         // The note is older than later changes to the tiers.
         let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
         if !verdict.is_durable() {
-            words::tell_verdict(&verdict, &commands);
+            words::print_verdict(&verdict, &commands);
             if !verdict.is_drained() {
                 eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
             }

@@ -33,20 +33,20 @@ pub fn why(program: &Program<'_>, args: &Args) -> Outcome {
         Err(none) => {
             let state = state_root(program, &settings)?;
             return match recorded(&records::around(&state, &args.path)?, &args.path)? {
-                Some((record, why)) => tell(&why, Some(&record), args),
+                Some((record, why)) => print_result(&why, Some(&record), args),
                 None => Err(none),
             };
         }
     };
     let path = agent.relative(&args.path)?;
     match agent.ask(&Request::Why { path })? {
-        Answer::Why(why) => tell(&why, None, args),
+        Answer::Why(why) => print_result(&why, None, args),
         other => Err(agent.confused(&other).into()),
     }
 }
 
 /// `record`: the run that gives the answer, if no agent serves the directory now.
-fn tell(why: &Why, record: Option<&RunRecord>, args: &Args) -> Outcome {
+fn print_result(why: &Why, record: Option<&RunRecord>, args: &Args) -> Outcome {
     if args.json {
         let json = serde_json::to_string_pretty(why).map_err(|error| Error::new("JSON").why(error))?;
         words::print(&(json + "\n"))?;

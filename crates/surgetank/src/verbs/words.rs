@@ -51,10 +51,10 @@ pub fn acknowledge(commands: &Commands) -> Vec<String> {
 }
 
 /// A verdict, and the remedy for lost files.
-pub fn tell_verdict(verdict: &Verdict, commands: &Commands) {
-    tell(&verdict_lines(verdict));
+pub fn print_verdict(verdict: &Verdict, commands: &Commands) {
+    print_lines(&verdict_lines(verdict));
     if !verdict.lost.is_empty() {
-        tell(&acknowledge(commands));
+        print_lines(&acknowledge(commands));
     }
 }
 
@@ -114,7 +114,7 @@ pub fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Prints to stderr, with our name as prefix.
-pub fn tell(lines: &[String]) {
+pub fn print_lines(lines: &[String]) {
     for line in lines {
         eprintln!("surgetank: {line}");
     }

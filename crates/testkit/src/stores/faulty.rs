@@ -236,8 +236,8 @@ impl<S: Store> Store for Faulty<S> {
     fn may_hold(&self, path: &StorePath) -> io::Result<()> {
         self.inner.may_hold(path)
     }
-    fn told(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
-        self.inner.told(who, path)
+    fn known_stat(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        self.inner.known_stat(who, path)
     }
 
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {

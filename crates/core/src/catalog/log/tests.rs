@@ -418,7 +418,7 @@ fn intact_records_behind_damage_are_kept_and_reported() {
     for _ in 0..2 {
         let catalog = LogCatalog::open(home.path()).unwrap();
         assert_eq!(catalog.load().unwrap().files.len(), 10);
-        let damage = catalog.recovery().damage.clone().expect("nobody is told");
+        let damage = catalog.recovery().damage.clone().expect("the damage is not reported");
         assert_eq!((damage.offset, damage.records_behind), (ends[9], 29));
     }
     let catalog = LogCatalog::open(home.path()).unwrap();

@@ -62,7 +62,7 @@ impl Recovery<'_> {
         }
     }
 
-    pub(crate) fn tell_damage(&self, damage: &Damage, image: &Image) {
+    pub(crate) fn note_damage(&self, damage: &Damage, image: &Image) {
         let why = if went_down(image) {
             "its content was not on the disk when the machine went down, or is damaged"
         } else {
@@ -86,8 +86,8 @@ impl Recovery<'_> {
 
     /// Called once everything is recorded durably: an agent that is killed before that leaves the report to the next one.
     pub(crate) fn report_damage(&self) {
-        let told = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_reported());
-        if let Err(why) = told {
+        let reported = self.metadata.sync_catalog().and_then(|()| self.base.catalog.damage_reported());
+        if let Err(why) = reported {
             tracing::warn!(%why, "the damage of the catalog's log will be reported again");
         }
     }

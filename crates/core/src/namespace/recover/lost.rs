@@ -118,13 +118,13 @@ impl From<&FileRecord> for Recorded {
 }
 
 /// `size_bytes`: of the plain file, or of the temporary in the store that holds the version.
-pub(crate) fn worth(said: &Recorded, size_bytes: u64) -> Worth {
+pub(crate) fn worth(recorded: &Recorded, size_bytes: u64) -> Worth {
     // For a prefetched or fetched copy, too, no record says whether its bytes reached the disk or changed.
-    if said.sealed && !said.dirty {
+    if recorded.sealed && !recorded.dirty {
         Worth::Spare
-    } else if said.sealed && said.size_bytes == size_bytes && (said.synced || size_bytes == 0) {
+    } else if recorded.sealed && recorded.size_bytes == size_bytes && (recorded.synced || size_bytes == 0) {
         Worth::All
-    } else if said.promised {
+    } else if recorded.promised {
         Worth::Promised
     } else {
         Worth::Doubtful
@@ -326,7 +326,7 @@ impl Recovery<'_> {
     }
 
     /// A file of which a program was promised some bytes keeps its name.
-    pub(crate) fn tell_promised(&self, path: &[u8]) {
+    pub(crate) fn note_promised(&self, path: &[u8]) {
         self.base.notes.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),

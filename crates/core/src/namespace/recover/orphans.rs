@@ -53,7 +53,7 @@ impl Recovery<'_> {
     ) {
         let mut orphans: Vec<_> = found.into_iter().collect();
         orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
-        let mut told: HashMap<DeviceId, usize> = HashMap::new();
+        let mut reported: HashMap<DeviceId, usize> = HashMap::new();
         let mut old: HashMap<DeviceId, usize> = HashMap::new();
         for ((device, ino), orphan) in orphans {
             let plain = PlainId::new(device, &orphan.plain);
@@ -64,7 +64,7 @@ impl Recovery<'_> {
             // The agent died while it made or removed this file. With a damaged catalog, an empty file may be all that
             // is left. A file that was about to go may have got a place or a name since.
             let was_pending_unlink = || {
-                crate::metadata::pending_unlink::saying(&self.metadata.read_tree(), plain)
+                crate::metadata::pending_unlink::mark_of(&self.metadata.read_tree(), plain)
                     .is_some_and(|file| pending_unlinks.contains(&file))
             };
             let unwanted = !damaged && (orphan.plain.size_bytes == 0 || was_pending_unlink());
@@ -76,9 +76,9 @@ impl Recovery<'_> {
             let Some(aside) = self.set_aside(device, ino, &orphan.path, damaged) else {
                 continue;
             };
-            let told = told.entry(device).or_default();
-            *told += 1;
-            if *told <= ORPHANS_REPORTED_MAX {
+            let reported = reported.entry(device).or_default();
+            *reported += 1;
+            if *reported <= ORPHANS_REPORTED_MAX {
                 let now = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 let whose = if damaged {
                     "no record names it any more, for the catalog was damaged"
@@ -98,7 +98,7 @@ impl Recovery<'_> {
                 );
             }
         }
-        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_REPORTED_MAX) {
+        for (device, files) in reported.into_iter().filter(|(_, files)| *files > ORPHANS_REPORTED_MAX) {
             let place = self.base.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
             let more = files - ORPHANS_REPORTED_MAX;
             self.base.notes.note(

@@ -113,7 +113,7 @@ impl Recovery<'_> {
         for _ in 1..TRIES {
             match self.is_left_there(path, who) {
                 Err(why) if passes(&why) => surgetank_types::sync::thread::sleep(PAUSE),
-                told => return told,
+                answer => return answer,
             }
         }
         self.is_left_there(path, who)

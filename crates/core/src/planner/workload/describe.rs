@@ -278,23 +278,23 @@ mod tests {
     /// Regression: a huge description took all of the memory, or did not end.
     #[test]
     fn huge_description_is_refused_before_it_is_built() {
-        let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
-        assert!(said("[[stage]]\nname='a'\ntasks=1000000000000").contains("1000000000000 steps"));
-        assert!(said("[[stage]]\nname='a'\ntasks=2\niterations=1000000000").contains("2000000000 steps"));
+        let error = |text: &str| Workload::parse(text).unwrap_err().to_string();
+        assert!(error("[[stage]]\nname='a'\ntasks=1000000000000").contains("1000000000000 steps"));
+        assert!(error("[[stage]]\nname='a'\ntasks=2\niterations=1000000000").contains("2000000000 steps"));
         let both = i64::MAX;
-        assert!(said(&format!("[[stage]]\nname='a'\ntasks={both}\niterations={both}")).contains("too large"));
+        assert!(error(&format!("[[stage]]\nname='a'\ntasks={both}\niterations={both}")).contains("too large"));
         let stage = |name: &str, more: &str| format!("[[stage]]\nname='{name}'\ntasks=40000\nbytes_out=1\n{more}\n");
-        assert!(said(&(stage("a", "") + &stage("b", "barrier=true"))).contains("reads and waits"));
-        assert!(said(&(stage("a", "") + &stage("b", "reads=['a']\nreads_all=true"))).contains("reads and waits"));
+        assert!(error(&(stage("a", "") + &stage("b", "barrier=true"))).contains("reads and waits"));
+        assert!(error(&(stage("a", "") + &stage("b", "reads=['a']\nreads_all=true"))).contains("reads and waits"));
         assert_eq!(of(&(stage("a", "") + &stage("b", "reads=['a']"))).tasks.len(), 80_000);
     }
 
     #[test]
     fn mistakes_are_named() {
-        let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
-        assert!(said("[[stage]]\nname='a'\ntasks=1\nreads=['x']").contains("reads from x"));
-        assert!(said("[[stage]]\nname='a'\ntasks=0").contains("no tasks"));
-        assert!(said("[[stage]]\nname='a'\ntasks=1\nbyte_out=3").contains("byte_out"));
-        assert!(said("[[stage]]\nname='a'\ntasks=1\nbytes_out='3 apples'").contains("3 apples"));
+        let error = |text: &str| Workload::parse(text).unwrap_err().to_string();
+        assert!(error("[[stage]]\nname='a'\ntasks=1\nreads=['x']").contains("reads from x"));
+        assert!(error("[[stage]]\nname='a'\ntasks=0").contains("no tasks"));
+        assert!(error("[[stage]]\nname='a'\ntasks=1\nbyte_out=3").contains("byte_out"));
+        assert!(error("[[stage]]\nname='a'\ntasks=1\nbytes_out='3 apples'").contains("3 apples"));
     }
 }

@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn record_without_processes_is_an_error() {
-        let said = Workload::parse(r#"{"format": 1, "id": "x", "processes": [], "store_traffic": {}}"#).unwrap_err();
-        assert!(said.to_string().contains("moved anything"));
+        let error = Workload::parse(r#"{"format": 1, "id": "x", "processes": [], "store_traffic": {}}"#).unwrap_err();
+        assert!(error.to_string().contains("moved anything"));
     }
 }

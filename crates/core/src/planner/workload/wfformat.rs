@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn negative_times_with_a_positive_product_are_refused() {
-        let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
+        let error = |text: &str| Workload::parse(text).unwrap_err().to_string();
         let both =
             TWO.replace("\"runtimeInSeconds\": 4, \"avgCPU\": 150", "\"runtimeInSeconds\": -5, \"avgCPU\": -100");
-        assert!(said(&both).contains("runtimeInSeconds of task a_ID1 is -5"), "{}", said(&both));
-        assert!(said(&TWO.replace("150", "-100")).contains("avgCPU of task a_ID1 is -100"));
+        assert!(error(&both).contains("runtimeInSeconds of task a_ID1 is -5"), "{}", error(&both));
+        assert!(error(&TWO.replace("150", "-100")).contains("avgCPU of task a_ID1 is -100"));
         assert!(
-            said(&TWO.replace("\"sizeInBytes\": 20", "\"sizeInBytes\": 18446744073709551615"))
+            error(&TWO.replace("\"sizeInBytes\": 20", "\"sizeInBytes\": 18446744073709551615"))
                 .contains("its bytes are")
         );
     }

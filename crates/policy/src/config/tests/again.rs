@@ -40,8 +40,8 @@ fn options_leave_out_values_of_files_found_again() {
     let config = place.load_as_found().unwrap().config;
     assert_eq!((words(&config).as_str(), config.says_store()), ("", false));
     // The directory itself is a store that the user named: a variable may name another one.
-    let said = Overrides { store: Some(".".into()), ..Overrides::default() };
-    let config = Config::load_in(&said, &place.around).unwrap().config;
+    let given = Overrides { store: Some(".".into()), ..Overrides::default() };
+    let config = Config::load_in(&given, &place.around).unwrap().config;
     assert_eq!(words(&config), format!("--store {}", place.path("project").display()));
 }
 

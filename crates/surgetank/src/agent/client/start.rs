@@ -76,7 +76,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     // An agent may be leaving, or may have been killed a moment ago.
     place.await_no_agent()?;
     for left in root.left_behind(over, Some(&place))? {
-        eprintln!("surgetank: {}", left.tell(over));
+        eprintln!("surgetank: {}", left.message(over));
     }
     refuse_near_end(config)?;
     let start = spawn(config, &place, wanted)?;
@@ -182,7 +182,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
         let _ = stdin.write_all(&message);
     }
     let outcome = child.stdout.take().map(|stdout| {
-        tell_slow_start(&stdout, child.id(), config, place);
+        report_slow_start(&stdout, child.id(), config, place);
         wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX)
     });
     match outcome {
@@ -199,7 +199,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
 }
 
 /// An agent may need minutes to take up what another agent left. (Any signal ends this process meanwhile.)
-fn tell_slow_start(stdout: &std::process::ChildStdout, pid: u32, config: &Config, place: &Place) {
+fn report_slow_start(stdout: &std::process::ChildStdout, pid: u32, config: &Config, place: &Place) {
     let mut fds = [PollFd::new(stdout, PollFlags::IN)];
     let time = rustix::time::Timespec::try_from(SLOW_START).ok();
     if matches!(rustix::event::poll(&mut fds, time.as_ref()), Ok(0)) {

@@ -153,7 +153,7 @@ impl StateRoot {
 
 impl Left {
     /// The message for the user: the leftovers, and the command that brings them to their store.
-    pub fn tell(&self, over: &Path) -> String {
+    pub fn message(&self, over: &Path) -> String {
         let what = match self.counted {
             Some((files, operations)) => format!("{files} file(s) and {operations} operation(s)"),
             None => "an unknown number of files".to_owned(),

@@ -276,9 +276,9 @@ fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
 /// The costs of the run's time, a sentence each.
 pub fn slow(record: &RunRecord) -> Vec<String> {
     let store = &record.store_traffic;
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     if record.tail.undrained_bytes > 0 {
-        said.push(format!(
+        lines.push(format!(
             "when the command ended, {} in {} files were left to drain: {}",
             bytes(record.tail.undrained_bytes),
             count(record.tail.undrained_files),
@@ -286,40 +286,40 @@ pub fn slow(record: &RunRecord) -> Vec<String> {
         ));
     }
     if store.out_bytes > 0 && store.busy_us > 0 {
-        said.push(format!(
+        lines.push(format!(
             "the drain had something to do for {}, at {}/s",
             micros(store.busy_us),
             bytes(store.out_bytes_per_second)
         ));
     }
     if store.failures > store.corrupt {
-        said.push(format!("the store failed {} times and was tried again", count(store.failures - store.corrupt)));
+        lines.push(format!("the store failed {} times and was tried again", count(store.failures - store.corrupt)));
     }
     if store.corrupt > 0 {
-        said.push(format!("{} copies came out wrong and were made again", count(store.corrupt)));
+        lines.push(format!("{} copies came out wrong and were made again", count(store.corrupt)));
     }
     if record.traced {
-        said.push("the run was traced: everything that programs read and wrote went through the agent".into());
+        lines.push("the run was traced: everything that programs read and wrote went through the agent".into());
     }
     let mediated = |process: &&Process| !record.traced && process.io.mediated.bytes() > 0;
     for process in record.processes.iter().filter(mediated).take(3) {
-        said.push(format!(
+        lines.push(format!(
             "{} [{}] went through the agent with {}",
             clean(&process.program),
             process.pid,
             bytes(process.io.mediated.bytes())
         ));
     }
-    said
+    lines
 }
 
 fn slowed(out: &mut String, record: &RunRecord) -> std::fmt::Result {
-    let said = slow(record);
-    if said.is_empty() {
+    let lines = slow(record);
+    if lines.is_empty() {
         return Ok(());
     }
     writeln!(out, "\nwhat took time")?;
-    said.iter().try_for_each(|line| writeln!(out, "  {line}"))
+    lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 fn events(out: &mut String, record: &RunRecord) -> std::fmt::Result {

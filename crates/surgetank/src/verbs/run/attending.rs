@@ -41,7 +41,7 @@ impl Run {
             }
             if let Some(end) = end.as_ref().filter(|end| last_call.is_some() && end.is_near()) {
                 last_call = None;
-                self.tell_near_end(end);
+                self.report_near_end(end);
             }
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
                 if arrived.number == libc::SIGTERM {
@@ -144,7 +144,7 @@ impl Run {
     }
 
     /// The agent does the necessary work by itself.
-    fn tell_near_end(&mut self, end: &Deadline) {
+    fn report_near_end(&mut self, end: &Deadline) {
         eprintln!(
             "surgetank: the job ends at {}, says {}: everything is due, and new files are written to the store",
             end.shown(),

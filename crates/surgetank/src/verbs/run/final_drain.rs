@@ -83,16 +83,16 @@ fn hear_verdict(
         };
         if !told {
             told = true;
-            display.say(&format!(
+            display.print(&format!(
                 "surgetank: {}: the drain continues; a second signal stops waiting. Not in the store yet:",
                 signals::name(number)
             ));
             if let Some(lines) = undrained(agent, scope) {
-                lines.iter().for_each(|line| display.say(&format!("surgetank: {line}")));
+                lines.iter().for_each(|line| display.print(&format!("surgetank: {line}")));
                 continue;
             }
         }
-        display.say(&format!(
+        display.print(&format!(
             "surgetank: the agent goes on draining; wait for it with:\n  {}\nIf it is killed, bring what is left to the store with:\n  {}",
             agent.commands().wait(),
             agent.commands().scavenge()

@@ -18,7 +18,7 @@ const TOLD_MAX: usize = 3;
 pub struct Waiting {
     next: Instant,
     /// The reported programs, with the second since which each waits.
-    told: BTreeSet<(Vec<u8>, i64)>,
+    reported: BTreeSet<(Vec<u8>, i64)>,
     /// The time of the question that is not answered yet.
     asked: Option<Instant>,
     stopped: Option<Instant>,
@@ -27,7 +27,7 @@ pub struct Waiting {
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { next: clock::tick() + LOOK_EVERY, told: BTreeSet::new(), asked: None, stopped: None, silent: false }
+        Self { next: clock::tick() + LOOK_EVERY, reported: BTreeSet::new(), asked: None, stopped: None, silent: false }
     }
 }
 
@@ -75,13 +75,13 @@ impl Waiting {
 
     fn lines(&mut self, waiting: &[Trouble]) -> Vec<String> {
         if waiting.is_empty() {
-            let over = !std::mem::take(&mut self.told).is_empty();
+            let over = !std::mem::take(&mut self.reported).is_empty();
             return over.then(|| "there is room again: no program waits any more".to_owned()).into_iter().collect();
         }
         let mut lines = Vec::new();
         for trouble in waiting.iter().take(TOLD_MAX) {
             let path = trouble.path.as_ref().map_or(&[][..], |path| &path.0);
-            if self.told.insert((path.to_vec(), trouble.since_unix_seconds)) {
+            if self.reported.insert((path.to_vec(), trouble.since_unix_seconds)) {
                 lines.push(format!("{}: {}", String::from_utf8_lossy(path), trouble.reason));
             }
         }
