@@ -104,7 +104,7 @@ impl Open {
         }
     }
     /// A process of this user gets a writable descriptor of the plain file.
-    pub fn handed_to(&self, uid: u32) {
+    pub fn granted_to(&self, uid: u32) {
         self.others.fetch_or(uid != 0, Ordering::Relaxed);
     }
     /// `plain`: the plain file, of which descriptors are granted; `None`: the file has neither bit.
@@ -220,18 +220,18 @@ pub(crate) struct Placed {
 }
 
 /// (Only the agent writes a mediated file.)
-pub(crate) fn somebody_writes(open: &Open, content: &Content) -> bool {
+pub(crate) fn has_direct_writer(open: &Open, content: &Content) -> bool {
     let directly = open.direct_writer.load(Ordering::Relaxed) && matches!(content.location, Location::Tier(_));
-    directly && !nobody_writes(content)
+    directly && !has_no_writer(content)
 }
 
 /// The kernel grants a read lease exactly when no writer exists: no descriptor, no duplicate, no shared mapping.
-pub(crate) fn nobody_writes(content: &Content) -> bool {
+pub(crate) fn has_no_writer(content: &Content) -> bool {
     lease_is_granted(&content.file, libc::F_RDLCK)
 }
 
 /// A write lease: granted when no other descriptor of the file is open.
-pub(crate) fn nobody_has(file: &std::fs::File) -> bool {
+pub(crate) fn is_open_only_here(file: &std::fs::File) -> bool {
     lease_is_granted(file, libc::F_WRLCK)
 }
 

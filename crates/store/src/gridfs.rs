@@ -190,7 +190,7 @@ impl Objects for GridFs {
         let (key, piece) = (key.to_owned(), io::Cursor::default());
         let mut reading = Reading { store: self.clone(), key, file, is_whole, piece, rest: range };
         // Errors appear here and not at the first read.
-        reading.go_on()?;
+        reading.resume()?;
         Ok(Box::new(reading))
     }
 
@@ -302,7 +302,7 @@ struct Reading {
 }
 
 impl Reading {
-    fn go_on(&mut self) -> io::Result<()> {
+    fn resume(&mut self) -> io::Result<()> {
         let next = self.rest.start..self.rest.end.min(self.rest.start + READ_BYTES);
         let bytes = self.store.reported(&self.key, self.store.0.piece(&self.file, next.clone()))?;
         if !self.is_whole {
@@ -319,7 +319,7 @@ impl Read for Reading {
         if got > 0 || self.rest.is_empty() || buffer.is_empty() {
             return Ok(got);
         }
-        self.go_on()?;
+        self.resume()?;
         self.piece.read(buffer)
     }
 }

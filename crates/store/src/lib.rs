@@ -387,7 +387,7 @@ pub trait Store: Send + Sync {
         Ok(0)
     }
     /// Releases what the copy under this temporary holds on a tier: it can then only be discarded.
-    fn let_go(&self, _temporary: &StorePath) {}
+    fn release(&self, _temporary: &StorePath) {}
     /// Drops every cached listing, so that changes by other clients are seen from now on.
     fn refresh(&self) {}
     /// Removes a temporary, with everything inside. An absent one is not an error.

@@ -329,7 +329,7 @@ impl Store for ObjectStore {
         Ok(given_up)
     }
 
-    fn let_go(&self, temporary: &StorePath) {
+    fn release(&self, temporary: &StorePath) {
         locked(&self.waiting).remove(temporary);
     }
 

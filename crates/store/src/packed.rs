@@ -394,9 +394,9 @@ impl Store for Packed {
         self.inner.collect()
     }
 
-    fn let_go(&self, temporary: &StorePath) {
+    fn release(&self, temporary: &StorePath) {
         let copy = locked(&self.copies).remove(temporary);
-        self.inner.let_go(&self.at(copy.map_or(Form::Plain, |copy| copy.form), temporary));
+        self.inner.release(&self.at(copy.map_or(Form::Plain, |copy| copy.form), temporary));
     }
 
     fn refresh(&self) {

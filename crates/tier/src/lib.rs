@@ -97,7 +97,7 @@ impl Tiers {
         for device in tiers.devices() {
             device.drop_old_ballast();
         }
-        tiers.look_around();
+        tiers.poll_devices();
         Ok(tiers)
     }
 
@@ -155,14 +155,14 @@ impl Tiers {
                 }
             }
         }
-        self.look_around();
+        self.poll_devices();
         for device in self.devices() {
             device.keep_ballast();
         }
     }
 
     /// Asks every healthy device for its free space, then shares the caps out again.
-    fn look_around(&self) {
+    fn poll_devices(&self) {
         self.look_at(&|_| true);
     }
 

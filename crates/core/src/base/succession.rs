@@ -276,8 +276,8 @@ impl Succession {
     }
 
     /// Does a program still have the plain file itself open for writing?
-    pub(crate) fn is_handed_still(&self, content: &Content) -> bool {
-        self.again && matches!(content.location, Location::Tier(_)) && !crate::content::nobody_writes(content)
+    pub(crate) fn is_still_granted(&self, content: &Content) -> bool {
+        self.again && matches!(content.location, Location::Tier(_)) && !crate::content::has_no_writer(content)
     }
 
     /// Is the handle one that an earlier agent gave, and that could not be restored?

@@ -157,7 +157,7 @@ impl Writer {
     /// Closes the current segment, if it holds anything, and begins a new one. On failure the log continues in the old
     /// segment, and the writer tries again after some more bytes.
     pub fn roll(&self, pen: &mut Pen) -> bool {
-        if pen.end <= HEADER_BYTES || pen.mend().is_err() {
+        if pen.end <= HEADER_BYTES || pen.cut_torn_tail().is_err() {
             return false;
         }
         match Segment::create(&self.dir, pen.written, false) {
@@ -196,7 +196,7 @@ impl Writer {
 impl Pen {
     /// Writes `group` after the last record, or nothing.
     fn write(&mut self, group: &[u8]) -> io::Result<()> {
-        self.mend()?;
+        self.cut_torn_tail()?;
         crash_point!("catalog.append");
         #[cfg(debug_assertions)]
         if surgetank_types::crash::is_next("catalog.torn") {
@@ -207,7 +207,7 @@ impl Pen {
         if let Err(error) = self.current.file.write_all_at(group, self.end) {
             self.torn = true;
             // When this fails too, the next commit tries again before it writes.
-            let _ = self.mend();
+            let _ = self.cut_torn_tail();
             return Err(error);
         }
         self.end += group.len() as u64;
@@ -216,7 +216,7 @@ impl Pen {
     }
 
     /// Cuts off what a failed write left.
-    fn mend(&mut self) -> io::Result<()> {
+    fn cut_torn_tail(&mut self) -> io::Result<()> {
         if self.torn {
             self.current.file.set_len(self.end)?;
             self.torn = false;

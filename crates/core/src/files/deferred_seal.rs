@@ -13,7 +13,7 @@ use surgetank_types::clock;
 use surgetank_types::model::FileId;
 use surgetank_types::sync::Arc;
 
-use crate::content::{Open, somebody_writes};
+use crate::content::{Open, has_direct_writer};
 use crate::files::descriptor_grant::Descriptors;
 
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ impl Descriptors {
     pub(crate) fn seal(&self, open: &Open) -> bool {
         let content = open.content();
         // Files that were closed before it come before it.
-        if somebody_writes(open, &content) || self.seal_those_before(open.id).is_err() {
+        if has_direct_writer(open, &content) || self.seal_those_before(open.id).is_err() {
             self.deferred.defer_seal(open.id);
             return false;
         }
@@ -83,13 +83,13 @@ impl Descriptors {
     fn seal_deferred_one(&self, id: FileId) -> bool {
         let open = self.metadata.opens().get(&id).cloned();
         // A process that has it open for writing again seals it with its close.
-        open.is_none_or(|open| self.end_handed_now(&open) && (open.writers() > 0 || self.seal_again(&open)))
+        open.is_none_or(|open| self.end_grant_now(&open) && (open.writers() > 0 || self.seal_again(&open)))
     }
 
     /// The caller holds the inode's lock.
     fn seal_again(&self, open: &Arc<Open>) -> bool {
         let content = open.content();
-        if somebody_writes(open, &content) {
+        if has_direct_writer(open, &content) {
             return false;
         }
         self.sealer.finish_seal(open.id, Some(open), &content);

@@ -22,7 +22,7 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::Base;
 use crate::base::deferred::DeferredSeals;
-use crate::content::{Content, Location, Open, nobody_writes};
+use crate::content::{Content, Location, Open, has_no_writer};
 use crate::files::seal::Sealer;
 use crate::files::sync::Syncs;
 use crate::files::{KEPT, LEFT_TO_THE_MOUNT};
@@ -49,7 +49,7 @@ impl Descriptors {
     }
 
     /// The writer that was just counted gets a descriptor. The caller holds the inode's lock.
-    pub(crate) fn count_handed(&self, open: &Open) {
+    pub(crate) fn count_grants(&self, open: &Open) {
         if open.granted.swap(true, Ordering::Relaxed) {
             // It counts already, for one writer. Earlier descriptors may be closed by now; this one is not.
             self.sealer.uncount_user(open, true);
@@ -61,7 +61,7 @@ impl Descriptors {
 
     /// Gives up the open file when the descriptor cannot be granted.
     pub(crate) fn grant(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
-        open.handed_to(caller.uid);
+        open.granted_to(caller.uid);
         let content = open.content();
         let made = plain.is_some();
         let file = match plain {
@@ -126,7 +126,7 @@ impl Descriptors {
     }
 
     /// A process closed a granted descriptor; others may remain. `false`: others remain, or the kernel reported the
-    /// close too early, see `retry_handed`.
+    /// close too early, see `retry_grants`.
     pub fn grant_closed(&self, id: FileId) -> bool {
         loop {
             match self.look_whether_closed(id) {
@@ -142,12 +142,12 @@ impl Descriptors {
     fn look_whether_closed(&self, id: FileId) -> Result<bool, FileId> {
         let _inode = self.metadata.lock_inode(id);
         let Some(open) = self.metadata.open_of(id) else { return Ok(true) };
-        if self.try_end_handed(&open)? {
+        if self.try_end_grant(&open)? {
             return Ok(true);
         }
         // Watches again first, because the last close might fall between the two looks.
         let watched = self.metadata.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
-        let ended = self.try_end_handed(&open)?;
+        let ended = self.try_end_grant(&open)?;
         if !ended && !watched {
             self.deferred.defer_seal(id);
         }
@@ -156,7 +156,7 @@ impl Descriptors {
 
     /// The kernel reports a close an instant before the file counts as closed. A file whose lease was refused in that
     /// instant is tried again here.
-    pub(crate) fn retry_handed(&self) {
+    pub(crate) fn retry_grants(&self) {
         self.metadata.settle();
         if self.metadata.granted.load(Ordering::Relaxed) == 0 {
             return;
@@ -164,7 +164,7 @@ impl Descriptors {
         let granted: Vec<Arc<Open>> =
             self.metadata.opens().values().filter(|open| open.granted.load(Ordering::Relaxed)).cloned().collect();
         for open in granted {
-            if !nobody_writes(&open.content()) {
+            if !has_no_writer(&open.content()) {
                 continue;
             }
             // It is closed. Files that were closed before it come first, in the kernel's order.
@@ -173,7 +173,7 @@ impl Descriptors {
             if let Some(_inode) = self.metadata.try_lock_inode(open.id)
                 && self.metadata.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, &open))
             {
-                self.end_handed(&open);
+                self.end_grant(&open);
             }
         }
     }
@@ -189,18 +189,18 @@ impl Descriptors {
     }
 
     /// The caller holds the inode's lock.
-    pub(crate) fn end_handed(&self, open: &Arc<Open>) -> bool {
-        self.try_end_handed(open).unwrap_or(false)
+    pub(crate) fn end_grant(&self, open: &Arc<Open>) -> bool {
+        self.try_end_grant(open).unwrap_or(false)
     }
 
     /// Errors: as [`Self::seal_those_before`].
-    fn try_end_handed(&self, open: &Arc<Open>) -> Result<bool, FileId> {
+    fn try_end_grant(&self, open: &Arc<Open>) -> Result<bool, FileId> {
         if !open.granted.load(Ordering::Relaxed) {
             return Ok(true);
         }
         let content = open.content();
         // Without leases on a device, a writer never causes a refusal.
-        let ended = nobody_writes(&content);
+        let ended = has_no_writer(&content);
         if ended {
             self.seal_those_before(open.id)?;
             self.ended(open, &content);
@@ -209,12 +209,12 @@ impl Descriptors {
     }
 
     /// The same, after the files that were closed before are sealed.
-    pub(crate) fn end_handed_now(&self, open: &Arc<Open>) -> bool {
+    pub(crate) fn end_grant_now(&self, open: &Arc<Open>) -> bool {
         if !open.granted.load(Ordering::Relaxed) {
             return true;
         }
         let content = open.content();
-        let ended = nobody_writes(&content);
+        let ended = has_no_writer(&content);
         if ended {
             self.ended(open, &content);
         }
@@ -233,7 +233,7 @@ impl Descriptors {
         // Not earlier: at zero granted files, `catch_up` does not wait.
         self.metadata.granted.fetch_sub(1, Ordering::Release);
         if self.metadata.delegated.load(Ordering::Relaxed) > 0 {
-            self.metadata.limit_by_handed();
+            self.metadata.limit_by_grants();
         }
     }
 

@@ -166,7 +166,7 @@ impl Eviction {
         }
         let path = tree.logical_path(id);
         // With `even_pinned`, at the agent's end for instance, only the name goes: readers keep the bytes.
-        if !even_pinned && self.somebody_reads(&tree, id, device, path.as_deref()) {
+        if !even_pinned && self.has_readers(&tree, id, device, path.as_deref()) {
             return 0;
         }
         let place = self.tiers.device(device).tier_name();
@@ -245,14 +245,14 @@ impl Eviction {
     /// Does a process with the shim have the plain file open? Such processes open it without a request. An open copy
     /// stays, because its removal frees no space, and because the process could not identify its file any more. The
     /// index hides the file first, so that no process can open it after the look.
-    pub(crate) fn somebody_reads(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
+    pub(crate) fn has_readers(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
         let (Some(shim), Some(path)) = (self.metadata.shim.get(), path) else {
             return false;
         };
         shim.conceal(id);
         let device = self.tiers.device(device);
         let busy = match device.open(path, false) {
-            Ok(file) => device.leases() && !crate::content::nobody_has(&file),
+            Ok(file) => device.leases() && !crate::content::is_open_only_here(&file),
             Err(_) => false,
         };
         if busy {

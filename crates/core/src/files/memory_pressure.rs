@@ -193,9 +193,9 @@ impl MemoryPressure {
     fn move_closed(&self, id: FileId, from: &Device) -> surgetank_types::error::FsResult<()> {
         let Some(_inode) = self.metadata.try_lock_inode(id) else { return Ok(()) };
         self.interrupt_copy(id, from.id());
-        self.let_go_of(id, from.id());
+        self.release_staged(id, from.id());
         let Some(found) = self.movable(id, from) else { return Ok(()) };
-        if self.eviction.somebody_reads(&self.metadata.read_tree(), id, from.id(), Some(&found.path)) {
+        if self.eviction.has_readers(&self.metadata.read_tree(), id, from.id(), Some(&found.path)) {
             return Ok(());
         }
         let outcome = self.move_found(id, from, &found);
@@ -222,7 +222,7 @@ impl MemoryPressure {
 
     /// An operation that waits to be sent to an object store holds the plain file itself. It is staged again from the
     /// new place.
-    fn let_go_of(&self, id: FileId, from: DeviceId) {
+    fn release_staged(&self, id: FileId, from: DeviceId) {
         if self.store.features().plain_files {
             return;
         }
@@ -245,7 +245,7 @@ impl MemoryPressure {
         tree.unstage(seq);
         // The drain discards the part that the server has; it may be busy with a long request.
         if let Some(temporary) = staged {
-            self.store.let_go(&temporary);
+            self.store.release(&temporary);
         }
         drop(tree);
         self.metadata.nudge();

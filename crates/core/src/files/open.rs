@@ -452,7 +452,7 @@ impl Opener {
             && !last_writer
             && open.granted.load(Ordering::Relaxed)
             && open.writers() == 1
-            && self.descriptors.end_handed(open)
+            && self.descriptors.end_grant(open)
         {
             return;
         }

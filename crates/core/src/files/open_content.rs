@@ -95,7 +95,7 @@ impl Opener {
         if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {
             let source = self.open_in_store(id, owner, &path, false)?;
             // A process that has the store's own file open would not see writes to a copy.
-            if !via.is_only() || crate::content::nobody_has(&source) {
+            if !via.is_only() || crate::content::is_open_only_here(&source) {
                 return self.placer.open_placed(id, Some(&source), size_bytes, via);
             }
         }

@@ -21,7 +21,7 @@ pub(crate) struct InodeLocks {
 #[derive(Default)]
 struct Stripe {
     held: Mutex<Held>,
-    let_go: Condvar,
+    released: Condvar,
 }
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl InodeLocks {
         let mut held = stripe.held();
         while held.ids.contains(&id) {
             held.waiting += 1;
-            held = stripe.let_go.wait(held).unwrap_or_else(PoisonError::into_inner);
+            held = stripe.released.wait(held).unwrap_or_else(PoisonError::into_inner);
             held.waiting -= 1;
         }
         held.ids.push(id);
@@ -65,7 +65,7 @@ impl InodeLocks {
         while held.ids.contains(&id) {
             let left = timeout.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
             held.waiting += 1;
-            held = stripe.let_go.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+            held = stripe.released.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
             held.waiting -= 1;
         }
         held.ids.push(id);
@@ -94,7 +94,7 @@ impl Drop for InodeGuard<'_> {
         let mut held = self.stripe.held();
         held.ids.retain(|id| *id != self.id);
         if held.waiting > 0 {
-            self.stripe.let_go.notify_all();
+            self.stripe.released.notify_all();
         }
     }
 }

@@ -70,7 +70,7 @@ impl Metadata {
             crash_point!("delegation.settling");
             self.commit_apart(tree, |tree| self.take_all_in(tree, &all_created));
             crash_point!("delegation.settled");
-            self.limit_by_handed();
+            self.limit_by_grants();
             shim.give_back(&mut || tree.new_id().0);
             // Other entries may be under way; a caller that waits for them looks again.
             if all_created.is_empty() {
@@ -128,7 +128,7 @@ impl Metadata {
         }
         open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
         open.granted.store(true, Ordering::Relaxed);
-        open.handed_to(stat.st_uid);
+        open.granted_to(stat.st_uid);
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
         self.granted.fetch_add(1, Ordering::Relaxed);
@@ -173,11 +173,11 @@ impl Metadata {
                 / delegation.reserve_bytes.max(FILE_BYTES_MIN)
         };
         self.intake_max.store(tree.delegations.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
-        self.limit_by_handed();
+        self.limit_by_grants();
     }
 
     /// Processes create files faster than the agent seals them. Each one is open in the agent until it is sealed.
-    pub(crate) fn limit_by_handed(&self) {
+    pub(crate) fn limit_by_grants(&self) {
         let left = self.granted_max.saturating_sub(self.granted.load(Ordering::Relaxed) as u64);
         if let Some(shim) = self.shim.get() {
             shim.limit_intake(self.intake_max.load(Ordering::Relaxed).min(left));

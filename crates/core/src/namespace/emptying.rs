@@ -100,12 +100,12 @@ impl Emptying {
 
     /// Drops temporaries, while this turn lasts, as soon as no process is left that could read them. The last process
     /// may be dying, and its files may count as open for a moment: so the loop looks again.
-    pub fn drop_temporaries(&self, turn: u32, nobody_inside: impl Fn() -> bool) {
+    pub fn drop_temporaries(&self, turn: u32, is_deserted: impl Fn() -> bool) {
         let lasts = || self.emptyings.load(Ordering::Relaxed) == turn;
         let mut pause = LOOK_AGAIN;
         let mut open = None;
         while lasts() {
-            if nobody_inside() {
+            if is_deserted() {
                 let mut ids = open.unwrap_or_else(|| self.replicas());
                 ids.retain(|id| lasts() && self.drop_at_the_end(*id));
                 if ids.is_empty() {

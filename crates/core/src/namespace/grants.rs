@@ -127,7 +127,7 @@ impl Grants {
         let _inode = self.metadata.lock_inode(id);
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Only(given))?;
-        self.descriptors.count_handed(&open);
+        self.descriptors.count_grants(&open);
         let file = self.descriptors.grant(caller, &open, None, given)?;
         self.open_files.watch_set_ids(&self.metadata.read_tree(), &open);
         Ok(file)
@@ -267,7 +267,7 @@ impl Grants {
         // The kernel's caches for the mount's readers stay while those read.
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Shim(flags))?;
-        self.descriptors.count_handed(&open);
+        self.descriptors.count_grants(&open);
         let file = self.descriptors.grant(caller, &open, None, flags)?;
         drop(inode);
         self.sealer.forget_attributes_for_sure(id);

@@ -111,7 +111,7 @@ impl Listings {
         }
         let mut entries = self.merged(&snapshot.caller, snapshot.dir)?;
         match snapshot.resumed.take() {
-            Some((position, before)) if position == offset => go_on(&mut entries, position, &before),
+            Some((position, before)) if position == offset => resume(&mut entries, position, &before),
             _ => {}
         }
         let entries = Arc::new(entries);
@@ -219,7 +219,7 @@ impl Listings {
 }
 
 /// Puts the entries after the name at the position. Names that came or went before it do not matter any more.
-fn go_on(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
+fn resume(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
     // Two positions are for `.` and `..`.
     let listed = usize::try_from(position.saturating_sub(2)).unwrap_or(usize::MAX);
     let behind = entries.partition_point(|listed| &*listed.name <= before);
@@ -243,7 +243,7 @@ mod tests {
         let listed = |name: &[u8]| Listed { name: Name::from(name), kind: Kind::File, ino: 1 };
         let behind = |names: &[&[u8]], position: u64| {
             let mut entries: Vec<Listed> = names.iter().map(|name| listed(name)).collect();
-            go_on(&mut entries, position, b"c");
+            resume(&mut entries, position, b"c");
             let at = usize::try_from(position - 2).unwrap();
             entries[at..].iter().map(|listed| listed.name.to_vec()).collect::<Vec<_>>()
         };

@@ -118,7 +118,7 @@ impl std::fmt::Debug for Guardian {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        self.let_go();
+        self.release();
     }
 }
 
@@ -131,7 +131,7 @@ impl Description {
     }
 
     /// Removes the locks first, because the supervisor closes its own copy a moment later.
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let Some(Kept { name, keeper }) = self.kept.take() else { return };
         let _ = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock);
         let all = FileLock { kind: LockKind::None, first: 0, last: OFFSET_MAX, pid: 0 };
@@ -408,7 +408,7 @@ impl Descriptions {
                 for range in ranges_of(&self.list[at].file)? {
                     set_range(&file, &range)?;
                 }
-                self.list[at].let_go();
+                self.list[at].release();
                 self.list[at].kept = keep(guardian, handle.id, party, asked, writable, &file);
                 self.list[at].file = file;
                 self.list[at].writable = writable;

@@ -256,7 +256,7 @@ impl Names {
     }
 
     /// The caller does not hold the tree's lock: this takes as long as the catalog's disk.
-    fn let_go_after_sync(&self, detached: &Detached) {
+    fn unlink_after_sync(&self, detached: &Detached) {
         let (true, Some(device), Some(aside)) = (detached.until_synced, detached.device, &detached.aside) else {
             return;
         };

@@ -237,7 +237,7 @@ impl Recovery<'_> {
     fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
         let granted = || {
             let file = self.base.tiers.device(device).open(path, false).ok()?;
-            Some(self.base.succession.is_handed_still(&Content {
+            Some(self.base.succession.is_still_granted(&Content {
                 file: Arc::new(file),
                 location: Location::Tier(device),
                 writable: false,
@@ -267,7 +267,7 @@ impl Recovery<'_> {
                 continue;
             }
             if let Some(content) = self.files.copies.content_left_in(id, until)? {
-                if self.restore.still_handed(id, &content) {
+                if self.restore.still_granted(id, &content) {
                     self.leave_to_writer(id);
                     continue;
                 }

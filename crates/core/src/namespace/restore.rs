@@ -1,7 +1,7 @@
 //! Restores what programs have open from an agent that was killed: handles, listings, times of directories.
 //!
 //! This runs once, after recovery and before the first request. Recovery did not seal files that programs can still
-//! write (`left_written`, `still_handed`). The danger that this avoids: an open file of a running program fails, or
+//! write (`left_written`, `still_granted`). The danger that this avoids: an open file of a running program fails, or
 //! reads another file.
 
 use std::time::Instant;
@@ -81,14 +81,14 @@ impl Restore {
 
     /// Can a process still write the plain file? Then the file counts as handed out, and the tender looks at it until it is closed. The
     /// caller holds the inode's lock.
-    pub(crate) fn still_handed(&self, id: FileId, content: &Content) -> bool {
-        if !self.succession.is_handed_still(content) {
+    pub(crate) fn still_granted(&self, id: FileId, content: &Content) -> bool {
+        if !self.succession.is_still_granted(content) {
             return false;
         }
         let charged_bytes = self.metadata.read_tree().get(id).map_or(0, |inode| inode.charged_bytes);
         let open = Arc::new(Open::new(id, content.clone(), true, self.succession.backing_left(id), charged_bytes));
         open.granted.store(true, Ordering::Relaxed);
-        open.handed_to(rustix::process::geteuid().as_raw());
+        open.granted_to(rustix::process::geteuid().as_raw());
         self.metadata.granted.fetch_add(1, Ordering::Relaxed);
         self.metadata.directly_written(&open);
         self.opener.count_user(&open, true);

@@ -503,7 +503,7 @@ impl<'a> Simulation<'a> {
         }
         for owner in ended {
             match owner {
-                Owner::Task(slot) => self.go_on(slot),
+                Owner::Task(slot) => self.resume(slot),
                 Owner::Drain(node) => self.drained(node),
                 Owner::Flush(buffer) => self.buffers[buffer].level = 0.0,
             }

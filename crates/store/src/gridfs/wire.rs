@@ -346,16 +346,16 @@ impl Wire {
         };
         let answer = self.ask_on(stream, start)?;
         let id = answer.get("conversationId").cloned().unwrap_or(Value::Int(1));
-        let go_on = |text: String| {
+        let resume = |text: String| {
             fields! {
                 "saslContinue": 1, "conversationId": &id, "payload": payload(text), "$db": source,
             }
         };
-        let mut answer = self.ask_on(stream, go_on(exchange.second(&said(&answer)?)?))?;
+        let mut answer = self.ask_on(stream, resume(exchange.second(&said(&answer)?)?))?;
         exchange.end(&said(&answer)?)?;
         // Some servers need one more, empty message.
         if answer.get("done") != Some(&Value::Bool(true)) {
-            answer = self.ask_on(stream, go_on(String::new()))?;
+            answer = self.ask_on(stream, resume(String::new()))?;
         }
         match answer.get("done") {
             Some(Value::Bool(true)) => Ok(()),

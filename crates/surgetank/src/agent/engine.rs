@@ -45,10 +45,10 @@ pub trait Engine: Send + Sync {
         self.begin_final_drain(&Scope::everything());
     }
     /// Every command has ended. The engine may free tier copies while the drain continues. It may remove temporaries
-    /// once `nobody_inside` says that no process of theirs is left (`None`: unknown).
-    fn nobody_works(&self, _nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
+    /// once `is_deserted` says that no process of theirs is left (`None`: unknown).
+    fn all_commands_ended(&self, _is_empty_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
     /// A run has joined.
-    fn somebody_came(&self) {}
+    fn user_joined(&self) {}
     /// Files and operations in the scope that are not durable, and why. An open file that was written counts as not
     /// durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
@@ -165,7 +165,7 @@ pub struct Listeners {
 
 impl Listeners {
     /// Whether no process lives under a filter.
-    pub fn nobody_lives(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.living.load(std::sync::atomic::Ordering::Acquire) == 0
     }
 }

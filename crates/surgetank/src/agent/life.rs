@@ -489,7 +489,7 @@ impl Agent {
             Some(mut starter) => named("starter").spawn(move || {
                 // The starter sends nothing more: this returns when the pipe closes.
                 let _ = starter.read_to_end(&mut Vec::new());
-                users.nobody_came();
+                users.starter_left();
             })?,
             // Runs join again by themselves; a run that does not has ended meanwhile.
             None => named("starter").spawn(move || {
@@ -518,7 +518,7 @@ impl Agent {
         let everything = Scope::everything();
         let Desk { engine, users, hello, .. } = &*self.desk;
         if let Some(listeners) = &self.desk.listeners {
-            if !listeners.nobody_lives() {
+            if !listeners.is_empty() {
                 std::thread::sleep(LOOK_EVERY / 5);
                 return false;
             }

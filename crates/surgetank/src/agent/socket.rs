@@ -45,9 +45,9 @@ impl Desk {
 
     /// Checks for the programs that were started here and their remaining children. (`None` on a mount that every
     /// process sees: any process may be inside.)
-    fn nobody_inside(&self) -> Option<Box<dyn Fn() -> bool + Send>> {
+    fn is_deserted(&self) -> Option<Box<dyn Fn() -> bool + Send>> {
         match self.listeners.clone() {
-            Some(listeners) => Some(Box::new(move || listeners.nobody_lives())),
+            Some(listeners) => Some(Box::new(move || listeners.is_empty())),
             None if self.hello.visibility == Visibility::Private => {
                 Some(Box::new(|| holders::of_our_namespace().is_empty()))
             }
@@ -253,10 +253,10 @@ impl<'a> Client<'a> {
         if let Some(listeners) = &self.desk.listeners {
             // The kernel reports the last process's end a moment after it.
             let until = clock::tick() + LAST_TIMEOUT;
-            while !listeners.nobody_lives() && clock::tick() < until {
+            while !listeners.is_empty() && clock::tick() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            return listeners.nobody_lives() && self.desk.engine.progress(&Scope::everything()).settled;
+            return listeners.is_empty() && self.desk.engine.progress(&Scope::everything()).settled;
         }
         self.desk.engine.progress(&Scope::everything()).settled
             && (self.desk.hello.visibility == Visibility::Global || holders::of_our_namespace().is_empty())
@@ -276,7 +276,7 @@ impl<'a> Client<'a> {
         self.desk.hand_off(&Record::Joined { run, pid, command: &command });
         let (recorded, is_again) = (command.clone(), again.is_some());
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
-        if !self.desk.users.join(status, || self.desk.engine.somebody_came()) {
+        if !self.desk.users.join(status, || self.desk.engine.user_joined()) {
             self.desk.engine.release_run(run);
             self.desk.hand_off(&Record::Ended { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
@@ -309,8 +309,8 @@ impl<'a> Client<'a> {
         }
         tracing::info!(?scope, "a client waits");
         if let Some(run) = self.run.filter(|run| scope.run == Some(*run)) {
-            let nobody_inside = self.desk.nobody_inside();
-            self.desk.users.command_ended(run, || self.desk.engine.nobody_works(nobody_inside));
+            let is_deserted = self.desk.is_deserted();
+            self.desk.users.command_ended(run, || self.desk.engine.all_commands_ended(is_deserted));
         }
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
             let verdict = Box::new(self.desk.engine.verdict(scope));

@@ -96,7 +96,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
         drop(theirs);
         if life == 0 {
             call_ourselves(NAME);
-            let_go_of_the_starter();
+            detach_from_starter();
         }
         let Some(child) = Pid::from_raw(child).filter(|pid| pid.as_raw_pid() > 0) else {
             tracing::error!(error = %io::Error::last_os_error(), "no agent could be forked");
@@ -197,7 +197,7 @@ fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Message, String, Opti
 }
 
 /// Only the first agent talks to the starter.
-fn let_go_of_the_starter() {
+fn detach_from_starter() {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
     if let Ok(nothing) = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()) {
         // This fails only for lack of memory; then the starter waits longer.

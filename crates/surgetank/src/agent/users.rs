@@ -143,7 +143,7 @@ impl Users {
         for run in &gone {
             self.leave(*run);
         }
-        self.nobody_came();
+        self.starter_left();
         gone
     }
 
@@ -185,7 +185,7 @@ impl Users {
     }
 
     /// The starter never arrived.
-    pub fn nobody_came(&self) {
+    pub fn starter_left(&self) {
         let mut inner = self.lock();
         inner.left();
         self.changed.notify_all();
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn closed_agent_admits_no_run() {
         let users = Users::new(false);
-        users.nobody_came();
+        users.starter_left();
         assert!(users.close());
         assert!(!joins(&users, 1));
         assert!(!users.begin_wait());
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn mount_stays_until_stopped_and_then_admits_no_run() {
         let users = Users::new(true);
-        users.nobody_came();
+        users.starter_left();
         assert_eq!(users.phase(), Phase::Serving);
         users.stop_admitting();
         assert_eq!(users.phase(), Phase::Leaving);

@@ -73,8 +73,8 @@ impl Looks {
 
     /// The thread yielded the core and got it back only now. The sooner the other program wants it again, the longer
     /// the thread keeps off.
-    fn crowded(&mut self, core: usize, let_go: Instant, now: Instant) {
-        let soon = self.allowed_since.is_some_and(|then| let_go.duration_since(then) < self.keep_out.max(SOON));
+    fn crowded(&mut self, core: usize, release: Instant, now: Instant) {
+        let soon = self.allowed_since.is_some_and(|then| release.duration_since(then) < self.keep_out.max(SOON));
         self.keep_out = if soon { (self.keep_out * 2).min(KEEP_OUT_MAX) } else { KEEP_OUT_MIN };
         self.not_before = Some((core, now + self.keep_out));
     }

@@ -57,7 +57,7 @@ struct Berth {
     /// The thread is in `read`.
     waiting: AtomicBool,
     /// The thread leaves when it is idle.
-    let_go: AtomicBool,
+    release: AtomicBool,
     pthread: AtomicU64,
     tid: AtomicI32,
     /// No other thread has this number at the same time.
@@ -260,15 +260,15 @@ impl Workers {
     fn dismiss_one(&self) {
         let roll = self.roll();
         let staying =
-            |berth: &&Arc<Berth>| !berth.let_go.load(Ordering::SeqCst) && !berth.waits_long.load(Ordering::SeqCst);
+            |berth: &&Arc<Berth>| !berth.release.load(Ordering::SeqCst) && !berth.waits_long.load(Ordering::SeqCst);
         let staying = roll.berths.iter().filter(staying).count();
-        let idle = |berth: &&Arc<Berth>| berth.waiting.load(Ordering::SeqCst) && !berth.let_go.load(Ordering::SeqCst);
+        let idle = |berth: &&Arc<Berth>| berth.waiting.load(Ordering::SeqCst) && !berth.release.load(Ordering::SeqCst);
         if staying > 1
             && let Some(berth) = roll.berths.iter().rev().find(idle)
         {
-            berth.let_go.store(true, Ordering::SeqCst);
+            berth.release.store(true, Ordering::SeqCst);
         }
-        for berth in roll.berths.iter().filter(|berth| berth.let_go.load(Ordering::SeqCst)) {
+        for berth in roll.berths.iter().filter(|berth| berth.release.load(Ordering::SeqCst)) {
             berth.wake();
         }
     }
@@ -292,7 +292,7 @@ impl Workers {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let outcome = loop {
             berth.waiting.store(true, Ordering::SeqCst);
-            if self.stopping.load(Ordering::SeqCst) || berth.let_go.load(Ordering::SeqCst) {
+            if self.stopping.load(Ordering::SeqCst) || berth.release.load(Ordering::SeqCst) {
                 break None;
             }
             match self.turns.read(inbox) {

@@ -95,7 +95,7 @@ impl Listener {
     }
 
     /// The kernel continues the call unchanged.
-    pub fn let_go(&self, id: u64) -> io::Result<()> {
+    pub fn release(&self, id: u64) -> io::Result<()> {
         self.send(Response { id, value: 0, error: 0, flags: CONTINUE })
     }
 

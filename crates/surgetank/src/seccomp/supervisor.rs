@@ -248,7 +248,7 @@ impl Workers {
             let id = notice.id;
             let call = Call::new(&workers.supervisor, &workers.listener, Some(&workers.reach), notice);
             let outcome = match dispatch::answer(&call) {
-                Ok(Answer::Continue) => workers.listener.let_go(id),
+                Ok(Answer::Continue) => workers.listener.release(id),
                 Ok(Answer::Value(value)) => workers.listener.succeed(id, value),
                 Ok(Answer::Descriptor { file, close_on_exec }) => {
                     let _giving = workers.supervisor.shim.giving();

@@ -295,7 +295,7 @@ impl Engine for Served {
         }
     }
 
-    fn nobody_works(&self, nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {
+    fn all_commands_ended(&self, is_deserted: Option<Box<dyn Fn() -> bool + Send>>) {
         let Some(turn) = self.namespace.emptying.begin_emptying() else { return };
         let spawn = |gives_back: Box<dyn FnOnce(&Namespace) + Send>| {
             let namespace = Arc::clone(&self.namespace);
@@ -307,12 +307,12 @@ impl Engine for Served {
         for share in 0..EMPTIERS {
             spawn(Box::new(move |namespace| namespace.emptying.empty_tiers(turn, (share, EMPTIERS))));
         }
-        if let Some(nobody_inside) = nobody_inside {
-            spawn(Box::new(move |namespace| namespace.emptying.drop_temporaries(turn, nobody_inside)));
+        if let Some(is_deserted) = is_deserted {
+            spawn(Box::new(move |namespace| namespace.emptying.drop_temporaries(turn, is_deserted)));
         }
     }
 
-    fn somebody_came(&self) {
+    fn user_joined(&self) {
         self.namespace.emptying.end_emptying();
     }
 

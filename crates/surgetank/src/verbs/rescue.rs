@@ -295,12 +295,12 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     let (over, named) = (config.over.clone(), config.clone());
     let tiers = tiers_of(&config);
     let Some(left) = left_of(config)? else {
-        let nobodys = without_state(&tiers)?;
-        if !nobodys.is_empty() {
+        let ownerless = without_state(&tiers)?;
+        if !ownerless.is_empty() {
             eprintln!("surgetank: no state of {} exists; its tiers have these plain files:", over.display());
         }
-        list_or_copy(&nobodys, args, &over)?;
-        if nobodys.is_empty() || args.to.is_some() {
+        list_or_copy(&ownerless, args, &over)?;
+        if ownerless.is_empty() || args.to.is_some() {
             return Ok(exit::OK);
         }
         eprintln!(

@@ -175,10 +175,10 @@ impl<S: Store> Faulty<S> {
         paths: &[&StorePath],
         inner: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        Self::meet(self.decide(operation, paths), inner)
+        Self::apply(self.decide(operation, paths), inner)
     }
 
-    fn meet<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn apply<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         match failure {
             Some(Failure::Errno(errno)) => Err(errno.into()),
             Some(Failure::LostAnswer(errno)) => inner().and(Err(errno.into())),
@@ -308,8 +308,8 @@ impl<S: Store> Store for Faulty<S> {
     fn collect(&self) -> io::Result<u64> {
         self.inner.collect()
     }
-    fn let_go(&self, temporary: &StorePath) {
-        self.inner.let_go(temporary);
+    fn release(&self, temporary: &StorePath) {
+        self.inner.release(temporary);
     }
 
     fn refresh(&self) {
@@ -330,7 +330,7 @@ impl<S: Store> Store for Faulty<S> {
                 self.inner.open(who, path, true)?.set_len(1)?;
                 Err(errno.into())
             }
-            failure => Self::meet(failure, || self.inner.publish(who, temporary, path, meta)),
+            failure => Self::apply(failure, || self.inner.publish(who, temporary, path, meta)),
         }
     }
     fn publish_absent(

@@ -30,7 +30,7 @@ pub struct Line {
     delay: Mutex<Duration>,
     questions: AtomicU64,
     held: Mutex<Option<Held>>,
-    let_go: Condvar,
+    release: Condvar,
 }
 
 /// Questions about names that are not answered until [`Line::answer`].
@@ -85,14 +85,14 @@ impl Line {
     /// Answers all questions again.
     pub fn answer(&self) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.let_go.notify_all();
+        self.release.notify_all();
     }
 
     fn asked(&self, lists: bool) {
         self.questions.fetch_add(1, Ordering::SeqCst);
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         while held.is_some_and(|held| lists || held == Held::All) {
-            held = self.let_go.wait(held).unwrap_or_else(PoisonError::into_inner);
+            held = self.release.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -140,7 +140,7 @@ impl Names {
         drop(tree);
         drop(remains);
         if let Some(detached) = &detached {
-            self.let_go_after_sync(detached);
+            self.unlink_after_sync(detached);
         }
         self.metadata.nudge();
         Ok(())

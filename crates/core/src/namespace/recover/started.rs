@@ -328,9 +328,9 @@ impl Recovery<'_> {
             for (index, one) in started[count..].iter().enumerate() {
                 // Begun, and not in one step: under its new name it may be there already, and what had that name gone.
                 let begun = index == 0 && !self.base.store.features().atomic_renames;
-                let nobody_knows = target_of(&one.kind).filter(|_| begun);
+                let is_unknown = target_of(&one.kind).filter(|_| begun);
                 for (place, before, _) in &one.names {
-                    if nobody_knows.as_ref() == Some(place) {
+                    if is_unknown.as_ref() == Some(place) {
                         unknown.push(place);
                     }
                     if !unknown.contains(&place) && !places.iter().any(|(other, _)| *other == place) {

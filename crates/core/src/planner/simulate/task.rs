@@ -85,7 +85,7 @@ impl Simulation<'_> {
                 }
             }
             self.running[slot] = Some(Running { task, node, todo, held: false });
-            self.go_on(slot);
+            self.resume(slot);
         }
     }
 
@@ -109,7 +109,7 @@ impl Simulation<'_> {
             todo.extend(step.reads.iter().map(|&set| Todo::Read(set)));
             let cpu_s_per_byte = self.cpu_s_per_byte(step);
             if step.cpu_s > 0.0 && cpu_s_per_byte == 0.0 {
-                // The node whose cores it uses is known when the turn comes: see `go_on`.
+                // The node whose cores it uses is known when the turn comes: see `resume`.
                 todo.push_back(Todo::flow(Cause::Compute, Flow::new(step.cpu_s, task.cores)));
             }
             if step.wait_s > 0.0 {
@@ -127,7 +127,7 @@ impl Simulation<'_> {
     }
 
     /// The next step of a slot's task; without one the task has ended.
-    pub(super) fn go_on(&mut self, slot: usize) {
+    pub(super) fn resume(&mut self, slot: usize) {
         loop {
             let Some(running) = self.running[slot].as_mut() else { return };
             let (node, running_task) = (running.node, running.task);
@@ -217,7 +217,7 @@ impl Simulation<'_> {
                 && running.node == node
                 && std::mem::take(&mut running.held)
             {
-                self.go_on(slot);
+                self.resume(slot);
             }
         }
     }
@@ -232,7 +232,7 @@ impl Simulation<'_> {
         running.held = false;
         let node = running.node;
         self.drains[node].dirty_bytes = 0.0;
-        self.go_on(slot);
+        self.resume(slot);
         true
     }
 

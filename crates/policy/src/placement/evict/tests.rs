@@ -89,7 +89,7 @@ proptest! {
         let mut prefix: u128 = 0;
         let needed: Vec<FileId> = sorted
             .iter()
-            .take_while(|c| { let go_on = prefix < u128::from(want); prefix += u128::from(c.bytes); go_on })
+            .take_while(|c| { let resume = prefix < u128::from(want); prefix += u128::from(c.bytes); resume })
             .map(|c| c.id)
             .collect();
         for (id, _) in &victims {
