@@ -5,11 +5,46 @@ use foldhash::{HashMap, HashSet};
 use crate::{Inode, PlainId, Tree};
 use surgetank_types::model::{DeviceId, FileId};
 
-/// What a device has that the store has too.
+/// The files on each device that take space there, and whose newest version the store has too.
 #[derive(Debug, Default)]
-pub(crate) struct Clean {
+pub struct CleanFiles(HashMap<DeviceId, Clean>);
+
+#[derive(Debug, Default)]
+struct Clean {
     bytes: u64,
     files: HashSet<FileId>,
+}
+
+impl CleanFiles {
+    /// Whether the device has any. (Not those that a fetch is writing now.)
+    pub fn any_on(&self, device: DeviceId) -> bool {
+        self.bytes_on(device) > 0
+    }
+
+    /// The bytes that the device is charged for them.
+    fn bytes_on(&self, device: DeviceId) -> u64 {
+        self.0.get(&device).map_or(0, |clean| clean.bytes)
+    }
+
+    fn change(&mut self, device: DeviceId, id: FileId, before: u64, now: u64) {
+        if before == now {
+            return;
+        }
+        let clean = self.0.entry(device).or_default();
+        clean.bytes = (clean.bytes + now).saturating_sub(before);
+        if now > 0 {
+            clean.files.insert(id);
+        } else {
+            clean.files.remove(&id);
+        }
+    }
+}
+
+/// The number of clean files by a walk over all files.
+fn count_clean(tree: &Tree, device: DeviceId) -> usize {
+    let there = |inode: &Inode| inode.replica.is_some_and(|plain| plain.device == device);
+    let is_clean = |inode: &Inode| inode.sealed && !inode.dirty() && inode.charged_bytes > 0;
+    tree.inodes.values().filter(|inode| there(inode) && is_clean(inode)).count()
 }
 
 impl Tree {
@@ -24,39 +59,14 @@ impl Tree {
         };
         let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
         let before = std::mem::replace(&mut inode.clean_bytes, now);
-        if now == before {
-            return;
-        }
-        let clean = self.clean.entry(device).or_default();
-        clean.bytes = (clean.bytes + now).saturating_sub(before);
-        if now > 0 {
-            clean.files.insert(id);
-        } else {
-            clean.files.remove(&id);
-        }
+        self.clean.change(device, id, before, now);
     }
 
-    /// Does the device have bytes that the store has too, and that no fetch is writing now?
-    pub fn has_clean(&self, device: DeviceId) -> bool {
-        self.clean.get(&device).is_some_and(|clean| clean.bytes > 0)
-    }
-
-    /// The files whose plain file on the device takes space, and whose newest version the store has too.
+    /// The clean files of a device ([`CleanFiles`]).
     pub fn clean_files(&self, device: DeviceId) -> impl Iterator<Item = (FileId, &Inode)> {
-        debug_assert_eq!(
-            self.clean.get(&device).map_or(0, |clean| clean.files.len()),
-            self.count_clean(device),
-            "{device:?}"
-        );
-        let files = self.clean.get(&device).into_iter().flat_map(|clean| &clean.files);
-        files.filter_map(|id| Some((*id, self.get(*id)?)))
-    }
-
-    /// The same by a walk over all files.
-    fn count_clean(&self, device: DeviceId) -> usize {
-        let there = |inode: &Inode| inode.replica.is_some_and(|plain| plain.device == device);
-        let is_clean = |inode: &Inode| inode.sealed && !inode.dirty() && inode.charged_bytes > 0;
-        self.inodes.values().filter(|inode| there(inode) && is_clean(inode)).count()
+        let clean = self.clean.0.get(&device);
+        debug_assert_eq!(clean.map_or(0, |clean| clean.files.len()), count_clean(self, device), "{device:?}");
+        clean.into_iter().flat_map(|clean| &clean.files).filter_map(|id| Some((*id, self.get(*id)?)))
     }
 
     /// How many files have their plain file on each device.
@@ -76,8 +86,7 @@ impl Tree {
 
     /// The bytes on the device that the store has too.
     pub fn spare_bytes(&self, device: DeviceId) -> u64 {
-        let clean_bytes = self.clean.get(&device).map_or(0, |clean| clean.bytes);
-        clean_bytes + self.arriving_bytes.get(&device).copied().unwrap_or(0)
+        self.clean.bytes_on(device) + self.arriving_bytes.get(&device).copied().unwrap_or(0)
     }
 
     /// The replica leaves its device; returns what it was charged.
@@ -86,10 +95,7 @@ impl Tree {
         let device = inode.replica.take()?.device;
         let before = std::mem::replace(&mut inode.clean_bytes, 0);
         let charged = std::mem::replace(&mut inode.charged_bytes, 0);
-        if let Some(clean) = self.clean.get_mut(&device) {
-            clean.bytes = clean.bytes.saturating_sub(before);
-            clean.files.remove(&id);
-        }
+        self.clean.change(device, id, before, 0);
         Some((device, charged))
     }
 }

@@ -32,6 +32,7 @@ use surgetank_types::model::FileId;
 use surgetank_types::sync::Arc;
 
 pub use bindings::Before;
+pub use charges::CleanFiles;
 pub use delegation::{Delegation, DelegationDemand, Delegations, Stray};
 pub use drain_queue::{BATCH_OPS_MAX, Copied, DrainQueue, Limits, Next, is_first};
 pub use hints::{HintHistory, KnownHints, parent};

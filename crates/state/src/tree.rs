@@ -12,7 +12,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, DeviceId, FileId, Kind, OpKind, Prepared, RunId, Seq};
 
 use crate::bindings::Before;
-use crate::charges::Clean;
+use crate::charges::CleanFiles;
 use crate::delegation::Delegations;
 use crate::final_ops::FinalOps;
 use crate::hints::KnownHints;
@@ -59,7 +59,7 @@ pub struct Tree {
     /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
     /// The part of each device that the store has too.
-    pub(crate) clean: HashMap<DeviceId, Clean>,
+    pub clean: CleanFiles,
     /// Charged on each device for files that are still coming from the store.
     pub(crate) arriving_bytes: HashMap<DeviceId, u64>,
     /// The catalog's number for each device.
@@ -105,7 +105,7 @@ impl Tree {
             staging: Vec::new(),
             temporaries: Temporaries::default(),
             hard_links: HashMap::default(),
-            clean: HashMap::default(),
+            clean: CleanFiles::default(),
             arriving_bytes: HashMap::default(),
             device_numbers: HashMap::default(),
             before: HashMap::default(),

@@ -108,7 +108,7 @@ impl Fetches {
         let Some(id) = fetch.device() else { return false };
         let device = self.tiers.device(id);
         let mut granted = device.try_reserve(bytes);
-        if !granted && self.metadata.read_tree().has_clean(id) {
+        if !granted && self.metadata.read_tree().clean.any_on(id) {
             self.eviction.evict_from(id, bytes.max(device.view().cap_bytes / EVICT_SHARE));
             granted = device.try_reserve(bytes);
         }
