@@ -25,19 +25,25 @@ def mount(place: Path, also: Path) -> None:
     if size_bytes < SIZE_BYTES_MIN:
         raise Unavailable("the machine has less than 8 GiB of memory")
     image = place / "disk"
-    words(["mount", "-t", "tmpfs", "-o", "size=51%", "tmpfs", str(place)])
+    of_target = place / "target"
+    also.mkdir(parents=True, exist_ok=True)
+    mounted = 0
     try:
-        words(["truncate", "-s", str(size_bytes), str(image)])
-        words(["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard", str(image)])
-        words(["mount", "-o", "loop", str(image), str(place)])
+        for command in (
+            ["mount", "-t", "tmpfs", "-o", "size=51%", "tmpfs", str(place)],
+            ["truncate", "-s", str(size_bytes), str(image)],
+            ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard", str(image)],
+            ["mount", "-o", "loop", str(image), str(place)],
+            ["mkdir", str(of_target)],
+            ["mount", "--bind", str(of_target), str(also)],
+        ):
+            words(command)
+            mounted += command[0] == "mount"
     except Unavailable:
-        words(["umount", str(place)])
+        for _ in range(mounted):
+            words(["umount", str(place)])
         raise
     place.chmod(0o755)
-    of_target = place / "target"
-    of_target.mkdir()
-    also.mkdir(parents=True, exist_ok=True)
-    words(["mount", "--bind", str(of_target), str(also)])
 
 
 def unmount(place: Path, also: Path) -> None:

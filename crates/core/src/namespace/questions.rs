@@ -8,7 +8,7 @@ use foldhash::HashMap;
 
 use surgetank_policy::config::Config;
 use surgetank_policy::rule::RuleSet;
-use surgetank_state::{Inode, PlainId, Progress, State, Tree};
+use surgetank_state::{Inode, Op, PlainId, Progress, State, Tree};
 use surgetank_store::Store;
 use surgetank_tier::Tiers;
 use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
@@ -59,12 +59,33 @@ pub struct Where {
     pub checksum: Option<u64>,
     /// The file stays on its tier, because a user or a hint wants that.
     pub pinned: bool,
-    /// The operation for which it waits, or the error.
-    pub pending: Option<String>,
+    /// Why its newest version is not in the store yet.
+    pub pending: Option<Pending>,
     /// Tier and plain file.
     pub replica: Option<(String, Vec<u8>)>,
     /// Path below the store's root; empty while the store does not have the file.
     pub store_path: Vec<u8>,
+}
+
+/// A version on its way to the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    /// What it waits for, or the error.
+    pub why: String,
+    /// Time since the first failure; without one, since it was queued.
+    pub since: Duration,
+}
+
+impl Pending {
+    fn of(op: &Op) -> Self {
+        let since = op.first_failure.unwrap_or(op.queued).elapsed();
+        let why = match &op.error {
+            Some(trouble) => trouble.text.clone(),
+            None if op.is_last() => "its timing is `last`: it is drained when the command has ended".to_owned(),
+            None => "queued for the store".to_owned(),
+        };
+        Self { why, since }
+    }
 }
 
 /// The operation at which the drain stops.
@@ -208,10 +229,7 @@ impl Questions {
         {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
-        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| match &op.error {
-            Some(trouble) => trouble.text.clone(),
-            None => String::from("queued for the store"),
-        });
+        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(Pending::of);
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.open_files.attr_of(id, inode).size_bytes,

@@ -30,6 +30,8 @@ use crate::seccomp::Refusals;
 
 mod trouble;
 
+use trouble::before_unix;
+
 pub struct Served {
     namespace: Arc<Namespace>,
     drain: Arc<Drain>,
@@ -204,11 +206,11 @@ impl Engine for Served {
         if let Some((tier, file)) = answer.replica {
             replicas.push(ReplicaStatus { tier, file: PathText(file) });
         }
-        let trouble = answer.pending.map(|reason| Trouble {
+        let trouble = answer.pending.map(|pending| Trouble {
             path: None,
             place: self.namespace.base.store.describe(),
-            reason,
-            since_unix_seconds: surgetank_types::clock::now().secs(),
+            reason: pending.why,
+            since_unix_seconds: before_unix(pending.since),
         });
         Ok(Why {
             path: PathText(answer.path),

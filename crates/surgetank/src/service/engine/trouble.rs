@@ -58,7 +58,7 @@ impl Served {
     }
 }
 
-fn before_unix(time: Duration) -> i64 {
+pub(super) fn before_unix(time: Duration) -> i64 {
     now_unix() - i64::try_from(time.as_secs()).unwrap_or(0)
 }
 
