@@ -1,4 +1,4 @@
-/* Extended attributes by path ("user.*": others are not served). For served files the shim sends one request to the
+/* Extended attributes by path ("user.*" and ACLs: others are not served). For served files the shim sends one request to the
  * agent, where the mount would need two. Such attributes are hints, locations, and values that a store without the file
  * cannot know. Danger avoided: an attribute that is set twice, or an answer about another file. The shim leaves
  * uncertain and unusual cases to the mount.
@@ -14,19 +14,30 @@
 #include <sys/types.h>
 
 static const char SERVED[] = "user.";
+static const char ACL[] = "system.posix_acl_";
+
+/* The mount has no ACLs: it refuses them for each of its files. (cp -a and rsync -A set one on each file.) */
+bool st_is_acl(const char *name)
+{
+    return st_is_text(name) && strncmp(name, ACL, sizeof ACL - 1) == 0;
+}
 
 /* 0: done; > 0: errno; ST_PASS. */
 static int ask(const char *path, struct st_request *request, struct st_attribute *about)
 {
     struct st_place place;
-    if (!st_begin(&place, AT_FDCWD, path) || !st_is_text(about->name) || strncmp(about->name, SERVED, sizeof SERVED - 1) != 0)
+    bool is_acl = st_is_acl(about->name);
+    if (!st_begin(&place, AT_FDCWD, path) || !st_is_text(about->name) ||
+        (!is_acl && strncmp(about->name, SERVED, sizeof SERVED - 1) != 0))
         return ST_PASS;
     about->name_bytes = (uint32_t)strnlen(about->name, ST_NAME_BYTES_MAX + 1);
     if (about->name_bytes > ST_NAME_BYTES_MAX)
         return ST_PASS;
     enum st_found found = st_find(&place);
     bool made_here = found == ST_UNSURE && (place.dir_flags & ST_DELEGATED); /* and not taken in yet */
-    if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
+    if (is_acl && found == ST_FOUND)
+        return EOPNOTSUPP;
+    if (is_acl || (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode))))
         return ST_PASS;
     request->mode = about->name_bytes;
     request->more_bytes += about->name_bytes;

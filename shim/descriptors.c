@@ -405,22 +405,26 @@ STATFS(fstatfs64, statfs64, statfs)
 STATFS(fstatvfs, statvfs, statvfs)
 STATFS(fstatvfs64, statvfs64, statvfs)
 
-#define XATTR(result, name, by_path, TYPES, PARAMETERS, ARGUMENTS)                      \
+#define XATTR(result, name, by_path, TYPES, PARAMETERS, ARGUMENTS, is_answered)         \
     ST_WRAP(result, name, int descriptor, PARAMETERS)                                   \
     {                                                                                   \
         struct st_diverted diverted;                                                    \
         char text[ST_TEXT];                                                             \
         const char *path;                                                               \
         result (*path_next)(const char *, TYPES) = ST_NEXT(by_path);                    \
-        if (st_on(ST_ON_PATHS) && path_next && st_diverted(descriptor, &diverted) &&    \
-            (path = st_diverted_path(&diverted, descriptor, text)))                     \
-            return path_next(path, ARGUMENTS);                                          \
+        if (st_on(ST_ON_PATHS) && path_next && st_diverted(descriptor, &diverted)) {    \
+            if (is_answered)                                                            \
+                return failed(EOPNOTSUPP);                                              \
+            if ((path = st_diverted_path(&diverted, descriptor, text)))                 \
+                return path_next(path, ARGUMENTS);                                      \
+        }                                                                               \
         result (*next)(int, TYPES) = ST_NEXT(name);                                     \
         return next ? next(descriptor, ARGUMENTS) : failed(ENOSYS);                     \
     }
 XATTR(ssize_t, fgetxattr, getxattr, LIST(const char *, void *, size_t), LIST(const char *name, void *value, size_t bytes),
-      LIST(name, value, bytes))
+      LIST(name, value, bytes), st_is_acl(name))
 XATTR(int, fsetxattr, setxattr, LIST(const char *, const void *, size_t, int),
-      LIST(const char *name, const void *value, size_t bytes, int flags), LIST(name, value, bytes, flags))
-XATTR(ssize_t, flistxattr, listxattr, LIST(char *, size_t), LIST(char *list, size_t bytes), LIST(list, bytes))
-XATTR(int, fremovexattr, removexattr, LIST(const char *), LIST(const char *name), name)
+      LIST(const char *name, const void *value, size_t bytes, int flags), LIST(name, value, bytes, flags),
+      !flags && st_is_acl(name))
+XATTR(ssize_t, flistxattr, listxattr, LIST(char *, size_t), LIST(char *list, size_t bytes), LIST(list, bytes), false)
+XATTR(int, fremovexattr, removexattr, LIST(const char *), LIST(const char *name), name, false)

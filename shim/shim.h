@@ -81,6 +81,9 @@ static inline uintptr_t st_this_thread(void)
     return self;
 }
 
+/* attributes.c: a POSIX ACL, which the mount refuses. */
+bool st_is_acl(const char *name);
+
 void st_memory_start(void);
 extern uintptr_t st_stack_end, st_heap_begin, st_program, st_program_bytes;
 extern void *__curbrk __attribute__((weak)); /* libc's: the end of the heap */

@@ -137,3 +137,25 @@ P
     assert_eq!(without, 100, "all of them are system calls without the shim");
     assert!(with_shim <= 20, "{with_shim} of 100 by the mount");
 }
+
+/// Regression: `cp -a` gives each file an ACL, which the mount does not have. It answered that after three requests.
+#[test]
+fn acl_of_a_copied_file_needs_no_mount_request() {
+    let Some(scene) = prepare("attributes-acl") else { return };
+    let script = "
+        over=$PWD; mkdir /mnt/beside/from && cd /mnt/beside/from && for n in $(seq 20); do echo $n >f$n; chmod 604 f$n; done
+        traced() { strace -f -e trace=setxattr,fsetxattr -o /mnt/beside/calls \"$@\" && grep -c xattr /mnt/beside/calls; }
+        cd $over; traced cp -a /mnt/beside/from with; traced env -u LD_PRELOAD cp -a /mnt/beside/from without
+        stat -c %a with/f7 without/f7; cat with/f7 without/f7; python3 - <<'P'
+import errno, os
+for act in (lambda: os.setxattr('with/f7', 'system.posix_acl_access', b'x'), lambda: os.getxattr('with/f7', 'system.posix_acl_access')):
+    try: act()
+    except OSError as why: print(errno.errorcode[why.errno])
+P";
+    let ended = scene.run(&["--rule", "**=keep", "--keep-at-exit", "drop"], script).exits(0);
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    let [with_shim, without, rest @ ..] = &lines[..] else { panic!("{}", ended.stdout) };
+    assert_eq!(rest, ["604", "604", "7", "7", "EOPNOTSUPP", "EOPNOTSUPP"]);
+    let (with_shim, without): (u64, u64) = (with_shim.parse().unwrap(), without.parse().unwrap());
+    assert!(with_shim <= 2 && without >= 20, "{with_shim} and {without} calls of the kernel for 20 files");
+}

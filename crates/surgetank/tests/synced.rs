@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::scene::{Running, Scene, eventually};
@@ -155,6 +156,70 @@ fn wait_means_the_store_on_every_tier() {
             if !volatile {
                 assert!(std::process::Command::new("umount").arg("/mnt/disk").status().unwrap().success());
             }
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+/// A version that fsync brought to the store is not copied again when the file is closed. A write after the fsync is, even
+/// one through a mapping, which changes no time.
+#[test]
+fn close_after_fsync_publishes_only_later_writes() {
+    for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("synced_close_{case}")) else { return };
+            scene.tier("fast", 64);
+            let store = scene.beside("store");
+            let script = r#"python3 - <<'END'
+import mmap, os, subprocess
+
+def stored(name):
+    return os.stat(f"/mnt/store/{name}").st_ino
+
+def close(file, name):
+    os.close(file)
+    subprocess.run(["/mnt/surgetank", "wait", "--state", "/mnt/state", name], check=True)
+
+def fresh(name):
+    file = os.open(name, os.O_RDWR | os.O_CREAT, 0o640)
+    os.write(file, b"a" * 100_000)
+    return file
+
+file = fresh("unchanged")
+os.fsync(file)
+first = stored("unchanged")
+os.fsync(file)
+assert stored("unchanged") == first, "the second fsync copied again"
+close(file, "unchanged")
+assert stored("unchanged") == first, "the close copied again"
+
+file = fresh("written")
+os.fsync(file)
+os.pwrite(file, b"b", 50_000)
+close(file, "written")
+
+file = fresh("mapped")
+memory = mmap.mmap(file, 100_000)
+memory[1] = ord("b")
+os.fsync(file)
+assert open("/mnt/store/mapped", "rb").read(2) == b"ab"
+memory[50_000] = ord("c")
+memory.close()
+close(file, "mapped")
+
+file = fresh("mode")
+os.fsync(file)
+os.fchmod(file, 0o604)
+close(file, "mode")
+END"#;
+            let options = [door, &["--store", store.to_str().unwrap()]].concat();
+            scene.run(&options, script).exits(0);
+            let read = |name: &str| fs::read(store.join(name)).unwrap();
+            assert_eq!(read("unchanged"), vec![b'a'; 100_000]);
+            assert_eq!((read("written")[50_000], read("mapped")[1], read("mapped")[50_000]), (b'b', b'b', b'c'));
+            let mode = fs::metadata(store.join("mode")).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o604);
         })
         .join()
         .unwrap();

@@ -129,7 +129,9 @@ impl Syncs {
         let id = open.id;
         let version = {
             let _inode = self.metadata.lock_inode(id);
-            let dirty = open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
+            let may_be_dirty =
+                open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
+            let dirty = may_be_dirty && !self.is_published(id, &open.content().file);
             let (mut tree, stat) = self.open_files.look_and_lock(id, &open.content().file)?;
             let Some(inode) = tree.get_mut(id) else {
                 return Ok(());

@@ -80,6 +80,11 @@ impl Sealer {
             open.written.swap(false, Ordering::Relaxed) || direct
         });
         let in_place = content.location == Location::Store;
+        let on_tier = matches!(content.location, Location::Tier(_));
+        // An fsync brought this version to the store.
+        let is_published = written && on_tier && self.syncs.is_published(id, &content.file);
+        let is_closed_by_writer = written;
+        let written = written && !is_published;
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
             let path = self.metadata.read_tree().logical_path(id).unwrap_or_default();
@@ -100,7 +105,7 @@ impl Sealer {
         {
             // The content was moved, or published as it is, during the look.
             drop(tree);
-            open.written.fetch_or(written, Ordering::Relaxed);
+            open.written.fetch_or(is_closed_by_writer, Ordering::Relaxed);
             return self.finish_seal(id, Some(open), &now);
         }
         let Some(inode) = tree.get_mut(id) else {
@@ -129,14 +134,14 @@ impl Sealer {
         if let Location::Tier(device) = content.location {
             self.settle_charge(device, open, inode, stat.st_blocks);
         }
-        if written {
+        if is_closed_by_writer {
             if let Location::Tier(device) = content.location {
                 let counters = self.tiers.device(device).counters();
                 counters.files.fetch_add(1, Ordering::Relaxed);
                 counters.bytes_in.fetch_add(data_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
-                self.log_sealed(&tree, id, &path, &content.location);
+                self.log_sealed(&tree, id, &path, &content.location, is_published);
                 self.placer.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, data_bytes);
             }
         }
@@ -164,7 +169,7 @@ impl Sealer {
         }
     }
 
-    fn log_sealed(&self, tree: &Tree, id: FileId, path: &[u8], location: &Location) {
+    fn log_sealed(&self, tree: &Tree, id: FileId, path: &[u8], location: &Location, is_durable: bool) {
         let Some(inode) = tree.get(id) else { return };
         let size_bytes = inode.attr.size_bytes;
         let decision = self.metadata.decided(tree, id, path);
@@ -179,7 +184,7 @@ impl Sealer {
             },
             placement: inode.placed.clone().unwrap_or_else(|| "".into()),
             sealed: surgetank_types::clock::tick(),
-            durable: None,
+            durable: is_durable.then(surgetank_types::clock::tick),
             versions: 1,
         };
         self.events.sealed(inode.run, id, seen, size_bytes);

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use surgetank_policy::config::{Config, Survives};
 use surgetank_policy::rule::RuleSet;
 use surgetank_state::{Inode, PlainId, Tree};
+use surgetank_store::checksum::checksum;
 use surgetank_store::{Cred, Store, StorePath};
 use surgetank_tier::{Plain, Tiers};
 use surgetank_types::clock;
-use surgetank_types::model::{FileId, Kind, Mode};
+use surgetank_types::model::{FileId, Kind, Mode, Timestamp};
 use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::base::Base;
@@ -77,6 +78,28 @@ impl Syncs {
             unsynced: Mutex::default(),
             unsynced_came: Condvar::new(),
         }
+    }
+
+    /// Does the store have exactly the plain file's present bytes and attributes, because an fsync brought them there?
+    /// The agent does not see the writes of direct writers: so it compares times, then the checksum (writes through a
+    /// mapping need not change a time). The caller holds the inode's lock.
+    pub(crate) fn is_published(&self, id: FileId, plain: &File) -> bool {
+        let known = {
+            let tree = self.metadata.read_tree();
+            let inode = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none());
+            inode.filter(|inode| inode.applied.is_some()).and_then(|inode| Some((inode.attr, inode.checksum?)))
+        };
+        let Some((attr, sum)) = known else { return false };
+        let unchanged = || {
+            rustix::fs::fstat(plain).is_ok_and(|stat| {
+                let time = |seconds, nanos: u64| Timestamp::from_parts(seconds, nanos as u32);
+                u64::try_from(stat.st_size) == Ok(attr.size_bytes)
+                    && time(stat.st_mtime, stat.st_mtime_nsec) == attr.mtime
+                    && time(stat.st_ctime, stat.st_ctime_nsec) <= attr.ctime
+            })
+        };
+        let same_bytes = || checksum(plain, &|_| Ok(())).is_ok_and(|now| now == sum);
+        unchanged() && same_bytes() && unchanged()
     }
 
     fn unsynced(&self) -> MutexGuard<'_, Unsynced> {
