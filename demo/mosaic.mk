@@ -3,12 +3,12 @@
 #   make -f /path/to/mosaic.mk -j2          in a directory that `frames` filled
 #
 # The shape of an ordinary imaging workflow: many small files, most of which are read again. A projected frame is read once for
-# each neighbour, and again at the end. It runs in any directory, uses Montage's own programs as they are, and knows nothing of
-# where its files really are. The same frames give the same bytes every time.
+# each neighbour, and again at the end. The workflow runs in any directory, uses Montage's own programs unmodified, and does not
+# know where its files are stored. The same frames give the same bytes every time.
 
 FRAMES     := $(notdir $(wildcard raw/*.fits))
 CONCAT_FIT := $(dir $(lastword $(MAKEFILE_LIST)))../bench/workloads/tasks/concat_fit.py
-# Montage's programs report on standard output, and fail there, too.
+# Montage's programs report on standard output, failures included.
 SAID = | { read -r said; case $$said in *'stat="ERROR"'*) echo "$$said" >&2; exit 1 ;; esac; }
 
 all: mosaic.png
@@ -28,7 +28,7 @@ projected.tbl: $(FRAMES:%=projected/%)
 diffs.tbl: projected.tbl
 	@mOverlaps projected.tbl $@ $(SAID)
 
-# Which frames overlap is known when they are projected: make builds this part of itself, and starts again.
+# The overlapping pairs are known only after projection: make builds this included file, and reads the makefile again.
 pairs.mk: diffs.tbl
 	@awk '$$1 ~ /^[0-9]/ { name = $$5; sub(/\.fits$$/, "", name); print "PAIRS += " name; \
 	  print "diff/" $$5 ": projected/" $$3 " projected/" $$4 }' diffs.tbl >$@

@@ -4,7 +4,7 @@
 #
 # The shape of an ordinary earth-science workflow: scatter (crop into tiles with a margin), compute
 # (gdaldem on every tile), trim the margins, gather (mosaic), picture. It runs in any directory, uses
-# GDAL's own programs as they are, and knows nothing of where its files really live.
+# GDAL's own programs unmodified, and does not know where its files are stored.
 # The same DEM gives the same bytes every time.
 
 DEM    ?= dem.tif

@@ -38,7 +38,7 @@ static uint32_t writing;   /* a thread writes that */
 static uint64_t candidate; /* the directory from which a file was opened last */
 static uint32_t in_a_row, wanted = IN_A_ROW_MIN, served;
 static int lost;
-static bool over;
+static bool stopped;
 
 static uint32_t number_of(const struct st_domain *domain)
 {
@@ -103,7 +103,7 @@ bool st_anchor_still(const struct st_place *place, const struct st_anchor *ancho
 /* Is an anchor wanted for that file's directory? */
 static bool is_wanted(const struct st_place *place)
 {
-    if (RELAXED(over) || !st_on(ST_ON_INDEX) || (place->record.flags & ST_LINKED))
+    if (RELAXED(stopped) || !st_on(ST_ON_INDEX) || (place->record.flags & ST_LINKED))
         return false;
     if (RELAXED(candidate) != place->dir_id) {
         PUT(candidate, place->dir_id);
@@ -143,7 +143,7 @@ static int open_directory(const char *path, struct stat *directory)
         return (int)number;
     if (!st_sys_failed(number))
         close_if((int)number, directory);
-    PUT(over, true); /* the program may have no such numbers, or uses all of them */
+    PUT(stopped, true); /* the program may have no such numbers, or uses all of them */
     return -1;
 }
 
@@ -178,7 +178,7 @@ static void publish(const struct st_place *place, const struct stat *directory, 
     if ((now & ST_ANCHOR_NUMBER) == (unsigned)number && !is(number, directory->st_dev, directory->st_ino))
         take(&now);
     /* A sandbox may have begun meanwhile. */
-    if (__atomic_load_n(&over, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&stopped, __ATOMIC_SEQ_CST))
         st_anchor_end();
 }
 
@@ -217,7 +217,7 @@ void st_anchor_lost(int descriptor)
     if (!descriptor || (word & ST_ANCHOR_NUMBER) != (unsigned)descriptor || st_is_vforked() || !take(&word))
         return;
     if (__atomic_add_fetch(&lost, 1, __ATOMIC_RELAXED) >= LOST_MAX)
-        PUT(over, true);
+        PUT(stopped, true);
 }
 
 /* Also in the child of an unseen fork: it has its own descriptor. */
@@ -225,7 +225,7 @@ void st_anchor_end(void)
 {
     if (st_is_vforked())
         return;
-    __atomic_store_n(&over, true, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&stopped, true, __ATOMIC_SEQ_CST);
     uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_SEQ_CST), dev = RELAXED(at.dev), ino = RELAXED(at.ino);
     int number = (int)(word & ST_ANCHOR_NUMBER);
     if (number && take(&word) && is(number, dev, ino))

@@ -1,5 +1,5 @@
-/* What counting costs a call: libc's function (the shim's, where it is preloaded) and the bare system call in turn, the best of
- * many short rounds, in nanoseconds. bench/report/cost runs it. */
+/* The cost of counting per call, in nanoseconds. libc's function (the shim's, if it is preloaded) and the bare system call
+ * alternate, and the best of many short rounds counts. The script bench/report/cost runs it. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

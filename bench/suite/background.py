@@ -1,4 +1,4 @@
-"""Other people on the store: a writer of a fixed rate and somebody who looks at names, the same in every loaded run."""
+"""Other clients of the store: a process that writes at a fixed rate and one that looks up names, the same in every loaded run."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 
 WRITE_MIB_S = 10
 STATS_PER_SECOND = 200
-AHEAD_S = 0.5
+LEAD_S = 0.5
 
-LOOKER = """
+LOOKUPS = """
 import os, sys, time
 place, every, number = sys.argv[1], 1 / float(sys.argv[2]), 0
 while os.getppid() != 1:
@@ -23,7 +23,7 @@ while os.getppid() != 1:
 
 @contextmanager
 def background(store, loaded: bool) -> Iterator[None]:
-    """The writer goes past this machine's page cache, as another client's bytes do. Both are there before the clock begins, and end after it."""
+    """The writer bypasses this machine's page cache, as another client's bytes do. Both processes start before the clock and end after it."""
     if not loaded:
         yield
         return
@@ -33,12 +33,12 @@ def background(store, loaded: bool) -> Iterator[None]:
          "--time_based", "--runtime=86400", f"--rate={WRITE_MIB_S}M"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    looker = subprocess.Popen(["python3", "-c", LOOKER, store.directory, str(STATS_PER_SECOND)], stdin=subprocess.DEVNULL, cwd="/")
+    lookups = subprocess.Popen(["python3", "-c", LOOKUPS, store.directory, str(STATS_PER_SECOND)], stdin=subprocess.DEVNULL, cwd="/")
     try:
-        time.sleep(AHEAD_S)
+        time.sleep(LEAD_S)
         yield
     finally:
-        for child in (writer, looker):
+        for child in (writer, lookups):
             child.terminate()
             child.wait()
         file.unlink(missing_ok=True)

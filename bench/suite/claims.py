@@ -75,8 +75,8 @@ def terrain(records: list[dict]) -> list[list[str]]:
             by_hand = faster(cell, "by-hand", "store") if variant == "in-memory" else None
             limit = 1 - 1 / by_hand.median if by_hand else 0.35
             need, target = (0.35, "≥ 35 %") if limit >= 0.35 else (0.9 * limit, f"≥ 35 %, or 0.9 × the {limit:.0%} of by-hand")
-            said = verdict(saved >= need) if limit >= LEAST_LIMIT else "–"
-            rows.append([f"terrain, {where(record, cell)}, {variant}: time saved", "35 %", target, f"{saved:.0%} ({1 - 1 / ratio.low:.0%} – {1 - 1 / ratio.high:.0%})", said])
+            met = verdict(saved >= need) if limit >= LEAST_LIMIT else "–"
+            rows.append([f"terrain, {where(record, cell)}, {variant}: time saved", "35 %", target, f"{saved:.0%} ({1 - 1 / ratio.low:.0%} – {1 - 1 / ratio.high:.0%})", met])
     return rows
 
 
@@ -107,7 +107,7 @@ def bandwidth(records: list[dict]) -> list[list[str]]:
         if not all(seen.values()):
             continue
         for way, what in (("write_mib_s", "writes"), ("read_again_mib_s", "reads of the written files")):
-            middle = {variant: statistics.median(one[way] for one in told) for variant, told in seen.items()}
+            middle = {variant: statistics.median(one[way] for one in lines) for variant, lines in seen.items()}
             share = middle["copy-all"] / middle["by-hand"]
             rows.append([
                 f"{what}, {where(record, cell)}", "9 × / 15 ×", "≥ 0.9 of the tier",
@@ -128,9 +128,9 @@ def overheads(records: list[dict]) -> list[list[str]]:
     rows = []
     for record in records:
         for cell in record["cells"] if record["item"] == "overheads" else []:
-            told = [line for run in of(cell, "copy-all") for line in run["told"]["lines"]]
-            tasks = sum(line["tasks"] for line in told)
-            task_s, tag_s, locate_s = (sum(line[name] for line in told) / tasks for name in ("busy_s", "tag_s", "locate_s"))
+            lines = [line for run in of(cell, "copy-all") for line in run["told"]["lines"]]
+            tasks = sum(line["tasks"] for line in lines)
+            task_s, tag_s, locate_s = (sum(line[name] for line in lines) / tasks for name in ("busy_s", "tag_s", "locate_s"))
             agents = (statistics.median(run["cpu_s"]["agent"] for run in of(cell, variant)) for variant in ("copy-all", "in-memory"))
             drain_s = max(0.0, next(agents) - next(agents)) / cell["parameters"]["tasks"]
             share = (tag_s + locate_s + drain_s) / task_s

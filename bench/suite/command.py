@@ -1,4 +1,4 @@
-"""From words to measurements: which cells, how long they will take, and how far it is."""
+"""The command line of the suite: chooses cells, estimates their time, measures them and shows the progress."""
 
 import argparse
 import fcntl
@@ -21,7 +21,7 @@ AROUND_RUN_S = 1.6
 
 
 def expected_s(cell: items.Cell, preset: str) -> float:
-    """Of one round. From what the store lets through; a run on a real store is taken for one of the quickest preset's."""
+    """The estimated time of one round, from the store's bandwidth. A real store counts as the fastest preset."""
     bandwidth = {"lustre-busy": 50, "nfs": 110}.get(preset, 200)
     total = 0.0
     for name in cell.variants:
@@ -60,7 +60,7 @@ def main(argv: list[str], usage: str) -> int:
     wanted = [cell for cell in cells if words.series in (None, cell.series) and (not words.cell or words.cell in cell.name)]
     chosen = [cell for cell in wanted if words.preset in (None, cell.preset)]
     if words.preset and not chosen:
-        # A store on which this is not measured usually: what is measured on the first one, there.
+        # The item has no cells for this store: measures the cells of its first store on it.
         chosen = [cell.on(words.preset) for cell in wanted if cell.preset == wanted[0].preset]
     blocks: dict[tuple[str, str], dict[str, list[items.Cell]]] = {}
     for cell in chosen:
@@ -80,9 +80,9 @@ def main(argv: list[str], usage: str) -> int:
         sys.exit("bench/run: only root can make a slow store, cgroups and cold caches")
     if missing := [str(path) for path in (SURGETANK, SLOWFS) if not path.exists()]:
         sys.exit(f"bench/run: {', '.join(missing)} missing: cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs")
-    # What is up is taken down, whoever ends this.
+    # SIGTERM must also run the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # What is committed is whole: not some cells of an item, nor fewer rounds.
+    # The committed results have whole items only: partial measurements go elsewhere.
     part = mode == "smoke" or words.cell or words.rounds
     results = words.results or (PART_RESULTS if part else RESULTS)
     PLACE.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def repeated(bench: Bench, cell: "items.Cell", rounds: int, began: float) -> lis
 
 
 def found_no_room(one: dict, other: dict) -> bool:
-    """On their way, or from the beginning: then the tier had so much less."""
+    """Whether files found no room in the tier: while they were written, or when they were created. Then the tier got that much less."""
     spilled = one["agent"]["spills"] or other["agent"]["spills"]
     ones, others = (run["agent"]["tier_in_bytes"] + run["durable_bytes"] for run in (one, other))
     return bool(spilled) or ones == others
@@ -159,7 +159,7 @@ def same_work(cell: "items.Cell", runs: list[dict]) -> None:
         if other["finals_crc32"] != last["finals_crc32"]:
             raise Refused(f"{cell.name}: {last['variant']} has other results than {other['variant']}")
         keeps = VARIANTS[last["variant"]].keeps
-        # (Temporaries that no tier had room for lie in the store, and how many that are differs from run to run.)
+        # (Temporaries without room in a tier are in the store, and their number differs between runs.)
         more = keeps == FINALS and "agent" in last and "agent" in other and found_no_room(last, other)
         same_promise = VARIANTS[other["variant"]].keeps == keeps and not more
         if same_promise and other["durable_bytes"] != last["durable_bytes"]:

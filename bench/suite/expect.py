@@ -1,4 +1,4 @@
-"""The five figures of docs/performance.md: which cells they are, and how the page shows them.
+"""The five figures of docs/performance.md: their cells, and their form in the page.
 
 The work of a figure is described here. Every number comes from the newest record that has the cell.
 """

@@ -15,14 +15,14 @@ def seconds(cell: dict, variant: str) -> list[float]:
 
 
 def faster(cell: dict, variant: str, than: str) -> Ratio | None:
-    """How many times as fast as the other, where both were measured."""
+    """The speed-up over the other variant, if both were measured."""
     ours, theirs = seconds(cell, variant), seconds(cell, than)
     return paired_ratio(theirs, ours) if ours and theirs and variant != than else None
 
 
 def bound(record: dict, cell: dict) -> float | None:
-    """How many times as fast as the store in-memory could be at most, if nothing but the store took time. (It reads and writes
-    at the same time, each at its rate.)"""
+    """The highest possible speed-up of in-memory over the store, if only the store took time. (In-memory reads and writes at the
+    same time, each at its rate.)"""
     if not record["store"]["simulated"] or cell["cache"] == "warm":
         return None
     return max(cell["read_mib"], cell["written_mib"]) / max(cell["read_mib"], cell["final_mib"])
@@ -33,7 +33,7 @@ def mean(values: list[float]) -> float:
 
 
 def least_tail_s(record: dict, cell: dict, run: dict) -> float | None:
-    """What the store takes at least for what it was given after the command's end: bytes at the measured bandwidth, and two latencies."""
+    """The least time of the store for the bytes that remain at the command's end: bytes at the measured bandwidth, and two latencies."""
     if not record["store"]["simulated"] or not run.get("tail_bytes"):
         return None
     measured = [one for one in record["calibrations"] if one["before"] == cell["name"]][0]
@@ -46,7 +46,7 @@ def same_cell(record: dict, cell: dict) -> tuple[str, ...]:
 
 
 def latest(records: list[dict]) -> dict[tuple[str, ...], str]:
-    """For each cell, when the newest record that has it began."""
+    """For each cell, the begin of the newest record that has it."""
     found: dict[tuple[str, ...], str] = {}
     for record in records:
         for cell in record["cells"]:

@@ -1,9 +1,9 @@
-"""One run of one variant: where it happens, its clock, and what is found in the store afterwards.
+"""One run of one variant: its directories, its clock, and the check of the store afterwards.
 
-The clock begins with the variant's script and stops with it, when what the variant promises is durable. After it: a sync that
-still finds something to do, a file that is not there, or one with other bytes ends the suite; nothing is reported of such a run.
-The danger: memory that nobody accounts for. The script and all that it starts (the agent too) are in one cgroup, whose limit
-covers page cache and tmpfs, and which has the same limit for all variants of a cell.
+The clock begins and ends with the variant's script, which ends when the variant's promised files are durable. Three findings end the
+suite without a report of the run: a later sync that still has work, a missing file, or a file with other bytes.
+The danger that it avoids: memory that no limit counts. The script and all its processes (the agent too) are in one cgroup. Its limit
+covers page cache and tmpfs, and is the same for all variants of a cell.
 """
 
 import json
@@ -23,7 +23,7 @@ from suite.variants import Place, Tier, Variant, Workload
 CGROUPS = Path("/sys/fs/cgroup")
 GROUP = "surgetank-suite-"
 MEMORY = Path("/dev/shm/surgetank-suite")
-# What a journal's last commit and the call itself may take after the clock.
+# A journal's last commit and the call itself may take this long after the clock.
 UNSYNCED_S_MAX = 0.3
 SECTOR_BYTES = 512
 
@@ -67,7 +67,7 @@ class Group:
 
 
 def remove_group(directories: list[Path]) -> None:
-    """With all that is in it."""
+    """Removes the group with all its processes."""
     for directory in directories:
         for _ in range(100):
             if not directory.exists():
@@ -82,7 +82,7 @@ def remove_group(directories: list[Path]) -> None:
 
 
 def sweep() -> None:
-    """What a suite that was killed left: its processes, by their cgroups, and its mounts and files in memory."""
+    """Removes what a killed suite left: its processes, by their cgroups, and its mounts and files in memory."""
     for directory in [*CGROUPS.glob(f"{GROUP}*"), *CGROUPS.glob(f"*/{GROUP}*")]:
         if not Path("/proc", directory.name.removeprefix(GROUP)).exists():
             remove_group([directory])
@@ -106,7 +106,7 @@ class Conditions:
 
 
 class Bench:
-    """A store that is up, and what runs on it."""
+    """A ready store, and the runs on it."""
 
     def __init__(self, store) -> None:
         self.store, self.number = store, 0
@@ -119,7 +119,7 @@ class Bench:
         shutil.rmtree(PLACE / "prepared", ignore_errors=True)
 
     def inputs(self, workload: Workload) -> Path:
-        """Made once, on the machine's own disk."""
+        """Makes the inputs once, on the machine's own disk."""
         if workload.name not in self.prepared:
             directory = PLACE / "prepared" / workload.name
             shutil.rmtree(directory, ignore_errors=True)
@@ -151,7 +151,7 @@ class Bench:
                 subprocess.run(group.around(["sh", "-c", read]), check=True)
             with background(self.store, conditions.loaded):
                 found = self.timed(workload, variant, place, conditions, group)
-            # (What was in memory only is charged until it is removed.)
+            # (The group is charged for files in memory until they are removed.)
             clear(memory)
             found |= self.compare(workload, place, set(given))
         finally:
@@ -165,10 +165,10 @@ class Bench:
         script = "shopt -s globstar\n" + variant.script(workload, place, conditions.tier)
         log, load = place.marks.with_name("log"), os.getloadavg()[0]
         server_before, group_before = self.store.server_cpu_s(), group.cpu_s()
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             began_unix, began = time.time(), time.perf_counter()
             child = subprocess.Popen(
-                group.around(["bash", "-euc", script]), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | workload.environment
+                group.around(["bash", "-euc", script]), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | workload.environment
             )
             _, status, used = os.wait4(child.pid, 0)
             seconds = time.perf_counter() - began
@@ -180,7 +180,7 @@ class Bench:
         if child.returncode:
             raise Refused(f"{workload.name}, {variant.name}: ended with {child.returncode}:\n{log.read_text(errors='replace')[-1500:]}")
         if unsynced_s > UNSYNCED_S_MAX:
-            raise Refused(f"{workload.name}, {variant.name}: its clock stopped {unsynced_s:.2f} s before all was durable")
+            raise Refused(f"{workload.name}, {variant.name}: its clock stopped {unsynced_s:.2f} s before all files were durable")
         ended, *counted = place.marks.read_text().splitlines()
         tasks_s = used.ru_utime + used.ru_stime
         found = {
@@ -192,21 +192,21 @@ class Bench:
             "memory_peak_bytes": group.peak_bytes(),
             "cpu_s": {
                 "tasks": round(tasks_s, 3),
-                # Not waited for by the script: the agent and its supervisor.
+                # The agent and its supervisor, for which the script does not wait.
                 "agent": round(max(0.0, group.cpu_s() - group_before - tasks_s), 3) if variant.ours else 0.0,
                 "server": round(self.store.server_cpu_s() - server_before, 3),
             },
         }
         if counted and counted[0].split():
             found["tail_bytes"] = (written_at_end - int(counted[0].split()[6])) * SECTOR_BYTES
-        if told := [json.loads(line) for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]:
-            found["told"] = {"lines": told}
+        if lines := [json.loads(line) for line in log.read_text(errors="replace").splitlines() if line.startswith("{")]:
+            found["told"] = {"lines": lines}
         if variant.ours:
             found["agent"] = account(place.account)
         return found
 
     def compare(self, workload: Workload, place: Place, given: set[str]) -> dict:
-        """What the store has, read from its device: bytes that are durable, and a checksum of each final file."""
+        """The store's content, read from its device: the durable bytes, and a checksum of each final file."""
         drop_caches()
         with self.store.at_full_speed():
             there = {name: (place.bare / name).stat().st_size for name in files(place.bare) if name not in given}
@@ -240,15 +240,15 @@ def sectors(counter: Path) -> int:
 
 
 def account(path: Path) -> dict:
-    told = json.loads(path.read_text())
-    mount = told["summary"]["mount"]
+    record = json.loads(path.read_text())
+    mount = record["summary"]["mount"]
     return {
-        "command_s": told["command_ms"] / 1000,
-        "drain_s": told["drain_ms"] / 1000,
-        "drained_bytes": told["summary"]["drain"]["bytes"],
-        "drain_bytes_per_second": told["summary"]["drain"]["bytes_per_second"],
-        "tier_in_bytes": sum(tier["in_bytes"] for tier in told["summary"]["tiers"]),
-        "spills": sum(tier["spills"] for tier in told["summary"]["tiers"]),
+        "command_s": record["command_ms"] / 1000,
+        "drain_s": record["drain_ms"] / 1000,
+        "drained_bytes": record["summary"]["drain"]["bytes"],
+        "drain_bytes_per_second": record["summary"]["drain"]["bytes_per_second"],
+        "tier_in_bytes": sum(tier["in_bytes"] for tier in record["summary"]["tiers"]),
+        "spills": sum(tier["spills"] for tier in record["summary"]["tiers"]),
         "mediated_bytes": mount["mediated_read_bytes"] + mount["mediated_write_bytes"],
         "requests": mount["requests"],
         "service_s": mount["service_ms"] / 1000,

@@ -1,4 +1,4 @@
-"""Which plots the records give, their numbers, and how they are drawn (matplotlib is needed for the last only)."""
+"""The plots of the records, their numbers, and their drawing (only the drawing needs matplotlib)."""
 
 import io
 import statistics
@@ -39,7 +39,7 @@ def speeds(records: list[dict]) -> list:
 
 
 def lines_by(records: list[dict], item: str, parameter: str, store: str, only: set[str], fixed: dict[str, object] | None = None) -> dict[str, list]:
-    """Variant → points, of cells that have the parameters `only`, and of these the values `fixed`."""
+    """Variant → points, of cells with the parameters `only`, and with the values `fixed`."""
     found: dict[str, list] = {}
     for record, cell in cells(records, item):
         if record["store"]["name"] != store or set(cell["parameters"]) - only or parameter not in cell["parameters"] or cell["cache"] == "warm":
@@ -57,8 +57,8 @@ def tasks(records: list[dict]) -> dict[str, list]:
         for variant in ("store", "copy-all", "by-hand"):
             runs = [run for run in cell["runs"] if run["variant"] == variant and run.get("told")]
             if runs:
-                told = [run["told"]["lines"][-1] for run in runs]
-                values = [statistics.median(one[way] for one in told) for way in ("read_mib_s", "write_mib_s")]
+                lines = [run["told"]["lines"][-1] for run in runs]
+                values = [statistics.median(one[way] for one in lines) for way in ("read_mib_s", "write_mib_s")]
                 found.setdefault(variant, []).append([cell["parameters"]["tasks"], *values, statistics.median(run["tail_s"] for run in runs)])
     return {variant: sorted(points) for variant, points in found.items() if len(points) > 1}
 

@@ -24,7 +24,7 @@ def now() -> str:
 
 
 def faults(value: object, schema: dict = SCHEMA, at: str = "record") -> list[str]:
-    """Where `value` is not what the schema says: as much of JSON Schema as schema.json uses."""
+    """The violations of the schema in `value`: supports the part of JSON Schema that schema.json uses."""
     if "enum" in schema:
         return [] if value in schema["enum"] else [f"{at}: {value!r} is none of {schema['enum']}"]
     kind = schema["type"]
@@ -109,7 +109,7 @@ class Record:
     def save(self) -> None:
         self.content["ended"] = now()
         if wrong := faults(self.content):
-            raise Refused("a record is not what bench/suite/schema.json says: " + "; ".join(wrong[:5]))
+            raise Refused("a record violates bench/suite/schema.json: " + "; ".join(wrong[:5]))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         part = self.file.with_suffix(".part")
         part.write_text(json.dumps(self.content, indent=1) + "\n")
@@ -117,7 +117,7 @@ class Record:
 
 
 def load(directory: Path) -> list[dict]:
-    """All records, each with the name of its file. A record that is not of the schema ends the program."""
+    """All records, each with the name of its file. A record that violates the schema ends the program."""
     found = []
     for path in sorted(directory.glob("*.json")):
         record = json.loads(path.read_text())

@@ -1,9 +1,9 @@
-"""Tables and plots from the records, and from nothing else.
+"""Tables and plots, from the records only.
 
 usage: bench/run report [--check]
 
-Written: bench/results/REPORT.md, all of it; the five figures of docs/performance.md, between two marks; the plots. A plot has in its
-first lines a checksum of its numbers, so that `--check` (scripts/tidy) compares it with the records without drawing it.
+It writes all of bench/results/REPORT.md, the five figures of docs/performance.md between two marks, and the plots. The first lines of
+a plot have a checksum of its numbers, so that `--check` (scripts/tidy) compares the plot with the records without drawing it.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def section(record: dict, last: dict[tuple[str, ...], str]) -> str:
     lines = [heading, "", *conditions(record), "", HEAD]
     for cell in record["cells"]:
         old = last[same_cell(record, cell)] != record["began"]
-        # The names of some cells say already that the caches are warm.
+        # The names of some cells already contain "warm".
         warm = cell["cache"] == "warm" and not cell["name"].endswith("warm")
         lines += rows(cell, f"{cell['name']}{', warm' if warm else ''}{', superseded' if old else ''}")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The median, the spread, and how sure a ratio is."""
+"""The median, the spread, and the confidence interval of a ratio."""
 
 import random
 import statistics
@@ -22,8 +22,8 @@ class Ratio:
 
 
 def paired_ratio(numerators: list[float], denominators: list[float]) -> Ratio:
-    """Median of the rounds' ratios, with its 95 % bootstrap interval (percentiles). Rounds are resampled whole: what was
-    measured in one minute stays together."""
+    """Median of the rounds' ratios, with its 95 % bootstrap interval (percentiles). Rounds are resampled whole: values that
+    were measured in the same minute stay together."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     chance = random.Random(SEED)
     medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))

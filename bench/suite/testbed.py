@@ -1,10 +1,9 @@
-"""The stores that runs are measured on. Each can be made, calibrated, made cold, synced, looked into at full speed and taken apart,
-also after a crash.
+"""The stores for the measured runs. Each can be made, calibrated, made cold, synced, read at full speed and removed, also after a crash.
 
-simulated   bench/testbed/slowstore, by its presets: refused when a measured figure is more than 10 % off
-moosefs     a real shared file system, of one node (scripts/moosefs/serve): what it is capable of is noted, nothing is promised
+simulated   bench/testbed/slowstore, by its presets: refused if a measured figure is more than 10 % off
+moosefs     a real shared file system, of one node (scripts/moosefs/serve): its figures are recorded, and have no preset
 
-The danger: a store that is not as slow as its name says, so that every ratio is another one.
+The danger that it avoids: a store that is not as slow as its name says, which would change every ratio.
 """
 
 import json
@@ -23,13 +22,13 @@ from presets import PRESETS, Shared
 CHECKOUT = Path(__file__).resolve().parents[2]
 SLOWSTORE = CHECKOUT / "bench/testbed/slowstore"
 SLOWFS = CHECKOUT / "target/release/examples/slowfs"
-# One place: `up` takes down what an earlier suite left here.
+# A fixed place, so that `up` removes what an earlier suite left there.
 PLACE = Path("/var/tmp/surgetank-suite")
 CALIBRATION_TRIES = 3
 
 
 class Refused(Exception):
-    """Nothing may be measured here now."""
+    """The store must not be measured now."""
 
 
 def words(*command: object, **options: object) -> str:
@@ -57,7 +56,7 @@ class Simulated:
         words(SLOWSTORE, "up", self.directory, "--preset", self.name, "--slowfs", SLOWFS, "--size-mib", self.size_mib)
         self.look()
         if self.state["missing"]:
-            raise Refused(f"the store lacks its {', '.join(self.state['missing'])}: what is measured on it says nothing (`slowstore up` says why)")
+            raise Refused(f"the store lacks its {', '.join(self.state['missing'])}: measurements on it are void (`slowstore up` gives the reason)")
 
     def look(self) -> None:
         self.state = json.loads(words(SLOWSTORE, "status", self.directory))
@@ -68,12 +67,12 @@ class Simulated:
 
     @property
     def device(self) -> str:
-        """MAJ:MIN, for the cgroup of a run where the cap does not hold for everybody (cgroup v2)."""
+        """MAJ:MIN, for the cgroup of a run if the cap does not apply to all processes (cgroup v2)."""
         return self.state["device"] if self.state["throttle"].startswith("/") else ""
 
     @property
     def counter(self) -> Path | None:
-        """Its seventh number counts sectors that were written."""
+        """The seventh number of this file counts written sectors."""
         return Path("/sys/block", Path(self.state["loop"]).name, "stat")
 
     def figures(self) -> dict:
@@ -83,7 +82,7 @@ class Simulated:
         return self.preset.bandwidth_mib_s
 
     def calibrate(self) -> dict:
-        """What was measured; refuses a store that stays off its preset."""
+        """Returns the measured figures; refuses a store that stays off its preset."""
         for left in reversed(range(CALIBRATION_TRIES)):
             done = subprocess.run([SLOWSTORE, "calibrate", self.directory], text=True, capture_output=True, check=False)
             if done.returncode == 0:
@@ -102,7 +101,7 @@ class Simulated:
 
     @contextmanager
     def at_full_speed(self) -> Iterator[Path]:
-        """Its bare directory without the cap, to prepare and to compare."""
+        """The bare directory without the cap, for preparation and comparison."""
         words(SLOWSTORE, "uncap", self.directory)
         try:
             yield self.bare
@@ -152,8 +151,8 @@ class MooseFs:
         found = {}
         for way in ("write", "read"):
             drop_caches()
-            told = words("fio", "--name=probe", f"--filename={probe}", f"--rw={way}", "--bs=1M", "--size=512M", "--ioengine=psync", "--end_fsync=1", "--fallocate=none", "--output-format=json")
-            job = json.loads(told[told.index("{") :])["jobs"][0]
+            output = words("fio", "--name=probe", f"--filename={probe}", f"--rw={way}", "--bs=1M", "--size=512M", "--ioengine=psync", "--end_fsync=1", "--fallocate=none", "--output-format=json")
+            job = json.loads(output[output.index("{") :])["jobs"][0]
             found[f"{way}_mib_s"] = round(job[way]["io_bytes"] / (1 << 20) / (job["job_runtime"] / 1000), 1)
         probe.unlink()
         began = time.perf_counter()
@@ -182,7 +181,7 @@ class MooseFs:
             os.killpg(self.server.pid, signal.SIGKILL)
             self.server.wait()
             self.server = None
-        # (A mount whose server is gone is none to `ismount`, and cannot be removed either.)
+        # (For a mount whose server has ended, `ismount` is false, and the directory cannot be removed.)
         subprocess.run(["umount", "--lazy", self.directory], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(self.at, ignore_errors=True)
 
@@ -194,7 +193,7 @@ def session(leader: int) -> list[str]:
             if stat.read_text().rpartition(")")[2].split()[3] == str(leader):
                 found.append(stat.parent.name)
         except OSError:
-            continue  # it ended
+            continue  # the process ended
     return found
 
 
@@ -212,7 +211,7 @@ def store(name: str, size_mib: int) -> Simulated | MooseFs:
         return MooseFs()
     if isinstance(PRESETS.get(name), Shared):
         return Simulated(name, size_mib)
-    raise Refused(f"{name} is no store that programs can read and write by themselves: {', '.join([*STORES])}")
+    raise Refused(f"{name} is not a store that programs can read and write directly: {', '.join([*STORES])}")
 
 
 STORES = [name for name, preset in PRESETS.items() if isinstance(preset, Shared)] + ["moosefs"]

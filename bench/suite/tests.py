@@ -1,4 +1,4 @@
-"""The suite's own decisions: run with `cd bench && python3 -m unittest suite.tests`."""
+"""Tests of the suite's own decisions. Run: cd bench && python3 -m unittest suite.tests"""
 
 import copy
 import sys
@@ -42,7 +42,7 @@ def record(rounds: int = 10, ours: float = 2.0, theirs: float = 8.0) -> dict:
 
 class Statistics(unittest.TestCase):
     def test_rounds_stay_together(self) -> None:
-        # A machine that slows down by ten hits both of a round: the ratio is sure all the same.
+        # A machine that becomes ten times slower slows both runs of a round, so the ratio stays certain.
         ratio = paired_ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0])
         self.assertEqual((ratio.median, ratio.low, ratio.high), (2.0, 2.0, 2.0))
 
@@ -58,7 +58,7 @@ class Schema(unittest.TestCase):
         self.assertEqual(faults(record()), [])
 
     def test_what_is_missing_wrong_or_unknown_is_named(self) -> None:
-        for change, said in (
+        for change, message in (
             (lambda r: r["cells"][0]["runs"][3].pop("seconds"), "record.cells[0].runs[3]: seconds is missing"),
             (lambda r: r["machine"].update(cores=True), "record.machine.cores: True is not of type integer"),
             (lambda r: r.update(mode="quick"), "record.mode: 'quick' is none of ['smoke', 'headline', 'full']"),
@@ -66,7 +66,7 @@ class Schema(unittest.TestCase):
         ):
             wrong = copy.deepcopy(record())
             change(wrong)
-            self.assertEqual(faults(wrong), [said])
+            self.assertEqual(faults(wrong), [message])
 
 
 class Fairness(unittest.TestCase):
@@ -90,7 +90,7 @@ class Fairness(unittest.TestCase):
         all_in = run("in-memory", 0, 1.0, agent=agent(0, 8))
         more = run("in-memory", 1, 1.0, durable_bytes=2 << 20)
         same_work(self.cell(), [all_in, {**more, "agent": agent(1, 8)}])
-        # Placed in the store when it was made: the tier had a MiB less.
+        # The agent placed a file in the store when it was created, so the tier got a MiB less.
         same_work(self.cell(), [all_in, {**more, "agent": agent(0, 7)}])
         with self.assertRaises(Refused):
             same_work(self.cell(), [all_in, {**more, "agent": agent(0, 8)}])
@@ -208,14 +208,14 @@ class Report(unittest.TestCase):
         self.assertEqual(faster(record(ours=4.0)["cells"][0], "in-memory", "by-hand"), None)
 
     def test_terrain_is_held_against_staging_by_hand_where_that_saves_less(self) -> None:
-        def said(ours: float, by_hand: float | None) -> str:
+        def message(ours: float, by_hand: float | None) -> str:
             terrain = {**record(ours=ours, theirs=10.0), "item": "terrain"}
             if by_hand is not None:
                 terrain["cells"][0]["runs"] += [run("by-hand", number, by_hand) for number in range(10)]
             return claims.terrain([terrain])[0][-1]
 
         # 40 %; 33 % with nothing beside it; beside 27, 50 and 36 % by hand; 24 % beside 27; 4 % beside none.
-        given = [said(6.0, None), said(6.7, None), said(6.7, 7.3), said(6.7, 5.0), said(6.7, 6.4), said(7.6, 7.3), said(9.6, 10.0)]
+        given = [message(6.0, None), message(6.7, None), message(6.7, 7.3), message(6.7, 5.0), message(6.7, 6.4), message(7.6, 7.3), message(9.6, 10.0)]
         self.assertEqual(given, ["✓", "✗", "✓", "✗", "✗", "✗", "–"])
 
     def test_a_plot_is_named_by_its_numbers(self) -> None:

@@ -1,13 +1,13 @@
-"""How a workload is run. Each variant says what it promises to be durable when its clock stops, and is a script that does it.
+"""The ways to run a workload. Each variant names the files that are durable when its clock stops, and is a script that ensures it.
 
 store      straight on the store, then a sync: everything
-by-hand    as a careful user would: all in memory, inputs read from the store, finals copied there and synced: the limit
+by-hand    as a careful user works: all in memory, inputs read from the store, finals copied there and synced: the limit
 overlay    an overlay of memory over the store, finals copied out of it and synced
 in-memory  `surgetank run`, intermediates under rule `remove`: finals
-copy-all   `surgetank run` as it is: everything
+copy-all   `surgetank run` without a rule: everything
 
-The danger: comparing those that did not do the same. Bytes durable in the end are counted in the store for each, must be equal
-among variants that keep the same, and are printed.
+The danger that it avoids: a comparison of variants that did different work. The suite counts the durable bytes of each variant in the
+store and prints them. They must be equal among variants that keep the same files.
 """
 
 import shlex
@@ -38,21 +38,21 @@ class Workload:
     compute_s: float = 0.0  # wall, of all processes together
     environment: dict[str, str] = field(default_factory=dict)
     stages: tuple[dict, ...] = ()
-    """As `surgetank model` wants it described (docs/model.md)."""
+    """In the form of `surgetank model` (docs/model.md)."""
     describe: Callable[[Path], tuple[dict, ...]] | None = None
-    """The same from a run in that directory, which has the inputs; where there is neither, the record of a run is its description."""
+    """The same from a run in that directory, which has the inputs. Without either, the record of a run is the description."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one run happens."""
+    """The directories and files of one run."""
 
     run: Path  # in the store, with the inputs
-    bare: Path  # the same, beneath what makes the store slow; not to be used while the clock runs
+    bare: Path  # the same, below the layers that make the store slow; must not be used while the clock runs
     memory: Path  # a directory in memory, empty
     state: Path
-    account: Path  # what surgetank tells of the run
-    marks: Path  # when the command ended, and what the store's device had written by then
+    account: Path  # surgetank's record of the run
+    marks: Path  # the time of the command's end, and the counter of the store's device at that time
     sync: str
     counter: Path | None
 
@@ -73,7 +73,7 @@ class Tier:
 
 
 def command(workload: Workload, place: Place) -> str:
-    """The workload, and then a mark."""
+    """The workload, followed by a mark."""
     counter = f"$(cat {place.counter})" if place.counter else ""
     return f'{shlex.join(workload.command)}\nprintf "%s\\n" "$EPOCHREALTIME" "{counter}" >{shlex.quote(str(place.marks))}\n'
 

@@ -1,14 +1,14 @@
-"""The simulated stores: their figures, and where each comes from. Written down before anything was measured on them.
+"""The simulated stores: their figures, and the source of each. The figures were fixed before any measurement on the stores.
 
-All are *simulated* on one machine. Two kinds: `Shared` is a file system (`slowstore` makes it), `Far` a server of objects behind a
-link (`farstore`). Every bandwidth lies well below what a machine with two cores can move, so that ratios mean something.
+All are *simulated* on one machine. Two kinds: `Shared` is a file system (`slowstore` makes it), `Far` an object server behind a
+link (`farstore`). Every bandwidth is well below that of a machine with two cores, so that ratios are meaningful.
 """
 
 from dataclasses import dataclass
 
-# How far a measured bandwidth may be from its preset before nothing is measured on the store.
+# The tolerance of a measured bandwidth relative to its preset; beyond it the store is not measured.
 BANDWIDTH_OFF_MAX = 0.10
-# The same for a metadata operation: a sleep is never short, and a switch to the FUSE server and back is on top of it.
+# The same for a metadata operation: a sleep is never shorter than requested, and the switch to the FUSE server and back adds to it.
 LATENCY_OFF_US = (-20, 250)
 
 
@@ -16,7 +16,7 @@ LATENCY_OFF_US = (-20, 250)
 class Shared:
     bandwidth_mib_s: int  # each way, all clients of this machine together
     latency_us: int  # of a metadata operation
-    dirty_mib: int  # most that may wait in the client's write-back cache
+    dirty_mib: int  # the most bytes that may wait in the client's write-back cache
     read_ahead_kib: int
     flush_on_close: bool  # close() returns when the file's data is on the server
     sources: dict[str, str]
@@ -35,7 +35,7 @@ PRESETS: dict[str, Shared | Far] = {
     "lustre-busy": Shared(
         50, 500, 32, 4096, False,
         {
-            "bandwidth_mib_s": "one node's share while others write; the lowest rate this rig was seen to hold within 4–10 % (chosen, not measured on Lustre)",
+            "bandwidth_mib_s": "one node's share while others write; the lowest rate that this rig kept within 4–10 % (chosen, not measured on Lustre)",
             "latency_us": "mdtest on a Dell/Intel Lustre: 2,000 file stats a second from one thread",
             "dirty_mib": "Lustre client, osc.*.max_dirty_mb: 32 for an object server, before 2.12",
             "read_ahead_kib": READ_AHEAD,
@@ -45,8 +45,8 @@ PRESETS: dict[str, Shared | Far] = {
     "lustre-idle": Shared(
         200, 150, 64, 4096, False,
         {
-            "bandwidth_mib_s": "between the 121 MiB/s written and 1,381 MiB/s read that Sea's authors got with dd on an idle Lustre (Table 2); the highest rate this rig was seen to hold",
-            "latency_us": "chosen: a round trip on a fabric and a server that has the inode in memory and nobody else to answer",
+            "bandwidth_mib_s": "between the 121 MiB/s written and 1,381 MiB/s read that Sea's authors got with dd on an idle Lustre (Table 2); the highest rate that this rig kept",
+            "latency_us": "chosen: a round trip on a fabric and a server that has the inode in memory and no other client",
             "dirty_mib": "chosen: two object servers of 32 each (Sea's authors allowed 1 GB each: more than a whole run here)",
             "read_ahead_kib": READ_AHEAD,
             "flush_on_close": "Lustre keeps dirty pages after close",

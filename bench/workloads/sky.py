@@ -1,9 +1,9 @@
 """A made-up sky for Montage, and the truth to compare its mosaic with.
 
-Stars and clouds are a function of the place in the sky; a frame is that function at the centres of its pixels, with a tilted
-background of its own and noise, as exposures have. So the mosaic can be compared with the function itself. No package that may be
-depended on ships a picture of the sky with a header that says where it is: this one's is a valid FITS header with a world
-coordinate system (gnomonic, CDELT and CROTA2, which is what Debian's Montage reads).
+Stars and clouds are a function of the place in the sky. A frame is that function at the centres of its pixels, with its own tilted
+background and noise, as exposures have. So the mosaic can be compared with the function itself. No package among the
+permitted dependencies ships a picture of the sky with its position in the header. This one has a valid FITS header with a world
+coordinate system (gnomonic, CDELT and CROTA2, which Debian's Montage reads).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 CENTRE_DEG = (266.4, -29.0)
 CARD, RECORD = 80, 2880
 NOISE = 0.5
-# What makes backgrounds worth correcting: far more than the noise.
+# The backgrounds differ by far more than the noise, so that their correction matters.
 BACKGROUND = 40.0
 
 
@@ -65,7 +65,7 @@ class Sky:
         left, right, low, high = xi.min() - self.reach, xi.max() + self.reach, eta.min() - self.reach, eta.max() + self.reach
         for x, y, flux in self.stars:
             if left < x < right and low < y < high:
-                # Only the rows and columns that it can reach: the picture is nearly a grid.
+                # Only the rows and columns that the star can reach, because the picture is nearly a grid.
                 rows = np.nonzero(np.abs(eta - y).min(axis=1) < self.reach)[0]
                 columns = np.nonzero(np.abs(xi - x).min(axis=0) < self.reach)[0]
                 if rows.size and columns.size:
@@ -102,7 +102,7 @@ def read(path: Path) -> tuple[np.ndarray, Projection]:
     while not cards.get("END"):
         card = content[offset : offset + CARD].decode()
         if not card:
-            raise ValueError(f"{path} is no whole FITS file")
+            raise ValueError(f"{path} is not a whole FITS file")
         cards[card[:8].strip()] = card[10:].partition("/")[0].strip().strip("'").strip() or card[:3] == "END"
         offset += CARD
     start, of = -(-offset // RECORD) * RECORD, lambda name, otherwise="0": float(cards.get(name, otherwise))

@@ -1,18 +1,18 @@
-"""A workload: the verbs that all programs of this folder share, its stages, and how their tasks are run.
+"""A workload: the verbs that all programs of this folder share, its stages, and the execution of their tasks.
 
-usage: NAME inputs DIR --size S                                        makes what the first stage reads; the same each time
+usage: NAME inputs DIR --size S                                        makes the inputs of the first stage; the same each time
        NAME run DIR --size S [--processes N] [--stage K]               one line of JSON a stage: {"stage", "tasks", "seconds", …}
        NAME check DIR --size S [--processes N]                         compares the outputs with a computation of its own
-       NAME describe --size S [--processes N]                          JSON: stages, files and bytes, what is final
-       NAME record DIR --size S                                        runs it and notes down what `describe` tells of this size
+       NAME describe --size S [--processes N]                          JSON: stages, files and bytes, final files
+       NAME record DIR --size S                                        runs it and records the amounts that `describe` gives for this size
 
-A stage is a list of tasks; each task is one process with words of its own, started in DIR. At most N of them run at a time, and a
-stage begins when the one before it has ended. Nothing is synced: who measures decides when data is safe. What a task prints is
-shown only if it fails, and a task that fails ends the run. Patterns are those of surgetank's rules, from the root of DIR.
-"read_bytes" and "written_bytes" are what the kernel counted in system calls of the tasks (rchar, wchar: pipes and the programs'
-own files too; a mapped file not).
+A stage is a list of tasks; each task is one process with its own command line, started in DIR. At most N of them run at a time, and a
+stage begins when the one before it has ended. The workload syncs nothing: the measurement decides when data is safe. The output of a task
+is shown only if it fails, and a failed task ends the run. Patterns are those of surgetank's rules, from the root of DIR.
+"read_bytes" and "written_bytes" are the kernel's counts of the tasks' system calls (rchar, wchar). They include pipes and the programs'
+own files, but not mapped files.
 
-The danger: a run that did nothing and looks quick. Therefore `check` never believes what a stage says of itself.
+The danger that it avoids: a run that did nothing and looks quick. Therefore `check` never relies on a stage's own report.
 """
 
 import argparse
@@ -37,48 +37,48 @@ RECORDED = HERE / "recorded.json"
 class Task:
     words: tuple[str, ...]
     below: str = "."
-    """Where it starts, below the directory."""
+    """Its working directory, below the workload's directory."""
     output: str | None = None
-    """The file that takes what it prints."""
-    told: Callable[[str], dict] | None = None
-    """What its print says for the stage's line."""
+    """The file for its output."""
+    report: Callable[[str], dict] | None = None
+    """Values for the stage's line, from its output."""
 
 
 @dataclass(frozen=True)
 class Stage:
     name: str
     tasks: Callable[[Path, int], list[Task]]
-    """Of the directory as the stages before left it, and the number of processes."""
+    """The tasks, from the directory after the earlier stages, and the number of processes."""
     reads: tuple[str, ...]
     """Patterns."""
     writes: tuple[str, ...]
     mapped: tuple[str, ...] = ()
-    """Read by every task, and not by system calls."""
+    """Files that every task maps, without system calls to read."""
     folders: tuple[str, ...] = ()
-    """Made first."""
+    """Directories that are made first."""
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
     programs: dict[str, str]
-    """Program (or a file that it needs): Debian's package."""
+    """Program (or a file that it needs) → Debian's package."""
     sizes: dict[str, object]
     inputs: Callable[[Path, object], None]
     stages: Callable[[object], list[Stage]]
     check: Callable[[Path, object, int], Iterator[str]]
-    """Each thing that is wrong."""
+    """Yields each error."""
     given: tuple[str, ...]
-    """Patterns of what `inputs` makes."""
+    """Patterns of the files that `inputs` makes."""
     final: tuple[str, ...]
-    """Patterns of what a scientist would keep."""
+    """Patterns of the files that a scientist would keep."""
     processes: Callable[[object], int] = field(default=lambda _: os.cpu_count() or 1)
     size: Callable[[str], object] | None = None
     """Reads a size that has no name."""
     amounts: Callable[[object, int], list[dict]] | None = None
-    """Files and bytes of each stage where they can be computed; elsewhere they were recorded."""
+    """Files and bytes of each stage, if they can be computed; otherwise recorded.json has them."""
     numpy: bool = False
-    """`inputs` and `check` need it."""
+    """Whether `inputs` and `check` need numpy."""
 
 
 def matching(place: Path, patterns: tuple[str, ...]) -> set[Path]:
@@ -86,7 +86,7 @@ def matching(place: Path, patterns: tuple[str, ...]) -> set[Path]:
 
 
 def python(name: str, *words: object) -> tuple[str, ...]:
-    """A task of our own: only Python's standard library, nothing of the user's."""
+    """A task of this folder: only Python's standard library, without the user's packages."""
     return (sys.executable, "-I", "-S", str(TASKS / name), *map(str, words))
 
 
@@ -102,15 +102,15 @@ def perform(place: Path, task: Task) -> dict:
             check=False,
         )
     printed = (done.stdout or b"").decode(errors="replace")
-    # (Montage says so, with an exit code that not all versions set.)
+    # (Montage reports an error in its output; not all versions also set an exit code.)
     if done.returncode or '[struct stat="ERROR"' in printed:
-        said = (printed + done.stderr.decode(errors="replace")).strip()
-        raise RuntimeError(f"{' '.join(task.words)}\nended with {done.returncode} and said:\n{said[-2000:]}")
-    return task.told(printed) if task.told else {}
+        output = (printed + done.stderr.decode(errors="replace")).strip()
+        raise RuntimeError(f"{' '.join(task.words)}\nended with {done.returncode}:\n{output[-2000:]}")
+        return task.report(printed) if task.report else {}
 
 
 def transferred() -> tuple[int, int]:
-    """Bytes read and written by system calls, of this process and of all that it has waited for."""
+    """Bytes read and written by system calls, of this process and of all children for which it has waited."""
     words = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(words["rchar"]), int(words["wchar"])
 
@@ -124,11 +124,11 @@ def run(workload: Workload, place: Path, size: object, processes: int, only: int
             (place / folder).mkdir(parents=True, exist_ok=True)
         tasks = stage.tasks(place, processes)
         with ThreadPoolExecutor(processes) as pool:
-            told = list(pool.map(lambda task: perform(place, task), tasks))
+            stage_reports = list(pool.map(lambda task: perform(place, task), tasks))
         seconds, after = time.monotonic() - began, transferred()
         line: dict = {"stage": stage.name, "tasks": len(tasks), "seconds": round(seconds, 4)}
         line |= {"read_bytes": after[0] - before[0], "written_bytes": after[1] - before[1]}
-        for one in told:
+        for one in stage_reports:
             line |= one
         yield line
 
@@ -142,7 +142,7 @@ def record(workload: Workload, place: Path, word: str, size: object, processes: 
         for kind, patterns in (("in", stage.reads + stage.mapped), ("out", stage.writes)):
             files = matching(place, patterns)
             amounts |= {f"files_{kind}": len(files), f"bytes_{kind}": sum(path.stat().st_size for path in files)}
-        # (What programs read of their own, and of pipes, is noise that would differ each time.)
+        # (The reads of the programs' own files and of pipes are noise that would differ each time.)
         amounts["bytes_read"] = round(line["read_bytes"], -5)
         amounts["bytes_mapped"] = line["tasks"] * sum(path.stat().st_size for path in matching(place, stage.mapped))
         found.append(amounts)
@@ -155,17 +155,17 @@ def amounts_of(workload: Workload, word: str, size: object, processes: int) -> l
 
 
 def compare(workload: Workload, place: Path, word: str, size: object, processes: int) -> Iterator[str]:
-    """The directory with what `describe` says. Intermediate files may have been left out of the store, but then all of a pattern."""
+    """Compares the directory with the output of `describe`. Intermediate files may be absent from the store, but only all files of a pattern."""
     stages = workload.stages(size)
     known = matching(place, workload.given + tuple(pattern for stage in stages for pattern in stage.writes))
     yield from (f"{path} belongs to no stage" for path in place.rglob("*") if not path.is_dir() and path not in known)
     yield from (f"no {pattern}" for pattern in workload.final if not matching(place, (pattern,)))
-    for stage, told in zip(stages, amounts_of(workload, word, size, processes), strict=True):
+    for stage, stage_report in zip(stages, amounts_of(workload, word, size, processes), strict=True):
         files = matching(place, stage.writes)
         amount = sum(path.stat().st_size for path in files)
-        # (Where it reckons with floating point numbers a program's text may be some characters longer on another processor.)
-        if files and (len(files) != told["files_out"] or abs(amount - told["bytes_out"]) > told["bytes_out"] / 100):
-            yield f"{stage.name} wrote {len(files)} files of {amount} bytes, not {told['files_out']} of {told['bytes_out']}"
+        # (The text of a program that computes with floating point numbers may be some characters longer on another processor.)
+        if files and (len(files) != stage_report["files_out"] or abs(amount - stage_report["bytes_out"]) > stage_report["bytes_out"] / 100):
+            yield f"{stage.name} wrote {len(files)} files of {amount} bytes, not {stage_report['files_out']} of {stage_report['bytes_out']}"
 
 
 def describe(workload: Workload, word: str, size: object, processes: int) -> dict:

@@ -1,4 +1,4 @@
-//! A line on the agent's socket, from either side. What is read can be written, and read again as the same.
+//! A line on the agent's socket, from either side. A message that is read can be written, and reads again as the same.
 #![no_main]
 
 use std::io::BufReader;

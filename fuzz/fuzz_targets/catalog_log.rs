@@ -1,5 +1,5 @@
-//! A log of the catalog that was cut off or damaged anywhere: what is loaded is what a prefix of its batches came to, or it
-//! is refused. Nothing else, and no panic.
+//! A log of the catalog that was cut off or damaged anywhere. The catalog loads the state after a prefix of its batches, or
+//! refuses the log. It does not panic.
 #![no_main]
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! A snapshot of the catalog of which bytes were changed, or that was cut off: what is loaded is what was written, or it is
-//! refused. Looking and opening agree, and neither panics.
+//! A snapshot of the catalog that has changed bytes or is cut off. The catalog loads the state that was written, or refuses
+//! the snapshot. Looking and opening both hold to this, and neither panics.
 #![no_main]
 
 use std::fs;
@@ -34,7 +34,7 @@ fn ground() -> &'static Ground {
             catalog.commit(&changes).unwrap();
         }
         drop(catalog);
-        // What is not folded yet is folded by whoever loads it.
+        // Loading folds the batches that are not folded yet.
         let image = LogCatalog::open_with(&dir, options).unwrap().load().unwrap();
         let found = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
         let files = found.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
@@ -63,7 +63,7 @@ fuzz_target!(|input: (Option<u32>, Vec<(u32, u8)>)| {
         fs::write(path, &bytes).unwrap();
     }
     let seen = LogCatalog::look(&ground.dir).ok().map(|(image, _)| image);
-    assert!(seen.as_ref().is_none_or(|image| *image == ground.image), "looking believed what nobody wrote");
+    assert!(seen.as_ref().is_none_or(|image| *image == ground.image), "look returned a state that was not written");
     let loaded = LogCatalog::open(&ground.dir).and_then(|catalog| catalog.load()).ok();
-    assert!(loaded.as_ref().is_none_or(|image| *image == ground.image), "what nobody wrote was believed");
+    assert!(loaded.as_ref().is_none_or(|image| *image == ground.image), "load returned a state that was not written");
 });

@@ -1,4 +1,4 @@
-//! What stands at the end of a compressed file in a store, where anybody may write: nothing of it may stop us.
+//! The end of a compressed file in a store, where any user may write: no content of it may crash the agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

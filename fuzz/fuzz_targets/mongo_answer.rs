@@ -1,4 +1,4 @@
-//! What a server that speaks as MongoDB does answers, and URLs of such: nothing of it may stop us.
+//! An answer of a server that speaks MongoDB's protocol, and URLs of such servers: no content may crash the agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

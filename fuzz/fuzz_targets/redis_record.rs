@@ -1,4 +1,4 @@
-//! What stands in the records and uploads of a Redis server, where anybody may write: nothing of it may stop us.
+//! The records and uploads of a Redis server, where any client may write: no content may crash the agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

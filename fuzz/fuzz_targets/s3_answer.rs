@@ -1,4 +1,4 @@
-//! What a server of objects answers, in XML: nothing of it may stop us.
+//! An answer of an object server, in XML: no content may crash the agent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

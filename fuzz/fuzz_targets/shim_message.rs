@@ -1,4 +1,4 @@
-//! A request of the preload shim, or of somebody who says he is one.
+//! A request of the preload shim, or of a process that claims to be one.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,10 +1,10 @@
-"""Snakemake's way in: `default-storage-provider: surgetank` in a profile runs the workflow on Surgetank's mount.
+"""Snakemake's storage plugin: `default-storage-provider: surgetank` in a profile runs the workflow on Surgetank's mount.
 
-Nothing is copied to and fro, as with other storage: below the mount the same paths are the fast ones, so files stay Snakemake's own,
-with all that it can do with them. Snakemake makes the provider before anything else; that starts the same command again inside `surgetank
-run`, without a default storage provider, and there, as Snakemake imports all its storage plugins, this module tells it what
-the graph knows (`surgetank.workflow.engines.snakemake`). Every Snakemake of the environment imports this: nothing happens
-unless it is asked for.
+Other storage plugins copy files to and from the storage. This one copies nothing: below the mount the same paths are the fast ones.
+Snakemake treats them as its own local files, with all its features. Snakemake makes the provider before anything else. The provider
+starts the same command again inside `surgetank run`, without a default storage provider. There Snakemake imports all its storage
+plugins, and this module sends hints from the graph (`surgetank.workflow.engines.snakemake`). Every Snakemake of the environment imports
+this module, so it does nothing unless the user requests it.
 """
 
 import os
@@ -26,18 +26,18 @@ from snakemake_interface_storage_plugins.storage_provider import (  # type: igno
     StorageQueryValidationResult,
 )
 
-# Where Snakemake was started: it has gone to its `--directory` when the provider is made.
+# The directory in which Snakemake was started: it changes to its `--directory` before it makes the provider.
 _STARTED_IN = os.getcwd()
 
 
 @dataclass
 class StorageProviderSettings(StorageProviderSettingsBase):  # type: ignore[misc, unused-ignore]
-    # Snakemake makes an option of the annotation: it has to be a type and no text, so nothing of `__future__` here.
+    # Snakemake makes an option of the annotation: it must be a type and not text, so `__future__` annotations must not be used here.
     persist: Optional[str] = field(  # noqa: UP045
         default="all",
         metadata={
-            "help": "What goes to the store: all (default; not what is declared temp()), final (not what jobs only read of"
-            " each other either: removed after its last reader), when-consumed (all, a job's outputs when all jobs that read them are done)."
+            "help": "What goes to the store: all (default; every file that is not declared temp()), final (results only: files between jobs are"
+            " removed after their last reader), when-consumed (like all; a job's outputs when all jobs that read them are done)."
         },
     )
 
@@ -51,7 +51,7 @@ class StorageProvider(StorageProviderBase):  # type: ignore[misc, unused-ignore]
             if not self.is_default:
                 raise Problem(
                     "Surgetank serves the whole directory, not single files",
-                    remedy="instead of storage.surgetank(…): `default-storage-provider: surgetank` in the profile",
+                    remedy="put `default-storage-provider: surgetank` into the profile instead of storage.surgetank(…)",
                 )
             snakemake.enter(self.settings.persist, _STARTED_IN)
         except Problem as problem:
@@ -63,7 +63,7 @@ class StorageProvider(StorageProviderBase):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def is_valid_query(cls, query: str) -> StorageQueryValidationResult:
-        # Whose URL has no provider named is not to be offered us: we serve the project's own paths.
+        # Snakemake must not offer this plugin URLs without a named provider: the plugin serves the project's own paths.
         return StorageQueryValidationResult(query, False, "Surgetank is for default-storage-provider only")
 
     def use_rate_limiter(self) -> bool:
@@ -77,7 +77,7 @@ class StorageProvider(StorageProviderBase):  # type: ignore[misc, unused-ignore]
 
 
 class StorageObject(StorageObjectRead, StorageObjectWrite):  # type: ignore[misc, unused-ignore]
-    """Never made (its methods stay abstract): Snakemake wants to see that a default provider reads and writes."""
+    """Never instantiated (its methods stay abstract): Snakemake checks that a default provider can read and write."""
 
 
 if (_persist := os.environ.pop("SURGETANK_SNAKEMAKE", None)) is not None:

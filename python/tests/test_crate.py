@@ -1,7 +1,7 @@
-"""The crate of a run, by the profiles' own validator, and that everything that is referred to is there.
+"""The crate of a run passes the profiles' own validator, and everything that it refers to exists.
 
-The validator fetches the JSON-LD context of RO-Crate 1.1 from the network. It gets the one of 1.3 instead, which comes with the
-library `rocrate`, with the names of 1.1 for what has moved since.
+The validator fetches the JSON-LD context of RO-Crate 1.1 from the network. The tests give it the context of 1.3 instead, which the
+library `rocrate` ships, with 1.1's names for terms that have moved since.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken(crate_directory: Path, profile: str) -> list[str]:
-    """Which of the profile's MUSTs, and of those that it is built on, the crate breaks."""
+    """The MUSTs that the crate breaks, of the profile and of those on which it is based."""
     from rocrate_validator import models, services
 
     settings = services.ValidationSettings(
@@ -147,7 +147,7 @@ def test_crate_passes_the_validator_of_its_profile(tmp_path: Path, profile: str)
     out = tmp_path / "out"
     crate.write(crate.read("last", work), None, out, "results", "https://spdx.org/licenses/CC0-1.0")
     assert broken(out, profile) == []
-    # And it looks: a run without an instrument is none.
+    # The validator does check: it refuses a run without an instrument.
     described = out / "ro-crate-metadata.json"
     document = json.loads(described.read_text())
     for entity in document["@graph"]:
@@ -191,7 +191,7 @@ DRAINED: dict[str, int | None] = {"begun_unix_us": 10, "command_ended_us": 5, "e
         (STEPS, DRAINED | {"exit": 3}, None, (15_000, 18_000, False)),
         (COPIED, DRAINED, 0, (1, 18_000, True)),
         (COPIED, DRAINED | {"exit": 3}, 3, (1, 18_000, False)),
-        # Killed during the drain, before it, and before the record of it.
+        # The run was killed during the drain, before the drain, and before its record.
         (STEPS, DRAINED | {"exit": None}, None, (15_000, 18_000, False)),
         (STEPS, DRAINED | {"exit": None, "command_ended_us": None}, 137, (None, None, False)),
         (STEPS, None, 137, (None, None, False)),
@@ -201,7 +201,7 @@ DRAINED: dict[str, int | None] = {"begun_unix_us": 10, "command_ended_us": 5, "e
 def test_step_of_an_interrupted_drain_is_recorded(
     steps: list[dict[str, Any]], record: dict[str, Any] | None, code: int | None, expected: tuple[Any, ...]
 ) -> None:
-    told = launch.drained(steps, record, code)
-    assert [step["step"] for step in told] == ["reserve", "stage-out", "release"]
-    assert (told[1]["began_ns"], told[1]["ended_ns"], told[1]["ok"]) == expected
+    recorded = launch.drained(steps, record, code)
+    assert [step["step"] for step in recorded] == ["reserve", "stage-out", "release"]
+    assert (recorded[1]["began_ns"], recorded[1]["ended_ns"], recorded[1]["ok"]) == expected
     assert launch.drained(steps, None) == steps

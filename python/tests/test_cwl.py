@@ -64,7 +64,7 @@ def cwltool(*more: str) -> list[str]:
 
 
 def under(state: Path, tier: Path, rule: str, words: list[str]) -> list[str]:
-    # (By the environment, so that every process of it can be found.)
+    # (In the environment, which identifies every process of the run.)
     there = ["env", f"SURGETANK_STATE={state}", f"SURGETANK_TIERS=ram={tier}:64M"]
     return [*there, "unshare", "-m", BINARY, "run", "--rule", rule, "--", *words]
 
@@ -79,13 +79,13 @@ def test_only_results_reach_the_store(tmp_path: Path, tier: Path, monkeypatch: p
     work, state = places(tmp_path)
     plain = project(tmp_path / "plain", tmp_path / "seen", 0)
     run(cwltool("--outdir", "results"), plain)
-    # (Time enough for what a step has written to be brought there, if anything let it.)
+    # (A wrong drain of a step's output has enough time to reach the store.)
     project(work, tmp_path / "seen", 1)
     before = tree(work)
     run(under(state, tier, "cwl-work/=remove", cwltool(*BETWEEN)), work)
     (work / "sort.cwl").write_bytes((plain / "sort.cwl").read_bytes())
     assert tree(work) == tree(plain) and tree(work).keys() - before.keys() == {"results/joined.txt"}
-    # Not one byte more than the result was brought there.
+    # The drain sent exactly the bytes of the result.
     monkeypatch.setenv("SURGETANK_BINARY", BINARY)
     record = Agent(state=str(state)).records()[-1]
     assert record["store_traffic"]["out_bytes"] == (work / "results/joined.txt").stat().st_size
@@ -112,7 +112,7 @@ def test_kill_of_cwltool_and_agent_and_resume_by_its_cache(tmp_path: Path, tier:
     run(command, work)
     lines = (work / "results/joined.txt").read_text().splitlines()
     assert len(lines) == 20_000 and lines == sorted(lines)
-    # The steps that were done were not done again.
+    # Finished steps did not run again.
     begun = seen.read_text().split("start")
     assert len(begun) - 1 <= 4 + 2
     # The cache was on the tier only; the user of the result removes it.

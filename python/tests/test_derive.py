@@ -1,4 +1,4 @@
-"""What follows from the graph: patterns, lifetimes, sizes, peaks, hints; checked by hand on small graphs and two real ones."""
+"""Facts derived from the graph: patterns, lifetimes, sizes, peaks, hints; checked by hand on small graphs and two real ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_named_files_are_disposable() -> None:
     workflow.files["q0"].final = True
     final = derive(workflow, Persist.FINAL)
     assert {path for path, fact in final.items() if fact.disposable} == {"p0", "p1", "p2", "q1", "q2", "out", "log"}
-    # Its readers are not known, whatever the description says.
+    # Its readers are unknown, whatever the description says.
     assert final["later"].lifetime is Lifetime.FOREVER
 
 
@@ -102,8 +102,8 @@ def test_sizes_from_history_where_the_description_has_none() -> None:
     )
     now = Workflow.of("w", "w", [Task("t", "t", [], ["a.x", "new.x", "new.y", "said.x"])], [File("said.x", 1)])
     facts = derive(now, history=[earlier])
-    told = {path: (fact.size_bytes, fact.size_from) for path, fact in facts.items()}
-    assert told == {
+    derived = {path: (fact.size_bytes, fact.size_from) for path, fact in facts.items()}
+    assert derived == {
         "said.x": (1, "description"),
         "a.x": (10, "history"),
         "new.x": (20, "history of its kind"),
@@ -119,14 +119,14 @@ def test_hints_and_rules_say_the_same() -> None:
         [File("a*[1].x", 5)],
     )
     facts = derive(workflow, Persist.FINAL)
-    told = list(hints.hints(workflow, facts, Persist.FINAL))
-    assert told == [
+    derived = list(hints.hints(workflow, facts, Persist.FINAL))
+    assert derived == [
         {"path": "a*[1].x", "mode": "remove", "size": 5, "tier": "nvme"},
         {"path": "i", "prefetch": True},
         {"path": 'q"\\\x7f', "tier": "nvme"},
     ]
-    assert [json.loads(line) for line in hints.json_lines(iter(told)).splitlines()] == told
-    rules = tomllib.loads(hints.rules_toml(iter(told)))["rules"]
+    assert [json.loads(line) for line in hints.json_lines(iter(derived)).splitlines()] == derived
+    rules = tomllib.loads(hints.rules_toml(iter(derived)))["rules"]
     assert rules[0] == {"match": "/a\\*\\[1\\].x", "mode": "remove", "size": 5, "tier": "nvme"}
     assert rules[2]["match"] == '/q"\\\\\x7f'
     consumed = list(hints.hints(workflow, derive(workflow, Persist.WHEN_CONSUMED), Persist.WHEN_CONSUMED))
@@ -137,10 +137,10 @@ def test_drawing_is_well_formed_and_names_each_part(tmp_path: Path) -> None:
     tasks = [Task("a<&>", "k", ["in\x1b[2J"], ['o"1"']), Task("b", "k", ['o"1"'], ["end"])]
     workflow = Workflow.of("<w>", "w", tasks)
     drawn = xml.fromstring(plot.svg(workflow, derive(workflow)))
-    said = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"<w>", "a<&>", 'o"1"', "end", "in\\x1b[2J"} <= said
+    texts = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"<w>", "a<&>", 'o"1"', "end", "in\\x1b[2J"} <= texts
     few = xml.fromstring(plot.svg(workflow, derive(workflow), boxes_max=1))
-    assert "2 tasks" not in said and len(list(few.iter("{http://www.w3.org/2000/svg}g"))) == 5
+    assert "2 tasks" not in texts and len(list(few.iter("{http://www.w3.org/2000/svg}g"))) == 5
 
 
 @pytest.mark.skipif(not INSTANCES.is_dir(), reason="the instances are sample data that is not in the repository")
@@ -175,9 +175,9 @@ def test_command_line_explains_and_plots(tmp_path: Path, capsys: pytest.CaptureF
     described = tmp_path / "w.json"
     wfformat.dump(spread_and_gathered(), described)
     assert cli.main(["explain", str(described), "--json", "-j", "1", "--persist", "final", "--final", "out"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["tasks"], told["peak_live_bytes"] < told["peak_live_bytes_without_lifetimes"]) == (6, True)
-    assert {row["path"] for row in told["of_files"] if row["lifetime"] == "forever"} >= {"out", "later", "end"}
+    derived = json.loads(capsys.readouterr().out)
+    assert (derived["tasks"], derived["peak_live_bytes"] < derived["peak_live_bytes_without_lifetimes"]) == (6, True)
+    assert {row["path"] for row in derived["of_files"] if row["lifetime"] == "forever"} >= {"out", "later", "end"}
     assert cli.main(["explain", str(described), "--every"]) == 0
     assert "p1" in capsys.readouterr().out
     assert cli.main(["plot", str(described), "-o", str(tmp_path / "w.svg")]) == 0

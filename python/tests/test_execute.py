@@ -48,7 +48,7 @@ def do(workflow: Workflow, directory: Path, **asked: Any) -> dict[str, Any]:
 
 
 def started(directory: Path) -> list[str]:
-    """Tasks that any run began, by the journals themselves."""
+    """Tasks that any run began, from the journals."""
     home = directory / journal.HOME
     events = (event for run in journal.runs(home) for event in journal.events(home / run))
     return [event["task"] for event in events if event["event"] == "start"]
@@ -116,7 +116,7 @@ def test_final_drops_unread_files_and_makes_them_when_needed(tmp_path: Path) -> 
     (tmp_path / "c").unlink()
     assert do(diamond(), tmp_path, persist_named=True)["tasks"]["done"] == 6
     assert not (tmp_path / "b3").exists()
-    # Who did not name them keeps all that is not declared temporary.
+    # Without the user's own `--persist`, every file that is not declared temporary stays.
     assert do(diamond(), tmp_path)["dropped"] == []
     assert (tmp_path / "a").exists()
 
@@ -146,8 +146,8 @@ def test_failure_names_its_log_and_leaves_no_half_output(tmp_path: Path, capfd: 
     report = do(flow(bad, sh("next", "true", ["o"])), tmp_path)
     assert report["exit"] == 5 and report["tasks"]["failed"] == {"bad": "exit code 7"}
     assert not (tmp_path / "o").exists()
-    told = capfd.readouterr().err
-    assert "the reason" in told and f"{report['run']}/bad.err" in told
+    errors = capfd.readouterr().err
+    assert "the reason" in errors and f"{report['run']}/bad.err" in errors
     assert (tmp_path / journal.HOME / report["run"] / "bad.err").read_text() == "the reason\n"
     assert started(tmp_path) == ["bad"]
 
@@ -177,12 +177,12 @@ def test_keep_going_runs_what_does_not_depend_on_the_failure(tmp_path: Path) -> 
 
 def test_certain_failure_is_reported_before_the_run(tmp_path: Path) -> None:
     large = {"memory_bytes": 1 << 30, "memory_named": True}
-    for task, asked, said in (
+    for task, asked, message in (
         (sh("b", "true", ["nowhere"]), {}, "nowhere"),
         (Task("b", "b"), {}, "no command"),
         (sh("b", "true", memory_bytes=1 << 40), large, "1.0 TiB"),
     ):
-        with pytest.raises(Problem, match=said) as caught:
+        with pytest.raises(Problem, match=message) as caught:
             do(flow(sh("a", "echo > ran"), task), tmp_path, **asked)
         assert caught.value.code == 2 and not (tmp_path / "ran").exists()
 
@@ -232,7 +232,7 @@ def test_only_logs_with_content_are_renamed_for_short_tasks(tmp_path: Path, monk
     monkeypatch.setattr(os, "rename", lambda one, other: (renamed.append(Path(other).name), rename(one, other)))
     tasks = [sh(f"t{n}", "true") for n in range(20)]
     tasks += [sh("says", "echo said"), sh("fails", "exit 3")]
-    # One that goes on has its log while it runs.
+    # A longer task has its log while it runs.
     tasks.append(sh("long", f"while ! ls {journal.HOME}/*/long.out; do sleep 0.02; done >/dev/null 2>&1"))
     report = do(flow(*tasks), tmp_path, keep_going=True)
     assert report["tasks"]["failed"] == {"fails": "exit code 3"}
@@ -290,7 +290,7 @@ def test_kill_9_at_any_moment_and_resume(tmp_path: Path, seed: int) -> None:
     do(diamond(), calm, persist_named=True)
     assert (work / "c").read_text() == (calm / "c").read_text()
     assert sorted(p.name for p in work.iterdir()) == sorted(p.name for p in calm.iterdir())
-    # A kill costs at most what ran at that moment: two tasks.
+    # A kill costs at most the two tasks that ran at that moment.
     assert len(started(work)) <= 6 + 2 * kills
 
 
@@ -309,7 +309,7 @@ def test_processes_of_a_killed_executor_are_ended_first(tmp_path: Path) -> None:
 
 
 def test_logs_of_a_killed_short_task_name_the_task(tmp_path: Path) -> None:
-    """It was killed before the half second after which logs have their own names."""
+    """The executor was killed before the half second after which logs get their own names."""
     work = tmp_path / "w"
     work.mkdir()
     workflow = flow(sh("quiet", "true"), sh("a b", "echo said; [ -e go ] || sleep 60; touch o", [], ["o"]))

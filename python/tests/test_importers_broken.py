@@ -1,4 +1,4 @@
-"""Every importer, with what people get wrong: the error names the file, and the line where there is one."""
+"""Every importer, with typical mistakes of users: the error names the file, and the line if there is one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RULE = "rule %s:\n    input: '%s'\n    output: '%s'\n    shell: 'cat {input} > {
 OWN = "surgetank: 1\ntasks:\n"
 OWN_TASK = "  %s: {command: [cat], inputs: [%s], outputs: [%s]}\n"
 
-# Engine, file's name, text, what the message has to say, and the line in it (None: there is none to name).
+# Engine, file's name, text, the required part of the message, and the line that it names (None: no line).
 BROKEN = [
     ("snakemake", "Snakefile", "rule a:\n    output 'x'\n", "cannot make its graph", 2),
     ("snakemake", "Snakefile", RULE % ("a", "gone", "x"), "Missing", 1),
@@ -108,16 +108,16 @@ def test_broken_description_is_refused_with_its_place(
     path = tmp_path / name
     path.write_text(text)
     if (engine, says) == ("observed", "which process"):
-        # No error: nothing is known of the processes, and that is said.
+        # No error: the processes are unknown, and the graph states that.
         assert any(says in why for why in importers.load(path, engine).incomplete)
         return
     with pytest.raises(Problem) as caught:
         importers.load(path, engine)
-    said = str(caught.value)
-    assert says in said, said
-    assert name in said.split("\n")[0], said
+    message = str(caught.value)
+    assert says in message, message
+    assert name in message.split("\n")[0], message
     if line is not None:
-        assert f"{name}:{line}" in said.split("\n")[0].replace('"', ""), said
+        assert f"{name}:{line}" in message.split("\n")[0].replace('"', ""), message
 
 
 @pytest.mark.parametrize("engine", NAMES)

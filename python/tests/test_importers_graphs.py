@@ -1,4 +1,4 @@
-"""What the importers make of graphs that are known by hand, of other people's, and of what then really ran."""
+"""The importers' results for graphs that are known by hand, for public ones, and compared with the tasks of real runs."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ def test_snakemakes_own_test_cases_have_as_many_jobs_as_it_counts(tmp_path: Path
         pytest.skip("this Snakemake does not ship its cases")
     shutil.copytree(source, tmp_path / "w")
     workflow = importers.load(tmp_path / "w/Snakefile")
-    said = snakemake(tmp_path / "w", "-n", "-F")
-    total = next(line.split()[1] for line in said.splitlines() if line.startswith("total"))
-    # `all` is a job to Snakemake and no task to us.
+    output = snakemake(tmp_path / "w", "-n", "-F")
+    total = next(line.split()[1] for line in output.splitlines() if line.startswith("total"))
+    # `all` is a job for Snakemake, but not a task for Surgetank.
     assert len(workflow.tasks) == int(total) - 1
     snakemake(tmp_path / "w", "--notemp")
     missing = [n for t in workflow.tasks.values() for n in t.outputs if not (tmp_path / "w" / n).exists()]
@@ -199,7 +199,7 @@ def test_cwl_with_a_sub_workflow_and_a_scatter(tmp_path: Path) -> None:
     [("count-lines7-wf_v1_2.cwl", 1), ("scatter-wf1_v1_2.cwl", 1), ("step_valuefrom5_wf_v1_2.cwl", 2)],
 )
 def test_public_cwl_documents_are_imported(name: str, tasks: int) -> None:
-    """Workflows that cwl-utils ships, which comes with cwltool."""
+    """Workflows of cwl-utils, which cwltool installs."""
     need("cwltool")
     package = importlib.util.find_spec("cwl_utils")
     assert package and package.origin
@@ -322,7 +322,7 @@ def test_makeflow(tmp_path: Path) -> None:
 
 
 def nextflow_run(tmp_path: Path) -> Path:
-    """What Nextflow 24.10 leaves of two processes; its own form, written by hand."""
+    """The remains of two processes in the form of Nextflow 24.10, written by hand."""
     first, second = tmp_path / "work/0b/8e45f39109dcbe", tmp_path / "work/f9/89265954c4ad29"
     for place in (first, second):
         place.mkdir(parents=True)
@@ -368,7 +368,7 @@ def test_nextflow_without_work_directories_is_read_from_its_dag(tmp_path: Path) 
     )
     workflow = importers.load(trace, dag=tmp_path / "dag.dot")
     assert workflow.parents == {"A (1)": [], "W:B (1)": ["A (1)"]} and workflow.files == {}
-    assert "gone" in workflow.incomplete[1]
+    assert "work directories" in workflow.incomplete[1]
 
 
 def record(**more: Any) -> dict[str, Any]:
@@ -487,7 +487,7 @@ def test_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
 
 
 INSTANCES = Path(os.environ.get("SURGETANK_SHARED", Path(__file__).parents[3] / "shared")) / "data/wfinstances"
-# The parts of WfFormat 1.5's JSON schema that a document of ours could break.
+# The parts of WfFormat 1.5's JSON schema that the exporter could break.
 NAME = r"^[0-9a-zA-Z_./:#-]*$"
 SCHEMA = {
     "required": ["name", "schemaVersion", "workflow"],
@@ -535,7 +535,7 @@ def test_wfformat_instances_survive_being_written(tmp_path: Path) -> None:
         workflow = wfformat.load(path)
         same = again(workflow, tmp_path / "w.json")
         assert (same.tasks, same.files, same.parents) == (workflow.tasks, workflow.files, workflow.parents)
-        assert "surgetank" not in json.loads((tmp_path / "w.json").read_text()), "WfFormat has words for all of it"
+        assert "surgetank" not in json.loads((tmp_path / "w.json").read_text()), "WfFormat can express every fact here"
 
 
 def test_wfformat_keeps_fields_that_it_does_not_define(tmp_path: Path) -> None:
@@ -546,14 +546,15 @@ def test_wfformat_keeps_fields_that_it_does_not_define(tmp_path: Path) -> None:
     ]
     files = [File("in put", 3), File("x,y", temporary=True), File("z", 4, final=True, readers_unknown=True)]
     workflow = Workflow.of("n", "s", tasks, files, incomplete=["why"])
-    # A parent that a file explains is not `after`, as for every importer.
+    # A parent that follows from a file is not in `after`, as for every importer.
     workflow.tasks["ü"].after = []
     same = again(workflow, tmp_path / "w.json")
     assert (same.tasks, same.files, same.incomplete) == (workflow.tasks, workflow.files, ["why"])
 
 
 def test_redirecting_shell_makes_none_of_its_childrens_files(tmp_path: Path) -> None:
-    """dash opens what it redirects itself: three programs were one task, as all had written what the shell had."""
+    """dash itself opens the files to which it redirects. Regression: three programs were one task, because the shell had written the same
+    files."""
 
     def wrote(path: str, size: int, **more: Any) -> dict[str, Any]:
         return {
@@ -583,7 +584,7 @@ def test_redirecting_shell_makes_none_of_its_childrens_files(tmp_path: Path) -> 
 
 
 def test_names_that_are_not_text_survive_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Regression: WfFormat had the raw byte in it, which no program could read, and the earlier file was lost."""
+    """Regression: the WfFormat file had the raw byte in it, so that no program could read it, and the earlier file was lost."""
     name = list(b"x\xff")
     used = [{"path": name, "size_bytes": 1, "reads": False, "writes": True, "write": {"bytes": 1}}]
     path, out = tmp_path / "r.json", tmp_path / "w.json"

@@ -1,4 +1,4 @@
-"""Montage by Snakemake with `persist = final`, in a tier of a quarter of its footprint: bench/montage/measure, which judges."""
+"""Montage by Snakemake with `persist = final`, in a tier of a quarter of its footprint: bench/montage/measure judges the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_only_results_reach_the_store_and_nothing_spills() -> None:
     there = {**os.environ, "SURGETANK_BINARY": BINARY}
     done = subprocess.run(words, env=there, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["wrong"] == [] and told["jobs"] == 165
-    # It has a say: the tier is smaller than the whole by far, and what lives at once does fit.
-    assert told["live_bytes_max"] < told["tier_bytes"] <= told["footprint_bytes"] / 4
+    result = json.loads(done.stdout)
+    assert result["wrong"] == [] and result["jobs"] == 165
+    # The case is meaningful: the tier is far smaller than the footprint, and the live bytes fit it.
+    assert result["live_bytes_max"] < result["tier_bytes"] <= result["footprint_bytes"] / 4

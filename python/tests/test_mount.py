@@ -1,4 +1,4 @@
-"""The command line as a user has it, under the mount: who persists what, and when."""
+"""The user's command line under the mount: which files persist, and when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surgetank.workflow.graph import Workflow
 
 __all__ = ["tier"]
 
-# Writes what the agent says of a.out into the file that is named, when that is `durable` or so many seconds have passed.
+# Writes the agent's state of a.out into the named file, when the state is `durable` or that many seconds have passed.
 LOOKS = """
 import os, sys, time
 def state(): return os.getxattr("a.out", "user.surgetank.state").decode()
@@ -56,7 +56,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 def test_outputs_persist_during_the_run_after_their_children(tmp_path: Path, tier: Path) -> None:
     work, state = places(tmp_path)
     work.mkdir()
-    # b waits long enough for a's output to be drained if anything let it.
+    # b waits long enough for a wrong drain of a's output.
     given = described(tmp_path / "w.yaml", 1)
     done = run(command(tier, work, state, str(given), "--persist", "when-consumed"))
     assert done.returncode == 0, done.stderr
@@ -137,19 +137,19 @@ def test_traced_make_run_gives_the_graph_of_the_makefile(tmp_path: Path, tier: P
 
     assert edges(observed) == edges(describes) and len(edges(observed)) == 5
     assert observed.files["joined"].size_bytes == (work / "joined").stat().st_size
-    # What it was before it was renamed is the same file.
+    # A file and its name before the rename are one file in the graph.
     assert not any("tmp" in path for path in observed.files)
 
 
 def _misses(state: Path) -> int:
-    """Bytes that tasks of the last run read from the store for want of them in the tier."""
+    """Bytes that tasks of the last run read from the store because they were not in the tier."""
     shown = run([BINARY, "report", "--state", str(state), "--json"])
     return sum(event["bytes"] for event in json.loads(shown.stdout)["events"] if event["kind"] == "miss")
 
 
 @NEEDS_MOUNT
 def test_latest_read_files_are_evicted_first(tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve files are made; the first five are read three times, then the others. An eviction by age would have dropped the first ones."""
+    """The run makes twelve files, and reads the first five three times, then the others. An eviction by age would drop the first ones."""
     count, size = 12, 4 << 20
     tasks: dict[str, dict[str, object]] = {}
     for number in range(count):
@@ -240,6 +240,6 @@ def test_full_store_is_waited_for_once(tmp_path: Path, tier: Path) -> None:
     assert report["steps"][1]["ended_ns"] - report["steps"][1]["began_ns"] >= 2e9
     verbs = asked.read_text().split()
     assert verbs[0] == "run" and "wait" not in verbs[: verbs.index("run", 1)]
-    # The next one brings it over, and has nothing to do.
+    # The next run drains the file, and has no task to run.
     assert again["exit"] == 0 and again["tasks"]["done"] == 0
     assert all(step["ok"] for step in again["steps"]) and again["steps"][1]["step"] == "stage-out"

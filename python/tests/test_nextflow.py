@@ -1,4 +1,4 @@
-"""Nextflow, as scripts/setup has it from Maven, after a kill of everything. (That its cache holds on the bare store, its tutorial shows.)"""
+"""Nextflow, as scripts/setup gets it from Maven, after a kill of everything. (Its tutorial shows that its cache is valid on the bare store.)"""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def project(place: Path, seen: Path, seconds: float, config: str = "") -> Path:
 def surroundings(tmp_path: Path, tier: Path) -> dict[str, str]:
     (tmp_path / "state").mkdir(mode=0o700)
     own = {"SURGETANK_STATE": str(tmp_path / "state"), "SURGETANK_TIERS": f"ram={tier}:64M"}
-    # Nothing is fetched, and nothing is drawn. The cache is not mapped: of what is, a kill of the agent and its supervisor costs the
-    # last seconds (its tutorial says so).
+    # Nextflow fetches nothing and draws nothing. It does not map its cache, because a kill of the agent and its supervisor loses the last
+    # seconds of mapped files (its tutorial says so).
     own["NXF_OPTS"] = "-Dleveldb.mmap=false"
     return {**os.environ, **own, "NXF_HOME": str(tmp_path / "home"), "NXF_OFFLINE": "true", "NXF_ANSI_LOG": "false"}
 
@@ -65,10 +65,10 @@ def nextflow(words: list[str], work: Path, there: dict[str, str]) -> str:
 
 
 def scripts_left(there: dict[str, str]) -> int:
-    """Tasks' directories that the last run left on the tier."""
+    """The number of task directories that the last run left on the tier."""
     words = [BINARY, "report", "last", "--json", "--state", there["SURGETANK_STATE"]]
-    told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    return sum(path.endswith("/.command.run") for path in told["verdict"]["kept"]["first"])
+    record = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return sum(path.endswith("/.command.run") for path in record["verdict"]["kept"]["first"])
 
 
 @NEEDS_MOUNT
@@ -81,7 +81,7 @@ def test_nextflow_work_stays_on_the_tier_and_survives_a_kill(tmp_path: Path, tie
     with output.open("w") as file:
         process = subprocess.Popen(command, cwd=work, env=there, stdout=file, stderr=file, start_new_session=True)
     until = time.monotonic() + 60
-    # By then Nextflow has noted down that the task before it is done.
+    # At this point Nextflow has recorded that the preceding task is done.
     while not seen.exists() or "counted" not in seen.read_text():
         assert process.poll() is None and time.monotonic() < until, f"exit {process.poll()}: {output.read_text()}"
         time.sleep(0.02)
@@ -90,15 +90,15 @@ def test_nextflow_work_stays_on_the_tier_and_survives_a_kill(tmp_path: Path, tie
     process.wait()
     begun = seen.read_text().count("start")
     resumed = nextflow([*command, "-resume"], work, there)
-    # What Nextflow knew to be done was found on the tier, and only the rest was done.
+    # The tier still had the results of the recorded tasks, so only the other tasks ran.
     cached = resumed.count("Cached process")
     assert cached >= 1 and seen.read_text().count("start") == begun + 6 - cached, resumed
     made = tree(work)
-    # (Of tasks that a killed run did, Nextflow's clean-up leaves the directories: with links to the inputs, and what is on the tier.)
+    # (Nextflow's clean-up leaves the directories of the killed run's tasks, with links to the inputs and the files on the tier.)
     files = {path for path in made if path.startswith(("results/", "work/")) and not (work / path).is_symlink()}
     assert files == {f"results/{name}.count" for name in "abc"}
     assert {made[f"results/{name}.count"] for name in "abc"} == {b"20000\n"}
-    # Only those of the tasks that this run did not do are left, and go as its page says.
+    # Only the directories of cached tasks are left; the command of the tutorial removes them.
     assert scripts_left(there) == cached
     nextflow([*command[: command.index("--") + 1], "rm", "-r", "work"], work, there)
     assert scripts_left(there) == 0 and not (work / "work").exists()

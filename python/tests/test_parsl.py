@@ -1,4 +1,4 @@
-"""Parsl with our staging provider: a real program, with threads of its own."""
+"""Parsl with Surgetank's staging provider: a real program with its own threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surgetank.workflow.agent import Agent
 
 __all__ = ["tier"]
 
-# Two lines are Surgetank's.
+# Two lines are for Surgetank.
 PROGRAM = """
 import os, sys
 import parsl
@@ -53,7 +53,7 @@ with parsl.load(config):
 """
 
 
-# A child of the program that ends when all apps are done, and an error that is not caught.
+# A forked child that ends when all apps are done, then an uncaught error of the program.
 FORKS = """
 if (child := os.fork()) == 0:
     sys.exit()
@@ -103,15 +103,15 @@ def test_program_with_surgetank_staging_runs(
     done, work, seen = program(tmp_path, tier, fail)
     assert (seen / "tier").read_text() == "ram\n" and (seen / "temporary").read_text() == "kept\n", done.stderr
     if fail:
-        # Whatever the next attempt may need is in the store.
-        said = "an error of the program's own" if fail == "error" else "BashExitFailure"
-        assert done.returncode == 1 and said in done.stderr
+        # The store has every file that the next attempt may need.
+        message = "an error of the program's own" if fail == "error" else "BashExitFailure"
+        assert done.returncode == 1 and message in done.stderr
         assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]
         return
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["durable"] * 3
     assert list((work / "work").iterdir()) == []
-    # They are gone, and not left on the tier.
+    # The temporary files are removed, and not left on the tier.
     monkeypatch.setenv("SURGETANK_BINARY", BINARY)
     assert Agent(state=str(tmp_path / "state")).records()[-1]["verdict"]["kept"]["total"] == 0
     assert {path.read_text() for path in (work / "out").iterdir()} == {"200\n"}
@@ -132,7 +132,7 @@ def test_executor_on_other_machines_is_refused(tmp_path: Path, monkeypatch: pyte
     from surgetank.workflow.problem import Problem
 
     monkeypatch.chdir(tmp_path)
-    # (As under the mount, whose agent is not asked for anything here.)
+    # (As under the mount; this test sends no request to an agent.)
     monkeypatch.setattr(inside, "mounted", lambda _: True)
     monkeypatch.setattr(inside, "Agent", lambda: Agent("true"))
     monkeypatch.setattr(inside.atexit, "register", lambda _: None)

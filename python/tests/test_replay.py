@@ -1,4 +1,4 @@
-"""Replays, under a mount of their own: what is read is verified, what is dropped never reaches the store; kills of everything."""
+"""Replays under their own mount: readers verify files, dropped files never reach the store, and a replay resumes after a kill of everything."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def instance(path: Path, chains: int = 3, size: int = 2_000_000, seconds: float 
     tasks.append(last)
     files = [{"id": name, "sizeInBytes": size} for name in names]
     executed = [{"id": task["id"], "runtimeInSeconds": seconds} for task in tasks]
-    told = {"specification": {"tasks": tasks, "files": files}, "execution": {"tasks": executed}}
-    path.write_text(json.dumps({"name": "chains", "schemaVersion": "1.5", "workflow": told}))
+    workflow = {"specification": {"tasks": tasks, "files": files}, "execution": {"tasks": executed}}
+    path.write_text(json.dumps({"name": "chains", "schemaVersion": "1.5", "workflow": workflow}))
     return path
 
 
@@ -103,12 +103,12 @@ def test_final_under_the_mount_writes_results_only(tmp_path: Path, tier: Path) -
     given = instance(tmp_path / "i.json")
     done = run(words(tier, work, state, "replay", str(given), "--persist", "final"))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    found = told["replay"]
+    report = json.loads(done.stdout)
+    found = report["replay"]
     assert (found["verified_files"], found["verified_bytes"]) == (1, 2_000_000) and found["wrong"] == []
-    # Ten files were written; one, and the executor's own, reached the store.
+    # The tasks wrote ten files; one of them and the executor's own reached the store.
     assert found["written_bytes"] == 20_000_000 and 2_000_000 <= found["store_bytes"] < 2_300_000
-    assert [step["step"] for step in told["steps"]] == ["reserve", "stage-out", "release"]
+    assert [step["step"] for step in report["steps"]] == ["reserve", "stage-out", "release"]
     assert found["tier_bytes_max"]["ram"] < 20_000_000
     assert sorted(path.name for path in work.iterdir()) == [".surgetank-workflow", "end", "in"]
     done = run(words(tier, work, state, "replay", str(given), "--persist", "when-consumed"))
@@ -124,7 +124,7 @@ def test_kill_of_everything_under_the_mount_and_resume(tmp_path: Path, tier: Pat
         tier, work, state, "replay", str(given), "--persist", "final", "--time-scale", "1", "--resume", "-j", "2"
     )
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
-    # (As the process sees it: what is done is on the tier only.)
+    # (Through the process's own mount, because the results are on the tier only.)
     seen, until = Path(f"/proc/{process.pid}/root{work}") / journal.HOME, time.monotonic() + 60
     while sum(event["event"] == "done" for run_ in journal.runs(seen) for event in journal.events(seen / run_)) < 4:
         assert process.poll() is None and time.monotonic() < until
@@ -134,14 +134,14 @@ def test_kill_of_everything_under_the_mount_and_resume(tmp_path: Path, tier: Pat
     process.wait()
     done = run(command)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["replay"]["wrong"] == [] and told["replay"]["verified_files"] == 1
-    # What was done was not done again, though the store never had it: it was found on the tier.
-    assert told["tasks"]["done"] + told["tasks"]["done_before"] == 10 and told["tasks"]["done_before"] >= 4
+    report = json.loads(done.stdout)
+    assert report["replay"]["wrong"] == [] and report["replay"]["verified_files"] == 1
+    # Finished tasks did not run again: the tier still had their outputs, which the store never had.
+    assert report["tasks"]["done"] + report["tasks"]["done_before"] == 10 and report["tasks"]["done_before"] >= 4
 
 
 def kill_all(*marks: str) -> None:
-    """With SIGKILL, and those that were just being started, too."""
+    """Kills with SIGKILL, including processes that are just starting."""
     while found := _processes(*marks):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -150,7 +150,7 @@ def kill_all(*marks: str) -> None:
 
 
 def _processes(*marks: str) -> list[int]:
-    """Engine, agent and tasks: all whose command line or environment has one of the marks, apart from us."""
+    """Engine, agent and tasks: all processes with one of the marks in their command line or environment, except this one."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in (os.getpid(), os.getppid()):
@@ -198,8 +198,8 @@ def test_bare_replay_verifies_what_it_reads(tmp_path: Path) -> None:
     with open(tmp_path / "w/b0", "r+b") as stream:
         stream.seek(1_500_000)
         stream.write(b"?")
-    said = content.verify(str(tmp_path / "w/b0"), "b0", 1 << 21)
-    assert said is not None and "block 1: its bytes are wrong" in said
+    message = content.verify(str(tmp_path / "w/b0"), "b0", 1 << 21)
+    assert message is not None and "block 1: its bytes are wrong" in message
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, content.BLOCK_BYTES, content.BLOCK_BYTES * 2 + 5])
@@ -221,8 +221,8 @@ def test_wrong_byte_and_wrong_block_are_found(tmp_path: Path, at: int) -> None:
     content.write(str(path), "f", 3 * content.BLOCK_BYTES)
     right = path.read_bytes()
     path.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
-    said = content.verify(str(path), "f", len(right))
-    assert said is not None and f"block {at // content.BLOCK_BYTES}: its bytes are wrong" in said
+    message = content.verify(str(path), "f", len(right))
+    assert message is not None and f"block {at // content.BLOCK_BYTES}: its bytes are wrong" in message
     first, second, third = (right[n * content.BLOCK_BYTES : (n + 1) * content.BLOCK_BYTES] for n in range(3))
     path.write_bytes(second + first + third)
     assert content.verify(str(path), "f", len(right)) is not None
@@ -248,11 +248,11 @@ def test_scaling_keeps_the_graph() -> None:
 
 @pytest.mark.skipif(not os.access(BINARY, os.X_OK), reason="needs the binary (SURGETANK_BINARY)")
 def test_binary_help_names_the_verbs_of_the_package_without_it() -> None:
-    # Without the package `surgetank workflow --help` said only that there is none.
+    # Regression: without the package, `surgetank workflow --help` showed only that the package was missing.
     shown = subprocess.run(
         [BINARY, "workflow", "--help"], env={"PATH": "/nonexistent"}, capture_output=True, text=True, check=True
     ).stdout
     rows = shown.partition("Verbs:\n")[2].partition("\n\n")[0].splitlines()
-    told = dict(row.split(maxsplit=1) for row in rows)
+    shown = dict(row.split(maxsplit=1) for row in rows)
     verbs = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
-    assert told == {choice.dest: choice.help for choice in verbs._choices_actions}
+    assert shown == {choice.dest: choice.help for choice in verbs._choices_actions}

@@ -1,5 +1,5 @@
-"""Jobs of a real Slurm (scripts/slurm/serve, one node): what they may have of memory and time is found without a word, and a job
-goes on where one that was killed stopped."""
+"""Jobs of a real Slurm (scripts/slurm/serve, one node). The agent finds a job's memory and time limits without configuration. A job
+continues the work of a killed one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Slurm:
 
     def state(self, job: str) -> str:
         words = ["scontrol", "show", "job", job]
-        said = subprocess.run(words, env=self.environment, check=True, capture_output=True, text=True).stdout
-        found = re.search(r"JobState=(\w+)", said)
-        assert found is not None, said
+        output = subprocess.run(words, env=self.environment, check=True, capture_output=True, text=True).stdout
+        found = re.search(r"JobState=(\w+)", output)
+        assert found is not None, output
         return found[1]
 
     def ended(self, job: str, within_s: float) -> str:
@@ -92,7 +92,7 @@ def script(path: Path, command: str) -> Path:
 @NEEDS_MOUNT
 @NEEDS_SLURM
 def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tier: Path, slurm: Slurm) -> None:
-    # A job that works until its time limit, a minute, and would not drain for an hour.
+    # A job that works until its time limit of a minute, and whose quiet period would delay the drain for an hour.
     long, state = places(tmp_path)
     long.mkdir()
     status = tmp_path / "status.json"
@@ -104,7 +104,7 @@ def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tie
     began = time.monotonic()
     job = slurm.submit(given, "--time=1", "--mem=300M", "--cpus-per-task=1")
 
-    # Meanwhile: one that is killed in the middle of a workflow, with what it made on a tier of the node only.
+    # Meanwhile, a job is killed in the middle of a workflow, with its results only on a tier of the node.
     flow, flow_state = tmp_path / "flow", tmp_path / "flow-state"
     flow.mkdir()
     flow_state.mkdir(mode=0o700)
@@ -133,15 +133,15 @@ def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tie
     assert not (flow / f"f{TASKS - 1}").exists()
     resumed = slurm.submit(again, "--time=5", "--mem=300M", "--cpus-per-task=1")
     assert slurm.ended(resumed, 60) == "COMPLETED", Path(f"{again}.err").read_text()
-    told = json.loads(Path(f"{again}.out").read_text())
-    assert told["tasks"]["done_before"] >= 3 and told["tasks"]["done"] + told["tasks"]["done_before"] == TASKS
+    report = json.loads(Path(f"{again}.out").read_text())
+    assert report["tasks"]["done_before"] >= 3 and report["tasks"]["done"] + report["tasks"]["done_before"] == TASKS
     assert (flow / f"f{TASKS - 1}").read_text() == "".join(f"{n}\n" for n in range(TASKS))
 
     assert slurm.ended(job, 120) == "TIMEOUT" and time.monotonic() - began >= 50
-    said = Path(f"{given}.err").read_text()
-    # (Slurm 23.02 tells a job, of older ones `squeue` is asked.)
-    assert re.search("the job ends at .* says (SLURM_JOB_END_TIME|squeue)", said), said
-    assert (long / "last").read_text() == "last\n" and (long / "big").stat().st_size == 40_000_000, said
+    output = Path(f"{given}.err").read_text()
+    # (From Slurm 23.02 on a variable has the end of the job; with older versions the agent runs `squeue`.)
+    assert re.search("the job ends at .* says (SLURM_JOB_END_TIME|squeue)", output), output
+    assert (long / "last").read_text() == "last\n" and (long / "big").stat().st_size == 40_000_000, output
     found = json.loads(status.read_text())[0]
     assert found["deadline"]["from"] in ("SLURM_JOB_END_TIME", "squeue")
     caps = [one["cap_bytes"] for one in found["tiers"] if one["name"] == "ram"]

@@ -1,4 +1,4 @@
-"""Snakemake with our storage plugin: what it makes, what reaches the store, and whether Snakemake is content with the bare store."""
+"""Snakemake with Surgetank's storage plugin: its results, the files that reach the store, and Snakemake's own view of the bare store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from surgetank.workflow.graph import File, Task, Workflow
 
 __all__ = ["tier"]
 
-# The line that a project adds; the tutorial has it alone, with `persist` as it is by default.
+# The line that a project adds; the tutorial has only this line, and the default `persist`.
 PROFILE = "default-storage-provider: surgetank\n"
 
-# A project that does what projects do: temp(), a log, references to rules, a checkpoint, a directory, an environment. What it
-# sees on the way it writes to SEEN, which is outside; `sum` looks at the locks, too.
+# A typical project: temp(), a log, references to rules, a checkpoint, a directory, an environment. Its jobs write their observations to
+# SEEN, which is outside; `sum` also tests the locks.
 SNAKEFILE = r"""
 import os
 SEEN = os.environ["SEEN"]
@@ -78,7 +78,7 @@ end = time.monotonic() + 5 * ("SURGETANK_AGENT" in os.environ)
 while value() != sys.argv[3] and time.monotonic() < end: time.sleep(0.05)
 print(value())
 """
-# In the place of conda, which is in no package here: makes an environment with one program of its own.
+# Replaces conda, which no package here contains: makes an environment with one program.
 CONDA = r"""#!/bin/sh
 here=$(cd "$(dirname "$0")/.." && pwd)
 case $1 in
@@ -101,7 +101,7 @@ def project(place: Path, snakefile: str = SNAKEFILE) -> Path:
 
 
 def surroundings(place: Path, tier: Path) -> dict[str, str]:
-    """What a user's shell has, and where this test's agent puts its things."""
+    """The environment of a user's shell, with the directories of this test's agent."""
     conda, seen, state = place / "conda/bin", place / "seen", place / "state"
     for directory in (conda, seen):
         directory.mkdir(parents=True)
@@ -142,7 +142,7 @@ def with_profile(place: Path, persist: str) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What the project makes without Surgetank."""
+    """The files that the project makes without Surgetank."""
     place = tmp_path_factory.mktemp("plain")
     there = surroundings(place, place)
     snakemake(project(place / "w"), there)
@@ -161,11 +161,11 @@ def test_project_with_a_profile_runs(
     # Before a checkpoint the readers of earlier files are unknown: those files are kept.
     assert made == {path: content for path, content in plain.items() if not path.startswith("done/")}
     assert nothing_to_do(work, there)
-    said = {path.name: path.read_text().strip() for path in (tmp_path / "seen").iterdir()}
-    # Inputs were brought in, temporaries kept back, and all else goes to the store while jobs run.
-    assert (said["tier-a"], said["temp-a"], said["before"]) == ("ram", "kept", "durable")
-    assert "cannot be locked" in said["lock"]
-    # Nothing is left of the way in.
+    seen = {path.name: path.read_text().strip() for path in (tmp_path / "seen").iterdir()}
+    # The plugin prefetched inputs and kept temporaries back; all other files go to the store while jobs run.
+    assert (seen["tier-a"], seen["temp-a"], seen["before"]) == ("ram", "kept", "durable")
+    assert "cannot be locked" in seen["lock"]
+    # The outer Snakemake left no empty log.
     assert all(log.stat().st_size for log in (work / ".snakemake/log").iterdir())
     monkeypatch.setenv("SURGETANK_BINARY", BINARY)
     record = Agent(state=there["SURGETANK_STATE"]).records()[-1]
@@ -190,7 +190,7 @@ rule count:
 @NEEDS_MOUNT
 @pytest.mark.parametrize("door", ["fuse", "seccomp"])
 def test_rules_that_share_a_pipe(tmp_path: Path, tier: Path, door: str) -> None:
-    """Snakemake makes a fifo, changes its times and removes it: seccomp once took that for another client's change."""
+    """Snakemake makes a fifo, changes its times and removes it. Regression: under seccomp this counted as another client's change."""
     work = project(tmp_path / "w", PIPE)
     there = surroundings(tmp_path, tier)
     run = [BINARY, "run", "--over", str(work), "--door", door]
@@ -246,22 +246,22 @@ def test_kill_of_snakemake_and_agent_and_resume(tmp_path: Path, tier: Path) -> N
     while not any(job.startswith("count") for job in ran(there, "end")):
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.02)
-    # (Under the mount for good: the results of jobs that are done are on the tier only.)
+    # (The run is under the mount: the results of finished jobs are on the tier only.)
     assert set(tree(work)) == before
     kill_all(there["SURGETANK_STATE"])
     process.kill()
     process.wait()
     ended = ran(there, "end")
-    # As Snakemake wants it after a kill.
+    # Snakemake requires this after a kill.
     snakemake(work, there, "--unlock")
     snakemake(work, there, "--rerun-incomplete")
     assert nothing_to_do(work, there)
     made = tree(work)
     assert set(made) - before == {"out/sum.txt"}
     assert made["out/sum.txt"] == b"2000\n2001\n2002\n2003\n"
-    # What the killed one had made stayed on the tier for the jobs that were to come, and never reached the store.
+    # The killed run's results stayed on the tier for later jobs, and never reached the store.
     assert {Path(there["SEEN"], f"state-{name}").read_text() for name in "abcd"} == {"kept\n"}
-    # Only what ran at the kill was begun again: two jobs at most, one of which may have ended unseen by Snakemake.
+    # Only the jobs of the moment of the kill began again: at most two, one of which may have ended unseen by Snakemake.
     begun = ran(there, "start")
     again = {job for job in begun if begun.count(job) > 1}
     assert len(begun) <= 9 + 2 and len(again & set(ended)) <= 1
@@ -318,10 +318,12 @@ def test_final_keeps_files_of_other_storage() -> None:
         flags: dict[str, object]
 
     def job(number: int, inputs: list[Named], outputs: list[Named]) -> dict[str, object]:
-        told = dict.fromkeys(("benchmark", "checkpoint", "does_nothing", "retries", "image", "command", "file", "line"))
+        facts = dict.fromkeys(
+            ("benchmark", "checkpoint", "does_nothing", "retries", "image", "command", "file", "line")
+        )
         files = {"inputs": [_file(name) for name in inputs], "outputs": [_file(name) for name in outputs]}
         rest = {"number": number, "rule": f"r{number}", "logs": [], "resources": {}, "threads": 1, "dependencies": []}
-        return {**told, **rest, **files}
+        return {**facts, **rest, **files}
 
     stored, local, end = Named(".snakemake/storage/s3/bucket/x"), Named("y"), Named("end")
     stored.flags, local.flags, end.flags = {"storage_object": object()}, {}, {}
@@ -336,25 +338,25 @@ def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> No
     program = "from snakemake.cli import main; main(['-c1', '--default-storage-provider', 'surgetank'])"
     library = [sys.executable, "-c", program]
     one_file = [sys.executable, "-m", "snakemake", "-c1"]
-    for words, said in ((library, "surgetank run -- "), (one_file, "`default-storage-provider: surgetank`")):
+    for words, message in ((library, "surgetank run -- "), (one_file, "`default-storage-provider: surgetank`")):
         asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=60)
-        assert asked.returncode and said in asked.stdout + asked.stderr
+        assert asked.returncode and message in asked.stdout + asked.stderr
         (work / "Snakefile").write_text('rule all:\n    input: storage.surgetank("data/a.txt")\n')
 
 
 def test_temporaries_of_snakemake_are_not_consumed_twice() -> None:
     from surgetank.workflow.engines.snakemake import Observer
 
-    told: list[str] = []
-    agent = SimpleNamespace(hint=lambda hints: told.extend(f"{hint['path']} {hint['mode']}" for hint in hints))
+    sent: list[str] = []
+    agent = SimpleNamespace(hint=lambda hints: sent.extend(f"{hint['path']} {hint['mode']}" for hint in hints))
     observer = Observer(Persist.WHEN_CONSUMED, agent)  # type: ignore[arg-type]
     tasks = [Task("make", "make", [], ["scratch", "kept"]), Task("read", "read", ["scratch", "kept"], ["end"])]
     observer.workflow = Workflow.of("w", "Snakefile", tasks, [File("scratch", temporary=True)])
     observer._unfinished, observer._children_left = {"make", "read"}, {"make": 1, "read": 0}
     observer._hand_over(["make"])
-    assert told == []
+    assert sent == []
     observer._hand_over(["read"])
-    assert told == ["kept copy", "end copy"]
+    assert sent == ["kept copy", "end copy"]
 
 
 def test_jobs_on_other_machines_are_refused() -> None:
@@ -377,7 +379,7 @@ def test_unneeded_files_of_a_killed_run_are_removed(
 
     monkeypatch.chdir(tmp_path)
     Path("between").touch()
-    # In the store it was wanted by an earlier run.
+    # A file in the store is the result of an earlier run, and stays.
     monkeypatch.setattr(inside, "_held_back", lambda _: held)
     observer = inside.Observer(Persist.FINAL, Agent("true"))
     observer.logger = logging.getLogger()

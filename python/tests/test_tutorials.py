@@ -1,4 +1,4 @@
-"""The tutorials, as a reader follows them: their files are written, their commands are run, and what they show is what comes out."""
+"""Follows the tutorials as a reader does: writes their files, runs their commands, and compares the output with the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.D
 
 
 def commands(block: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command, and the lines that it is said to print; `…` stands for anything, alone on a line for any lines."""
+    """Each command with its lines of output in the page; `…` stands for any text, or alone on a line for any lines."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, *lines = part.splitlines()
         yield command, lines
@@ -50,16 +50,16 @@ def follow(page: Path, work: Path, there: dict[str, str]) -> int:
                     words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=120
                 )
                 assert ended.returncode == 0, f"{page.name}: {command}\n{ended.stdout}"
-                # (What `surgetank run` adds at the end is shown where it says something.)
-                said = ended.stdout if any("surgetank:" in line for line in lines) else without_summary(ended.stdout)
+                # (A page shows the summary of `surgetank run` only where it matters.)
+                output = ended.stdout if any("surgetank:" in line for line in lines) else without_summary(ended.stdout)
                 wanted = [*lines, "…"] if any("surgetank:" in line for line in lines) else lines
-                assert shown(wanted).fullmatch(said), f"{page.name}: {command}\n{ended.stdout}"
+                assert shown(wanted).fullmatch(output), f"{page.name}: {command}\n{ended.stdout}"
                 done += 1
     return done
 
 
-def without_summary(said: str) -> str:
-    return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("surgetank:"))
+def without_summary(output: str) -> str:
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("surgetank:"))
 
 
 @NEEDS_MOUNT
@@ -81,6 +81,6 @@ def test_tutorial_output_matches(
     there = {**os.environ, **own, "PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
     there |= {"NXF_HOME": str(tmp_path / "home"), "NXF_OFFLINE": "true", "NXF_ANSI_LOG": "false"}
     assert follow(TUTORIALS / f"{page}.md", work, there) == count
-    # What a page says is gone is gone from the tiers, too, and was not only kept from the store.
+    # Files that a page removes are removed from the tiers too, and not only kept from the store.
     monkeypatch.setenv("SURGETANK_BINARY", BINARY)
     assert Agent(state=str(state)).records()[-1]["verdict"]["kept"]["total"] == 0

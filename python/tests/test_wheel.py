@@ -1,4 +1,4 @@
-"""The wheel, as `pip install .` makes it, in an environment where nothing else of ours is: program, package, Snakemake's plugin."""
+"""The wheel of `pip install .`, in an environment without any other part of Surgetank: program, package, Snakemake's plugin."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run(words: list[str], **more: object) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs' directory. What the wheel needs comes from the environment of the tests, which has not the package itself."""
+    """The programs' directory. The environment of the tests provides the wheel's dependencies, but not the package itself."""
     if shutil.which("cargo") is None:
         pytest.skip("no cargo")
     place = tmp_path_factory.mktemp("wheel")
-    # As pip builds it, in the profile that the other tests have built already, and packed without compressing.
+    # As pip builds it, but in the profile that the other tests have built already, and without compression.
     building = [sys.executable, "-m", "maturin", "build", "--profile", "dev", "--offline", "--locked"]
     run([*building, "--compatibility", "linux", "--compression-method", "stored", "-o", str(place)], cwd=ROOT.parent)
     (wheel,) = place.glob("surgetank-*.whl")
@@ -43,14 +43,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = place / "venv/bin"
     own = Path(run([str(programs / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     (own / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    # pip looks whether all is there that the wheel says it needs.
+    # pip checks that the wheel's dependencies are installed.
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--no-index"]
     run([*pip, "--disable-pip-version-check", str(wheel)])
     return programs
 
 
 def surroundings(programs: Path, **more: str) -> dict[str, str]:
-    """Nothing in it leads to the sources."""
+    """No path in the wheel leads to the sources."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SURGETANK", "PYTHON"))}
     return {**clean, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **more}
 
@@ -64,8 +64,8 @@ def test_wheel_has_the_program_and_the_package(installed: Path, tmp_path: Path) 
         json.dumps({"surgetank": 1, "tasks": {"t": {"command": "true", "outputs": ["x"]}}})
     )
     for start in ([str(installed / "surgetank"), "workflow"], [str(installed / "python"), "-m", "surgetank.workflow"]):
-        told = json.loads(run([*start, "explain", "--json", "w.yaml"], env=there, cwd=tmp_path))
-        assert [one["path"] for one in told["of_files"]] == ["x"]
+        explained = json.loads(run([*start, "explain", "--json", "w.yaml"], env=there, cwd=tmp_path))
+        assert [one["path"] for one in explained["of_files"]] == ["x"]
 
 
 @NEEDS_MOUNT
@@ -78,6 +78,6 @@ def test_snakemake_finds_the_plugin_of_the_wheel_and_that_the_program(
     (work / "profiles/default/config.yaml").write_text(PROFILE)
     (work / "Snakefile").write_text(SNAKEFILE)
     there = surroundings(installed, SURGETANK_STATE=str(state), SURGETANK_TIERS=f"ram={tier}:64M")
-    said = run(["unshare", "-m", str(installed / "python"), "-m", "snakemake", "--cores", "1"], cwd=work, env=there)
-    assert "surgetank: drain: " in said
+    output = run(["unshare", "-m", str(installed / "python"), "-m", "snakemake", "--cores", "1"], cwd=work, env=there)
+    assert "surgetank: drain: " in output
     assert Path((work / "out.txt").read_text().strip()).is_relative_to(installed.parent)

@@ -1,8 +1,8 @@
-"""The prose of pages and comments: words that the house does not use, and sentences that are too long.
+"""The prose of pages and comments: words that the project does not use, and sentences that are too long.
 
-Looked at are Markdown pages outside code, the comments and doc comments of Rust, C and Python, and the messages in the product's
-Rust code. scripts/prose.toml has a number for each file that is not there yet. A number only goes down: more is an error, and fewer is one until the number is
-lowered.
+The check reads Markdown pages outside code, the comments and doc comments of Rust, C and Python, and messages in the product's Rust
+code. The file scripts/prose.toml has the allowed number of findings for each file that still has some. The numbers only go down: more
+findings are an error, and so are fewer until the number is lowered.
 
 usage: cd scripts && python3 -m checks.prose [FILE…]      every finding of these files, listed in scripts/prose.toml or not
        cd scripts && python3 -m checks.prose --write      lower the numbers of scripts/prose.toml to what is found
@@ -31,7 +31,7 @@ GENERATED = {"docs/command-line.md", "docs/internals/files.md"}
 KINDS = ("words", "sentences")
 
 ACTOR = "the actor: the agent, a process, another client, the user"
-# In small letters. A match counts when its group `bad` took part: what stands before the bar is allowed.
+# In small letters. A match counts only if its group `bad` took part: an alternative without that group is allowed.
 BANNED = [
     (re.compile(pattern.replace(" ", r"\s+")), instead)
     for pattern, instead in [
@@ -248,12 +248,12 @@ def ratchet(found: list[Finding]) -> str:
 
 
 def write(found: list[Finding], to: Path = RATCHET) -> str | None:
-    """Why not: no total may grow. (A file may have been renamed, so its own number may.)"""
+    """Returns the reason for a refusal. No total may grow; the number of one file may, because files are renamed."""
     before = tomllib.loads(to.read_text()) if to.exists() else None
     for kind, files in count(found).items():
         total = sum(files.values())
         if before is not None and total > (most := sum(before.get(kind, {}).values())):
-            return f"{total} {kind} were found, {to.name} allows {most}: remove what was added, or the file if all of it is to be counted again"
+            return f"{total} {kind} were found, {to.name} allows {most}: remove the new ones, or remove {to.name} to count everything again"
     to.write_text(ratchet(found))
     return None
 

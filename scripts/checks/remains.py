@@ -1,7 +1,7 @@
-"""What a run of the suite leaves behind: processes, mounts, loop devices and files.
+"""Finds what a run of the suite leaves behind: processes, mounts, loop devices and files.
 
-As root the suite has its own process and mount namespaces and its own /dev/shm, so that everything in them is its own, whatever
-else runs on the machine. Without root its processes are recognised by a variable in their environment; nothing is mounted then.
+As root the suite has its own process and mount namespaces and its own /dev/shm. So everything in them belongs to the suite, whatever
+else runs on the machine. Without root a variable in their environment identifies the suite's processes; the suite mounts nothing then.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 MARK = "SURGETANK_SUITE"
 SHARED_MEMORY = Path("/dev/shm")
-# An agent that has nothing left to do, and a program that was killed, may take a while on a loaded machine.
-PATIENCE_S = 60.0
+# An idle agent and a killed program may need this long to end on a loaded machine.
+TIMEOUT_S = 60.0
 
 
 class Before:
-    """What was there when the suite began."""
+    """The state before the suite began."""
 
     def __init__(self, target: Path, temporary: Path, own: bool) -> None:
         self.target, self.temporary, self.own = target, temporary, own
@@ -37,9 +37,9 @@ class Before:
         return processes(self.own, str(self.temporary)) + found
 
 
-def await_nothing(look: Callable[[], list[str]], patience_s: float = PATIENCE_S) -> list[str]:
-    """What is still there when the last process ends, or the patience does."""
-    until = time.monotonic() + patience_s
+def await_nothing(look: Callable[[], list[str]], timeout_s: float = TIMEOUT_S) -> list[str]:
+    """Waits until the last process ends, at most `timeout_s`; returns what is left."""
+    until = time.monotonic() + timeout_s
     while True:
         found = look()
         if not any(line.startswith("process ") for line in found) or time.monotonic() >= until:
@@ -48,14 +48,14 @@ def await_nothing(look: Callable[[], list[str]], patience_s: float = PATIENCE_S)
 
 
 def processes(own: bool, mark: str) -> list[str]:
-    """`own`: all but the first of this process namespace and this one. Otherwise those with the mark."""
+    """With `own`, all but this process and the first one of the namespace. Otherwise those with the mark."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in (1, os.getpid()):
             continue
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            # (A zombie has no words: it has ended.)
+            # (A zombie has ended, and has no words.)
             if words and (own or f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")):
                 found.append(f"process {entry.name}: {words[:200]}")
         except OSError:
@@ -77,13 +77,13 @@ def loops() -> list[str]:
 
 
 def directories(target: Path) -> list[Path]:
-    """Tests' own directories. Locks and records beside them stay."""
+    """The tests' own directories. Locks and records beside them may stay."""
     place = target / "tmp"
     return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
 
 
 def made(path: Path) -> tuple[Path, int, int]:
-    """Another value when the directory was removed and made again: what an earlier suite left does not hide it."""
+    """Differs if the directory was removed and made again, so that a directory of the same name from an earlier suite does not hide it."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -92,10 +92,10 @@ def made(path: Path) -> tuple[Path, int, int]:
 
 
 def content(path: Path) -> str:
-    """What a directory has: its name is random."""
+    """The names in a directory, because its own name is random."""
     return " with " + ", ".join(sorted(one.name for one in path.iterdir())[:5]) if path.is_dir() else ""
 
 
 def is_javas(path: Path) -> bool:
-    """Every Java machine has one for its user, and leaves it."""
+    """Every Java virtual machine makes this directory for its user, and leaves it."""
     return path.name.startswith("hsperfdata_")

@@ -29,7 +29,7 @@ class Table:
         return sorted(found)
 
     def nextest_of(self, names: Iterable[str]) -> str:
-        """The tests of these suites as one expression; an empty one if nextest runs none of them."""
+        """The tests of these suites as one expression; an empty one if nextest runs none of the suites."""
         return " | ".join(f"({self.nextest[name]})" for name in names if name in self.nextest)
 
 

@@ -1,7 +1,7 @@
 """The shape of the Rust sources: how large types and functions are, and which folders import each other in a circle.
 
-Crates cannot import each other in a circle, the compiler sees to that. Inside a crate nothing does, so it is counted here. The
-sources are read as rustfmt leaves them: what begins at an indentation ends with a brace at the same one.
+The compiler refuses crates that import each other in a circle. It permits circles inside a crate, so this check counts those. The
+check relies on rustfmt's form: an item that begins at an indentation ends with a brace at the same one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def module_that_defines(name: str, file: Path, defined: dict[str, list[Path]]) -
 
 
 def complaints(found: Shape, allowed: dict[str, dict[str, dict[str, object]]]) -> list[str]:
-    """What is larger than its limit, or than it was allowed to be; and what is allowed more than it needs."""
+    """Items that exceed their limit or their recorded exception, and exceptions that are larger than needed."""
     sizes: dict[str, dict[str, tuple[int, ...]]] = {
         "types": {name: (one.methods, len(one.files)) for name, one in found.types.items() if one.methods > METHODS_MAX or len(one.files) > FILES_MAX},
         "functions": {name: (lines,) for name, lines in found.functions.items() if lines > FUNCTION_LINES_MAX},
@@ -94,15 +94,15 @@ def complaints(found: Shape, allowed: dict[str, dict[str, dict[str, object]]]) -
         listed = allowed.get(kind, {})
         for name in sorted({*large, *listed}):
             if name not in large:
-                wrong.append(f"{kind}: {name} needs no exception any more: take it out of scripts/shape.toml")
+                wrong.append(f"{kind}: {name} no longer needs an exception: remove it from scripts/shape.toml")
             elif name not in listed:
-                wrong.append(f"{kind}: {name} has {said(large[name], units[kind])}, allowed are {said(limits[kind], units[kind])}")
+                wrong.append(f"{kind}: {name} has {counted(large[name], units[kind])}, allowed are {counted(limits[kind], units[kind])}")
             elif (recorded := tuple(listed[name].get(unit) for unit in units[kind])) != large[name]:
-                wrong.append(f"{kind}: {name} has {said(large[name], units[kind])}; scripts/shape.toml says {recorded}, which may only go down")
+                wrong.append(f"{kind}: {name} has {counted(large[name], units[kind])}; scripts/shape.toml says {recorded}, which may only go down")
     return wrong
 
 
-def said(numbers: tuple[int, ...], units: tuple[str, ...]) -> str:
+def counted(numbers: tuple[int, ...], units: tuple[str, ...]) -> str:
     return ", ".join(f"{number} {unit}" for number, unit in zip(numbers, units))
 
 

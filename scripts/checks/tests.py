@@ -1,4 +1,4 @@
-"""Of what the suite runs, and says at its end. Run: cd scripts && python3 -m unittest --quiet checks.tests"""
+"""Tests of the suite's own checks and reports. Run: cd scripts && python3 -m unittest --quiet checks.tests"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checks import flaky, prose, remains, servers, shape, slowest
 
-# As nextest 0.9.114 writes it, shortened: one test that held in its third run, one that failed in all, one that was ended.
+# The form of nextest 0.9.114, shortened: one test passed in its third run, one failed in all, and nextest ended one.
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites name="nextest-run" tests="4" failures="1" errors="0">
     <testsuite name="surgetank::model_mount" tests="4" disabled="0" errors="0" failures="1">
@@ -54,8 +54,8 @@ class OfFlaky(unittest.TestCase):
     def test_tests_that_held_when_repeated_are_found_with_output(self) -> None:
         flips, hung = self.of(JUNIT)
         self.assertEqual(flips.name, "surgetank::model_mount flips")
-        self.assertEqual(flips.said, ("SURGETANK_MODEL_SEED=77\nsaid & <done>", "SURGETANK_MODEL_SEED=78"))
-        self.assertEqual((hung.name, hung.said), ("surgetank::model_mount hung", ("test timed out",)))
+        self.assertEqual(flips.outputs, ("SURGETANK_MODEL_SEED=77\nsaid & <done>", "SURGETANK_MODEL_SEED=78"))
+        self.assertEqual((hung.name, hung.outputs), ("surgetank::model_mount hung", ("test timed out",)))
 
     def test_file_that_is_missing_has_none(self) -> None:
         self.assertEqual(flaky.of_pytest(Path("/nonexistent")), [])
@@ -64,7 +64,7 @@ class OfFlaky(unittest.TestCase):
         some = [flaky.Flaky(f"test {number}", (f"seed {number}",)) for number in range(4)]
         text, passes = flaky.report(some[:3])
         self.assertTrue(passes)
-        self.assertIn("flaky: test 2 (held in run 2)\n---- run 1 said\nseed 2", text)
+        self.assertIn("flaky: test 2 (passed in run 2)\n---- output of run 1\nseed 2", text)
         text, passes = flaky.report(some)
         self.assertFalse(passes)
         self.assertTrue(text.endswith("each is a defect of the product or of the test"))
@@ -95,8 +95,8 @@ def test_flips():
 """
         with tempfile.TemporaryDirectory() as place:
             code, (one,) = self.run_pytest(Path(place), tests)
-        self.assertEqual((code, one.name, len(one.said)), (0, "test_one.py::test_flips", 2))
-        self.assertIn("seed 1", one.said[0])
+        self.assertEqual((code, one.name, len(one.outputs)), (0, "test_one.py::test_flips", 2))
+        self.assertIn("seed 1", one.outputs[0])
 
     def test_test_that_fails_three_times_fails(self) -> None:
         with tempfile.TemporaryDirectory() as place:
@@ -105,7 +105,7 @@ def test_flips():
 
 
 MODULE = re.compile(r'^(?:#\[path = "([^"]+)"\]\n)?(?:pub )?mod (\w+);$', re.MULTILINE)
-# What modules of one binary share.
+# Modules that the test files of one binary share.
 SHARED = re.compile(r"\bcrate::(\w+)")
 
 
@@ -205,7 +205,7 @@ class OfRemains(unittest.TestCase):
         environment = os.environ | {remains.MARK: str(self.temporary)}
         left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
         try:
-            (found,) = remains.await_nothing(self.before.remains, patience_s=0.5)
+            (found,) = remains.await_nothing(self.before.remains, timeout_s=0.5)
             self.assertTrue(found.startswith(f"process {left.pid}: "), found)
         finally:
             for process in (left, other):

@@ -171,9 +171,9 @@ static void edges(const char *path)
 static void *look(void *of)
 {
     const char *mount = of, *path = below(mount, "top");
-    char *gone = island(PROT_READ), *cut = island(PROT_READ) + sysconf(_SC_PAGESIZE) - 10, *constant = island(PROT_READ);
-    munmap(gone, (size_t)sysconf(_SC_PAGESIZE));
-    const char *bad[] = {island(PROT_NONE), gone, cut, (char *)UINTPTR_MAX, (char *)(uintptr_t)0xdeadc0de, (char *)(uintptr_t)8,
+    char *unmapped = island(PROT_READ), *cut = island(PROT_READ) + sysconf(_SC_PAGESIZE) - 10, *constant = island(PROT_READ);
+    munmap(unmapped, (size_t)sysconf(_SC_PAGESIZE));
+    const char *bad[] = {island(PROT_NONE), unmapped, cut, (char *)UINTPTR_MAX, (char *)(uintptr_t)0xdeadc0de, (char *)(uintptr_t)8,
                          (char *)(UINTPTR_MAX - 4095), (char *)(uintptr_t)0x8000000000000000u};
     for (size_t which = 0; which < sizeof bad / sizeof *bad; which++)
         bad_paths(bad[which], "/nowhere");

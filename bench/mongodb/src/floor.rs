@@ -1,4 +1,4 @@
-//! A server that agrees with every command at once, in this process: what a request takes with it is the client's own time.
+//! A server in this process that acknowledges every command at once: the time of a request is the client's own time.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! The requests of the GridFS driver, made with MongoDB's crate: the same commands in the same order, with the same bytes.
 //!
-//! Each waits for a limited time and is not tried again, as in the driver. (`run_raw_command`: `insert_many` takes ten times the
-//! processor time for the chunks of a large file.)
+//! Each request has a time limit and is not repeated, as in the driver. (It uses `run_raw_command`, because `insert_many` takes ten
+//! times the processor time for the chunks of a large file.)
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Library {
         self.ask_raw(RawDocumentBuf::try_from(&command)?)
     }
 
-    /// How many were found, and the bytes of their field `data`.
+    /// The number of documents found, and the bytes of their field `data`.
     fn find(&self, command: Document) -> Outcome<(usize, usize)> {
         let command = RawDocumentBuf::try_from(&command)?;
         let work = async {
@@ -160,9 +160,9 @@ impl Driver for Library {
                 self.find_one("b.surgetank.uploads", doc! { "_id": id }, doc! {}).map(drop)
             });
             sent.map_err(|why| {
-                let told = std::io::Error::other(why.to_string());
+                let error = std::io::Error::other(why.to_string());
                 failed.lock().map(|mut failed| *failed = Some(why)).ok();
-                told
+                error
             })
         })?;
         self.find_one("b.surgetank.uploads", doc! { "_id": id }, doc! {})?;

@@ -1,7 +1,7 @@
 //! The GridFS driver beside MongoDB's own crate: the same requests to the same server, alternately (`bench/gridfs`).
 //!
-//! The figures are medians of the rounds, with the least and the greatest: the time by the clock, and the processor time of this
-//! process, which other load on the machine disturbs less.
+//! The figures are medians of the rounds, with the least and the greatest. They are the time by the clock, and the processor time
+//! of this process, which other load on the machine disturbs less.
 
 mod floor;
 #[cfg(feature = "library")]
@@ -27,7 +27,7 @@ const PART_BYTES: usize = PART_CHUNKS * CHUNK_BYTES;
 trait Driver: Sync {
     fn name(&self) -> &'static str;
     fn stat(&self, key: &str) -> Outcome<()>;
-    /// No file of the name is there.
+    /// No file has the name.
     fn publish_small(&self, key: &str, content: &[u8]) -> Outcome<()>;
     /// `count` times the same part, `threads` at a time.
     fn publish_large(&self, key: &str, part: &[u8], count: usize, threads: usize) -> Outcome<()>;
@@ -60,7 +60,7 @@ impl Driver for Ours {
         at_once(count, threads, &|nth| {
             let sent = self.store.part(key, &id, nth as u32 + 1, &part, sum);
             match sent {
-                // (The floor has no upload: with its bytes sent, all that counts is done.)
+                // (The floor stores no upload: the measurement ends when the bytes are sent.)
                 Err(_) if self.is_floor => Ok(()),
                 sent => sent.map(|part| parts.lock().map(|mut parts| parts.push(part)).unwrap_or(())),
             }
@@ -137,7 +137,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Leaves nothing behind.
+/// Removes everything again.
 fn round(driver: &dyn Driver, options: &Options, figures: &mut Figures) -> Outcome<()> {
     let (count, name) = (options.objects, driver.name());
     let small = vec![0x5a; SMALL_BYTES];
@@ -160,7 +160,7 @@ fn round(driver: &dyn Driver, options: &Options, figures: &mut Figures) -> Outco
     Ok(())
 }
 
-/// What was done, by which driver: milliseconds by the clock, and of the processor.
+/// The operation and the driver: milliseconds by the clock, and of the processor.
 #[derive(Default)]
 struct Figures(Vec<(&'static str, &'static str, Vec<f64>, Vec<f64>)>);
 

@@ -1,4 +1,4 @@
-"""What is measured: a file an item, each with its cells for a mode. A cell is one comparison under one set of conditions."""
+"""The measured items, one a file, each with its cells for a mode. A cell is one comparison under one set of conditions."""
 
 from suite.items import incrementation, overheads, programs, tasks, terrain
 from suite.items.cell import Cell, Item, collected

@@ -11,7 +11,7 @@ from suite.testbed import CHECKOUT
 from suite.variants import Tier, Workload
 
 MIB, GIB = 1 << 20, 1 << 30
-# Python with numpy; the same that runs the suite.
+# Python with numpy; the suite runs in it too.
 PYTHON = sys.executable
 HEADLINE_ROUNDS, FULL_ROUNDS = 10, 5
 
@@ -53,11 +53,11 @@ class Cell:
 class Item:
     name: str
     cells: Callable[[str], list[Cell]]
-    """For a mode."""
+    """The cells for a mode."""
     note: str = ""
 
 
-# Benches with harnesses of their own, the program that each needs beside what scripts/setup brings, and what each takes.
+# Benches with their own harnesses, the program that each needs beyond scripts/setup, and the time of each.
 COLLECTED = [
     ("figures", ["--rounds", "3"], "fio", "10 minutes: doors, metadata, start, drain, recovery"),
     ("objects", ["--rounds", "3"], "rclone", "5 minutes: S3 beside rclone"),
@@ -66,7 +66,7 @@ COLLECTED = [
 
 
 def collected(mode: str, results: Path) -> list[str]:
-    """Runs those; which failed. They write records of their own shapes beside ours."""
+    """Runs those, and returns the failed ones. They write records of other forms beside those of the suite."""
     failed = []
     if mode != "full":
         return failed

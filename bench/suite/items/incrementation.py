@@ -1,7 +1,7 @@
-"""Incrementation (Sea, Algorithm 1): n times the whole of the data is read, incremented and saved. What Sea's Figure 2 varies is varied
-here, but for nodes: iterations, processes, devices of the tier, and the size of what is intermediate against that of the tier.
+"""Incrementation (Sea, Algorithm 1) reads, increments and saves all of the data n times. This item varies the parameters of Sea's Figure
+2 except nodes: iterations, processes, devices of the tier, and the intermediate data's size relative to the tier.
 
-Sizes follow the store, so that a run straight on it takes about the same time on each.
+Sizes depend on the store, so that a run straight on it takes about the same time on each.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def workload(chunks: int, chunk_mib: float, iterations: int, processes: int = 2,
         (directory / "input").mkdir()
         chance = numpy.random.default_rng(1)
         for number in range(chunks):
-            # As Sea's histology, 16 bits a voxel.
+            # As Sea's histology images: 16 bits a voxel.
             voxels = chance.integers(0, 60_000, round(chunk_mib * MIB) // 2 - HEADER_BYTES // 2, dtype=numpy.uint16)
             numpy.save(directory / f"input/{number:03}.npy", voxels)
 
@@ -39,10 +39,10 @@ def workload(chunks: int, chunk_mib: float, iterations: int, processes: int = 2,
         final_mib=data,
         moved_mib=2 * data * iterations,
         compute_s=compute_ms / 1000 * chunks * iterations / processes,
-        # One thread a process: the workload's own parallelism is what is varied.
+        # One thread a process, because the item varies the workload's own parallelism.
         environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         stages=(
-            # numpy is loaded first, by one.
+            # One process loads numpy first.
             {"name": "start", "tasks": 1, "cpu_s": 0.1},
             {
                 "name": "inc",
@@ -75,7 +75,7 @@ def iterations(preset: str, count: int, variants: tuple[str, ...] = LIMIT, **con
 
 
 def computing(preset: str, how: str, processes: int, **conditions) -> Cell:
-    """Computing takes as long as the transfer of what was computed."""
+    """Computing takes as long as the transfer of its results."""
     chunk_mib, count = 48 / processes, 12
     milliseconds = 1000 * chunk_mib * processes / PRESETS[preset].bandwidth_mib_s
     work = workload(processes, chunk_mib, count, processes, how, milliseconds)
@@ -124,12 +124,12 @@ def cells(mode: str) -> list[Cell]:
     for devices in (2, 4):
         work = workload(8, 4, 5)
         found.append(cell(f"5 iterations, {devices} devices", work, busy, ("store", "in-memory"), tier=Tier(2 * GIB, devices), parameters={"iterations": 5, "devices": devices, "data_mib": 32}))
-    # What is intermediate (192 MiB) against the tier.
+    # The intermediate data (192 MiB) relative to the tier.
     for share in (2.0, 1.0, 0.5, 0.25):
         work = workload(8, 4, 7)
         parameters = {"iterations": 7, "tier_to_intermediate": share, "data_mib": 32}
         found.append(cell(f"7 iterations, tier {share:g} × intermediate", work, busy, ("store", "in-memory"), tier=Tier(round(192 * MIB * share)), parameters=parameters))
-    # All that is written (768 MiB) against the memory that page cache and tmpfs share.
+    # All written data (768 MiB) relative to the memory that page cache and tmpfs share.
     for limit_mib in (2048, 1024, 512):
         work = workload(12, 8, 8)
         parameters = {"iterations": 8, "memory_mib": limit_mib, "data_mib": 96}

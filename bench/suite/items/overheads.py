@@ -1,5 +1,5 @@
-"""What a task pays for what the system does beside it (woss, Table 8): an attribute set on what it wrote, the question where its input
-is, and the processor time of the drain. Seen by tasks of 50 ms that read and write 1 MiB each."""
+"""The overhead of the system for a task (woss, Table 8). A task sets an attribute on its output and queries its input's location, and
+the drain uses processor time. The tasks take 50 ms, and read and write 1 MiB each."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def cells(mode: str) -> list[Cell]:
     work = workload(chunks, 1, iterations, 2, "cpu", COMPUTE_MS)
     work = replace(work, command=(*work.command, "--tagged"))
     parameters = {"tasks": chunks * iterations, "processes": 2, "compute_ms": COMPUTE_MS}
-    # In-memory is the same work of which next to nothing is drained: the difference of the agents is the drain's.
+    # In-memory is the same work with almost no drained data, so the difference between the agents is the drain's processor time.
     return [Cell("overheads", f"{chunks * iterations} tasks of {COMPUTE_MS} ms", work, ("in-memory", "copy-all"), "lustre-busy", rounds=3, parameters=parameters)]
 
 

@@ -1,5 +1,5 @@
-"""N tasks at a time that read a file each, and then write one each (PerSSD, Figures 5 to 7), which N more read: fio's own
-figures while they do, and what is left for the drain when the last one ends. By hand is what the tier lets through."""
+"""N parallel tasks read a file each, then N write one each, and N more read those (PerSSD, Figures 5 to 7). The figures are fio's own
+while the tasks run, and the data left for the drain when the last task ends. By-hand shows the bandwidth of the tier."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def workload(count: int, file_mib: int) -> Workload:
 
 
 def fio(name: str) -> dict:
-    """What fio takes for itself, before it begins and after it has ended: `fio --size=1M --rw=read` with any number of jobs."""
+    """fio's own time for its start and its end: `fio --size=1M --rw=read` with any number of jobs."""
     return {"name": name, "tasks": 1, "cpu_s": 0.14, "wait_s": 0.2, "barrier": True}
 
 

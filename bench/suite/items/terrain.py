@@ -28,7 +28,7 @@ def workload(pixels: int, tiles: int) -> Workload:
         whole.unlink()
 
     model = pixels * pixels * PIXEL_BYTES / MIB
-    # Of each of three products: tiles, tiles without margins, mosaic; and once the tiles of the model. Shaded relief has one byte a pixel.
+    # For each of three products: tiles, tiles without margins, mosaic; plus the tiles of the model. Shaded relief has one byte a pixel.
     return Workload(
         name=f"terrain-{pixels}",
         prepare=prepare,

@@ -1,4 +1,4 @@
-"""Montage's mConcatFit, which Debian leaves out: one table of all planes that mFitplane found.
+"""Replaces Montage's mConcatFit, which Debian omits: makes one table of all planes that mFitplane found.
 
 usage: concat_fit.py DIFFS.tbl FIT_FOLDER OUT.tbl
 """
@@ -17,10 +17,10 @@ def main(diffs: str, folder: str, out: str) -> None:
         print("|", "|".join(f"{name:>16}" for name in ["plus", "minus", *NUMBERS]), "|", sep="", file=table)
         print("|", "|".join(f"{kind:>16}" for kind in ["int"] * 2 + ["double"] * len(NUMBERS)), "|", sep="", file=table)
         for first, second, _, _, name in pairs:
-            said = Path(folder, Path(name).stem + ".txt").read_text()
+            fit = Path(folder, Path(name).stem + ".txt").read_text()
             # A pair that overlaps too little for a plane has a warning there.
-            if 'stat="OK"' in said:
-                found = dict(re.findall(r"(\w+)=([-+.\deE]+)", said))
+            if 'stat="OK"' in fit:
+                found = dict(re.findall(r"(\w+)=([-+.\deE]+)", fit))
                 print(" ", " ".join(f"{word:>16}" for word in [first, second, *(found[name] for name in NUMBERS)]), " ", sep="", file=table)
 
 

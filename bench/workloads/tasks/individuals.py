@@ -23,7 +23,7 @@ def main(table: str, first: int, end: int, folder: str) -> None:
                     of_one.append(f"{position}\t{identifier}\t{frequency}\n")
     for name, of_one in zip(columns, mutations, strict=True):
         with open(os.path.join(folder, name), "w") as file:
-            # (A line at a time, as the original does; whether that is a system call is up to the buffer.)
+            # (A line at a time, as the original does; the buffer decides when a system call follows.)
             for line in of_one:
                 file.write(line)
 

@@ -1,4 +1,4 @@
-"""One job of the genome workflow: puts each individual's files of all chunks behind each other.
+"""One job of the genome workflow: concatenates each individual's files of all chunks.
 
 usage: merge_individuals.py FOLDER CHUNK…        in the order of the chunks
 """

@@ -1,5 +1,5 @@
-"""One job of the genome workflow: for each two neighbours of a population, how many harmful mutations they share, and how
-often each occurs in all of it.
+"""One job of the genome workflow: for each two neighbours of a population, the number of harmful mutations that they share, and
+the frequency of each in the whole population.
 
 usage: overlap.py POPULATION MERGED SIFTED PAIRS FREQUENCIES
 """

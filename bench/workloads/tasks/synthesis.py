@@ -1,5 +1,5 @@
-"""Second job of the pair, under mpirun: each rank reads its part of both large files and convolves what the ruptures near its
-points ask for; rank 0 gathers the seismograms and writes four small files a rupture.
+"""Second job of the pair, under mpirun: each rank reads its part of both large files and computes the convolutions for the ruptures
+near its points. Rank 0 gathers the seismograms and writes four small files a rupture.
 
 usage: synthesis.py POINTS RUPTURES
 """

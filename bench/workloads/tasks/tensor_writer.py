@@ -14,7 +14,7 @@ POINTS_AT_A_TIME = 1024
 def main(points: int) -> None:
     everybody = MPI.COMM_WORLD
     first, end = span(everybody.rank, everybody.size, points)
-    # A collective write is one that all take part in, also who has written all of its own.
+    # All ranks must take part in a collective write, also those that have written all of their own data.
     turns = max(-(-(b - a) // POINTS_AT_A_TIME) for a, b in (span(rank, everybody.size, points) for rank in range(everybody.size)))
     for component, name in enumerate(COMPONENTS):
         file = MPI.File.Open(everybody, name, MPI.MODE_CREATE | MPI.MODE_WRONLY)

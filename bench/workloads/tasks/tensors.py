@@ -1,7 +1,7 @@
-"""The Green's tensors of the pair of jobs: what both jobs and the check agree on.
+"""The Green's tensors of the pair of jobs, as both jobs and the check use them.
 
 A file has POINTS rows of STEPS samples (little-endian 32-bit floats): a wavelet, shifted and scaled for each point. It takes no
-time to compute, as in the paper, whose first job only imitates what the real one writes.
+time to compute, as in the paper, whose first job only imitates the output of the real one.
 """
 
 import numpy as np

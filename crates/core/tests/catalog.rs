@@ -1,8 +1,8 @@
-//! The catalog among real processes: killed at any moment, many committers, full disks, a second opener.
+//! The catalog in real processes: kills at any moment, many committers, full disks, a second opener.
 //!
-//! Processes that are to die are this very test program, started again with `CATALOG_CHILD` set.
+//! Tests that kill a process start this test program again, with `CATALOG_CHILD` set.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use surgetank_types::model::{Change, EntryRecord, FileId, Image, Mark, OpKind, O
 const SMALL: Options = Options { segment_bytes_max: 32 << 10, snapshot_cache_bytes: 1 << 20 };
 const CHILD: &str = "CATALOG_CHILD";
 
-/// The batch with this number; every batch also says its number.
+/// The batch with this number; every batch also records its number.
 /// The number of the last batch.
 const BATCH: Mark = Mark::Request(u64::MAX);
 
@@ -37,7 +37,7 @@ fn batch(number: u64) -> Vec<Change> {
     ]
 }
 
-/// What the batches up to `number` come to.
+/// The state after the batches up to `number`.
 fn state_after(number: u64) -> Image {
     let mut image = Image::default();
     let mut entries = BTreeMap::new();
@@ -89,7 +89,7 @@ fn say(line: &str) {
     out.flush().unwrap();
 }
 
-/// Commits batch after batch until it is killed, and says so after each.
+/// Commits batch after batch until it is killed, and reports each.
 fn commit_forever(dir: &Path) {
     let catalog = LogCatalog::open_with(dir, SMALL).unwrap();
     let mut number = catalog.load().unwrap().marks.get(&BATCH).map_or(0, |number| *number);
@@ -113,7 +113,7 @@ fn kill_at_any_point_loses_no_acknowledged_commit() {
     for round in 0..12_u64 {
         let mut process = child("kill_at_any_point_loses_no_acknowledged_commit", "commit", home.path());
         let mut out = process.stdout.take().unwrap();
-        // Reading in a thread, so that the pipe never fills.
+        // Reads in a thread, so that the pipe never fills.
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
             out.read_to_string(&mut text).unwrap();
@@ -135,7 +135,7 @@ fn kill_at_any_point_loses_no_acknowledged_commit() {
         let image = catalog.load().unwrap();
         let found = image.marks.get(&BATCH).map_or(0, |number| *number);
         assert!(found >= promised, "round {round}: {promised} were promised, {found} found");
-        assert!(found <= promised + 1, "round {round}: more than one commit was on its way");
+        assert!(found <= promised + 1, "round {round}: more than one commit was in progress");
         assert_eq!(image, state_after(found), "round {round}");
         number = found;
     }
@@ -162,7 +162,7 @@ fn committers_share_writes_and_each_keeps_its_order() {
                         lsn
                     };
                     let positions: Vec<Lsn> = (1..=COMMITS).map(commit).collect();
-                    assert!(positions.is_sorted(), "positions of one thread grow");
+                    assert!(positions.is_sorted(), "a position of a thread did not grow");
                     positions
                 })
             })
@@ -171,10 +171,10 @@ fn committers_share_writes_and_each_keeps_its_order() {
     });
     positions.sort();
     positions.dedup();
-    assert_eq!(positions.len() as u64, THREADS * COMMITS, "no position is given twice");
+    assert_eq!(positions.len() as u64, THREADS * COMMITS, "two commits got the same position");
     assert_eq!(catalog.position(), *positions.last().unwrap());
 
-    // The log itself has each thread's commits in its order.
+    // The log itself has the commits of each thread in that thread's order.
     let log = std::fs::read(home.path().join("log-00000000000000000001.wal")).unwrap();
     let mut rest = &log[64..];
     let mut seen = BTreeMap::new();
@@ -193,7 +193,7 @@ fn second_opener_gets_the_holders_pid() {
     if let Some((_, dir)) = role() {
         let _catalog = LogCatalog::open(&dir).unwrap();
         say("opened");
-        // Until the other end is closed.
+        // Runs until the other end is closed.
         let _ = std::io::stdin().read(&mut [0]);
         return;
     }
@@ -211,7 +211,7 @@ fn second_opener_gets_the_holders_pid() {
     holder.wait().unwrap();
     assert!(message.contains(&format!("process {}", holder.id())), "{message}");
     assert!(message.contains(home.path().to_str().unwrap()), "{message}");
-    // The lock dies with its holder.
+    // The lock ends with its holder.
     LogCatalog::open(home.path()).unwrap();
 }
 
@@ -278,7 +278,7 @@ fn refused_writes_leave_no_trace_and_the_log_continues() {
     assert_eq!(kept, found);
 }
 
-/// A file system of its own that is full soon; unmounted when dropped. `None` without the right to mount.
+/// A separate small file system; unmounted when dropped. `None` without the right to mount.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
@@ -302,7 +302,7 @@ impl Drop for Tmpfs {
 #[test]
 fn full_disk_stops_folding_and_commits_without_corruption() {
     let Some(disk) = Tmpfs::mount() else {
-        eprintln!("not permitted to mount: the same is shown with a file size limit by the test before");
+        eprintln!("skipped: not permitted to mount (the preceding test covers this with a file size limit)");
         return;
     };
     let dir = disk.0.path().join("catalog");
@@ -317,7 +317,7 @@ fn full_disk_stops_folding_and_commits_without_corruption() {
                 Ok(_) => number += 1,
                 Err(error) => break error,
             }
-            // Folding makes room again and again, so the disk is filled from elsewhere too.
+            // Folding frees room repeatedly, so the test also fills the disk with another file.
             if number == 4000 {
                 let mut more = std::fs::File::create(disk.0.path().join("more")).unwrap();
                 while more.write(&[1; 4096]).is_ok_and(|count| count > 0) {}
@@ -348,7 +348,7 @@ fn cleared_catalog_stays_empty_and_accepts_commits() {
         let before = catalog.position();
         catalog.clear().unwrap();
         assert_eq!(catalog.load().unwrap(), Image::default());
-        // Nothing but the lock and an empty log is left.
+        // Only the lock and an empty log are left.
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2);
         assert!(catalog.commit(&batch(1)).unwrap() > before);
         before
@@ -358,8 +358,8 @@ fn cleared_catalog_stays_empty_and_accepts_commits() {
     assert!(catalog.position() > before);
 }
 
-/// The power fails between a fold and the moment in which its segment's name is gone from the disk: a part of that segment
-/// is there again, and was laid over what the snapshot had since.
+/// The power fails after a fold, before the removal of its segment is on the disk, so a part of the segment reappears.
+/// Regression: its batches were applied over newer ones of the snapshot.
 #[test]
 fn returning_folded_segment_changes_nothing() {
     let (home, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

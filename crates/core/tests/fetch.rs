@@ -1,6 +1,6 @@
-//! Reading and writing files of a store without plain files: what is fetched, when, and how much of it.
+//! Reads and writes of files in a store without plain files: which bytes the agent fetches, and when.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 pub mod world;
 
@@ -93,7 +93,7 @@ fn read_in_the_middle_fetches_only_its_chunks() {
     assert_eq!(seek(5, libc::SEEK_HOLE), Ok(size_bytes));
     assert_eq!(seek(size_bytes, libc::SEEK_DATA), Err(Errno::NXIO));
     world.close(opened);
-    // Not complete: nothing of it stays.
+    // An incomplete copy does not stay.
     assert_eq!((world.used_bytes(), world.on_tiers()), (0, 0));
 }
 
@@ -172,7 +172,7 @@ fn truncation_fetches_nothing() {
     world.close(opened);
     world.settle();
     assert_eq!(std::fs::read(world.in_store("f")).unwrap(), b"new");
-    // Nor while a reader has it open.
+    // Not even while a reader has the file open.
     world.put("g", &pattern(3 * CHUNK, 6));
     let reader = world.open("g", libc::O_RDONLY).unwrap();
     let opened = world.open("g", libc::O_WRONLY | libc::O_TRUNC).unwrap();
@@ -188,7 +188,7 @@ fn truncation_fetches_nothing() {
 
 #[test]
 fn file_without_room_is_read_through_a_window() {
-    // Not even a small one fits.
+    // Not even a small file fits.
     let world = World::new(MIB);
     let small = pattern(2 * MIB, 7);
     let large = pattern(20 * CHUNK + 5, 8);
@@ -202,7 +202,7 @@ fn file_without_room_is_read_through_a_window() {
     }
     assert!(world.line.requests() <= 1 + 21 + 2, "{} requests", world.line.requests());
     assert_eq!((world.used_bytes(), world.on_tiers()), (0, 0));
-    // All of it in one read.
+    // The whole file in one read.
     let opened = world.open("large", libc::O_RDONLY).unwrap();
     assert!(world.read(&opened, 0, large.len() as u64).unwrap() == large);
     world.close(opened);
@@ -267,7 +267,7 @@ fn bytes_of_two_versions_are_never_mixed() {
     let again = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read_on(&again, MIB).unwrap() == new);
     world.close(again);
-    // Between the look and the open.
+    // The store's file changes between the look-up and the open.
     world.put("g", b"older");
     let id = world.find("g").unwrap();
     world.put("g", b"and newer");
@@ -325,7 +325,7 @@ fn operations_beyond_the_store_are_refused_at_once() {
     assert_eq!(linked, Err(Errno::PERM));
     let exchanged = namespace.names.rename(&caller, FileId::ROOT, b"f", FileId::ROOT, b"g", libc::RENAME_EXCHANGE);
     assert_eq!(exchanged.map_err(|fault| fault.errno), Err(Errno::INVAL));
-    // Its first name is not a link.
+    // The first name of the file is not a link.
     let (found, opened) = namespace.names.create_unnamed(&caller, FileId::ROOT, 0o644, libc::O_RDWR).unwrap();
     world.write(&opened, 0, b"unnamed").unwrap();
     namespace.names.link(&caller, found.id, FileId::ROOT, b"h").unwrap();
@@ -334,7 +334,7 @@ fn operations_beyond_the_store_are_refused_at_once() {
         Err(Errno::PERM)
     );
     world.close(opened);
-    // Names that it could never keep.
+    // Names that the namespace could never keep.
     let bad: &[u8] = b"\xff\xfe";
     let refused = Err(Errno::ILSEQ);
     assert_eq!(
@@ -368,10 +368,10 @@ fn writer_without_room_gets_the_error_after_its_wait() {
             .iter()
             .any(|short| short.refused && short.why.contains("s3://test"))
     );
-    // Nor can anything be fetched to be written.
+    // A file cannot be fetched for writing either.
     world.put("large", &pattern(2 * MIB, 17));
     assert_eq!(world.open("large", libc::O_RDWR).err(), Some(Errno::NOSPC));
-    // With the drain there is room in the end.
+    // The drain makes room in the end.
     world.close(first);
     world.start_drain();
     assert_eq!(world.write(&second, 0, &pattern(2 * MIB, 16)), Ok(2 << 20));
@@ -418,7 +418,7 @@ fn file_changed_during_a_prefetch_is_prefetched() {
         namespace.attributes.setattr(&caller, chmodded, None, &change).unwrap();
         world.put("written", &newer);
         let [chmodded, written] = prefetched.map(|one| one.join().unwrap());
-        assert_eq!(chmodded, bytes.len() as u64, "only its attributes are others");
+        assert_eq!(chmodded, bytes.len() as u64, "only its attributes changed");
         assert!([0, newer.len() as u64].contains(&written), "{written}");
     });
     let opened = world.open("written", libc::O_RDONLY).unwrap();
@@ -456,7 +456,7 @@ fn late_temporary_of_a_killed_agent_is_removed() {
     for ends in [true, false] {
         let mut world = World::new(ROOMY);
         world.put("read", b"read");
-        // While it is open, temporaries may come.
+        // Temporaries may appear while the file is open.
         let reading = world.open("read", libc::O_RDONLY).unwrap();
         let made = world.create("made").unwrap();
         world.write(&made, 0, b"made").unwrap();
@@ -464,7 +464,7 @@ fn late_temporary_of_a_killed_agent_is_removed() {
         world.settle();
         let mut world = world.die();
         let late = world.in_store(&format!(".surgetank-tmp-{}-77", world.namespace.key()));
-        let others = world.in_store(".surgetank-tmp-somebody-77");
+        let others = world.in_store(".surgetank-tmp-another-77");
         [&late, &others].iter().for_each(|path| std::fs::write(path, "half").unwrap());
         world.close(reading);
         world.settle();

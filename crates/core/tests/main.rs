@@ -1,6 +1,6 @@
-//! The tests of the library from outside, in one binary: a file is a module, and each test a process of its own (`cargo nextest`).
-//! Apart from it: `schedules`, for which the library is built otherwise.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
+//! The tests of the library's public interface, in one binary: a file is a module, and each test has its own process
+//! (`cargo nextest`). `schedules` is a separate binary, because it builds the library differently.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test reports by a panic")]
 
 mod catalog;
 mod fetch;

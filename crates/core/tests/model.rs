@@ -1,9 +1,9 @@
-//! The namespace against the reference model: random programs and random mishaps, on real tiers, a real store and a real
-//! catalog. Whatever programs see must be what the reference says; when all is drained, the store itself must be it.
+//! Compares the namespace with the reference model: random programs and random failures, on real tiers, a real store and a real
+//! catalog. Programs must get the reference's results, and after the drain the store itself must equal the reference.
 //!
-//! `SURGETANK_MODEL_CASES` makes it run longer, `SURGETANK_MODEL_SEED` repeats a run.
+//! A higher `SURGETANK_MODEL_CASES` makes it run longer; `SURGETANK_MODEL_SEED` repeats a run.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 mod door;
 mod machine;
@@ -24,22 +24,22 @@ use surgetank_testkit::model::operation::{Access, Event, Operation, Renaming, St
 use surgetank_testkit::seeds;
 use world::{Terms, World};
 
-/// Longer than anything here takes; a wait that reaches it is a hang.
+/// Longer than any wait here takes; a longer wait is a hang.
 const TIMEOUT: Duration = Duration::from_secs(4);
 const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
 const SEED: u64 = 10;
 
-/// While the drain does something.
+/// Waits a moment for the drain.
 fn pause() {
     std::thread::sleep(Duration::from_millis(1));
 }
 
 fn seed() -> u64 {
-    let told =
+    let given =
         std::env::var("SURGETANK_MODEL_SEED").ok().map(|text| text.parse().expect("SURGETANK_MODEL_SEED: a number"));
-    // The same in every run, so that what fails is what was changed; `make test-full` searches on from other seeds.
-    told.unwrap_or(SEED)
+    // The same seed in every run, so that a failure points at a change; `make test-full` searches from other seeds.
+    given.unwrap_or(SEED)
 }
 
 fn cases() -> u32 {
@@ -64,12 +64,12 @@ fn run(terms: &Terms, steps: &[Step]) -> Result<(), String> {
     })
 }
 
-/// Shrinking stops after this long: what is left then is short enough to read.
+/// Shrinking stops after this time; the remaining steps are short enough to read.
 const SHRINKING: Duration = Duration::from_secs(60);
 /// The drain runs beside the programs, so that a failure may need more than one run to show again.
 const TRIES: usize = 3;
 
-/// Leaves out whatever the failure does not need.
+/// Removes the steps that the failure does not need.
 fn shrink(terms: &Terms, mut steps: Vec<Step>, mut why: String) -> (Vec<Step>, String) {
     let until = Instant::now() + SHRINKING;
     let mut chunk = steps.len();
@@ -94,7 +94,7 @@ fn namespace_equals_the_reference() {
     search(&|terms| terms);
 }
 
-/// Over a store whose files can only be fetched; without room there writers would have to wait for the drain.
+/// Over a store whose files can only be fetched; with less room writers would wait for the drain.
 #[test]
 fn namespace_over_a_ranges_only_store_equals_the_reference() {
     search(&|terms| Terms {
@@ -105,7 +105,7 @@ fn namespace_over_a_ranges_only_store_equals_the_reference() {
     });
 }
 
-/// What is kept back by hints, or called a temporary, is all in the store when the workflow wants it.
+/// Files that hints keep back or call temporary are all in the store when the workflow requests them.
 #[test]
 fn hinted_files_reach_the_store() {
     search_in(operation::hinted_steps(STEPS_MAX), &|terms| Terms {
@@ -141,7 +141,7 @@ fn search_from(seed: u64, strategy: &impl Strategy<Value = (Terms, Vec<Step>)>, 
     }
 }
 
-/// What once went wrong, as short as it could be made. Each on tiers of both sizes, direct and mediated.
+/// Runs a regression, as short as possible, on tiers of both sizes, direct and mediated.
 fn holds(steps: &[Step]) {
     for (direct, caps) in [(false, [256 << 10, 1 << 20]), (true, [4 << 30, 4 << 30])] {
         let terms = Terms { direct, caps, ..Terms::plain() };
@@ -305,7 +305,8 @@ fn file_in_an_exchanged_directory_is_published() {
     ]);
 }
 
-/// Its quiet period, doubled with every reopening, held the end of the run up for seconds; by a rule `last`, for ever.
+/// Regression: the file's quiet period, which doubled with every reopening, delayed the end of the run by seconds. With a
+/// rule `last` the run did not end.
 fn sealed_after_the_command_ended(terms: &Terms) {
     let mut world = World::new(terms);
     world.step(&create("c", 0)).unwrap();
@@ -327,7 +328,7 @@ fn kept_file_sealed_after_the_command_is_drained_at_exit() {
     sealed_after_the_command_ended(&Terms { keeps: true, ..Terms::plain() });
 }
 
-/// The drain runs beside the programs: what it does at the wrong moment is met in some of many runs.
+/// Runs often, because the drain runs beside the programs, and only some runs meet the wrong moment.
 fn holds_often(terms: &Terms, steps: &[Step]) {
     for round in 0..40 {
         if let Err(why) = run(terms, steps) {

@@ -1,5 +1,5 @@
 //! The negative cache: many files are created in a directory that the store already has.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ fn make(world: &World, name: &str) {
     world.close(made);
 }
 
-/// Names that were looked up in the store, and listings.
-fn asked(world: &World) -> (u64, u64) {
+/// Counts of the store's look-ups and listings.
+fn requests(world: &World) -> (u64, u64) {
     let counters = &world.namespace.base.counters;
     (counters.store_stats.load(Ordering::Relaxed), counters.store_lists.load(Ordering::Relaxed))
 }
@@ -36,9 +36,9 @@ fn new_files_in_a_listed_directory_cost_no_lookups() {
     for number in 0..500 {
         make(&world, &format!("new-{number}"));
     }
-    let (lookups, listings) = asked(&world);
+    let (lookups, listings) = requests(&world);
     assert!(lookups <= 10 && listings == 1, "{lookups} look-ups, {listings} listings for 500 files");
-    // Files of the store are found, also those of other clients.
+    // Files of the store are found, including those of other clients.
     world.settle();
     for number in 0..50 {
         assert!(world.find(&format!("old-{number}")).is_ok());
@@ -54,8 +54,8 @@ fn new_files_in_a_listed_directory_cost_no_lookups() {
     assert_eq!(std::fs::read(world.in_store("new-499")).unwrap(), b"new-499");
 }
 
-/// The file is made here, drained, evicted and forgotten while the agent believes a listing from before. Regression:
-/// the file was absent.
+/// A program makes a file, and the agent drains, evicts and forgets it while an older listing is valid. Regression: the
+/// file was absent.
 #[test]
 fn evicted_file_is_found_while_an_older_listing_is_valid() {
     let mut world = world(Duration::from_secs(600));
@@ -72,7 +72,7 @@ fn evicted_file_is_found_while_an_older_listing_is_valid() {
     world.close(again);
     let id = world.find("ours").unwrap();
     world.namespace.resolver.forget(id, u64::from(u32::MAX));
-    assert!(world.find("ours").is_ok(), "it is in the store");
+    assert!(world.find("ours").is_ok(), "the store has the file");
     world.namespace.names.unlink(&world.caller, FileId::ROOT, b"ours").unwrap();
     assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
     world.settle();
@@ -87,16 +87,16 @@ fn file_of_another_client_appears_after_store_ttl() {
     for number in 0..20 {
         make(&world, &format!("new-{number}"));
     }
-    assert_eq!(asked(&world).1, 1);
+    assert_eq!(requests(&world).1, 1);
     world.put("theirs", b"theirs");
     world.put(".hidden", b"theirs");
-    assert!(world.find(".hidden").is_ok(), "such names are asked for");
+    assert!(world.find(".hidden").is_ok(), "names with a dot are not looked up");
     let put = Instant::now();
     while world.find("theirs").is_err() {
         assert!(put.elapsed() < ttl + Duration::from_secs(60), "never seen");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // `refresh` does not wait.
+    // `refresh_all` takes effect at once.
     for number in 0..20 {
         make(&world, &format!("newer-{number}"));
     }
@@ -114,7 +114,7 @@ fn large_directory_is_looked_up_by_name() {
     for number in 0..100 {
         make(&world, &format!("new-{number}"));
     }
-    let (lookups, listings) = asked(&world);
+    let (lookups, listings) = requests(&world);
     assert!(lookups >= 100 && listings == 1, "{lookups} look-ups, {listings} listings");
     assert!(world.find("old-4999").is_ok());
 }
@@ -132,16 +132,16 @@ fn name_shown_by_a_listing_can_be_opened() {
     let names = world.namespace.listings.listing(listing.fh, 0).unwrap();
     assert!(names.iter().any(|listed| *listed.name == *b"theirs"));
     assert!(world.find("theirs").is_ok());
-    // Also a file that the drain renames because another client had the name first.
+    // So can a file that the drain renames because another client had the name first.
     world.put("new-5", b"theirs");
     world.settle();
     let conflict = std::fs::read_dir(world.in_store("")).unwrap().map(|entry| entry.unwrap().file_name());
     let conflict =
         conflict.map(|name| name.into_string().unwrap()).find(|name| name.starts_with("new-5.surgetank-conflict"));
-    assert!(world.find(&conflict.expect("both are kept")).is_ok());
+    assert!(world.find(&conflict.expect("only one file is kept")).is_ok());
 }
 
-/// Regression: the agent made the directory again, and never showed what the other node put into it.
+/// Regression: the agent made the directory again, and never showed the other node's files in it.
 #[test]
 fn mkdir_fails_when_another_node_made_the_directory() {
     let world = world(Duration::from_secs(600));
@@ -153,7 +153,7 @@ fn mkdir_fails_when_another_node_made_the_directory() {
     assert_eq!(made.unwrap_err().errno, Errno::EXIST);
 }
 
-/// Regression: the look-up of a store's file whose name has a hint wrote a record to the catalog, also in a run that only reads.
+/// Regression: the look-up of a store's file with a hint wrote a record to the catalog, even in a run that only reads.
 #[test]
 fn lookup_of_a_hinted_store_file_writes_no_record() {
     let world = world(Duration::from_secs(600));

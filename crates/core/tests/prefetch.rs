@@ -1,5 +1,5 @@
 //! Prefetch of files that programs have open: under mediated readers, and for passed-through readers after their last close.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,22 +20,22 @@ fn passed_through() -> World {
     World::of(Kind { plain: true, direct: true }, ROOMY, |config| config.copy_up_bytes_max = ROOMY)
 }
 
-/// Brings it in; `meanwhile` happens once, while it is being copied. Returns its bytes, and how often the copy asked whether
-/// to go on.
+/// Prefetches a file, and runs `meanwhile` once during the copy. Returns the copied bytes, and the number of times that the
+/// copy checked whether to continue.
 fn prefetch(world: &World, id: FileId, meanwhile: impl Fn() + Sync) -> (u64, u64) {
-    let (asked, events) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (checks, events) = (AtomicU64::new(0), AtomicBool::new(false));
     let bytes = world.namespace.prefetch.prefetch(id, &|| {
-        // (Not at the first bytes: the source is open, and part of it is copied.)
-        if asked.fetch_add(1, Ordering::SeqCst) == 1 && !events.swap(true, Ordering::SeqCst) {
+        // (At the second check the source is open, and a part of it is copied.)
+        if checks.fetch_add(1, Ordering::SeqCst) == 1 && !events.swap(true, Ordering::SeqCst) {
             meanwhile();
         }
         false
     });
-    (bytes.unwrap(), asked.into_inner())
+    (bytes.unwrap(), checks.into_inner())
 }
 
-/// How often one copy of it asks.
-fn asks_of_one_copy(bytes: &[u8]) -> u64 {
+/// The number of checks of one copy.
+fn checks_of_one_copy(bytes: &[u8]) -> u64 {
     let world = mediated();
     world.put("f", bytes);
     prefetch(&world, world.find("f").unwrap(), || ()).1
@@ -70,14 +70,14 @@ fn open_file_is_prefetched_while_readers_have_it() {
     assert_eq!(brought, SIZE);
     world.is_charged();
     assert!(world.used_bytes() >= SIZE);
-    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the store has it, too");
+    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the copy counts as dirty");
     // Later and earlier readers read the copy.
     other.set(Some(world.open("f", libc::O_RDONLY).unwrap()));
     let other = other.take().unwrap();
     assert!(world.read_on(&reader, MIB).unwrap() == bytes);
     assert!(world.read_on(&other, MIB).unwrap() == bytes);
     assert!(from_tiers(&world) >= 2 * SIZE);
-    assert_eq!(prefetch(&world, id, || ()), (0, 0), "it is there");
+    assert_eq!(prefetch(&world, id, || ()), (0, 0), "the copy was made again");
     assert_eq!(world.namespace.files.eviction.evict(id, "it is open").unwrap(), 0);
     world.close(reader);
     world.close(other);
@@ -147,20 +147,20 @@ fn readers_keep_the_prefetched_copy_after_an_agent_kill() {
     nothing_is_left(&world);
 }
 
-/// Who writes while it is copied has what he wrote, and his readers see it.
+/// A program writes a file during its copy: the file and its readers have the written bytes.
 fn a_writer_wins(mut world: World, with_reader: bool) {
     let mut bytes = pattern(SIZE, 5);
     world.put("f", &bytes);
     let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
     let id = world.find("f").unwrap();
     let writer = std::sync::Mutex::new(None);
-    let (brought, asked) = prefetch(&world, id, || {
+    let (brought, checks) = prefetch(&world, id, || {
         let opened = world.open("f", libc::O_RDWR).unwrap();
         world.write(&opened, 5 * MIB, b"newer").unwrap();
         *writer.lock().unwrap() = Some(opened);
     });
     assert_eq!(brought, 0);
-    assert!(asked <= asks_of_one_copy(&bytes), "copied more than once");
+    assert!(checks <= checks_of_one_copy(&bytes), "copied more than once");
     bytes[5 * MIB as usize..][..5].copy_from_slice(b"newer");
     if let Some(reader) = reader {
         assert!(world.read_on(&reader, MIB).unwrap() == bytes);
@@ -182,8 +182,8 @@ fn writer_during_a_prefetch_wins() {
     }
 }
 
-/// A program that writes and closes the file during the copy leaves another version. The copy of the version before
-/// does not cover it.
+/// A program that writes and closes the file during the copy makes a new version. The copy of the earlier version does
+/// not replace it.
 #[test]
 fn write_during_a_prefetch_is_not_covered_by_the_copy() {
     for direct in [false, true] {
@@ -211,11 +211,11 @@ fn write_during_a_prefetch_is_not_covered_by_the_copy() {
     }
 }
 
-/// Another file under its name, or other bytes in it. Regression: the agent copied the file three times.
+/// Another client replaces the file or its bytes. Regression: the agent copied the file three times.
 #[test]
 fn change_in_the_store_during_a_prefetch_ends_the_prefetch() {
     let (bytes, newer) = (pattern(SIZE, 7), pattern(SIZE - MIB, 8));
-    let once = asks_of_one_copy(&bytes);
+    let once = checks_of_one_copy(&bytes);
     for direct in [false, true] {
         for replaced in [false, true] {
             for with_reader in [false, true] {
@@ -223,12 +223,12 @@ fn change_in_the_store_during_a_prefetch_ends_the_prefetch() {
                 world.put("f", &bytes);
                 let id = world.find("f").unwrap();
                 let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
-                let (brought, asked) = prefetch(&world, id, || match replaced {
+                let (brought, checks) = prefetch(&world, id, || match replaced {
                     true => world.put("f", &newer),
                     false => std::fs::write(world.in_store("f"), &newer).unwrap(),
                 });
                 assert_eq!(brought, 0, "direct {direct}, replaced {replaced}, reader {with_reader}");
-                assert!(asked <= once, "{asked} instead of {once}: copied again");
+                assert!(checks <= once, "{checks} instead of {once}: copied again");
                 if let Some(reader) = reader {
                     assert!(world.read_on(&reader, MIB).unwrap() == if replaced { &bytes[..] } else { &newer });
                     world.close(reader);
@@ -251,15 +251,15 @@ fn file_changed_before_a_prefetch_is_copied_once() {
     let id = world.find("f").unwrap();
     std::thread::sleep(Duration::from_millis(20));
     std::fs::write(world.in_store("f"), &newer).unwrap();
-    let (brought, asked) = prefetch(&world, id, || ());
-    assert_eq!((brought, asked), (SIZE, asks_of_one_copy(&bytes)));
+    let (brought, checks) = prefetch(&world, id, || ());
+    assert_eq!((brought, checks), (SIZE, checks_of_one_copy(&bytes)));
     let reader = world.open("f", libc::O_RDONLY).unwrap();
     assert!(world.read_on(&reader, MIB).unwrap() == newer);
     assert_eq!(hits(&world), 1);
     world.close(reader);
 }
 
-/// Its reader has the earlier version open, and no other process has it.
+/// A reader has the earlier version open, which the store no longer has.
 #[test]
 fn readers_of_another_version_keep_theirs() {
     let world = mediated();
@@ -282,11 +282,11 @@ fn file_deleted_during_a_prefetch_stays_deleted() {
             let bytes = pattern(SIZE, 13);
             world.put("f", &bytes);
             let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
-            let (brought, asked) = prefetch(&world, world.find("f").unwrap(), || {
+            let (brought, checks) = prefetch(&world, world.find("f").unwrap(), || {
                 world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
             });
             assert_eq!(brought, 0);
-            assert!(asked <= asks_of_one_copy(&bytes), "copied more than once");
+            assert!(checks <= checks_of_one_copy(&bytes), "copied more than once");
             world.settle();
             assert!(!world.in_store("f").exists());
             if let Some(reader) = reader {
@@ -311,10 +311,10 @@ fn copy_of_a_passed_through_file_waits_for_its_readers() {
     assert_eq!(prefetch(&world, id, || ()).0, SIZE);
     world.is_charged();
     assert!(world.used_bytes() >= SIZE);
-    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the store has it");
-    assert_eq!(prefetch(&world, id, || ()), (0, 0), "it waits to be used");
+    assert_eq!(world.namespace.metadata.dirty_bytes(), 0, "the waiting copy counts as dirty");
+    assert_eq!(prefetch(&world, id, || ()), (0, 0), "the waiting copy was made again");
     let other = world.open("f", libc::O_RDONLY).unwrap();
-    assert_eq!(other.grant, reader.grant, "all of one file agree");
+    assert_eq!(other.grant, reader.grant, "two readers have different grants");
     world.close(reader);
     assert!(world.read_on(&other, MIB).unwrap() == bytes);
     assert_eq!(hits(&world), 0);
@@ -337,7 +337,7 @@ fn waiting_copy_is_removed_when_the_file_changes() {
         ("written", |world| {
             let writer = world.open("f", libc::O_RDWR).unwrap();
             world.write(&writer, MIB, b"newer").unwrap();
-            assert_eq!(world.on_tiers(), 0, "whoever writes wants the room");
+            assert_eq!(world.on_tiers(), 0, "the waiting copy still takes room");
             world.close(writer);
         }),
         ("deleted", |world| world.namespace.names.unlink(&world.caller, FileId::ROOT, b"f").unwrap()),
@@ -407,9 +407,9 @@ fn waiting_copy_is_evicted_for_room() {
     world.close(made);
     world.is_charged();
     let made = world.find("made").unwrap();
-    let location = world.namespace.files.eviction.evict(made, "only we have it").unwrap();
+    let location = world.namespace.files.eviction.evict(made, "the test evicts a dirty file").unwrap();
     assert_eq!(location, 0);
-    assert!(world.on_tiers() >= 14 * MIB, "what was written found no room where a spare copy lay");
+    assert!(world.on_tiers() >= 14 * MIB, "the waiting copy kept its room, and the written file got none");
     assert!(world.on_tiers() < 14 * MIB + SIZE);
     world.close(reader);
     world.is_charged();

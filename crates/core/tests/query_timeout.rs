@@ -1,7 +1,7 @@
-//! Queries with a timeout, to a store whose server does not answer: a program gets an error after the timeout, and everything
-//! that needs no answer at once. A slow server is waited for.
+//! Queries with a timeout, to a store whose server does not answer: a program gets an error after the timeout. Operations that
+//! need no answer succeed at once. The agent waits for a slow server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn errno<T>(outcome: Result<T, Fault>) -> Option<Errno> {
     outcome.err().map(|fault| fault.errno)
 }
 
-/// How many names are in it.
+/// The number of names in the directory.
 fn list(world: &World, dir: FileId) -> Result<usize, Fault> {
     let listing = world.namespace.listings.opendir(&world.caller, dir)?;
     let listed = world.namespace.listings.listing(listing.fh, 0).map(|names| names.len());
@@ -66,7 +66,7 @@ fn names_in_a_made_directory_need_no_server() {
     namespace.names.rename(&caller, made, b"sub", new, b"sub", 0).unwrap();
     namespace.names.rmdir(&caller, new, b"deep").unwrap();
     assert_eq!(list(&world, made).unwrap(), 2);
-    assert_eq!(world.line.questions(), before, "the server was asked");
+    assert_eq!(world.line.questions(), before, "the server got a query");
     world.line.answer();
 }
 
@@ -86,13 +86,13 @@ fn slow_server_is_waited_for() {
         while world.line.questions() < 4 && !answered.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(!answered.load(Ordering::SeqCst), "given up although the server answers");
+        assert!(!answered.load(Ordering::SeqCst), "the listing ended although the server answers other queries");
         world.line.answer();
         assert_eq!(lister.join().unwrap().unwrap(), 1);
     });
 }
 
-/// A store that never gives the rest does not keep its file indefinitely.
+/// A deleted file does not stay in a store that never returns the rest of its bytes.
 #[test]
 fn unreadable_deleted_file_is_removed_in_the_end() {
     let mut world = World::new(ROOMY);

@@ -1,5 +1,5 @@
 //! Trees that are copied from one directory to another.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -1,5 +1,5 @@
 //! The tests of the store's drivers on real servers, in one binary: a file is a module, and each test a process of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test reports by a panic")]
 
 mod gridfs;
 mod redis;

@@ -63,8 +63,8 @@ class Agent:
 
     def wait(self, paths: Iterable[str]) -> str:
         """Waits until these are durable; returns the message about those that are not."""
-        said = (_said(words) for words in self.wait_words(paths))
-        return "\n".join(filter(None, said))
+        messages = (_message(words) for words in self.wait_words(paths))
+        return "\n".join(filter(None, messages))
 
     def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
         """The same as commands, for callers that start them."""
@@ -90,20 +90,20 @@ class Agent:
         words = [self.program, "status", "--json", *self._state(), "--", directory]
         asked = subprocess.run(words, capture_output=True, check=False)
         try:
-            told = json.loads(asked.stdout) if asked.returncode == 0 else []
+            answer = json.loads(asked.stdout) if asked.returncode == 0 else []
         except ValueError:
-            told = []
-        return told[0] if told else None
+            answer = []
+        return answer[0] if answer else None
 
     def records(self) -> list[dict[str, Any]]:
         """The records of runs (docs/report.md), the newest last."""
         words = [self.program, "report", "--list", "--json", *self._state()]
         asked = subprocess.run(words, capture_output=True, check=False)
         try:
-            told = json.loads(asked.stdout) if asked.returncode == 0 else []
+            answer = json.loads(asked.stdout) if asked.returncode == 0 else []
         except ValueError:
-            told = []
-        return told if isinstance(told, list) else []
+            answer = []
+        return answer if isinstance(answer, list) else []
 
     def _state(self) -> list[str]:
         return [] if self.state is None else ["--state", self.state]
@@ -123,7 +123,7 @@ class Agent:
             yield head + some
 
 
-def _said(words: list[str]) -> str:
+def _message(words: list[str]) -> str:
     """Empty on success."""
     ran = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     return "" if ran.returncode == 0 else ran.stderr.decode(errors="replace").strip() or f"exit code {ran.returncode}"

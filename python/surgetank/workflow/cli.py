@@ -77,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("description", type=Path, help="the workflow's description, in its engine's own language")
-    parser.add_argument(
-        "--engine", choices=sorted(ENGINES), help="what language it is in; seen from the file otherwise"
-    )
+    parser.add_argument("--engine", choices=sorted(ENGINES), help="its language [default: recognised from the file]")
 
 
 def _of_facts(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +88,7 @@ def _of_facts(parser: argparse.ArgumentParser) -> None:
         choices=list(Persist),
         metavar="{final,all,when-consumed}",
         default=Persist.ALL,
-        help="what goes to the store: results only, all but what is declared temporary (default), or that when it is consumed",
+        help="what goes to the store: results only, every file that is not declared temporary (default), or the same when consumed",
     )
     execute.name_options(parser)
     parser.add_argument(
@@ -124,9 +122,9 @@ def _import(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     workflow, facts = _derived(args)
     if args.json:
-        told: dict[str, Any] = explain.summary(workflow, facts, args.persist, args.cores)
-        told["of_files"] = explain.rows(workflow, facts, args.persist)
-        print(jsontext.dumps(told, indent=1))
+        document: dict[str, Any] = explain.summary(workflow, facts, args.persist, args.cores)
+        document["of_files"] = explain.rows(workflow, facts, args.persist)
+        print(jsontext.dumps(document, indent=1))
     else:
         sys.stdout.write(explain.text(workflow, facts, args.persist, args.cores, every=args.every))
     return 0

@@ -290,7 +290,7 @@ class _Writer:
             properties["sha256"] = sha256(here)
         else:
             notes["content"] = (
-                "dropped after its last reader" if path in self.run.dropped else "not there, or changed since"
+                "dropped after its last reader" if path in self.run.dropped else "missing, or changed since"
             )
         if path in self.run.dropped:
             notes["dropped"] = _time(self.run.dropped[path])
@@ -323,14 +323,14 @@ def lives(run: Run, record: Mapping[str, Any] | None) -> dict[str, dict[str, str
         whole = served / file["path"]
         if not whole.is_relative_to(run.root):
             continue
-        told = {"place": file["place"], "placement": file["placement"], "versions": str(file["versions"])}
+        properties = {"place": file["place"], "placement": file["placement"], "versions": str(file["versions"])}
         begun_us = record["begun_unix_us"]
-        told["sealed"] = _time((begun_us + file["sealed_us"]) * 1000)
+        properties["sealed"] = _time((begun_us + file["sealed_us"]) * 1000)
         durable = file.get("durable_us")
-        told["durable"] = "never in the store" if durable is None else _time((begun_us + durable) * 1000)
+        properties["durable"] = "never in the store" if durable is None else _time((begun_us + durable) * 1000)
         if durable is not None:
-            told["store"] = record["store"]
-        found[str(whole.relative_to(run.root))] = told
+            properties["store"] = record["store"]
+        found[str(whole.relative_to(run.root))] = properties
     return found
 
 

@@ -155,9 +155,9 @@ class _Sizes:
                     self.alike[_like(earlier, path)].append(file.size_bytes)
 
     def of(self, path: str) -> tuple[int | None, str | None]:
-        told = self.workflow.files[path].size_bytes
-        if told is not None:
-            return told, "description"
+        stated = self.workflow.files[path].size_bytes
+        if stated is not None:
+            return stated, "description"
         if path in self.known:
             return self.known[path], "history"
         if path in self.workflow.producer and (alike := self.alike.get(_like(self.workflow, path))):

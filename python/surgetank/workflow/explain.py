@@ -48,7 +48,7 @@ def summary(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, co
 
 def rows(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> list[dict[str, Any]]:
     """One object per file, in the order of the description."""
-    told = {
+    hint_of = {
         hint["path"]: {key: value for key, value in hint.items() if key != "path"}
         for hint in hints(workflow, facts, persist)
     }
@@ -62,7 +62,7 @@ def rows(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> li
             "maker": fact.maker,
             "readers": fact.readers,
             "group": fact.group,
-            "hint": told.get(path, {}),
+            "hint": hint_of.get(path, {}),
         }
         for path, fact in facts.items()
     ]
@@ -113,11 +113,11 @@ def _each(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> l
 
 def _grouped(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> list[tuple[str, ...]]:
     groups: dict[tuple[Any, ...], list[str]] = {}
-    told: dict[str, dict[str, Any]] = {row["path"]: row["hint"] for row in rows(workflow, facts, persist)}
+    hint_of: dict[str, dict[str, Any]] = {row["path"]: row["hint"] for row in rows(workflow, facts, persist)}
     for path, fact in facts.items():
         kinds = Counter(workflow.tasks[reader].kind for reader in fact.readers)
         maker = "-" if fact.maker is None else workflow.tasks[fact.maker].kind
-        hint = _hint({key: value for key, value in told[path].items() if key != "size"})
+        hint = _hint({key: value for key, value in hint_of[path].items() if key != "size"})
         key = (maker, fact.pattern, fact.lifetime, tuple(sorted(kinds)), hint)
         groups.setdefault(key, []).append(path)
     table: list[tuple[str, ...]] = []

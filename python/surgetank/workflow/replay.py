@@ -41,7 +41,7 @@ def add_replay(subparsers: Verbs, load: Load = wfformat.load) -> argparse.Argume
     parser.add_argument("--time-scale", type=float, default=0.0, metavar="F", help="run times times this [default: 0]")
     parser.add_argument("--cpu", choices=["busy", "sleep"], default="sleep", help="how a task spends its time")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with a replay that was interrupted, not begin again"
+        "--resume", action="store_true", help="continue an interrupted replay instead of beginning again"
     )
     add_execution(parser)
     parser.set_defaults(do=lambda args: _replay(args, load))
@@ -108,9 +108,9 @@ def verify_store(workflow: Workflow, settings: Settings, root: str) -> tuple[int
                 wrong.append(f"{path!r} was to be dropped, and is in the store")
             continue
         expected = workflow.files[path].size_bytes or 0
-        said = content.verify(whole, path, expected)
-        if said is not None:
-            wrong.append(said)
+        error = content.verify(whole, path, expected)
+        if error is not None:
+            wrong.append(error)
         else:
             count, size = count + 1, size + expected
     return count, size, wrong
@@ -121,7 +121,7 @@ def store_root(settings: Settings, store: str | None) -> str:
     if store is None or settings.bare:
         return settings.directory
     if "://" in store and not store.startswith("file://"):
-        raise Problem("a replay verifies what is in the store, which has to be a directory", where=store)
+        raise Problem("a replay verifies the files in the store, which must be a directory", where=store)
     return os.path.join(store.removeprefix("file://"), os.path.relpath(settings.directory, settings.over))
 
 

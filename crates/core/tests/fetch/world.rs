@@ -1,4 +1,4 @@
-//! A namespace over a store that gives bytes by ranges only (or over a directory), and the few operations that these tests need.
+//! A namespace over a store that gives bytes only by ranges (or over a directory), and the operations that these tests need.
 #![allow(dead_code, reason = "each test file is compiled with its own copy and uses a part of it")]
 
 use std::os::fd::BorrowedFd;
@@ -23,15 +23,15 @@ use surgetank_types::model::{Caller, FileId, FsyncTarget};
 
 pub const MIB: u64 = 1 << 20;
 pub const CHUNK: u64 = RANGE_BYTES;
-/// Longer than anything here takes.
+/// Longer than any wait here takes.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the store and the kernel are.
+/// The kinds of the store and the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Kind {
     /// The store is a directory.
     pub plain: bool,
-    /// The kernel takes every plain file it is offered.
+    /// The kernel accepts every offered plain file.
     pub direct: bool,
 }
 
@@ -94,7 +94,7 @@ impl World {
             ordered: true,
             verify: Verify::Cache,
             fsync: Some(FsyncTarget::Tier),
-            // Nothing is written in place, however large it is.
+            // The drain writes no file in place, however large the file is.
             copy_up_bytes_max: 0,
             dirty_bytes_max: u64::MAX,
             drain_threads: 2,
@@ -121,14 +121,14 @@ impl World {
         Self::begin(kind, base, config, Arc::new(Handoff::new().unwrap()), false)
     }
 
-    /// The agent is killed, and another one goes on.
+    /// Kills the agent, and starts another one.
     pub fn die(mut self) -> Self {
         self.stop_drain();
         let (kind, config, handoff) = (self.kind, self.namespace.base.config.as_ref().clone(), self.handoff.clone());
         let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
-        let gone = Arc::downgrade(&self.namespace);
+        let old = Arc::downgrade(&self.namespace);
         drop(self);
-        assert!(gone.upgrade().is_none(), "somebody still holds the namespace of the agent that died");
+        assert!(old.upgrade().is_none(), "a thread still holds the namespace of the dead agent");
         Self::begin(kind, base, config, handoff, true)
     }
 
@@ -165,7 +165,7 @@ impl World {
         std::fs::rename(&beside, self.in_store(name)).unwrap();
     }
 
-    /// A huge one, of zeros but for a few bytes.
+    /// Another client puts a huge file of zeros, except for a few bytes.
     pub fn put_sparse(&self, name: &str, size_bytes: u64, at: u64, bytes: &[u8]) {
         let file = std::fs::File::create(self.in_store(name)).unwrap();
         file.set_len(size_bytes).unwrap();
@@ -202,7 +202,7 @@ impl World {
         self.namespace.files.transfers.write(opened.handle, offset, bytes, false).map_err(|fault| fault.errno)
     }
 
-    /// As programs read that go from the beginning to the end.
+    /// Reads from the beginning to the end, as a sequential program does.
     pub fn read_on(&self, opened: &Opened, step: u64) -> Result<Vec<u8>, Errno> {
         let mut all = Vec::new();
         loop {
@@ -222,7 +222,7 @@ impl World {
         self.namespace.base.tiers.devices().map(surgetank_tier::Device::used_bytes).sum()
     }
 
-    /// Bytes that plain files on the tiers take, named or not yet.
+    /// Bytes of the plain files on the tiers, with and without a name.
     pub fn on_tiers(&self) -> u64 {
         let mut blocks = 0;
         for device in self.namespace.base.tiers.devices() {
@@ -231,10 +231,10 @@ impl World {
         blocks
     }
 
-    /// The charged bytes are on the tier. (The file may take one more block when its place on the disk is decided.)
+    /// The charged bytes are on the tier. (A file may take one more block when the file system allocates it on the disk.)
     pub fn is_charged(&self) {
         let (used, there) = (self.used_bytes(), self.on_tiers());
-        assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} there");
+        assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} on the tiers");
     }
 
     pub fn start_drain(&mut self) {
@@ -267,7 +267,7 @@ impl World {
     }
 }
 
-/// Bytes of which every part tells where it belongs.
+/// Bytes that identify their own offset.
 pub fn pattern(size_bytes: u64, salt: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size_bytes as usize + 8);
     let mut at = 0_u64;

@@ -1,4 +1,4 @@
-//! The namespace as programs reach it: paths are walked and the checks made that the kernel makes before it asks us.
+//! The namespace as programs reach it: walks paths, and makes the checks that the kernel makes before it sends a request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,7 @@ use surgetank_types::model::{self, Attr, Caller, FileId, Timestamp};
 use surgetank_testkit::model::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
 use surgetank_testkit::model::reference::{Answer, Kind, LINK_TARGET, Outcome, Seen};
 
-/// A kernel that takes every plain file it is offered; direct reads and writes come through the namespace all the same.
+/// A kernel that accepts every offered plain file; direct reads and writes still go through the namespace.
 struct Kernel {
     backed: AtomicU32,
 }
@@ -47,7 +47,7 @@ pub struct Mounted {
     slots: [Option<Slot>; SLOTS],
     /// References that the kernel holds.
     lookups: HashMap<FileId, u64>,
-    /// What the kernel forgets at once.
+    /// The kernel forgets unopened inodes at once.
     forgets: bool,
 }
 
@@ -56,7 +56,7 @@ fn kind_of(kind: model::Kind) -> Kind {
         model::Kind::File => Kind::File,
         model::Kind::Directory => Kind::Directory,
         model::Kind::Symlink => Kind::Symlink,
-        other => panic!("nobody made a {other:?}"),
+        other => panic!("a {other:?}, which the test did not make"),
     }
 }
 
@@ -84,7 +84,7 @@ impl Mounted {
     }
 
     pub fn forget(&mut self) {
-        // The kernel keeps what is open, and the directories above what it keeps.
+        // The kernel keeps open files, and the directories above kept inodes.
         let open: Vec<FileId> = self.slots.iter().flatten().map(|slot| slot.id).collect();
         for (id, count) in std::mem::take(&mut self.lookups) {
             if open.contains(&id) {
@@ -101,12 +101,12 @@ impl Mounted {
         }
     }
 
-    /// All bytes of a file, read through a handle of its own.
+    /// All bytes of a file, through a separate handle.
     pub fn content(&mut self, path: &str) -> Result<Vec<u8>, Errno> {
         let there = self.find(path)?;
-        let opened = told(self.namespace.files.opener.open_file(&self.caller, there.id, libc::O_RDONLY))?;
+        let opened = errno_of(self.namespace.files.opener.open_file(&self.caller, there.id, libc::O_RDONLY))?;
         let mut bytes = vec![0; there.attr.size_bytes as usize + 1];
-        let count = told(self.namespace.files.transfers.read(opened.handle, 0, &mut bytes));
+        let count = errno_of(self.namespace.files.transfers.read(opened.handle, 0, &mut bytes));
         self.namespace.files.opener.release(opened.handle);
         bytes.truncate(count?);
         if self.forgets {
@@ -186,7 +186,7 @@ impl Mounted {
                     return Err(Errno::LOOP);
                 }
                 let flags = flags(*access, *append, *truncate) | if *exclusive { libc::O_EXCL } else { 0 };
-                let (found, opened) = told(namespace.names.create(&caller, dir, name, *perm, flags))?;
+                let (found, opened) = errno_of(namespace.names.create(&caller, dir, name, *perm, flags))?;
                 self.met(found.id);
                 self.opened(*slot, Slot { handle: opened.handle, id: found.id, access: *access, append: *append });
             }
@@ -196,7 +196,7 @@ impl Mounted {
                     return Err(Errno::LOOP);
                 }
                 let opened =
-                    told(namespace.files.opener.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
+                    errno_of(namespace.files.opener.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
                 self.opened(*slot, Slot { handle: opened.handle, id: there.id, access: *access, append: *append });
             }
             Operation::Read { slot, offset, length } => {
@@ -205,7 +205,7 @@ impl Mounted {
                     return Err(Errno::BADF);
                 }
                 let mut buffer = vec![0; *length];
-                let count = told(namespace.files.transfers.read(slot.handle, *offset, &mut buffer))?;
+                let count = errno_of(namespace.files.transfers.read(slot.handle, *offset, &mut buffer))?;
                 buffer.truncate(count);
                 return Ok(Outcome::Bytes(buffer));
             }
@@ -216,13 +216,13 @@ impl Mounted {
                 }
                 let data = vec![*byte; *length];
                 let offset = if slot.append {
-                    told(namespace.attributes.getattr(slot.id, None))?.attr.size_bytes
+                    errno_of(namespace.attributes.getattr(slot.id, None))?.attr.size_bytes
                 } else {
                     *offset
                 };
                 let mut done = 0;
                 while done < data.len() {
-                    done += told(namespace.files.transfers.write(
+                    done += errno_of(namespace.files.transfers.write(
                         slot.handle,
                         offset + done as u64,
                         &data[done..],
@@ -233,7 +233,7 @@ impl Mounted {
             Operation::Truncate { path, size } => {
                 let there = self.find_followed(path)?;
                 let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
-                told(namespace.attributes.setattr(&caller, there.id, None, &change))?;
+                errno_of(namespace.attributes.setattr(&caller, there.id, None, &change))?;
             }
             Operation::TruncateOpen { slot, size } => {
                 let slot = self.slot(*slot)?;
@@ -241,7 +241,7 @@ impl Mounted {
                     return Err(Errno::INVAL);
                 }
                 let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
-                told(namespace.attributes.setattr(&caller, slot.id, Some(slot.handle), &change))?;
+                errno_of(namespace.attributes.setattr(&caller, slot.id, Some(slot.handle), &change))?;
             }
             Operation::Allocate { slot, offset, length, how } => {
                 let slot = self.slot(*slot)?;
@@ -253,7 +253,7 @@ impl Mounted {
                     Allocating::KeepSize => libc::FALLOC_FL_KEEP_SIZE,
                     Allocating::Punch => libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE,
                 };
-                told(namespace.files.transfers.allocate(slot.handle, mode as u32, *offset, *length))?;
+                errno_of(namespace.files.transfers.allocate(slot.handle, mode as u32, *offset, *length))?;
             }
             Operation::Close { slot } => {
                 if let Some(slot) = self.slots[*slot].take() {
@@ -262,16 +262,16 @@ impl Mounted {
             }
             Operation::Unlink { path } => {
                 let (dir, name, _) = self.place(path)?;
-                told(namespace.names.unlink(&caller, dir, name))?;
+                errno_of(namespace.names.unlink(&caller, dir, name))?;
             }
             Operation::Mkdir { path, perm } => {
                 let (dir, name, _) = self.place(path)?;
-                let found = told(namespace.names.mkdir(&caller, dir, name, *perm))?;
+                let found = errno_of(namespace.names.mkdir(&caller, dir, name, *perm))?;
                 self.met(found.id);
             }
             Operation::Rmdir { path } => {
                 let (dir, name, _) = self.place(path)?;
-                told(namespace.names.rmdir(&caller, dir, name))?;
+                errno_of(namespace.names.rmdir(&caller, dir, name))?;
             }
             Operation::Rename { from, to, how } => {
                 let (from_dir, from_name, _) = self.place(from)?;
@@ -281,27 +281,27 @@ impl Mounted {
                     Renaming::NoReplace => libc::RENAME_NOREPLACE,
                     Renaming::Exchange => libc::RENAME_EXCHANGE,
                 };
-                told(namespace.names.rename(&caller, from_dir, from_name, to_dir, to_name, flags))?;
+                errno_of(namespace.names.rename(&caller, from_dir, from_name, to_dir, to_name, flags))?;
             }
             Operation::Link { from, to } => {
                 let id = self.find(from)?.id;
                 let (dir, name, _) = self.place(to)?;
-                let found = told(namespace.names.link(&caller, id, dir, name))?;
+                let found = errno_of(namespace.names.link(&caller, id, dir, name))?;
                 self.met(found.id);
             }
             Operation::Symlink { path } => {
                 let (dir, name, _) = self.place(path)?;
-                let found = told(namespace.names.symlink(&caller, dir, name, LINK_TARGET.as_bytes()))?;
+                let found = errno_of(namespace.names.symlink(&caller, dir, name, LINK_TARGET.as_bytes()))?;
                 self.met(found.id);
             }
             Operation::Readlink { path } => {
                 let there = self.find(path)?;
-                let target = told(namespace.attributes.readlink(there.id))?;
+                let target = errno_of(namespace.attributes.readlink(there.id))?;
                 return Ok(Outcome::Target(String::from_utf8(target.into_vec()).unwrap()));
             }
             Operation::Chmod { path, perm } => {
                 let there = self.find_followed(path)?;
-                told(namespace.attributes.setattr(
+                errno_of(namespace.attributes.setattr(
                     &caller,
                     there.id,
                     None,
@@ -311,7 +311,12 @@ impl Mounted {
             Operation::Utimens { path, seconds } => {
                 let there = self.find_followed(path)?;
                 let mtime = Some(Timestamp::from_parts(*seconds, 0));
-                told(namespace.attributes.setattr(&caller, there.id, None, &SetAttr { mtime, ..SetAttr::default() }))?;
+                errno_of(namespace.attributes.setattr(
+                    &caller,
+                    there.id,
+                    None,
+                    &SetAttr { mtime, ..SetAttr::default() },
+                ))?;
             }
             Operation::SetXattr { path, name, byte, how } => {
                 let there = self.find_followed(path)?;
@@ -320,18 +325,18 @@ impl Mounted {
                     Setting::Create => libc::XATTR_CREATE,
                     Setting::Replace => libc::XATTR_REPLACE,
                 };
-                told(namespace.xattrs.setxattr(&caller, there.id, name.as_bytes(), &[*byte; 3], flags))?;
+                errno_of(namespace.xattrs.setxattr(&caller, there.id, name.as_bytes(), &[*byte; 3], flags))?;
             }
             Operation::RemoveXattr { path, name } => {
                 let there = self.find_followed(path)?;
-                told(namespace.xattrs.removexattr(&caller, there.id, name.as_bytes()))?;
+                errno_of(namespace.xattrs.removexattr(&caller, there.id, name.as_bytes()))?;
             }
             Operation::ListXattr { path } => {
                 let there = self.find_followed(path)?;
-                let names = told(namespace.xattrs.listxattr(there.id))?;
+                let names = errno_of(namespace.xattrs.listxattr(there.id))?;
                 let mut found = BTreeMap::new();
                 for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-                    let value = told(namespace.xattrs.getxattr(there.id, name))?;
+                    let value = errno_of(namespace.xattrs.getxattr(there.id, name))?;
                     found.insert(String::from_utf8(name.to_vec()).unwrap(), value);
                 }
                 return Ok(Outcome::Xattrs(found));
@@ -342,35 +347,35 @@ impl Mounted {
             }
             Operation::Stat { path } => {
                 let there = self.find(path)?;
-                let again = told(namespace.attributes.getattr(there.id, None))?.attr;
+                let again = errno_of(namespace.attributes.getattr(there.id, None))?.attr;
                 assert_eq!(Self::seen(&again), Self::seen(&there.attr), "lookup and getattr of {path} differ");
                 *attr = Some(again);
                 return Ok(Outcome::Seen(Self::seen(&again)));
             }
             Operation::StatOpen { slot } => {
                 let slot = self.slot(*slot)?;
-                let now = told(namespace.attributes.getattr(slot.id, Some(slot.handle)))?.attr;
+                let now = errno_of(namespace.attributes.getattr(slot.id, Some(slot.handle)))?.attr;
                 *attr = Some(now);
                 return Ok(Outcome::Seen(Self::seen(&now)));
             }
             Operation::Fsync { slot } => {
                 let slot = self.slot(*slot)?;
-                told(namespace.files.syncs.fsync(slot.handle, false))?;
+                errno_of(namespace.files.syncs.fsync(slot.handle, false))?;
             }
             Operation::FsyncDir { path } => {
                 let there = self.find_followed(path)?;
                 if there.kind != Kind::Directory {
                     return Err(Errno::NOTDIR);
                 }
-                told(namespace.files.syncs.fsync_dir(there.id))?;
+                errno_of(namespace.files.syncs.fsync_dir(there.id))?;
             }
         }
         Ok(Outcome::Fine)
     }
 
     fn list(&mut self, dir: Met) -> Answer {
-        let listing = told(self.namespace.listings.opendir(&self.caller, dir.id))?.fh;
-        let entries = told(self.namespace.listings.listing(listing, 0))?;
+        let listing = errno_of(self.namespace.listings.opendir(&self.caller, dir.id))?.fh;
+        let entries = errno_of(self.namespace.listings.listing(listing, 0))?;
         self.namespace.listings.releasedir(listing);
         let mut names = BTreeMap::new();
         for entry in entries.iter() {
@@ -392,7 +397,7 @@ struct Met {
     attr: Attr,
 }
 
-fn told<T>(result: FsResult<T>) -> Result<T, Errno> {
+fn errno_of<T>(result: FsResult<T>) -> Result<T, Errno> {
     result.map_err(|fault| fault.errno)
 }
 

@@ -1,5 +1,5 @@
-//! The machine around the namespace: tiers, a catalog and a store that can be cut off in the middle, and that does wrong what
-//! the terms say.
+//! The machine around the namespace: tiers, and a catalog and a store that can stop at any step. The store fails as the terms
+//! prescribe.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -22,10 +22,10 @@ use surgetank_testkit::stores::faulty::{self, Failure, Faulty, Rule};
 use surgetank_testkit::stores::ranges_only::RangesOnly;
 
 const KEY: &str = "model";
-/// For as long a publication is held: time enough for a program to do something.
+/// Delay of a held publication: long enough for an operation of a program.
 const HOLD: Duration = Duration::from_millis(500);
 
-/// Lets so many steps through and nothing after, in store and catalog alike: how an agent ends that is killed.
+/// Passes a number of steps in store and catalog, and fails all later ones, as the kill of an agent does.
 #[derive(Default)]
 pub struct Fuse {
     lit: AtomicBool,
@@ -71,7 +71,7 @@ impl Catalog for FusedCatalog {
     }
 }
 
-/// What the store has done wrong so far, in the lives of all agents.
+/// The failures of the store so far, over the lives of all agents.
 #[derive(Default)]
 pub struct Wrong {
     asked: AtomicU64,
@@ -81,7 +81,7 @@ pub struct Wrong {
     asked_at_start: AtomicU64,
 }
 
-/// Only asked, and by the drain: programs would see the error.
+/// Queries of the drain only, because programs would see the error of their own.
 fn is_question_of_the_drain(operation: faulty::Operation) -> bool {
     use faulty::Operation::{Check, List, Open, ReadLink, Stat, Verify};
     let drains = matches!(std::thread::current().name(), Some("drain" | "stage"));
@@ -168,13 +168,13 @@ fn mount<S: Store + 'static>(
         use faulty::Operation::{Open, Stat};
         matches!(operation, Open | Stat)
             && starting.starting.load(Ordering::SeqCst)
-            // (Without its root nobody begins.)
+            // (An agent cannot start without the root.)
             && !path.0.is_empty()
             && starting.asked_at_start.fetch_add(1, Ordering::SeqCst) == unanswered
     }));
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
-    // (A dead agent does not write over anything.)
+    // (A dead agent does not overwrite a file.)
     let (at, most, breaking) = (config.store.clone(), terms.broken_off, wrong.clone());
     store.add(Rule::when(Failure::BreaksOff(Errno::NOSPC), move |operation, path| {
         let linked = || std::fs::symlink_metadata(at.join(path.to_string())).is_ok_and(|there| there.nlink() > 1);
@@ -184,7 +184,7 @@ fn mount<S: Store + 'static>(
             && breaking.broken_off.fetch_add(1, Ordering::SeqCst) < most
     }));
     let published = published.clone();
-    // Never fails: it only looks on.
+    // Never fails: this rule only records.
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
         let name = path.to_string();
         if operation == faulty::Operation::Settle && name.contains("-spill-") {

@@ -1,4 +1,4 @@
-//! What went wrong with files that had several names in the store before we came: `a/a`, `c` and `a/b/a` are one file.
+//! Regressions of files that had several names in the store before the agent started: `a/a`, `c` and `a/b/a` are one file.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn stat(path: &str) -> Step {
 
 #[test]
 fn link_renamed_over_an_unpublished_file_is_applied() {
-    // The new file is never published: in the store the name is still that of the old link.
+    // The drain never publishes the new file, so the name in the store still belongs to the old link.
     let terms = Terms { quiet: Duration::from_secs(3600), ..terms() };
     holds_often(&terms, &[create("new", 0), close(0), stat("c"), rename("new", "c"), rename("a/a", "c")]);
 }
@@ -103,7 +103,7 @@ fn spilled_file_stays_writable_after_fsync_publishes_it() {
     assert_eq!(world.published(), ["synced, spilled", "a/c"]);
     drop(world);
     holds_often(&terms, &[&steps[..6], &[Step::Happens(Event::Kill)]].concat());
-    // Its other name keeps the file that it is in the store: what is published is written over that one.
+    // The other name keeps its file in the store, and the drain writes the published content over that file.
     let link = Operation::Link { from: "a/c".into(), to: "d".into() };
     holds_often(&terms, &[&[does(link), Step::Happens(Event::Settle)], &steps[..]].concat());
 }

@@ -1,4 +1,4 @@
-//! Several programs in one world, which no reference follows: what can be told of it afterwards.
+//! Several programs in one world, without a reference: the facts that a test can check afterwards.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What came of a store that did not answer a question, or broke off in the middle of a file: it was taken for an answer, and
-//! for somebody else's doing.
+//! Regressions of a store that does not answer a query, or interrupts the write of a file. The agent took the missing answer for
+//! an answer, and the half-written file for another client's.
 
 use std::time::Duration;
 
@@ -24,12 +24,12 @@ fn truncate(path: &str, size: u64) -> Step {
     does(Truncate { path: path.into(), size })
 }
 
-/// Each of the first questions of the drain in turn is not answered.
-fn whatever_is_not_answered(steps: &[Step]) {
+/// Runs once for each of the drain's first queries, which then fails.
+fn each_query_unanswered(steps: &[Step]) {
     for number in 0..14 {
         let terms = Terms { unanswered: [number, u64::MAX, u64::MAX], ..Terms::plain() };
         if let Err(why) = run(&terms, steps) {
-            panic!("question {number}: {why}");
+            panic!("query {number}: {why}");
         }
     }
 }
@@ -37,54 +37,45 @@ fn whatever_is_not_answered(steps: &[Step]) {
 /// Regression: the drain did not remove a directory that the store failed to show once.
 #[test]
 fn rmdir_is_applied_when_one_store_query_fails() {
-    whatever_is_not_answered(&[
-        does(Mkdir { path: "d".into(), perm: 0o755 }),
-        SETTLE,
-        does(Rmdir { path: "d".into() }),
-    ]);
+    each_query_unanswered(&[does(Mkdir { path: "d".into(), perm: 0o755 }), SETTLE, does(Rmdir { path: "d".into() })]);
 }
 
 /// Regression: the drain left out an exchange of names that the store failed to show once.
 #[test]
 fn exchange_is_applied_when_one_store_query_fails() {
-    whatever_is_not_answered(&[exchange("a/a", "b")]);
+    each_query_unanswered(&[exchange("a/a", "b")]);
 }
 
 /// Regression: the drain left out a rename of a file that the store failed to show once.
 #[test]
 fn rename_is_applied_when_one_store_query_fails() {
-    whatever_is_not_answered(&[rename("a/a", "c"), rename("b", "d"), SETTLE, truncate("d", 3), SETTLE, unlink("c")]);
-    whatever_is_not_answered(&[rename("a", "c"), unlink("c/a")]);
+    each_query_unanswered(&[rename("a/a", "c"), rename("b", "d"), SETTLE, truncate("d", 3), SETTLE, unlink("c")]);
+    each_query_unanswered(&[rename("a", "c"), unlink("c/a")]);
 }
 
 /// Regression: the drain left out the deletion of a file that the store failed to show.
 #[test]
 fn unlink_is_applied_when_store_queries_fail() {
-    whatever_is_not_answered(&[unlink("b"), unlink("a/a")]);
-    // Not even the second time.
+    each_query_unanswered(&[unlink("b"), unlink("a/a")]);
+    // The second query fails too.
     for number in 0..6 {
         let terms = Terms { unanswered: [number, number + 1, u64::MAX], ..Terms::plain() };
-        run(&terms, &[unlink("b")]).unwrap_or_else(|why| panic!("questions {number} and the next: {why}"));
+        run(&terms, &[unlink("b")]).unwrap_or_else(|why| panic!("queries {number} and the next: {why}"));
     }
 }
 
 /// Regression: the drain took a file of several names for another client's when the store failed to show one name.
 #[test]
 fn linked_file_stays_ours_when_one_store_query_fails() {
-    whatever_is_not_answered(&[link("b", "c"), SETTLE, unlink("c"), SETTLE, truncate("b", 7)]);
-    whatever_is_not_answered(&[link("b", "c"), SETTLE, truncate("c", 7), SETTLE, unlink("b"), SETTLE, unlink("c")]);
+    each_query_unanswered(&[link("b", "c"), SETTLE, unlink("c"), SETTLE, truncate("b", 7)]);
+    each_query_unanswered(&[link("b", "c"), SETTLE, truncate("c", 7), SETTLE, unlink("b"), SETTLE, unlink("c")]);
 }
 
 /// Regression: a new version was a conflict when the store failed to show its place once.
 #[test]
 fn new_version_is_not_a_conflict_when_one_store_query_fails() {
-    whatever_is_not_answered(&[
-        truncate("b", 7),
-        does(Chmod { path: "b".into(), perm: 0o700 }),
-        SETTLE,
-        truncate("b", 9),
-    ]);
-    whatever_is_not_answered(&[
+    each_query_unanswered(&[truncate("b", 7), does(Chmod { path: "b".into(), perm: 0o700 }), SETTLE, truncate("b", 9)]);
+    each_query_unanswered(&[
         does(Symlink { path: "d".into() }),
         SETTLE,
         unlink("d"),
@@ -92,7 +83,7 @@ fn new_version_is_not_a_conflict_when_one_store_query_fails() {
     ]);
 }
 
-/// Goes over the file that both names are, and the store breaks off in the middle of that, so often.
+/// A write over a file with two names, which the store interrupts this many times.
 fn broken_off(times: u64, after: &[Step]) {
     let begin = [link("b", "c"), SETTLE, Step::Happens(Event::StartDrain), truncate("b", 7)];
     for direct in [false, true] {
@@ -152,16 +143,16 @@ fn exchange_prevented_by_another_client_is_reported() {
     std::fs::remove_file(&theirs).unwrap();
     std::fs::write(&theirs, "theirs").unwrap();
     world.settle().unwrap();
-    let told = world.namespace().base.notes.troubles();
+    let troubles = world.namespace().base.notes.troubles();
     assert!(
-        told.iter().any(|noted| noted.what.contains("another client") && noted.what.contains("exchanged")),
-        "{told:?}"
+        troubles.iter().any(|noted| noted.what.contains("another client") && noted.what.contains("exchanged")),
+        "{troubles:?}"
     );
     assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");
     assert_eq!(std::fs::metadata(world.base.join("store/a/a")).unwrap().len(), 5000);
 }
 
-/// Files that find no room in a tier.
+/// Files without room in a tier.
 fn spilled(number: u64) -> Terms {
     Terms { caps: [8 << 10, 16 << 10], unanswered_at_start: number, ..Terms::plain() }
 }
@@ -175,7 +166,7 @@ fn write(offset: u64, length: usize) -> Step {
 fn open_spilled_file_is_kept_when_a_query_at_the_start_fails() {
     for number in 0..6 {
         let steps = [create("d", 0), write(0, 60_000), Step::Happens(Event::Kill)];
-        run(&spilled(number), &steps).unwrap_or_else(|why| panic!("question {number}: {why}"));
+        run(&spilled(number), &steps).unwrap_or_else(|why| panic!("query {number}: {why}"));
     }
 }
 
@@ -189,7 +180,7 @@ fn next_version_is_kept_when_a_query_at_the_start_fails() {
             [create("d", 0), write(0, 5000), close(0), Step::Happens(Event::StartDrain), Step::Happens(Event::Held)];
         let killed = [does(open), write(0, 60_000), Step::Happens(Event::KillDrain { steps: 0 })];
         let terms = Terms { holds: true, ..spilled(number) };
-        run(&terms, &[&held[..], &killed].concat()).unwrap_or_else(|why| panic!("question {number}: {why}"));
+        run(&terms, &[&held[..], &killed].concat()).unwrap_or_else(|why| panic!("query {number}: {why}"));
     }
 }
 

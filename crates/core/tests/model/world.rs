@@ -1,5 +1,5 @@
-//! Reference and namespace side by side, with the machine around them: a store, two tiers, a catalog, a drain that may or may
-//! not run, and an agent that may die.
+//! Reference and namespace side by side, with the machine around them: a store, two tiers and a catalog. The drain may be
+//! stopped, and the agent may die.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use surgetank_testkit::model::operation::{Event, Operation, Renaming, Step};
 use surgetank_testkit::model::reference;
 use surgetank_testkit::model::reference::{Kind, Outcome, Reference};
 
-/// What differs between runs besides the steps.
+/// The parameters of a run besides its steps.
 #[derive(Debug, Clone)]
 pub struct Terms {
     pub caps: [u64; 2],
-    /// The kernel takes plain files.
+    /// The kernel accepts plain files.
     pub direct: bool,
-    /// The kernel forgets at once what it does not have open.
+    /// The kernel forgets unopened inodes at once.
     pub forgets: bool,
     pub store_ttl: Duration,
     pub quiet: Duration,
@@ -33,21 +33,21 @@ pub struct Terms {
     pub fsync: FsyncTarget,
     pub drain_at_start: bool,
     pub older_links: bool,
-    /// All files are kept on their tier until the end, and drained then.
+    /// All files stay on their tier until the end, and are drained then.
     pub keeps: bool,
     /// The store has no plain files, no links and no exchange.
     pub ranges_only: bool,
-    /// Which of the drain's questions the store does not answer (EIO), counted from the first.
+    /// Numbers of the drain's queries that the store does not answer (EIO), counted from the first.
     pub unanswered: [u64; 3],
-    /// Which question is not answered to an agent that takes up.
+    /// Number of the query that the store does not answer to a starting agent.
     pub unanswered_at_start: u64,
-    /// The first publication is held for a while, and then happens whatever became of the agent.
+    /// The first publication is delayed, and then happens even if the agent was killed.
     pub holds: bool,
-    /// So many versions that go over a file in place break off at first.
+    /// Number of versions whose write over a file in place is interrupted.
     pub broken_off: u64,
 }
 
-/// Every question is answered.
+/// The store answers every query.
 pub const ALL_ANSWERED: [u64; 3] = [u64::MAX; 3];
 
 impl Terms {
@@ -73,8 +73,8 @@ impl Terms {
 }
 
 pub fn terms() -> impl Strategy<Value = Terms> {
-    // So small that files must move while they are written, or so roomy that they are written directly.
-    // Or so small that much is spilled into the store itself.
+    // Some tiers force files to move while they are written, some have room for direct writes. Some are so small that many files
+    // are spilled into the store itself.
     let caps =
         prop_oneof![3 => Just([256 << 10, 1 << 20]), 1 => Just([4 << 30, 4 << 30]), 2 => Just([8 << 10, 16 << 10])];
     let ttl = prop::sample::select(vec![Duration::ZERO, Duration::from_secs(60)]);
@@ -114,9 +114,9 @@ pub struct World {
     mounted: Option<Mounted>,
     drain: Option<Arc<Drain>>,
     fuse: Arc<Fuse>,
-    /// Inode number of each file as programs saw it first.
+    /// Inode number of each file at its first stat.
     inodes: HashMap<usize, u64>,
-    /// Another agent took up: directories may have lost count of their links.
+    /// Another agent has started: link counts of directories may be wrong.
     restarted: bool,
     hinted: bool,
     published: Published,
@@ -183,12 +183,12 @@ impl World {
 
     fn operate(&mut self, operation: &Operation) -> Result<(), String> {
         match operation {
-            // The kernel refuses it before we are asked.
+            // The kernel itself refuses this rename.
             Operation::Rename { from, to, .. } if self.reference.knots(from, to) => return Ok(()),
             Operation::Link { .. } | Operation::Rename { how: Renaming::Exchange, .. } if self.terms.ranges_only => {
                 return Ok(());
             }
-            // These wait for the drain.
+            // These operations wait for the drain.
             Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
             | Operation::Rename { how: Renaming::Exchange, .. } => self.start_drain(),
@@ -231,13 +231,13 @@ impl World {
         Ok(())
     }
 
-    /// After fsync the store has what was written, under one of the file's names or under the one that it had before
-    /// (names are made durable by a sync of their directory).
+    /// After fsync the store has the written content, under one of the file's names or an earlier one (a sync of their
+    /// directory makes names durable).
     fn must_be_stored(&self, slot: usize) -> Result<(), String> {
         let node = self.reference.handles[slot].unwrap().node;
         let paths = self.paths_of(node);
         let content = &self.reference.nodes[&node].content;
-        // The drain may move it out of the way of a walk that it goes by.
+        // The walk repeats, because the drain may move the file past it.
         if paths.is_empty() || (0..5).any(|_| has_file(&self.base.join("store"), content)) {
             return Ok(());
         }
@@ -304,7 +304,7 @@ impl World {
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
                 self.start_drain();
-                // What is hinted to come last waits for longer than we do.
+                // A file with the hint `last` waits for longer than this test.
                 let timeout = if self.hinted { Duration::from_millis(100) } else { super::TIMEOUT };
                 let until = Instant::now() + timeout;
                 while !self.fuse.blown() && self.namespace().questions.busy(None) {
@@ -323,11 +323,11 @@ impl World {
     }
 
     fn restart(&mut self) -> Result<(), String> {
-        // The old agent's locks must be gone before the new one comes.
-        let gone = Arc::downgrade(self.namespace());
+        // The old agent's locks must end before the new agent starts.
+        let old = Arc::downgrade(self.namespace());
         self.mounted = None;
-        if gone.upgrade().is_some() {
-            return Err("somebody still holds the namespace of the agent that died".into());
+        if old.upgrade().is_some() {
+            return Err("a thread still holds the namespace of the dead agent".into());
         }
         self.fuse = Arc::new(Fuse::default());
         self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published, &self.wrong));
@@ -372,7 +372,7 @@ impl World {
         }
     }
 
-    /// All that was kept back is wanted in the store.
+    /// Requests all kept-back files in the store.
     fn want_all(&mut self) -> Result<(), String> {
         let mut paths = Vec::new();
         let mut todo = vec![(String::new(), reference::ROOT)];
@@ -387,7 +387,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the drain has nothing left to do.
+    /// Waits until the drain has no work left.
     pub fn settle(&mut self) -> Result<(), String> {
         if self.hinted {
             self.want_all()?;
@@ -403,7 +403,7 @@ impl World {
         Ok(())
     }
 
-    /// Every name and every byte, as programs see them.
+    /// Compares every name and every byte, as programs see them.
     fn check_every_file(&mut self) -> Result<(), String> {
         let mut todo = vec![String::new()];
         while let Some(path) = todo.pop() {
@@ -436,7 +436,7 @@ impl World {
         Ok(())
     }
 
-    /// The store itself, and what the tiers say of themselves, at a moment when nothing is queued.
+    /// Compares the store itself and the accounts of the tiers, while the queue is empty.
     fn compare(&mut self) -> Result<(), String> {
         let unsettled = self.reference.writers();
         let mut found = disk::differences(&self.base.join("store"), &self.reference, &unsettled);
@@ -452,14 +452,14 @@ impl World {
                     .map_err(|why| why.to_string())?;
                 if blocks != device.used_bytes() {
                     found.push(format!(
-                        "tier {}: {} bytes used, {blocks} there: {paths:?}",
+                        "tier {}: {} bytes charged, {blocks} on it: {paths:?}",
                         device.tier_name(),
                         device.used_bytes()
                     ));
                 }
                 let strangers: Vec<&String> = paths.keys().filter(|path| self.reference.find(path).is_err()).collect();
                 if !strangers.is_empty() {
-                    found.push(format!("tier {}: holds {strangers:?}", device.tier_name()));
+                    found.push(format!("tier {}: has unknown files {strangers:?}", device.tier_name()));
                 }
             }
         }
@@ -469,7 +469,7 @@ impl World {
         if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
-    /// The command ended, as far as `run` saw.
+    /// As when `run` sees the end of its command.
     pub fn begin_final_drain(&self) {
         self.namespace().questions.begin_final_drain(Some(surgetank_types::model::RunId(0)));
     }
@@ -488,11 +488,15 @@ impl World {
         self.compare()?;
         self.stop_drain();
         if !self.namespace().emptying.finish() {
-            return Err("not everything left the tiers".into());
+            return Err("some files stay on the tiers".into());
         }
         for device in self.namespace().base.tiers.devices() {
             if device.used_bytes() != 0 {
-                return Err(format!("tier {}: {} bytes used of nothing", device.tier_name(), device.used_bytes()));
+                return Err(format!(
+                    "tier {}: {} bytes charged without files",
+                    device.tier_name(),
+                    device.used_bytes()
+                ));
             }
         }
         for tier in ["fast", "slow"] {
@@ -520,14 +524,14 @@ fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
     let end = Instant::now() + super::TIMEOUT;
     while !is_so() {
         if Instant::now() > end {
-            return Err("it does not come to that".into());
+            return Err("the condition is still false at the timeout".into());
         }
         super::pause();
     }
     Ok(())
 }
 
-/// Does any file below hold exactly this? A temporary does not count.
+/// Whether a file below has exactly this content. A temporary does not count.
 fn has_file(at: &std::path::Path, content: &[u8]) -> bool {
     std::fs::read_dir(at).is_ok_and(|entries| {
         entries.flatten().any(|entry| {

@@ -1,10 +1,10 @@
-//! Namespace, drain and catalog where shuttle decides after each lock and each atomic word who runs next (`sync`).
+//! Namespace, drain and catalog under shuttle, which chooses the next thread at each lock and each atomic word (`sync`).
 //! `cargo nextest run --workspace --features surgetank-core/schedules --test schedules`
 //!
 //! `SURGETANK_SCHEDULES`: executions of each test. A failure prints its schedule and `SURGETANK_SCHEDULES_SEED`, which repeats
-//! the run; it holds as long as time plays no part.
+//! the run unless the failure depends on time.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
 
 #[path = "../model/door.rs"]
 mod door;
@@ -12,7 +12,7 @@ mod door;
 mod machine;
 #[path = "../model/several.rs"]
 mod several;
-#[allow(dead_code, reason = "the model asks for more")]
+#[allow(dead_code, reason = "the model needs more of it")]
 #[path = "../model/world.rs"]
 mod world;
 
@@ -34,12 +34,12 @@ use surgetank_testkit::seeds;
 use surgetank_types::model::{Caller, FileId};
 use world::{Terms, World};
 
-/// A hang is what nobody's turn ends.
+/// A wait beyond this time is a hang: no thread's turn can end it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const EXECUTIONS: usize = 60;
 /// Steps of a program in one execution.
 const STEPS_MAX: usize = 40;
-/// Each of two programs does so much.
+/// Operations of each of the two programs.
 const TURNS: usize = 8;
 const STACK_BYTES: usize = 2 << 20;
 
@@ -51,11 +51,11 @@ fn executions() -> usize {
     std::env::var("SURGETANK_SCHEDULES").map_or(EXECUTIONS, |text| text.parse().expect("SURGETANK_SCHEDULES: a number"))
 }
 
-/// Another one each time.
+/// A different seed in each run.
 fn seed() -> u64 {
-    let told = std::env::var("SURGETANK_SCHEDULES_SEED").ok();
+    let given = std::env::var("SURGETANK_SCHEDULES_SEED").ok();
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
-    told.map_or_else(now, |text| text.parse().expect("SURGETANK_SCHEDULES_SEED: a number"))
+    given.map_or_else(now, |text| text.parse().expect("SURGETANK_SCHEDULES_SEED: a number"))
 }
 
 fn explore(what: impl Fn() + Send + Sync + 'static) {
@@ -85,7 +85,7 @@ fn drawn<T>(strategy: impl Strategy<Value = T>) -> T {
     strategy.new_tree(&mut runner).unwrap().current()
 }
 
-/// As in `model.rs`, but that nothing is left to the machine's own timing.
+/// As in `model.rs`, but independent of the machine's own timing.
 #[test]
 fn a_program_and_the_drain() {
     explore(|| {
@@ -98,10 +98,10 @@ fn a_program_and_the_drain() {
     });
 }
 
-/// What the programs of one execution did, as far as it can be told afterwards.
+/// The operations of one execution's programs that a test can check afterwards.
 #[derive(Default)]
 struct Account {
-    /// What was written to each file, a byte so and so often.
+    /// The content of each written file: a byte, and its number of repetitions.
     made: Vec<(u8, usize)>,
     removed: usize,
 }
@@ -110,7 +110,7 @@ const NAMES: [&str; 5] = ["p", "q", "r", "a/p", "a/q"];
 
 fn a_program(mut mounted: Mounted, number: u8, account: &Mutex<Account>) {
     let name = || NAMES[shuttle::rand::thread_rng().gen_range(0..NAMES.len())].to_owned();
-    // The kernel asks again when a name is stale, and programs meet one another.
+    // These results are expected: the kernel retries a stale name, and the two programs use the same names.
     let meets = |outcome: Outcome| match outcome {
         Outcome::Failed(Errno::NOENT | Errno::EXIST | Errno::STALE) => false,
         Outcome::Failed(other) => panic!("program {number}: {other:?}"),
@@ -143,20 +143,20 @@ fn a_program(mut mounted: Mounted, number: u8, account: &Mutex<Account>) {
                 meets(mounted.apply(&Operation::Rename { from: name(), to: name(), how: Renaming::Exchange }).0);
             }
             4 => {
-                let gone = meets(mounted.apply(&Operation::Unlink { path: name() }).0);
-                account.lock().unwrap().removed += usize::from(gone);
+                let removed = meets(mounted.apply(&Operation::Unlink { path: name() }).0);
+                account.lock().unwrap().removed += usize::from(removed);
             }
             _ => {
                 if let Ok(content) = mounted.content(&name()) {
-                    assert!(content.windows(2).all(|two| two[0] == two[1]), "two files in one");
+                    assert!(content.windows(2).all(|two| two[0] == two[1]), "a file has bytes of another file");
                 }
             }
         }
     }
 }
 
-/// Names change hands between two programs and the drain: no file is lost, doubled or mixed with another, and what the
-/// programs see in the end is what the store has.
+/// Two programs and the drain change the same names. No file is lost, doubled or mixed with another, and at the end the
+/// programs see the content of the store.
 #[test]
 fn two_programs_and_the_drain() {
     explore(|| {
@@ -171,12 +171,12 @@ fn two_programs_and_the_drain() {
         programs.into_iter().for_each(|program| program.join().unwrap());
         world.settle().unwrap();
         let account = account.lock().unwrap();
-        let told: BTreeMap<String, Vec<u8>> =
+        let found: BTreeMap<String, Vec<u8>> =
             world.tree().unwrap().into_iter().filter(|(path, _)| !before.contains_key(path)).collect();
-        assert_eq!(told, world.stored().into_iter().filter(|(path, _)| !before.contains_key(path)).collect());
-        assert_eq!(told.len(), account.made.len() - account.removed, "{:?} of {:?}", told.keys(), account.made);
+        assert_eq!(found, world.stored().into_iter().filter(|(path, _)| !before.contains_key(path)).collect());
+        assert_eq!(found.len(), account.made.len() - account.removed, "{:?} of {:?}", found.keys(), account.made);
         let mut left = account.made.clone();
-        for (path, content) in &told {
+        for (path, content) in &found {
             let token = (content[0], content.len());
             let at = left.iter().position(|made| *made == token);
             left.swap_remove(at.unwrap_or_else(|| panic!("{path} holds {token:?}, of {:?}", account.made)));
@@ -186,7 +186,7 @@ fn two_programs_and_the_drain() {
     });
 }
 
-/// Regression: a lookup failed with ENOENT while the last holder of the name gave it back.
+/// Regression: a look-up failed with ENOENT while the last holder of the inode released it.
 #[test]
 fn file_is_found_while_its_last_holder_forgets_it() {
     explore(|| {

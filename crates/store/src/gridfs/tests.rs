@@ -28,7 +28,7 @@ fn conforms() {
 }
 
 #[test]
-fn strangers_files_are_files_and_what_they_change_is_seen() {
+fn files_of_other_clients_are_files_and_changes_are_seen() {
     let Some(server) = MongoServer::start() else { return };
     let state = tempfile::tempdir().unwrap();
     let store = open(&server.url("p/"), state.path(), Verify::Reread);
@@ -38,7 +38,7 @@ fn strangers_files_are_files_and_what_they_change_is_seen() {
     let seen = store.stat(me(), &path("d/theirs")).unwrap();
     assert_eq!((seen.attr.uid, seen.attr.perm, seen.attr.size_bytes), (me().uid, 0o644, 5));
     assert_eq!(read(&store, "d/theirs"), b"hello");
-    // A younger one of the name is the file.
+    // Of several files with one name, the youngest counts.
     server.client_put("p/d/theirs", b"HELLO");
     assert_ne!(store.stat(me(), &path("d/theirs")).unwrap().identity, seen.identity);
     assert_eq!(read(&store, "d/theirs"), b"HELLO");
@@ -47,15 +47,18 @@ fn strangers_files_are_files_and_what_they_change_is_seen() {
     assert_eq!(server.client_get("p/d/ours"), b"12345");
     server.client_put("p/d/ours", b"54321");
     let is = store.stat(me(), &path("d/ours")).unwrap();
-    assert_ne!(is.identity, ours, "the same number of other bytes");
+    assert_ne!(is.identity, ours, "other bytes of the same length give the same identity");
     assert_eq!((is.attr.perm, read(&store, "d/ours")), (0o644, b"54321".to_vec()));
-    assert!(!store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(), "it would be overwritten");
+    assert!(
+        !store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(),
+        "the other client's file would be overwritten"
+    );
     server.client(&["rename", "p/d/theirs", "p/d/moved"]);
     server.client(&["delete", "p/d/ours"]);
     assert_eq!(errno(store.stat(me(), &path("d/ours"))), libc::ENOENT);
     server.client(&["delete", "p/d/moved"]);
     server.client(&["delete", "p/d/theirs"]);
-    assert_eq!(names(&store, "", false), [""; 0], "nothing is below it any more");
+    assert_eq!(names(&store, "", false), [""; 0], "the directory still has an entry");
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn large_file_is_renamed_and_read_back() {
     assert!(read(&store, "bigger") == bytes);
     assert!(server.client_get("bigger") == bytes, "their client has other bytes");
     let count = |collection: &str| server.client(&["count", collection]);
-    assert_eq!((count("chunks"), count("files")), ("82".into(), "2".into()), "81, and the mark's");
+    assert_eq!((count("chunks"), count("files")), ("82".into(), "2".into()), "81 chunks, and one of the mark");
     for collection in ["surgetank.uploads", "surgetank.parts", "surgetank.locks"] {
         assert_eq!(count(collection), "0", "{collection}");
     }

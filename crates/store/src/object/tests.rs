@@ -43,7 +43,7 @@ fn renamed_directory_keeps_entries_and_inode_number() {
     assert_eq!(errno(store.stat(me(), &path("d"))), libc::ENOENT);
     assert_eq!(names(&store, "e/sub", true).len(), 20);
     assert_eq!(read(&store, "e/sub/f19"), noise(119));
-    // Its last file is removed, the directory stays.
+    // A directory stays after the removal of its last file.
     for n in 0..20 {
         store.unlink(me(), &path(&format!("e/sub/f{n}"))).unwrap();
     }
@@ -70,7 +70,7 @@ fn upload_of_killed_agent_is_continued() {
     drop(first);
     let id = world.server.uploads("big").unwrap()[0].id.clone();
     let there: u64 = world.server.parts("big", &id).unwrap().iter().map(|part| part.size_bytes).sum();
-    assert!(there > 0, "of 90 MiB at most four times 15 are of parts that are not complete");
+    assert!(there > 0, "no part is complete, although at most 60 of 90 MiB belong to incomplete parts");
     let sent = std::sync::atomic::AtomicU64::new(0);
     let count = |bytes| {
         sent.fetch_add(bytes, Ordering::SeqCst);
@@ -78,9 +78,9 @@ fn upload_of_killed_agent_is_continued() {
     };
     let second = world.store();
     let copy = second.stage_file(me(), &temporary, &path("big"), &file, &meta(0o600), &count).unwrap();
-    assert_eq!(sent.load(Ordering::SeqCst), bytes.len() as u64 - there, "what is there is not sent again");
+    assert_eq!(sent.load(Ordering::SeqCst), bytes.len() as u64 - there, "complete parts were sent again");
     assert!(second.check(me(), &path("big"), &Expect::Absent).unwrap());
-    assert_eq!(errno(second.stat(me(), &path("big"))), libc::ENOENT, "nothing shows before it is complete");
+    assert_eq!(errno(second.stat(me(), &path("big"))), libc::ENOENT, "the file is visible before it is complete");
     let identity = second.publish(me(), &temporary, &path("big"), &meta(0o600)).unwrap();
     assert_eq!(identity.ino, copy.identity.ino);
     assert!(read(&second, "big") == bytes);
@@ -114,11 +114,11 @@ fn first_of_two_publications_keeps_the_name() {
     let theirs = b"theirs";
     world.server.put("f", &&theirs[..], crate::checksum::of_bytes(theirs), &Words::new(), When::Always).unwrap();
     let refused = store.publish(me(), &temporary, &path("f"), &meta(0o600)).unwrap_err();
-    assert_eq!(crate::verdict::errno_of(&refused), Errno::AGAIN, "it is looked at again: {refused}");
+    assert_eq!(crate::verdict::errno_of(&refused), Errno::AGAIN, "the drain checks the name again: {refused}");
     assert!(!store.check(me(), &path("f"), &Expect::Absent).unwrap());
     store.publish(me(), &temporary, &path("f.conflict"), &meta(0o600)).unwrap();
     assert_eq!((read(&store, "f"), read(&store, "f.conflict")), (theirs.to_vec(), b"ours".to_vec()));
-    // The next version, over an object that another client replaced meanwhile.
+    // The next version, over an object that another client replaced in the meantime.
     let known = store.stat(me(), &path("f.conflict")).unwrap().identity;
     let (temporary, _) = staged(&store, "f.conflict", &source(b"newer"), &meta(0o600));
     assert!(store.check(me(), &path("f.conflict"), &Expect::Identity(known)).unwrap());
@@ -159,15 +159,15 @@ fn listing_of_other_clients_objects_needs_no_look() {
     let store = world.store();
     let before = world.server.requests();
     assert_eq!(names(&store, "d", false).len(), 50);
-    assert_eq!(world.server.requests() - before, 50_u64.div_ceil(7) + 1, "pages, and the look for the mark");
+    assert_eq!(world.server.requests() - before, 50_u64.div_ceil(7) + 1, "the pages, and the query for the mark");
     let before = world.server.requests();
     for n in 0..50 {
         assert_eq!(store.glance(me(), &path(&format!("d/f{n:02}"))).unwrap().attr.size_bytes, 6);
     }
     assert_eq!(errno(store.glance(me(), &path("d/absent"))), libc::ENOENT);
     assert_eq!(names(&store, "d", false).len(), 50);
-    assert_eq!(world.server.requests(), before, "no request is sent");
-    // An own change is visible at once, another client's after a refresh.
+    assert_eq!(world.server.requests(), before, "a request was sent");
+    // The store's own change is visible at once, another client's after a refresh.
     deliver(&store, "d/new", b"ours", &meta(0o751));
     assert_eq!(store.glance(me(), &path("d/new")).unwrap().attr.perm, 0o751);
     assert_eq!(names(&store, "d", false).len(), 51);
@@ -212,7 +212,7 @@ fn attributes_larger_than_server_limit_are_refused() {
     assert_eq!(errno(refused), libc::E2BIG);
 }
 
-fn put_by_a_stranger(server: &Memory, key: &str, bytes: &[u8]) {
+fn put_by_another_client(server: &Memory, key: &str, bytes: &[u8]) {
     let words = [("theirs".to_owned(), "word".to_owned())].into();
     server.put(key, &bytes, crate::checksum::of_bytes(bytes), &words, When::Always).unwrap();
 }
@@ -220,7 +220,7 @@ fn put_by_a_stranger(server: &Memory, key: &str, bytes: &[u8]) {
 #[test]
 fn object_of_other_client_after_rename_keeps_words() {
     let world = World::new();
-    put_by_a_stranger(&world.server, "d/e/f", b"theirs");
+    put_by_another_client(&world.server, "d/e/f", b"theirs");
     let store = world.store();
     let before = store.stat(me(), &path("d/e/f")).unwrap().identity;
     store.rename(me(), &path("d"), &path("g")).unwrap();
@@ -247,7 +247,7 @@ fn object_damaged_by_server_is_sent_again() {
     let (temporary, _) = staged(&store, "g", &source(b"what matters"), &meta(0o600));
     let refused = store.publish(me(), &temporary, &path("g"), &meta(0o600)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
-    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT, "to be staged again");
+    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT, "the damaged copy stays");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn file_changed_after_staging_is_not_published() {
     let refused = store.publish(me(), &temporary, &path("f"), &meta(0o600)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
     assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT);
-    assert_eq!(errno(store.stat(me(), &path("f"))), libc::ENOENT, "nothing shows");
+    assert_eq!(errno(store.stat(me(), &path("f"))), libc::ENOENT, "the file is visible");
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn walk_of_a_tree_gets_directories_by_the_page() {
     let world = World::new();
     let mut expected = std::collections::BTreeMap::<String, Vec<String>>::new();
     let mut put = |dir: &str, name: &str| {
-        put_by_a_stranger(&world.server, &format!("{dir}/{name}"), b"theirs");
+        put_by_another_client(&world.server, &format!("{dir}/{name}"), b"theirs");
         let mut dir = dir.to_owned();
         let mut name = name.to_owned();
         loop {
@@ -295,7 +295,7 @@ fn walk_of_a_tree_gets_directories_by_the_page() {
             (dir, name) = (above, last);
         }
     };
-    // (The server's pages have 7 keys.) Names that sort around `/`, one that fills pages, one inside another.
+    // (The server's pages have 7 keys.) Names that sort around `/`, a directory that fills pages, a directory inside another.
     for n in 0..40 {
         put(&format!("t/d{n:02}"), "a");
         put(&format!("t/d{n:02}"), "b");
@@ -319,16 +319,16 @@ fn walk_of_a_tree_gets_directories_by_the_page() {
     };
     let (store, alone) = (world.store(), expected.len() as u64);
     let asked = walked(&store);
-    // `t` itself needs 7 pages, the large directory 4, and the mark one look. The others arrive by threes; two predicted
-    // requests are useless.
+    // `t` itself needs 7 pages, the large directory 4, and the mark one query. A page has three of the other directories; two
+    // predicted requests are useless.
     assert!(asked <= 33 && alone == 47, "{asked} requests for {alone} directories");
-    assert_eq!(walked(&store), 0, "the second time");
+    assert_eq!(walked(&store), 0, "requests of the second walk");
     // With caching disabled every directory is requested.
     let never = ObjectStore::new(world.server.clone(), world.state.path(), Verify::Cache, Duration::ZERO).unwrap();
     for dir in expected.keys() {
         assert_eq!(names(&never, dir, false), expected[dir], "{dir}");
     }
-    // An own change is visible at once, also in a prefetched listing; an absent name is absent.
+    // The store's own change is visible at once, even in a prefetched listing; an absent name is absent.
     let store = world.store();
     for n in 0..5 {
         assert_eq!(names(&store, &format!("t/d{n:02}"), false), ["a", "b"]);
@@ -354,7 +354,7 @@ fn walk_in_order_finds_next_answer_requested() {
     for n in 0..40 {
         // More than a page of the server, so that each directory is requested alone.
         for file in 0..9 {
-            put_by_a_stranger(&world.server, &format!("{}/f{file}", dir(n)), b"x");
+            put_by_another_client(&world.server, &format!("{}/f{file}", dir(n)), b"x");
         }
     }
     let look = |store: &ObjectStore, n: u32| {
@@ -366,16 +366,16 @@ fn walk_in_order_finds_next_answer_requested() {
     let others = |n: u32| (0..9).filter(|file| *file != n).map(|file| format!("f{file}")).collect::<Vec<_>>();
     let store = world.store();
     assert_eq!(names(&store, "t", false).len(), 40);
-    // Two pages each; from the second directory in order on, the first page of the next one too.
+    // Two pages each; from the second directory in order on, also the first page of the next directory.
     assert_eq!([look(&store, 0), look(&store, 1)], [(9, 2), (9, 3)]);
-    // Now a page is tried, which is useless.
+    // Now the walk tries a page, which is useless.
     assert_eq!(look(&store, 2).0, 9);
     let begun = (0..4).map(|n| look(&store, 3 + n).1).collect::<Vec<_>>();
-    assert_eq!(begun, [2; 4], "one that was under way, one of its own, and the next one's");
-    // A client that does not walk in order causes no prefetch (and one page is tried).
+    assert_eq!(begun, [2; 4], "a request in progress, one for this directory, and one for the next");
+    // A client that does not walk in order causes no prefetch (except for one tried page).
     let counts = [20, 12, 31, 15, 39].map(|n| look(&store, n).1);
     assert_eq!(counts.iter().sum::<u64>(), 2 * 5 + 1, "{counts:?}");
-    // An own change is visible, whatever was prefetched.
+    // The store's own change is visible, whatever was prefetched.
     look(&store, 7);
     look(&store, 8);
     store.unlink(me(), &path("t/d09/f3")).unwrap();

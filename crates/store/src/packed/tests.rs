@@ -52,7 +52,7 @@ impl Ground {
     }
 }
 
-/// Text that becomes smaller.
+/// Text that zstd can compress.
 fn text(round: u8) -> Vec<u8> {
     (0..20_000_u32).flat_map(|number| format!("{round} {number}\n").into_bytes()).collect()
 }
@@ -61,7 +61,7 @@ fn text(round: u8) -> Vec<u8> {
 fn compressing_store_conforms() {
     for always in [true, false] {
         let grounds = std::cell::RefCell::new(Vec::new());
-        // Its owner can still read what its mode does not permit him to read: below.
+        // In this form the owner can still read a file whose mode forbids it (see below).
         let without: &[&str] = if always { &["set_meta"] } else { &[] };
         conform_but_for(without, || {
             let ground = Ground::new();
@@ -104,7 +104,7 @@ fn compressed_file_is_read_by_zstd() {
     assert_eq!((stat.attr.size_bytes, stat.attr.perm, stat.identity), (bytes.len() as u64, 0o640, identity));
     assert_eq!(names(&store, "", true), ["table.csv"]);
     assert!(read(&store, "table.csv") == bytes);
-    // Another agent without any state.
+    // Another agent, without any state.
     let another = ground.store();
     assert_eq!(another.stat(me(), &path("table.csv")).unwrap().identity, identity);
     let Source::Remote(remote) = another.source(me(), &path("table.csv")).unwrap() else { panic!() };
@@ -129,13 +129,13 @@ fn unsuitable_files_stay_plain() {
     expected.sort_unstable();
     assert_eq!(ground.names(), expected);
     assert_eq!(names(&store, "", true), expected);
-    assert_eq!(store.savings().unwrap().vain_files, 1, "what was looked at and did not get smaller");
+    assert_eq!(store.savings().unwrap().vain_files, 1, "the number of files that compression did not make smaller");
     for name in ["x.surgetank.zst", "d/.surgetank.zst"] {
         assert_eq!(errno(store.may_hold(&path(name))), libc::EILSEQ);
     }
 }
 
-/// Each version is in the form that suits it; never two forms, never none.
+/// Each version has exactly one form, the one that suits it.
 #[test]
 fn versions_alternate_between_both_forms() {
     let ground = Ground::new();
@@ -178,7 +178,7 @@ fn plain_form_beside_packed_one_counts() {
     leave_both("g");
     store.unlink(me(), &path("g")).unwrap();
     assert_eq!(ground.names(), [""; 0]);
-    // Onto a name of the other form, both ways.
+    // A rename onto a name of the other form, both ways.
     for (moved, there) in [("a", "b.plain"), ("b.plain", "a")] {
         deliver(&store, moved, &text(1), &meta(0o644));
         deliver(&store, there, &text(2), &meta(0o644));
@@ -228,7 +228,7 @@ fn packed_file_has_attributes_of_its_content() {
     let stat = store.stat(me(), &path("f")).unwrap();
     assert_eq!((stat.attr.perm, stat.attr.mtime, stat.identity), (0o4751, time, identity));
     assert_eq!(stat.attr.size_bytes, text(1).len() as u64);
-    // Its owner can always read it in the store: otherwise its length could not be determined.
+    // The owner can always read the file in the store, because otherwise its length could not be determined.
     store.set_meta(me(), &path("f"), Kind::File, &set(0)).unwrap();
     assert_eq!(store.stat(me(), &path("f")).unwrap().attr.perm, 0o400);
     assert!(read(&store, "f") == text(1));
@@ -268,9 +268,9 @@ fn form_written_by_other_client_since_check_stays() {
     let identity = deliver(&store, "f", b"plain", &meta(0o644));
     let (temporary, _) = staged(&store, "f", &source(&text(1)), &meta(0o644));
     assert!(store.check(me(), &path("f"), &Expect::Identity(identity)).unwrap());
-    fs::write(ground.at("f"), "somebody's").unwrap();
+    fs::write(ground.at("f"), "another's").unwrap();
     store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
-    assert_eq!(read(&store, "f"), b"somebody's");
+    assert_eq!(read(&store, "f"), b"another's");
     assert_eq!(names(&store, "", true), ["f"]);
 }
 
@@ -284,7 +284,7 @@ fn form_absent_before_rename_is_found_after_it() {
     make_dir(&store, "d");
     deliver(&ground.store(), "d/f", &text(1), &meta(0o644));
     deliver(&store, "d/f", b"plain", &meta(0o644));
-    assert!(!ground.at("d/f.surgetank.zst").exists(), "it would come to light with the next removal");
+    assert!(!ground.at("d/f.surgetank.zst").exists(), "the packed form stays, and the next removal would reveal it");
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn copy_staged_by_earlier_agent_is_published() {
     store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
     assert_eq!(ground.names(), ["f.surgetank.zst"]);
     assert!(read(&store, "f") == text(1));
-    // And discarded, whichever form it has.
+    // Another agent can also discard it, in either form.
     for name in ["g", "g.plain"] {
         let (temporary, _) = staged(&ground.store(), name, &source(&text(2)), &meta(0o644));
         ground.store().discard(me(), &temporary).unwrap();
@@ -336,7 +336,7 @@ fn copy_staged_by_earlier_agent_is_published() {
 #[test]
 fn file_without_scratch_space_is_stored_plain() {
     let ground = Ground::new();
-    // No file can be made here.
+    // Files cannot be made in /proc.
     let scratch = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
     let store = Packed::new(ground.posix(), Box::new(Zstd::new(scratch, Box::new(|_| Some(1)))));
     deliver(&store, "f", &text(1), &meta(0o644));

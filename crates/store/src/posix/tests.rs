@@ -1,4 +1,4 @@
-//! What only a directory of a real file system can show: other users, other owners, mounts, full and read-only stores.
+//! Cases that need a directory of a real file system: other users, other owners, mounts, full and read-only stores.
 
 mod moosefs;
 mod users;
@@ -39,7 +39,7 @@ impl Plain {
 }
 
 fn store_at(dir: &Path) -> PosixStore {
-    // SAFETY: umask cannot fail and touches no memory; the agent clears it at start, too.
+    // SAFETY: umask cannot fail and touches no memory. The agent clears it at its start, too.
     unsafe { libc::umask(0) };
     let handle = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     PosixStore::new(handle, format!("file://{}", dir.display())).unwrap()
@@ -166,7 +166,7 @@ fn store_below_a_mount_over_its_root_works() {
         mount_tmpfs(&dir, "size=1m");
         deliver(&store, "f", b"below", &meta(0o644));
         assert_eq!(names(&store, "", true), ["f"]);
-        assert!(fs::read_dir(&dir).unwrap().next().is_none(), "nothing landed in what is mounted over it");
+        assert!(fs::read_dir(&dir).unwrap().next().is_none(), "the mount over the directory got a file");
     });
     assert_eq!(fs::read(dir.join("f")).unwrap(), b"below");
 }
@@ -200,7 +200,7 @@ fn links_out_of_the_root_are_not_followed() {
         }
         assert_eq!(fs::read(&planted).unwrap(), b"planted");
         assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
-        // The final name itself is a link that leads out: it is replaced, not written through.
+        // The final name itself is a link that leads out: the store replaces the link, and does not write through it.
         symlink(outside.join("f"), dir.join("g")).unwrap();
         deliver(&store, "g", b"plain", &meta(0o644));
         assert_eq!(fs::read(outside.join("f")).unwrap(), b"outside");
@@ -300,9 +300,9 @@ fn full_store_keeps_present_files() {
             errno(store.stage_file(me(), &path(".surgetank-tmp-1"), &StorePath::root(), &big, &meta(0o644), no_gate())),
             libc::ENOSPC
         );
-        assert_eq!(names(&store, "", true), ["f"], "the room is given back");
+        assert_eq!(names(&store, "", true), ["f"], "the failed copy keeps its room");
         assert!(store.space(&StorePath::root()).unwrap().available_bytes > 3 << 20);
-        // In place: the target loses its bytes, the verified copy does not, and the write succeeds when there is space.
+        // In place: the target loses its bytes, the verified copy keeps them, and the write succeeds when there is space.
         store.link(me(), &path("f"), &path("g")).unwrap();
         let bytes = noise(1_500_000);
         let (temporary, _) = staged(&store, "f", &source(&bytes), &meta(0o644));
@@ -339,7 +339,7 @@ fn small_files_share_one_sync() {
     let counts = store.counters();
     assert_eq!((counts.file_system_syncs, counts.fsyncs, counts.renames), (1, 1, 256));
     assert_eq!((counts.bytes_written, counts.bytes_read_back), (256 * 5, 256 * 5));
-    // A few are synced one by one.
+    // The store syncs a few files one by one.
     let (temporary, _) = staged(&store, "g", &source(b"small"), &meta(0o644));
     store.settle(me(), &[temporary]).unwrap();
     assert_eq!(store.counters().fsyncs, 2);
@@ -351,7 +351,7 @@ fn store_from_file_handle_is_refused() {
     assert_eq!(errno(PosixStore::new(file, String::new())), libc::ENOTDIR);
 }
 
-/// A file's turn ended only after the server had also been asked for the result of its rename.
+/// Regression: a file's turn ended only after the server had also answered a query for the result of its rename.
 #[test]
 fn turn_ends_with_the_rename() {
     struct Watched<'a>(&'a Path, std::sync::Mutex<Vec<bool>>);
@@ -399,6 +399,6 @@ fn turn_ends_with_the_rename() {
 #[test]
 fn remote_file_system_publishes_several_files_at_once() {
     assert_eq!(Plain::new().posix().features().publications_at_once, 1);
-    // /proc is not a local file system and always at hand.
+    // /proc is not a local file system, and is always available.
     assert!(store_at(Path::new("/proc")).features().publications_at_once > 1);
 }

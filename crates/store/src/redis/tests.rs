@@ -41,7 +41,7 @@ fn redis_store_without_expiry_conforms() {
         Box::new(open(&server, &format!("case{}:", nth.get()), state.path(), Duration::ZERO))
     });
     let keyspace = server.cli(&["INFO", "keyspace"]);
-    assert!(keyspace.contains("expires=0"), "something may be thrown away: {keyspace}");
+    assert!(keyspace.contains("expires=0"), "the server may discard keys: {keyspace}");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn redis_store_on_a_cluster_conforms() {
     let nth = std::cell::Cell::new(0);
     conformance::conform(|| {
         nth.set(nth.get() + 1);
-        // The store asks the server that does not have the keys.
+        // The store sends its requests to the server that does not have the keys.
         Box::new(open(&cluster.other, &format!("{TAG}:case{}:", nth.get()), state.path(), Duration::ZERO))
     });
     assert!(nth.get() > 15, "{} cases", nth.get());
@@ -73,12 +73,15 @@ fn values_of_other_clients_are_files_and_changes_are_seen() {
     let ours = deliver(&store, "d/ours", b"12345", &meta(0o600));
     server.cli(&["SET", "p:d/ours", "54321"]);
     let is = store.stat(me(), &path("d/ours")).unwrap();
-    assert_ne!(is.identity, ours, "the same number of other bytes");
+    assert_ne!(is.identity, ours, "other bytes of the same length give the same identity");
     assert_eq!((is.attr.perm, read(&store, "d/ours")), (0o644, b"54321".to_vec()));
-    assert!(!store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(), "it would be overwritten");
+    assert!(
+        !store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(),
+        "the other client's file would be overwritten"
+    );
     server.cli(&["DEL", "p:d/ours", "p:d/theirs"]);
     assert_eq!(errno(store.stat(me(), &path("d/ours"))), libc::ENOENT);
-    assert_eq!(names(&store, "", false), [""; 0], "nothing is below it any more");
+    assert_eq!(names(&store, "", false), [""; 0], "the directory still has an entry");
 }
 
 #[test]

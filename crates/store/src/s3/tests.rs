@@ -1,4 +1,4 @@
-//! The driver against a server that behaves as good servers never do: some lines of TCP that answer what a test prescribes.
+//! The driver against a server that misbehaves: a TCP server that sends the answers that a test prescribes.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,11 +24,11 @@ const ABLE: Abilities = Abilities {
 enum Reply {
     /// Status, headers (each with its line end), body.
     Say(u16, String, Vec<u8>),
-    /// The connection ends without an answer, after the request was read.
+    /// The server reads the request, and closes the connection without an answer.
     Hang,
     /// The body ends early.
     Cut(u16, String, Vec<u8>),
-    /// The answer comes before the request's body is read; then the connection ends.
+    /// The server answers before it reads the request's body, and closes the connection.
     Early(u16, Vec<u8>),
 }
 
@@ -37,10 +37,14 @@ fn say(status: u16, headers: &str, body: impl AsRef<[u8]>) -> Reply {
 }
 
 fn error(status: u16, code: &str) -> Reply {
-    say(status, "", format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>as told</Message></Error>"))
+    say(
+        status,
+        "",
+        format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>as prescribed</Message></Error>"),
+    )
 }
 
-/// The line of the request, and its headers in lower case.
+/// The first line of the request, and its headers in lower case.
 #[derive(Debug, Clone)]
 struct Heard {
     line: String,
@@ -52,7 +56,7 @@ type Script = Arc<Mutex<dyn FnMut(&Heard) -> Reply + Send>>;
 struct Scripted {
     port: u16,
     heard: Arc<Mutex<Vec<Heard>>>,
-    /// Bytes of bodies.
+    /// Number of received bytes of bodies.
     got: Arc<AtomicU64>,
     directory: tempfile::TempDir,
 }
@@ -80,7 +84,7 @@ impl Scripted {
     /// A server with these answers, in this order.
     fn saying(replies: impl IntoIterator<Item = Reply>) -> Self {
         let mut replies: VecDeque<Reply> = replies.into_iter().collect();
-        Self::with(move |heard| replies.pop_front().unwrap_or_else(|| panic!("one more: {heard:?}")))
+        Self::with(move |heard| replies.pop_front().unwrap_or_else(|| panic!("an unexpected request: {heard:?}")))
     }
 
     fn unasked(&self) -> S3 {
@@ -148,7 +152,7 @@ fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>, got: &Ato
         };
         if let Reply::Early(status, body) = &reply {
             send(*status, "connection: close\r\n", body, body.len());
-            // With unread bytes: the client sees a reset.
+            // Closes with unread bytes, so that the client sees a reset.
             return;
         }
         if std::io::copy(&mut reader.by_ref().take(length), &mut Counted(got)).unwrap() < length {
@@ -289,7 +293,7 @@ fn conditional_write_with_lost_answer_succeeds() {
             assert!(is_condition_failed(&put(&server.store(), b"content", when).unwrap_err()));
         }
     }
-    // The first answer to the first try is true: no object is looked at.
+    // The answer to the first try is certain, so the driver does not query the object.
     let server = Scripted::saying([error(412, "PreconditionFailed")]);
     assert!(is_condition_failed(&put(&server.store(), b"content", When::Absent).unwrap_err()));
 }
@@ -331,7 +335,7 @@ fn object_without_etag_is_an_error() {
     let server = Scripted::with(|_| say(200, "last-modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n", "x"));
     let store = server.store();
     assert_eq!(store.head("k").unwrap_err().raw_os_error(), Some(libc::EIO));
-    assert!(put(&store, b"x", When::Always).is_err(), "what was put could not be told from what others put");
+    assert!(put(&store, b"x", When::Always).is_err(), "the put object cannot be distinguished from another client's");
 }
 
 #[test]
@@ -354,7 +358,7 @@ fn requests_stay_below_their_rate() {
 
 #[test]
 fn expired_credentials_are_read_again() {
-    // The credentials are renewed between the first request and the second.
+    // The server's script renews the credentials between the first request and the second.
     let file: Arc<std::sync::OnceLock<std::path::PathBuf>> = Arc::default();
     let renewed = Arc::clone(&file);
     let server = Scripted::with(move |heard| {
@@ -412,7 +416,7 @@ fn server_that_ignores_conditions_has_no_abilities() {
     let why = put(&store, b"x", When::Absent).unwrap_err();
     assert_eq!(why.raw_os_error(), Some(libc::EOPNOTSUPP));
     let puts = |heard: &[Heard]| heard.iter().filter(|heard| heard.line.contains("/p/k ")).count();
-    assert_eq!(puts(&server.heard()), 0, "a condition that is ignored overwrites");
+    assert_eq!(puts(&server.heard()), 0, "a put with an ignored condition overwrites");
     put(&store, b"x", When::Always).unwrap();
     assert!(server.heard().last().unwrap().headers.contains("content-md5:"));
 }
@@ -464,7 +468,7 @@ fn body_before_its_turn_lacks_only_the_last_byte() {
         let turn = || {
             let begun = std::time::Instant::now();
             while got.load(Ordering::SeqCst) < all - 1 {
-                assert!(begun.elapsed() < Duration::from_secs(30), "it does not come");
+                assert!(begun.elapsed() < Duration::from_secs(30), "the bytes do not arrive");
                 std::thread::sleep(Duration::from_millis(1));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -474,7 +478,7 @@ fn body_before_its_turn_lacks_only_the_last_byte() {
         let sent = store.put("k", &InTurn(&content, &turn), of_bytes(&content), &Words::new(), When::Absent);
         assert_eq!(waited_at.into_inner(), all - 1);
         assert_eq!(sent.map_err(|why| why.raw_os_error()).err(), (!comes).then_some(Some(libc::ECANCELED)));
-        assert_eq!(server.heard().len(), 1, "and is not tried again");
+        assert_eq!(server.heard().len(), 1, "the request was repeated");
         assert_eq!(got.load(Ordering::SeqCst), if comes { all } else { all - 1 });
     }
 }

@@ -21,11 +21,11 @@ fn against_a_real_hdfs() {
     conforms(&server, &surgetank_testkit::servers::hdfs::superuser());
     // Every mode applies to a user that is not the superuser.
     conforms(&server, "ann");
-    its_own_sum_is_compared(&server);
-    what_somebody_else_puts_there_is_kept(&server);
-    what_is_read_is_one_version(&server);
-    a_listing_is_believed_until_it_is_refreshed(&server);
-    what_cannot_be_passes_or_not(&mut server);
+    checksum_of_the_server_is_compared(&server);
+    files_of_other_clients_are_kept(&server);
+    reader_gets_one_version(&server);
+    listing_is_valid_until_its_refresh(&server);
+    refusals_pass_or_are_final(&mut server);
 }
 
 fn conforms(server: &HdfsServer, user: &str) {
@@ -37,15 +37,15 @@ fn conforms(server: &HdfsServer, user: &str) {
     assert!(nth.get() > 15, "{} cases", nth.get());
 }
 
-/// Blocks are of 8 MiB.
-fn its_own_sum_is_compared(server: &HdfsServer) {
+/// Blocks have 8 MiB.
+fn checksum_of_the_server_is_compared(server: &HdfsServer) {
     let store = open(server, "ann", "sums", Duration::ZERO);
     for size in [1, 511, 512, 513, 8 << 20, (8 << 20) + 1, 20_000_001] {
         let (temporary, copy) = staged(&store, "f", &source(&noise(size)), &meta(0o600));
         let kept = store.staged.lock().unwrap().get(&temporary).cloned().unwrap();
         let sum = kept.sum.unwrap();
         assert_eq!(sum.is(&store.digest(copy.identity.ino).unwrap()), Some(true), "{size} bytes");
-        // Another client's bytes under the temporary's name, as many as the copy's, in another file or in the same one.
+        // Another client writes as many other bytes under the temporary's name, in another file or in the same one.
         let name = format!("sums/{temporary}");
         server.write(&name, &vec![7; size]);
         let number = store.status(std::str::from_utf8(&temporary.0).unwrap()).unwrap().file_id;
@@ -56,7 +56,7 @@ fn its_own_sum_is_compared(server: &HdfsServer) {
         }
         store.discard(me(), &temporary).unwrap();
     }
-    // Read back if the server's checksum cannot be compared.
+    // If the server's checksum cannot be compared, the store reads the bytes back.
     let (temporary, mut copy) = staged(&store, "f", &source(b"abc"), &meta(0o600));
     store.staged.lock().unwrap().get_mut(&temporary).unwrap().sum = None;
     store.verify(me(), &temporary, &copy, Verify::Cache, no_gate()).unwrap();
@@ -66,7 +66,7 @@ fn its_own_sum_is_compared(server: &HdfsServer) {
     assert_eq!(names(&store, "", true), [""; 0]);
 }
 
-fn what_somebody_else_puts_there_is_kept(server: &HdfsServer) {
+fn files_of_other_clients_are_kept(server: &HdfsServer) {
     let store = open(server, "ann", "races", Duration::ZERO);
     make_dir(&store, "d");
     let (temporary, _) = staged(&store, "d/f", &source(b"ours"), &meta(0o600));
@@ -78,42 +78,45 @@ fn what_somebody_else_puts_there_is_kept(server: &HdfsServer) {
     assert!(!store.check(me(), &path("d/f"), &Expect::Absent).unwrap());
     store.publish(me(), &temporary, &path("d/g"), &meta(0o600)).unwrap();
 
-    // A rename onto a name that was free at the last look.
+    // A rename onto a name that was free at the last check.
     assert!(store.check(me(), &path("d/h"), &Expect::Absent).unwrap());
     server.write("races/d/h", b"theirs");
     let why = store.rename(me(), &path("d/g"), &path("d/h")).unwrap_err();
     assert_eq!(errno_of(&why), surgetank_types::error::Errno::AGAIN, "{why}");
     assert_eq!((server.read("races/d/h"), server.read("races/d/g")), (b"theirs".to_vec(), b"ours".to_vec()));
 
-    // Appended to: no longer the same, although its inode number is.
+    // An append changes the file's identity, although its inode number is the same.
     let ours = deliver(&store, "d/ours", b"12345", &meta(0o600));
     assert!(store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap());
     server.append("races/d/ours", b"6");
-    assert!(!store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(), "it would be overwritten");
+    assert!(
+        !store.check(me(), &path("d/ours"), &Expect::Identity(ours)).unwrap(),
+        "the other client's file would be overwritten"
+    );
     assert_eq!(read(&store, "d/ours"), b"123456");
     // A file that another client wrote has no record: HDFS's own attributes count.
     let seen = store.stat(me(), &path("d/h")).unwrap();
     assert_eq!((seen.attr.perm, seen.attr.size_bytes), (0o644, 6));
 }
 
-fn what_is_read_is_one_version(server: &HdfsServer) {
+fn reader_gets_one_version(server: &HdfsServer) {
     let store = open(server, "ann", "reads", Duration::ZERO);
     let bytes = noise(9_000_000);
     deliver(&store, "f", &bytes, &meta(0o600));
-    let Source::Remote(source) = store.source(me(), &path("f")).unwrap() else { panic!("it is not here") };
+    let Source::Remote(source) = store.source(me(), &path("f")).unwrap() else { panic!("the source is not remote") };
     let piece = |source: &dyn Remote, at: usize| {
         let mut piece = vec![0; 1000];
         source.read_at(&mut piece, at as u64).map(|()| piece)
     };
-    assert_eq!(piece(&*source, 8_388_000).unwrap(), bytes[8_388_000..8_389_000], "over the end of a block");
+    assert_eq!(piece(&*source, 8_388_000).unwrap(), bytes[8_388_000..8_389_000], "across the end of a block");
     store.rename(me(), &path("f"), &path("g")).unwrap();
     deliver(&store, "f", &noise(9_000_001), &meta(0o600));
-    assert_eq!(piece(&*source, 0).unwrap(), bytes[..1000], "the name is another file's by now");
+    assert_eq!(piece(&*source, 0).unwrap(), bytes[..1000], "the reader got the new file of the name");
     store.unlink(me(), &path("g")).unwrap();
     assert_eq!(errno(piece(&*source, 0)), libc::ESTALE);
 }
 
-fn a_listing_is_believed_until_it_is_refreshed(server: &HdfsServer) {
+fn listing_is_valid_until_its_refresh(server: &HdfsServer) {
     let store = open(server, "ann", "lists", Duration::from_secs(600));
     for number in 0..5 {
         deliver(&store, &format!("f{number}"), b"x", &meta(0o600));
@@ -123,13 +126,13 @@ fn a_listing_is_believed_until_it_is_refreshed(server: &HdfsServer) {
     assert_eq!((glance("f4"), glance("new")), (0, libc::ENOENT));
     server.write("lists/new", b"theirs");
     server.done("DELETE", "lists/f4", "op=DELETE");
-    assert_eq!((glance("f4"), glance("new")), (0, libc::ENOENT), "it was asked for again");
-    assert_eq!(errno(store.stat(me(), &path("f4"))), libc::ENOENT, "before a change the server is asked");
+    assert_eq!((glance("f4"), glance("new")), (0, libc::ENOENT), "the server got another query");
+    assert_eq!(errno(store.stat(me(), &path("f4"))), libc::ENOENT, "a query before a change uses the old listing");
     store.refresh();
     assert_eq!((glance("f4"), glance("new")), (libc::ENOENT, 0));
 }
 
-fn what_cannot_be_passes_or_not(server: &mut HdfsServer) {
+fn refusals_pass_or_are_final(server: &mut HdfsServer) {
     server.done("PUT", "theirs", "op=MKDIRS&permission=755");
     let mut place = Place::parse(&server.url("ann", "theirs")).unwrap();
     place.limits.all_tries = Duration::from_secs(1);

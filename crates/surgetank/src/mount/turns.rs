@@ -175,7 +175,7 @@ fn sleeps(tid: i32) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#[allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 mod tests {
     use super::*;
 

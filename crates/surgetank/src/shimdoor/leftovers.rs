@@ -154,7 +154,7 @@ fn unused(path: &Path) -> io::Result<Option<File>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#[allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 mod tests {
     use super::*;
 

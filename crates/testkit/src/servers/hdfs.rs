@@ -99,8 +99,8 @@ impl HdfsServer {
 
     #[track_caller]
     fn through(&self, method: &str, path: &str, query: &str, bytes: &[u8]) -> Vec<u8> {
-        let told = self.done(method, path, &format!("{query}&noredirect=true"));
-        let to = told.split("\"Location\":\"").nth(1).unwrap().split('"').next().unwrap();
+        let answer = self.done(method, path, &format!("{query}&noredirect=true"));
+        let to = answer.split("\"Location\":\"").nth(1).unwrap().split('"').next().unwrap();
         let (authority, rest) = to.strip_prefix("http://").unwrap().split_once('/').unwrap();
         let port = authority.rsplit_once(':').unwrap().1.parse().unwrap();
         // In a header the name would be encoded; in JSON it is unchanged.
@@ -117,9 +117,9 @@ impl HdfsServer {
             child.kill().unwrap();
             child.wait().unwrap();
             // The kernel kills the servers a moment later.
-            let gone = || TcpListener::bind(("127.0.0.1", self.ports.0)).is_ok();
+            let ended = || TcpListener::bind(("127.0.0.1", self.ports.0)).is_ok();
             let until = Instant::now() + LIMIT;
-            while !gone() && Instant::now() < until {
+            while !ended() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -197,8 +197,8 @@ impl Drop for HdfsServer {
 
 /// The superuser of the namenode: the user that starts it.
 pub fn superuser() -> String {
-    let told = Command::new("id").arg("-un").output().unwrap().stdout;
-    String::from_utf8(told).unwrap().trim().to_owned()
+    let output = Command::new("id").arg("-un").output().unwrap().stdout;
+    String::from_utf8(output).unwrap().trim().to_owned()
 }
 
 fn request(port: u16, method: &str, target: &str, body: &[u8]) -> std::io::Result<(u16, Vec<u8>)> {

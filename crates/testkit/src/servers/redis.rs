@@ -77,9 +77,9 @@ impl RedisServer {
     /// Output of `redis-cli` for these words, as text, without the last line's end.
     #[track_caller]
     pub fn cli(&self, words: &[&str]) -> String {
-        let mut told = String::from_utf8(self.cli_bytes(words)).unwrap();
-        told.truncate(told.trim_end_matches('\n').len());
-        told
+        let mut output = String::from_utf8(self.cli_bytes(words)).unwrap();
+        output.truncate(output.trim_end_matches('\n').len());
+        output
     }
 
     #[track_caller]
@@ -169,8 +169,8 @@ impl RedisServer {
 
     /// Whether it answers and has read its data. (It tells an unknown client that it must authenticate, which suffices.)
     fn answers(&self) -> bool {
-        let said = self.command().arg("PING").output().unwrap().stdout;
-        said.starts_with(b"PONG") || said.starts_with(b"NOAUTH")
+        let output = self.command().arg("PING").output().unwrap().stdout;
+        output.starts_with(b"PONG") || output.starts_with(b"NOAUTH")
     }
 }
 

@@ -112,7 +112,7 @@ impl Rule {
     }
 
     /// Fails at every operation, as an unmounted store does.
-    pub fn gone() -> Self {
+    pub fn unmounted() -> Self {
         Self::when(Failure::Errno(Errno::NOTCONN), |_, _| true)
     }
 
@@ -175,10 +175,10 @@ impl<S: Store> Faulty<S> {
         paths: &[&StorePath],
         inner: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        Self::apply(self.decide(operation, paths), inner)
+        Self::carry_out(self.decide(operation, paths), inner)
     }
 
-    fn apply<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn carry_out<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         match failure {
             Some(Failure::Errno(errno)) => Err(errno.into()),
             Some(Failure::LostAnswer(errno)) => inner().and(Err(errno.into())),
@@ -330,7 +330,7 @@ impl<S: Store> Store for Faulty<S> {
                 self.inner.open(who, path, true)?.set_len(1)?;
                 Err(errno.into())
             }
-            failure => Self::apply(failure, || self.inner.publish(who, temporary, path, meta)),
+            failure => Self::carry_out(failure, || self.inner.publish(who, temporary, path, meta)),
         }
     }
     fn publish_absent(
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(store.stat(me(), &root).unwrap_err().raw_os_error(), Some(libc::ESTALE));
         assert!(store.stat(me(), &root).is_ok());
         assert_eq!(store.calls(Operation::Stat), 3);
-        store.add(Rule::gone().times(1));
+        store.add(Rule::unmounted().times(1));
         assert_eq!(store.list(me(), &root, false).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
         assert!(store.list(me(), &root, false).is_ok());
         store.add(Rule::full());

@@ -1,4 +1,4 @@
-//! A store without plain files, for tests of everything that must not rely on a descriptor: it wraps another store, whose files
+//! A store without plain files, for tests of everything that must not rely on a descriptor. It wraps another store, whose files
 //! can only be read by ranges, as an object store's.
 //!
 //! It counts requests, fails and delays on demand, and gives a version of a file only while the store has it.

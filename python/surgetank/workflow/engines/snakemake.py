@@ -159,7 +159,7 @@ class Observer:
 
     def _learn(self) -> None:
         jobs = described(self.dag, whole=False)
-        known = {id(job): task_id(told, self.directory) for job, told in jobs.items()}
+        known = {id(job): task_id(job_facts, self.directory) for job, job_facts in jobs.items()}
         self._tasks = known
         self._jobs = {known[id(job)]: job for job in jobs}
         self._left, self._begun = set(), set()

@@ -28,7 +28,7 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "run",
         help="Run the tasks on this machine",
-        description="Runs the tasks of a workflow on this machine, under Surgetank; asked for again it goes on where it was.",
+        description="Runs the tasks of a workflow on this machine, under Surgetank; the same command again continues an interrupted run.",
     )
     parser.add_argument("description", type=Path, metavar="FILE", help="the workflow's description")
     add_execution(parser)
@@ -36,7 +36,7 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
         "--cluster", type=_count, default=1, metavar="N", help="short tasks of a kind: up to N in one process"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, auxiliary tasks included; run nothing")
-    parser.add_argument("--inputs-from", metavar="DIR|URL", help="inputs that are not there are staged in from here")
+    parser.add_argument("--inputs-from", metavar="DIR|URL", help="missing inputs are staged in from here")
     parser.add_argument("--results-to", metavar="DIR|URL", help="results are staged out to here, besides the store")
     parser.add_argument("--no-images", action="store_true", help="run tasks that name a container image without it")
     parser.set_defaults(do=lambda args: _run(args, load))
@@ -46,16 +46,18 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
 def add_execution(parser: argparse.ArgumentParser) -> None:
     """Options that `run` and `replay` share."""
     parser.add_argument("-j", "--jobs", type=_cores, metavar="N", help="cores the tasks share [default: all]")
-    parser.add_argument("--memory", type=_size, metavar="SIZE", help="memory the tasks share, as they say they need it")
+    parser.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="memory the tasks share, by the amounts they declare"
+    )
     parser.add_argument("--persist", type=Persist, choices=list(Persist), metavar="{final,all,when-consumed}",
-                        help="what goes to the store: final: not what tasks only read of each other; all [default]: not what is"
-                        " declared temporary; when-consumed: the same, a task's outputs when all its children are done")  # fmt: skip
+                        help="what goes to the store: final: results only, no files between tasks; all [default]: every file that is not"
+                        " declared temporary; when-consumed: like all, a task's outputs when all its children are done")  # fmt: skip
     name_options(parser)
     parser.add_argument(
-        "--retries", type=_count0, metavar="N", help="tries after a failure [default: what the task says]"
+        "--retries", type=_count0, metavar="N", help="tries after a failure [default: the task's own number]"
     )
     parser.add_argument(
-        "--keep-going", action="store_true", help="after a failure go on with what does not depend on it"
+        "--keep-going", action="store_true", help="after a failure continue with tasks that do not depend on it"
     )
     parser.add_argument(
         "--grace", type=float, default=10.0, metavar="SECONDS", help="how long stopped tasks have to end"

@@ -39,8 +39,8 @@ def main() -> int:
             if os.fstat(log).st_size == 0 and code == 0:
                 os.unlink(path)
             os.close(log)
-        told = json.dumps([number, code, began_ns, time.time_ns(), cpu_s, memory_bytes]) + "\n"
-        os.write(RESULTS, told.encode())
+        result = json.dumps([number, code, began_ns, time.time_ns(), cpu_s, memory_bytes]) + "\n"
+        os.write(RESULTS, result.encode())
     return 0
 
 

@@ -52,7 +52,7 @@ class Running:
     pair: logs.Pair | None
     # For a cluster: the descriptor of its results, an incomplete line from it, and the number of ended tasks.
     results: int | None = None
-    said: bytes = b""
+    incomplete_line: bytes = b""
     settled: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
@@ -259,7 +259,7 @@ class Engine:
                 continue
             found = stamp(path)
             if found is None:
-                self._fail(id_, f"its input {path!r} is not there any more", None)
+                self._fail(id_, f"its input {path!r} no longer exists", None)
                 return False
             inputs[path] = found
         self._inputs[id_] = inputs
@@ -334,8 +334,8 @@ class Engine:
         assert running.results is not None
         with contextlib.suppress(BlockingIOError):
             while some := os.read(running.results, 1 << 16):
-                running.said += some
-        *lines, running.said = running.said.split(b"\n")
+                running.incomplete_line += some
+        *lines, running.incomplete_line = running.incomplete_line.split(b"\n")
         for line in lines:
             number, code, began_ns, ended_ns, cpu_s, memory_bytes = json.loads(line)
             running.settled = number + 1
@@ -396,7 +396,7 @@ class Engine:
             for path in task.outputs:
                 found = stamp(path)
                 if found is None:
-                    why = f"it ended well and did not make {path!r}, which it is described to make"
+                    why = f"it succeeded but did not make {path!r}, an output in its description"
                     break
                 outputs[path] = found
         if why is None:

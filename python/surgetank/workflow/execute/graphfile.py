@@ -21,14 +21,14 @@ def to_json(workflow: Workflow) -> dict[str, Any]:
     }
 
 
-def from_json(told: dict[str, Any]) -> Workflow:
+def from_json(document: dict[str, Any]) -> Workflow:
     return Workflow.of(
-        told["name"],
-        told["source"],
-        [Task(**task) for task in told["tasks"]],
-        [File(**file) for file in told["files"]],
-        incomplete=told["incomplete"],
-        places=told["places"],
+        document["name"],
+        document["source"],
+        [Task(**task) for task in document["tasks"]],
+        [File(**file) for file in document["files"]],
+        incomplete=document["incomplete"],
+        places=document["places"],
     )
 
 

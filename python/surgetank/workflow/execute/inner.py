@@ -132,10 +132,10 @@ def absent(workflow: Workflow, settings: Settings) -> list[str]:
     if lost:
         named = ", ".join(repr(path) for path in lost[:5]) + (" …" if len(lost) > 5 else "")
         raise Problem(
-            f"{len(lost)} input files are not there: {named}",
+            f"{len(lost)} input files are missing: {named}",
             where=settings.directory,
             why="no task of the workflow makes them",
-            remedy="put them there, say where they are with --inputs-from, or the right directory with --dir",
+            remedy="put them there, or give their place with --inputs-from, or the right directory with --dir",
         )
     return staged
 
@@ -155,7 +155,7 @@ def reserve(
     if expected > free:
         where = "the store" if agent is not None else settings.directory
         progress.say(
-            f"{plan.words_of(expected)} are to be written to {where}, and {plan.words_of(free)} are free there: it may not suffice"
+            f"{plan.words_of(expected)} are to be written to {where}, and {plan.words_of(free)} are free there: the space may not suffice"
         )
 
 
@@ -216,14 +216,14 @@ def _lock() -> Iterator[None]:
 @contextlib.contextmanager
 def _step(steps: list[dict[str, Any]], kind: str, book: journal.Journal) -> Iterator[None]:
     """An auxiliary task, for the report."""
-    told: dict[str, Any] = {"step": kind, "began_ns": time.time_ns(), "ended_ns": None, "ok": False}
-    steps.append(told)
+    entry: dict[str, Any] = {"step": kind, "began_ns": time.time_ns(), "ended_ns": None, "ok": False}
+    steps.append(entry)
     try:
         yield
-        told["ok"] = True
+        entry["ok"] = True
     finally:
-        told["ended_ns"] = time.time_ns()
-        book.say("step", **told)
+        entry["ended_ns"] = time.time_ns()
+        book.say("step", **entry)
         book.flush()
 
 

@@ -134,7 +134,7 @@ class Journal:
         with open(draft, "wb") as stream:
             for several in past.records.values():
                 for record in several:
-                    stream.write(_line({"event": "done", **_told(record)}).encode())
+                    stream.write(_line({"event": "done", **_fields(record)}).encode())
         draft.rename(self.directory / CARRIED)
 
     def say(self, event: str, **what: Any) -> None:
@@ -142,7 +142,7 @@ class Journal:
         self._waiting.append(_line({"event": event, **what}))
 
     def done(self, record: Record) -> None:
-        self.say("done", **_told(record))
+        self.say("done", **_fields(record))
 
     def flush(self) -> None:
         """From here on a kill -9 of the executor loses no earlier event."""
@@ -189,13 +189,13 @@ def _line(event: dict[str, Any]) -> str:
     return json.dumps(event) + "\n"
 
 
-def _told(record: Record) -> dict[str, Any]:
+def _fields(record: Record) -> dict[str, Any]:
     # (`asdict` copies every field's content, for each of 10,000 tasks.)
     return {key: getattr(record, key) for key in Record.__slots__}
 
 
 def _record(event: dict[str, Any]) -> Record:
-    told = {key: event[key] for key in Record.__slots__ if key in event}
+    fields = {key: event[key] for key in Record.__slots__ if key in event}
     for side in ("inputs", "outputs"):
-        told[side] = {path: (size, changed) for path, (size, changed) in told[side].items()}
-    return Record(**told)
+        fields[side] = {path: (size, changed) for path, (size, changed) in fields[side].items()}
+    return Record(**fields)

@@ -84,16 +84,16 @@ def drained(
     The executor does not wait for the results itself: a full store would make the user wait twice. `code`: the exit
     code of `surgetank run`, if known.
     """
-    told = {} if record is None else record
-    ended = told.get("exit") if code is None else code
-    if ended is None and not told:
+    facts = {} if record is None else record
+    ended = facts.get("exit") if code is None else code
+    if ended is None and not facts:
         return steps  # the outcome is unknown
     found = next((step for step in steps if step["step"] == "stage-out"), None)
     out = dict(found or {"step": "stage-out", "began_ns": None, "ended_ns": None, "ok": True})
-    if told.get("command_ended_us") is not None:
-        begun_us = told["begun_unix_us"]
-        out["began_ns"] = out["began_ns"] or (begun_us + told["command_ended_us"]) * 1000
-        out["ended_ns"] = (begun_us + told["ended_us"]) * 1000
+    if facts.get("command_ended_us") is not None:
+        begun_us = facts["begun_unix_us"]
+        out["began_ns"] = out["began_ns"] or (begun_us + facts["command_ended_us"]) * 1000
+        out["ended_ns"] = (begun_us + facts["ended_us"]) * 1000
     # (All tasks had succeeded.)
     out["ok"] = out["ok"] and ended == 0
     if found is not None:
@@ -121,10 +121,10 @@ def _attend(words: list[str], environment: dict[str, str]) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text())
+        facts = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def inside(draft: Path) -> int:

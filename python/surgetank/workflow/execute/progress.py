@@ -53,7 +53,7 @@ class Bars(Progress):
         self._bars = columns.Progress(
             columns.TextColumn("{task.description:>7}"),
             columns.BarColumn(),
-            columns.TextColumn("{task.fields[told]}"),
+            columns.TextColumn("{task.fields[amount]}"),
             columns.TimeElapsedColumn(),
             console=console,
             auto_refresh=False,
@@ -64,8 +64,8 @@ class Bars(Progress):
     def begin(self, total: int, total_bytes: int) -> None:
         super().begin(total, total_bytes)
         self._lines = [
-            self._bars.add_task("tasks", total=max(total, 1), told=""),
-            self._bars.add_task("bytes", total=total_bytes or None, told=""),
+            self._bars.add_task("tasks", total=max(total, 1), amount=""),
+            self._bars.add_task("bytes", total=total_bytes or None, amount=""),
         ]
         self._bars.start()
 
@@ -73,9 +73,9 @@ class Bars(Progress):
         if time.monotonic() < self._next_s or not self._lines:
             return
         self._next_s = time.monotonic() + BARS_EVERY_S
-        self._bars.update(self._lines[0], completed=done, told=f"{done}/{self.total}, {running} running")
+        self._bars.update(self._lines[0], completed=done, amount=f"{done}/{self.total}, {running} running")
         of = f" of {words_of(self.total_bytes)}" if self.total_bytes else ""
-        self._bars.update(self._lines[1], completed=made_bytes, told=f"{words_of(made_bytes)}{of}")
+        self._bars.update(self._lines[1], completed=made_bytes, amount=f"{words_of(made_bytes)}{of}")
         self._bars.refresh()
 
     def say(self, text: str) -> None:

@@ -122,6 +122,6 @@ def _why_again(
         found = present(path)
         if found == record.outputs.get(path):
             continue
-        state = "is not there" if found is None else "has been changed"
+        state = "is missing" if found is None else "has been changed"
         return f"{path!r} {state}" + (f" and {needed[0]!r} needs it" if path in droppable else "")
     return None

@@ -81,8 +81,8 @@ def _least(root: Path, group: str, name: str, limit: int) -> int:
     here = root / group.lstrip("/")
     while here.is_relative_to(root):
         with contextlib.suppress(OSError, ValueError):
-            if (said := (here / name).read_text().strip()) != "max":
-                limit = min(limit, int(said))
+            if (text := (here / name).read_text().strip()) != "max":
+                limit = min(limit, int(text))
         here = here.parent
     return limit
 

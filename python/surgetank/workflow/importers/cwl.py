@@ -41,7 +41,7 @@ def load(path: Path, *, job: Path | None = None) -> Workflow:
             value, (job or path).absolute().parent, _reads_files(entry["type"]) and name
         )
     if job is None and any(sources.values()):
-        opened.incomplete.append("which files are the inputs is known with the input object's file")
+        opened.incomplete.append("the input files are unknown without the input object's file")
     if hasattr(tool, "steps"):
         outside = opened.workflow(tool, "", sources, _Doubt())
         for name in outside:
@@ -50,7 +50,7 @@ def load(path: Path, *, job: Path | None = None) -> Workflow:
         opened.alone(tool, path, sources)
     if opened.between:
         opened.incomplete.append(
-            f"where cwltool puts {opened.between} files is known when they are there: STEP/OUTPUT stands for them"
+            f"cwltool chooses the places of {opened.between} files when it makes them: STEP/OUTPUT stands for them"
         )
     made = {output for task in opened.tasks for output in task.outputs}
     measure((file for name, file in opened.files.items() if name not in made), opened.directory)
@@ -67,9 +67,9 @@ def _tool(path: Path) -> Any:
     context = LoadingContext({"construct_tool_object": default_make_tool})
     # Ontologies are fetched from their addresses, and contain nothing needed here.
     context.skip_schemas = True
-    said = logging.getLogger("cwltool")
-    level = said.level
-    said.setLevel(logging.CRITICAL)
+    logger = logging.getLogger("cwltool")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         return load_tool(str(path.absolute()), context)
     except RecursionError:
@@ -85,7 +85,7 @@ def _tool(path: Path) -> Any:
             "cwltool refuses the document", where=where, why=text[:2000], remedy=f"cwltool --validate {path}"
         ) from None
     finally:
-        said.setLevel(level)
+        logger.setLevel(level)
 
 
 def _same(file: str, path: Path) -> str:
@@ -128,7 +128,7 @@ class _Opened:
     between: int = 0
     maker: dict[str, str] = field(default_factory=dict)
     # Output of a step → the tasks that it comes from, for outputs that are a value and not a file.
-    tellers: dict[str, list[str]] = field(default_factory=dict)
+    value_makers: dict[str, list[str]] = field(default_factory=dict)
 
     def given(self, value: Any, beside: Path, name: str | bool) -> list[str]:
         """The files in a value of the input object; `name` stands for the file of an input without a value."""
@@ -174,7 +174,7 @@ class _Opened:
         repeated = [what for what in ("scatter", "when") if step.tool.get(what)]
         for what in repeated:
             why = "how many times it runs" if what == "scatter" else "whether it runs"
-            self.incomplete.append(f"step {name} has a `{what}`: {why} is known when its inputs are there")
+            self.incomplete.append(f"step {name} has a `{what}`: {why} is unknown until its inputs exist")
         mine = _Doubt(" and ".join(repeated)) if repeated else doubt
         inner: dict[str, list[str]] = {}
         for entry in step.tool["in"]:
@@ -191,10 +191,10 @@ class _Opened:
         task = self.task(tool, name, [path for found in inner.values() for path in found])
         for entry in tool.tool["outputs"]:
             sources[_output(step, entry)] = self.made(task, entry, mine)
-            self.tellers[_output(step, entry)] = [name]
-        told = [one for entry in step.tool["in"] for one in _behind(entry.get("source"), self.tellers)]
+            self.value_makers[_output(step, entry)] = [name]
+        makers = [one for entry in step.tool["in"] for one in _behind(entry.get("source"), self.value_makers)]
         implied = {self.maker.get(path) for path in task.inputs}
-        task.after = [one for one in dict.fromkeys(told) if one not in implied]
+        task.after = [one for one in dict.fromkeys(makers) if one not in implied]
         self.tasks.append(task)
         self.places[name] = _line(step.tool) or _file(step.tool["id"])
 
@@ -204,11 +204,13 @@ class _Opened:
         own = {entry["id"]: given.get(_fragment(entry["id"]).split("/")[-1], []) for entry in tool.tool["inputs"]}
         for entry in step.tool["in"]:
             inner = f"{tool.tool['id']}/" if "#" in tool.tool["id"] else f"{tool.tool['id']}#"
-            self.tellers[inner + _fragment(entry["id"]).split("/")[-1]] = _behind(entry.get("source"), self.tellers)
+            self.value_makers[inner + _fragment(entry["id"]).split("/")[-1]] = _behind(
+                entry.get("source"), self.value_makers
+            )
         self.workflow(tool, name + "/", own, doubt)
         for entry in tool.tool["outputs"]:
             sources[_output(step, entry)] = list(_behind(entry.get("outputSource"), own))
-            self.tellers[_output(step, entry)] = list(_behind(entry.get("outputSource"), self.tellers))
+            self.value_makers[_output(step, entry)] = list(_behind(entry.get("outputSource"), self.value_makers))
 
     def task(self, tool: Any, name: str, inputs: list[str]) -> Task:
         requirements = [*tool.hints, *tool.requirements]
@@ -236,7 +238,7 @@ class _Opened:
         task.outputs.append(path)
         self.maker[path] = task.id
         if _is_list(entry["type"]):
-            self.incomplete.append(f"how many files {path} is will be known when it is made")
+            self.incomplete.append(f"the number of files behind {path} is unknown until a task makes them")
         return [path]
 
     def alone(self, tool: Any, path: Path, sources: dict[str, list[str]]) -> None:

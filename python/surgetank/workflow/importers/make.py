@@ -64,33 +64,33 @@ def load(path: Path, *, targets: Sequence[str] = (), variables: Sequence[str] = 
     environment = {**os.environ, "LC_ALL": "C"}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
-    ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="make did not tell its rules")
+    ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="make did not report its rules")
     _refuse(path, text, ended.stderr, ended.returncode)
-    said, _, database = ended.stdout.partition("\n# Make data base, printed on ")
+    output, _, database = ended.stdout.partition("\n# Make data base, printed on ")
     rules = {rule.target: rule for rule in _rules(database.partition("\n# Files\n")[2])}
-    recipes = list(_recipes(said, rules))
+    recipes = list(_recipes(output, rules))
     if not recipes:
         raise Problem("make has nothing to do", where=path, remedy="name a target that has a recipe")
     return _workflow(path, directory, rules, recipes, set(targets) or _default(database))
 
 
-def _refuse(path: Path, text: str, said: str, code: int) -> None:
-    if circular := _CIRCULAR.search(said):
+def _refuse(path: Path, text: str, output: str, code: int) -> None:
+    if circular := _CIRCULAR.search(output):
         at = f"{path}:{_line(text, circular['a']) or 1}"
         raise Problem(f"{circular['a']} and {circular['b']} need each other", where=at, why=circular[0])
     if code == 0:
         return
-    if error := _ERROR.search(said):
+    if error := _ERROR.search(output):
         where = path if error["file"] == path.name else path.parent / error["file"]
         raise Problem("make cannot read the Makefile", where=f"{where}:{error['line']}", why=error["what"])
-    if missing := _MISSING.search(said):
+    if missing := _MISSING.search(output):
         line = _line(text, missing["target"]) or _line(text, missing["by"] or missing["target"])
         raise Problem(
             f"no rule makes {missing['target']!r}, and the file does not exist", where=f"{path}:{line or 1}", why=missing[0],
             remedy="create it, or correct its name",
         )  # fmt: skip
     raise Problem(
-        "make refuses the Makefile", where=path, why=said.strip()[-1000:], remedy="`make -n` has to work first"
+        "make refuses the Makefile", where=path, why=output.strip()[-1000:], remedy="`make -n` has to work first"
     )
 
 
@@ -125,10 +125,10 @@ def _rules(database: str) -> Iterator[_Rule]:
         yield rule
 
 
-def _recipes(said: str, rules: dict[str, _Rule]) -> Iterator[_Recipe]:
+def _recipes(output: str, rules: dict[str, _Rule]) -> Iterator[_Recipe]:
     """The commands that would run, target by target; make itself adds `rm` of intermediates at the end."""
     current: _Recipe | None = None
-    for line in said.split("\n"):
+    for line in output.split("\n"):
         if trace := _TRACE.match(line):
             if current:
                 yield current
@@ -191,7 +191,7 @@ def _workflow(
             intermediate = name in rules and rules[name].intermediate
             files[inside(name, directory)] = File(inside(name, directory), temporary=intermediate)
         if any(re.match(r"^:( |$)", line) for line in recipe.lines):
-            incomplete.append(f"{target} calls make again: what that does is not looked at")
+            incomplete.append(f"{target} calls make again: the import does not follow that call")
             for name in (*task.inputs, *task.outputs):
                 files.setdefault(name, File(name)).readers_unknown = True
         tasks.append(task)

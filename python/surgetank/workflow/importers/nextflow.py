@@ -85,7 +85,9 @@ def load(path: Path, *, dag: Path | None = None, work: Path | None = None, direc
         for name in (*task.inputs, *task.outputs):
             files.setdefault(name, File(name))
     if gone:
-        incomplete.append(f"the work directories of {gone} tasks are gone: what they read and wrote is not known")
+        incomplete.append(
+            f"the work directories of {gone} tasks do not exist any more: the files of these tasks are unknown"
+        )
         for file in files.values():
             file.readers_unknown = True
         if dag:

@@ -76,10 +76,10 @@ def _left_out(record: dict[str, Any]) -> list[str]:
         if record.get(key):
             found.append(f"{record[key]} {what}")
     if record.get("accesses_left_out"):
-        found.append("of some processes not all files are in the record")
+        found.append("some files of some processes are not in the record")
     agents = record.get("agents")
     if isinstance(agents, int) and agents > 1:
-        found.append("the agent was killed in the run, and what it had seen in its last seconds is not in the record")
+        found.append("the agent was killed in the run: accesses of its last seconds are not in the record")
     if record.get("counting_ended"):
         found.append("counting ended before the run did")
     return found

@@ -25,7 +25,7 @@ def load(path: Path) -> Workflow:
     document = marked.load(path)
     document.only(_TOP)
     if document.get("surgetank") != VERSION or document.get("surgetank") is True:
-        raise document.wrong(f"`surgetank: {VERSION}` has to stand at the top", "surgetank")
+        raise document.wrong(f"`surgetank: {VERSION}` must be at the top", "surgetank")
     if document.get("defaults") is not None:
         document.only(_DEFAULTS, "defaults")
     directory = path.absolute().parent

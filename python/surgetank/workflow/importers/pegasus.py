@@ -161,7 +161,7 @@ class _Reader:
             self.program(task, *place)
         elif type_ in ("pegasusWorkflow", "condorWorkflow"):
             self.incomplete.append(
-                f"job {id_} is a workflow of its own ({document.get(*place, 'file')}): planned when it is its turn"
+                f"job {id_} is a workflow of its own ({document.get(*place, 'file')}): Pegasus plans it during the run"
             )
         else:
             raise document.wrong(f"{type_!r} is not a type of job", *place, "type")

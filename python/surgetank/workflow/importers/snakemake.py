@@ -83,27 +83,29 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         }
-        ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="Snakemake did not tell its jobs")
+        ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="Snakemake did not report its jobs")
         if not out.exists():
             raise _refused(path, ended.stderr or ended.stdout)
         described: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return described
 
 
-def _refused(path: Path, said: str) -> Problem:
+def _refused(path: Path, message: str) -> Problem:
     """Snakemake's own message, and the place in it."""
-    place = next((found for pattern in _PLACES if (found := pattern.search(said))), None)
+    place = next((found for pattern in _PLACES if (found := pattern.search(message))), None)
     where: str | Path = f"{place['file']}:{place['line']}" if place else path
-    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.MULTILINE)
-    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", message, re.MULTILINE)
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     # Snakemake's message is at its end; if it ends in a traceback, the first error is the cause.
-    said = errors[0] if errors and _TRACEBACK.search(said) else "\n        ".join(lines[-12:])
-    if "invalid choice: 'surgetank-import'" in said or "unrecognized arguments: --scheduler-surgetank" in said:
+    message = errors[0] if errors and _TRACEBACK.search(message) else "\n        ".join(lines[-12:])
+    if "invalid choice: 'surgetank-import'" in message or "unrecognized arguments: --scheduler-surgetank" in message:
         return Problem(
-            "this Snakemake has no interface for schedulers", where=path, why=said,
+            "this Snakemake has no interface for schedulers", where=path, why=message,
             remedy="pip install 'surgetank[snakemake]' (Snakemake from 9.12)",
         )  # fmt: skip
-    return Problem("Snakemake cannot make its graph", where=where, why=said, remedy="`snakemake -n` has to work first")
+    return Problem(
+        "Snakemake cannot make its graph", where=where, why=message, remedy="`snakemake -n` has to work first"
+    )
 
 
 def workflow_of(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workflow:
@@ -199,7 +201,10 @@ def _updated(
         for path in mine:
             files[path].readers_unknown = True
     _without_implied(tasks)
-    return [f"{path} is updated in place by {task}: its versions are not told apart" for task, path in sorted(again)]
+    return [
+        f"{path} is updated in place by {task}: the graph does not distinguish its versions"
+        for task, path in sorted(again)
+    ]
 
 
 def _without_implied(tasks: list[Task]) -> None:
@@ -219,6 +224,6 @@ def _unevaluated(jobs: list[dict[str, Any]], files: dict[str, File]) -> list[str
     checkpoints = sorted({job["rule"] for job in jobs if job["checkpoint"]})
     checkpoint, reading = ", ".join(checkpoints) or "?", ", ".join(waiting)
     return [
-        f"checkpoint {checkpoint} is not evaluated yet: what {reading} reads, and which jobs are added, is known when"
+        f"checkpoint {checkpoint} is not evaluated yet: the inputs of {reading} and the added jobs are unknown until"
         + " it is done; import again then"
     ]

@@ -41,14 +41,14 @@ impl Ground {
     fn blobs(&self) -> PathBuf {
         self.at(&format!(".surgetank-blobs-{}", me().uid))
     }
-    /// Names at the top, without that of the content.
+    /// Names at the top, without the directory of the content.
     fn names(&self) -> Vec<String> {
         let all = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut all: Vec<String> = all.filter(|name| !name.starts_with(".surgetank-blobs")).collect();
         all.sort();
         all
     }
-    /// All content, with temporaries of it.
+    /// All content files, including temporaries.
     fn content(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut dirs = vec![self.blobs()];
@@ -83,7 +83,7 @@ const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 fn deduplicating_store_conforms() {
     for always in [true, false] {
         let grounds = std::cell::RefCell::new(Vec::new());
-        // Its owner can still read what its mode does not permit him to read.
+        // In this form the owner can still read a file whose mode forbids it.
         let without: &[&str] = if always { &["set_meta"] } else { &[] };
         conform_but_for(without, || {
             let ground = Ground::new();
@@ -146,8 +146,8 @@ fn equal_content_is_stored_once() {
     assert!(read(&store, "d/b") == bytes);
 }
 
-/// Content that the store has already was held to the drain's rate while it was compared, so the second run took as long as the
-/// first.
+/// Regression: the comparison with content that the store already has was limited to the drain's rate, so a second run took as
+/// long as the first.
 #[test]
 fn comparison_of_known_content_is_not_throttled() {
     let ground = Ground::new();
@@ -169,7 +169,7 @@ fn comparison_of_known_content_is_not_throttled() {
     assert!((1..1000).contains(&second), "{second}");
 }
 
-/// No other user may list or change it, and no path of the mount leads there.
+/// No other user may list or change the content, and no path of the mount leads there.
 #[test]
 fn content_is_hidden_from_the_mount() {
     let ground = Ground::new();
@@ -195,7 +195,7 @@ fn errno_of<T>(result: io::Result<T>) -> io::ErrorKind {
 #[test]
 fn files_without_content_directory_are_stored_unchanged() {
     let ground = Ground::new();
-    // A directory of another user, who could remove the content; and a file instead of the directory.
+    // Two cases: a file instead of the directory, and a directory of another user, which could remove the content.
     fs::write(ground.blobs(), "").unwrap();
     let store = ground.store();
     deliver(&store, "a", &noise(100_000), &meta(0o600));
@@ -209,7 +209,7 @@ fn files_without_content_directory_are_stored_unchanged() {
     }
 }
 
-/// Two agents removed each other's directory and stored their files unchanged.
+/// Regression: two agents removed each other's directory, and stored their files unchanged.
 #[test]
 fn concurrent_makers_of_first_directory_both_succeed() {
     for _ in 0..20 {
@@ -273,11 +273,11 @@ fn damaged_or_missing_content_is_an_error() {
     assert_eq!(why.kind(), io::ErrorKind::InvalidData);
     fs::remove_file(blob).unwrap();
     let why = ground.store().source(me(), &path("a")).err().unwrap();
-    assert_eq!(why.kind(), io::ErrorKind::InvalidData, "that it is not there would be said of the file");
+    assert_eq!(why.kind(), io::ErrorKind::InvalidData, "missing content is reported as a missing file");
     assert_eq!(ground.store().stat(me(), &path("a")).unwrap().attr.size_bytes, 100_000);
 }
 
-/// Content may be sent again, or get a new time, while a program reads it.
+/// Another agent may send content again, or give it a new time, while a program reads it.
 #[test]
 fn reader_continues_when_content_is_replaced_by_equal_one() {
     let ground = Ground::new();
@@ -323,13 +323,13 @@ fn reference_of_earlier_agent_needs_its_content() {
     let ground = Ground::new();
     let bytes = noise(100_000);
     let (temporary, copy) = staged(&ground.store(), "a", &source(&bytes), &meta(0o644));
-    // Its content had no name yet when the agent died.
+    // The agent died before the content got a name.
     let store = ground.store();
     assert_eq!(store.stat(me(), &temporary).unwrap().identity, copy.identity);
     assert_eq!(errno_of(store.publish(me(), &temporary, &path("a"), &meta(0o644))), io::ErrorKind::InvalidData);
     store.discard(me(), &temporary).unwrap();
-    assert_eq!((ground.names().len(), ground.content().len()), (0, 0), "the temporary of the content goes with it");
-    // It had one.
+    assert_eq!((ground.names().len(), ground.content().len()), (0, 0), "the temporary of the content stays");
+    // The agent died after the content got a name.
     let earlier = ground.store();
     let (temporary, _) = staged(&earlier, "a", &source(&bytes), &meta(0o644));
     earlier.settle(me(), std::slice::from_ref(&temporary)).unwrap();
@@ -371,19 +371,19 @@ fn collect_removes_old_unreferenced_content_only() {
     for name in ["gone", "again"] {
         store.unlink(me(), &path(name)).unwrap();
     }
-    assert_eq!(ground.unused(MONTH, false).unwrap(), unused::Unused::default(), "all are young");
+    assert_eq!(ground.unused(MONTH, false).unwrap(), unused::Unused::default(), "young content is removed");
     ground.age();
-    // A new reference that is only staged.
+    // A new reference that is only staged also counts.
     let (temporary, _) = staged(&store, "later", &source(&noise(120_000)), &meta(0o600));
     let found = ground.unused(MONTH, true).unwrap();
     assert_eq!((found.references, found.blobs.len(), found.blobs[0].size_bytes), (2, 1, 110_000));
-    assert_eq!(ground.content().len(), 3, "a dry run");
+    assert_eq!(ground.content().len(), 3, "a dry run removes content");
     assert_eq!(ground.unused(MONTH, false).unwrap(), found);
     assert_eq!(ground.content().len(), 2);
     store.settle(me(), std::slice::from_ref(&temporary)).unwrap();
     store.publish(me(), &temporary, &path("later"), &meta(0o600)).unwrap();
     assert!(read(&store, "later") == noise(120_000) && read(&store, "d/kept") == noise(100_000));
-    // So does a reference that a killed agent left staged.
+    // Temporary content of a killed agent is removed too.
     let (lost, _) = staged(&store, "lost", &source(&noise(130_000)), &meta(0o600));
     fs::remove_file(ground.at(&format!("{lost}.surgetank.ref"))).unwrap();
     ground.age();

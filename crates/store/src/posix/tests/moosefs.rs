@@ -1,12 +1,12 @@
-//! The driver on a real shared file system: times of whole seconds, and a client with its own cache.
+//! The driver on a real shared file system, which has times of whole seconds and a client with its own cache.
 
 use surgetank_testkit::servers::moosefs::MooseFs;
 
 use super::*;
 use crate::conformance::conform_in_whole_seconds;
 
-/// MooseFS does not report holes, so those of a file of a terabyte would be read and written. A change within a second, with
-/// the same length and time, is not visible.
+/// MooseFS does not report holes, so a copy would read and write those of a file of a terabyte. The driver cannot see a change
+/// within a second that keeps length and time.
 const WITHOUT: &[&str] = &["times in nanoseconds", "holes stay holes", "conflicts are seen"];
 
 #[test]

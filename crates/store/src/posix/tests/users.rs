@@ -23,7 +23,7 @@ fn operations_run_with_the_callers_ids() {
     open_to_all(&dir);
     let store = store_at(&dir);
     let temporary = path(".surgetank-tmp-1");
-    // Modes that exclude even the owner are no obstacle during staging.
+    // Staging also works with modes that exclude the owner.
     for perm in [0o640, 0o4755, 0o000] {
         let copy =
             store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"hers"), &of(ANN, perm), no_gate()).unwrap();
@@ -33,7 +33,7 @@ fn operations_run_with_the_callers_ids() {
         let attr = store.stat(ANN, &path("f")).unwrap().attr;
         assert_eq!((attr.uid, attr.gid, attr.perm), (40_001, 40_001, perm));
     }
-    // What the caller may not do is refused.
+    // The store refuses operations for which the caller has no permission.
     let closed = store
         .stage_dir(ANN, &path(".surgetank-tmp-d"), &of(ANN, 0o700))
         .and_then(|_| store.publish(ANN, &path(".surgetank-tmp-d"), &path("closed"), &of(ANN, 0o700)));
@@ -55,7 +55,7 @@ fn operations_run_with_the_callers_ids() {
         assert_eq!(denied, libc::EACCES);
     }
     store.may_write_dir(ANN, &path("closed")).unwrap();
-    // Root gave the file away meanwhile: the agent does what the caller cannot.
+    // Root has given the file to another user: the agent does what the caller cannot.
     let copy =
         store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"given"), &of(BOB, 0o4750), no_gate()).unwrap();
     store.verify(ANN, &temporary, &copy, Verify::Cache, no_gate()).unwrap();
@@ -89,7 +89,7 @@ fn file_of_other_owner_is_written_in_place_or_refused() {
     store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"again"), &of(ANN, 0o600), no_gate()).unwrap();
     assert_eq!(errno(store.publish(ANN, &temporary, &path("shared"), &of(ANN, 0o600))), libc::EACCES);
     assert_eq!(fs::read(&target).unwrap(), b"by ann");
-    assert_eq!(names(&store, "", true).len(), 2, "the verified copy is still there");
+    assert_eq!(names(&store, "", true).len(), 2, "the verified copy is lost");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn setgid_and_default_acl_of_directory_apply() {
     assert_eq!(store.stat(ANN, &path(".surgetank-tmp-1")).unwrap().attr.gid, BOB.gid);
     store.publish(ANN, &path(".surgetank-tmp-2"), &path("d"), &of(ANN, 0o750)).unwrap();
     let attr = store.stat(ANN, &path("d")).unwrap().attr;
-    assert_eq!((attr.gid, attr.perm), (BOB.gid, 0o2750), "setgid is inherited");
+    assert_eq!((attr.gid, attr.perm), (BOB.gid, 0o2750), "setgid is not inherited");
 
     // user::rwx, group::rwx, mask r-x, other none, as the kernel encodes a default ACL.
     let acl: Vec<u8> =
@@ -142,7 +142,7 @@ fn setgid_and_default_acl_of_directory_apply() {
         .stage_file(ANN, &path(".surgetank-tmp-3"), &StorePath::root(), &source(b"x"), &with_xattr, no_gate())
         .unwrap();
     let attr = store.stat(ANN, &path(".surgetank-tmp-3")).unwrap().attr;
-    assert_eq!(attr.perm, 0o440, "the directory's default ACL caps group and others");
+    assert_eq!(attr.perm, 0o440, "the directory's default ACL limits group and others");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn access_acl_after_replacement_stays() {
         return;
     }
     deliver(&store, "f", b"new", &meta(0o660));
-    assert_eq!(errno(store.open(ANN, &path("f"), true)), libc::EACCES, "she may not even enter the root");
+    assert_eq!(errno(store.open(ANN, &path("f"), true)), libc::EACCES, "the user cannot enter the root");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o711)).unwrap();
     store.open(ANN, &path("f"), true).unwrap();
     assert_eq!(errno(store.open(BOB, &path("f"), true)), libc::EACCES);

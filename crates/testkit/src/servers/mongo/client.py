@@ -4,8 +4,8 @@ usage: client.py URL BUCKET COMMAND …   (URL names the data base)
     put NAME FILE         get NAME FILE       list        rename NAME TO    delete NAME    count COLLECTION
     fill PREFIX COUNT     (empty files in ten directories)       lock NAME
     odd NAME              (a file whose name is a list)
-    tomorrow NAME         (its clock is ahead)
-    retire NAME SECONDS   (the ids of the chunks of a name's file are as if it had been begun so long ago, and its document is gone)
+    tomorrow NAME         (as if the client's clock were a day ahead)
+    retire NAME SECONDS   (makes the ids of the file's chunks that much older, and removes the file's document)
 """
 
 import datetime

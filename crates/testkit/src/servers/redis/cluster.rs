@@ -85,8 +85,8 @@ fn id(server: &RedisServer) -> String {
 }
 
 fn info(server: &RedisServer, field: &str) -> String {
-    let told = server.cli(&["CLUSTER", "INFO"]);
-    let value = told.lines().find_map(|line| line.trim_end().strip_prefix(field)?.strip_prefix(':'));
+    let output = server.cli(&["CLUSTER", "INFO"]);
+    let value = output.lines().find_map(|line| line.trim_end().strip_prefix(field)?.strip_prefix(':'));
     value.unwrap_or_default().to_owned()
 }
 

@@ -79,7 +79,7 @@ def _dependencies(dag: Any, job: Any) -> Iterable[Any]:
 
 def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int], whole: bool) -> dict[str, Any]:
     rule: Any = getattr(job, "rule", None)
-    told = {
+    facts = {
         "number": number,
         "rule": job.name,
         "inputs": [_file(file) for file in job.input],
@@ -98,7 +98,7 @@ def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int], whole: bool) -> 
         "line": None,
     }
     if whole:
-        told |= {
+        facts |= {
             "resources": {
                 name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))
             },
@@ -109,7 +109,7 @@ def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int], whole: bool) -> 
             "file": _private(lambda: str(rule.snakefile)),
             "line": _private(lambda: int(rule.workflow.linemaps[rule.snakefile][rule.lineno])),
         }
-    return told
+    return facts
 
 
 def _file(file: Any) -> dict[str, Any]:
