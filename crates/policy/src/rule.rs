@@ -180,7 +180,7 @@ impl RuleSet {
         };
         match (reason.rule, reason.with) {
             (None, _) if reason.hint => "a hint".to_owned(),
-            (None, _) => "no rule matches; everything is copied unless a rule says otherwise".to_owned(),
+            (None, _) => "no rule sets a mode; files without one are copied".to_owned(),
             (Some(rule), None) => words(rule),
             (Some(rule), Some(with)) => format!("{} together with {}", words(rule), words(with)),
         }
