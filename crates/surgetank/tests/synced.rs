@@ -201,7 +201,7 @@ close(file, "written")
 
 file = fresh("mapped")
 memory = mmap.mmap(file, 100_000)
-memory[1] = ord("b")
+memory[1] = memory[50_000] = ord("b")
 os.fsync(file)
 assert open("/mnt/store/mapped", "rb").read(2) == b"ab"
 memory[50_000] = ord("c")
