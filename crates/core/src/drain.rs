@@ -55,6 +55,8 @@ pub use meter::Meter;
 const PAUSE: Duration = Duration::from_millis(100);
 /// A ready operation waits at most this long for others to join its batch.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
+/// A smaller file that comes alone is copied by the publisher itself, if the store is a local file system.
+const ALONE_BYTES: u64 = 1 << 20;
 /// The end of the drain waits this long for a thread that hangs in the store.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -77,6 +79,8 @@ pub struct Drain {
 
 enum Next {
     Publish(Vec<Seq>),
+    /// The publisher copies this file itself.
+    Stage(Seq),
     Wait(Duration),
     Sleep,
 }
@@ -224,6 +228,7 @@ impl Drain {
                     self.publish(&batch);
                     self.metadata.changed.notify_all();
                 }
+                Next::Stage(seq) => self.stager.stage(seq),
                 Next::Wait(time) => self.metadata.wait_woken(time),
                 Next::Sleep => {
                     self.files.temporaries.forget_temporaries();
@@ -273,11 +278,29 @@ impl Drain {
         };
         // With the tree locked: a process that queues an operation after this sees that it must wake the drain.
         self.metadata.drain_asleep.store(next.is_empty, Ordering::Relaxed);
+        let alone = match next.to_stage[..] {
+            [seq] if next.batch.is_empty() && !next.is_staging => Some(seq),
+            _ => None,
+        };
+        // A program may wait in fsync for this one file: another thread would come to it later.
+        if let Some(seq) = alone.filter(|_| self.base.store.features().publications_at_once < 2)
+            && tree
+                .ops
+                .get(&seq)
+                .and_then(|op| tree.get(op.file()))
+                .is_some_and(|inode| inode.attr.size_bytes < ALONE_BYTES)
+        {
+            return Next::Stage(seq);
+        }
         drop(tree);
         let more = !next.to_stage.is_empty();
         if more {
             self.attempts.jobs.lock().unwrap_or_else(PoisonError::into_inner).extend(next.to_stage);
-            self.attempts.job_came.notify_all();
+            if alone.is_some() {
+                self.attempts.job_came.notify_one();
+            } else {
+                self.attempts.job_came.notify_all();
+            }
         }
         if next.batch.is_empty() {
             return if next.is_empty { Next::Sleep } else { Next::Wait(next.wait) };
