@@ -1,8 +1,10 @@
-//! What file operations cost in a directory, one round for each line of standard input: `bench/figures` keeps one of these
-//! running in every door (bare tier, shim, mount, seccomp) and gives them their turns, so that a drift of the machine hits
-//! all. Prints a JSON object a round: operation → nanoseconds, of streams GB/s.
+//! Costs of file operations in a directory: one round for each line of standard input.
 //!
-//! Every call goes through libc's symbols, as those of the programs of this world do: a preloaded library sees them.
+//! `bench/figures` keeps one of these running in every door (bare tier, shim, mount, seccomp) and runs their rounds
+//! alternately. A drift of the machine then affects all of them. Each round prints a JSON object: operation →
+//! nanoseconds, and GB/s for streams.
+//!
+//! Every call uses libc's symbols, as most programs do: a preloaded library sees the calls.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -45,7 +47,7 @@ struct Room {
 
 impl Room {
     fn prepare(arguments: Arguments) -> io::Result<Self> {
-        // Absolute, as most programs name their files; where it starts makes no difference then.
+        // Absolute, as most programs name their files. The working directory then makes no difference.
         let directory = arguments.place.canonicalize()?.join(format!("doorbench-{}", std::process::id()));
         std::fs::create_dir(&directory)?;
         std::fs::create_dir(directory.join("listed"))?;
@@ -104,7 +106,7 @@ impl Room {
         if self.wanted("stream") { self.stream() } else { Ok(()) }
     }
 
-    /// As of a program that computes in between: whoever serves the mount may sleep by then.
+    /// As in a program that computes between its calls: the thread that serves the mount may sleep by then.
     fn after_gaps(&mut self, name: &str) -> io::Result<()> {
         if !self.wanted(name) {
             return Ok(());

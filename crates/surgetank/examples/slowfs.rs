@@ -1,6 +1,6 @@
-//! A slow store for the testbed: shows SOURCE at MOUNTPOINT with a delay before each metadata operation, and with what a
-//! file beside it says goes wrong (`crates/surgetank/tests/mirror/faults.rs`).
-//! In the foreground; unmounts and ends on SIGTERM or SIGINT.
+//! A slow store for the testbed: shows SOURCE at MOUNTPOINT, with a delay before each metadata operation. A file
+//! beside it lists faults to inject (`crates/surgetank/tests/mirror/faults.rs`). Runs in the foreground; unmounts and
+//! ends on SIGTERM or SIGINT.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use mirror::{MirrorOptions, serve_mirror};
 struct Arguments {
     source: PathBuf,
     mountpoint: PathBuf,
-    /// Slept before each metadata operation, in microseconds (500 is a busy parallel file system).
+    /// Delay before each metadata operation, in microseconds (500 is a busy parallel file system).
     #[arg(long, default_value_t = 0)]
     latency_us: u64,
     /// Let the kernel read and write the files itself.
@@ -27,10 +27,10 @@ struct Arguments {
     /// Let the close of a writer wait until its data is on the device, as over NFS.
     #[arg(long)]
     flush_on_close: bool,
-    /// How long the kernel may believe names and attributes, in milliseconds; 0 when SOURCE is changed beside the mount.
+    /// How long the kernel may cache names and attributes, in milliseconds; 0 when SOURCE changes outside the mount.
     #[arg(long, default_value_t = 1000)]
     ttl_ms: u64,
-    /// What goes wrong: a file that is looked at before each operation.
+    /// A file of faults, which is read before each operation.
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
     /// Mount in a namespace of its own, where only processes that enter it see it; needs no privilege.

@@ -1,11 +1,12 @@
-//! Files that the shim opens from a descriptor of their tier's directory: whatever becomes of directories and names between two
-//! opens, by whichever door, what is read is what the path leads to.
+//! Files that the shim opens from a descriptor of their tier's directory. A read must return the file that the path
+//! leads to, whichever door changes directories and names between two opens.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use crate::scene::delegation::{FAST, python, scene};
 
-/// Directories that have files of the same names change places, are renamed, removed and made again; each file is read several
-/// times in a row, so that its directory is opened from, and compared with what it must hold.
+/// Directories with files of the same names change places, are renamed, removed and made again. Each file is read
+/// several times in a row, so that the shim opens its directory and opens from it. The data is compared with the
+/// expected data.
 const MOVES: &str = r"
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -91,7 +92,7 @@ fn anchored_open_reads_the_file_of_the_path() {
     }
 }
 
-/// The same while what is on the tier is evicted: most files come and go.
+/// The same while the tier evicts files: most files come and go.
 #[test]
 fn anchored_open_on_a_small_tier_reads_the_file_of_the_path() {
     let Some(mut scene) = crate::scene::Scene::new("anchors_small") else { return };

@@ -1,4 +1,4 @@
-//! Hints and questions as extended attributes, by each way to the agent.
+//! Hints and queries as extended attributes, through each door to the agent.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use crate::scene::Scene;
@@ -13,7 +13,7 @@ def asked(path, name, room):
     buffer = ctypes.create_string_buffer(room + 1)
     got = libc.getxattr(path, name, buffer if room else None, room)
     print(room, got, errno.errorcode[ctypes.get_errno()] if got < 0 else buffer.raw[:got] if room else '-')
-def said(path, name, value, size):
+def set_attribute(path, name, value, size):
     print(libc.setxattr(path, name, value, size, 0) and errno.errorcode[ctypes.get_errno()])
 with open('f', 'w') as f: f.write('x')
 mode, state = 'user.surgetank.hint.mode', 'user.surgetank.state'
@@ -35,12 +35,12 @@ os.symlink('f', 'l')
 attempt(os.getxattr, 'l', mode)
 attempt(os.getxattr, 'l', mode, follow_symlinks=False)
 attempt(os.getxattr, f'/proc/self/fd/{os.open("f", os.O_RDONLY)}', mode)
-# Memory that is none of the program's.
-for bad in (8, 1 << 46): said(b'f', mode.encode(), ctypes.c_void_p(bad), 4)
-said(b'f', ctypes.c_void_p(8), b'keep', 4)
-said(b'f', mode.encode(), b'move', 4)
+# Memory that does not belong to the program.
+for bad in (8, 1 << 46): set_attribute(b'f', mode.encode(), ctypes.c_void_p(bad), 4)
+set_attribute(b'f', ctypes.c_void_p(8), b'keep', 4)
+set_attribute(b'f', mode.encode(), b'move', 4)
 attempt(os.getxattr, 'f', mode)
-# Of a file that is made anew, and of the store's own.
+# Of a file that is made again, and of a file in the store.
 os.unlink('f'); open('f', 'w').close()
 attempt(os.getxattr, 'f', mode)
 attempt(os.getxattr, 'old', state)
@@ -56,8 +56,8 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// As a file system without the shim says it, but for the names that are ours.
-const SAID: &str = r#"ENODATA
+/// The output of a file system without the shim, except for surgetank's own names.
+const EXPECTED: &str = r#"ENODATA
 None
 0 4 -
 1 -1 ERANGE
@@ -90,26 +90,26 @@ b'true'
 "#;
 
 #[track_caller]
-fn says_the_same(name: &str, options: &[&str]) {
+fn prints_the_same(name: &str, options: &[&str]) {
     let Some(scene) = prepare(name) else { return };
     let ended = scene.run(options, "python3 /mnt/beside/attributes.py").exits(0);
-    assert_eq!(ended.stdout, SAID, "{}", ended.stderr);
+    assert_eq!(ended.stdout, EXPECTED, "{}", ended.stderr);
     scene.is_clean();
 }
 
 #[test]
 fn mount_serves_attributes() {
-    says_the_same("attributes-mount", &["--no-preload"]);
+    prints_the_same("attributes-mount", &["--no-preload"]);
 }
 
 #[test]
 fn shim_serves_the_attributes_of_the_mount() {
-    says_the_same("attributes-shim", &[]);
+    prints_the_same("attributes-shim", &[]);
 }
 
 #[test]
 fn seccomp_serves_the_attributes_of_the_mount() {
-    says_the_same("attributes-seccomp", &["--door", "seccomp"]);
+    prints_the_same("attributes-seccomp", &["--door", "seccomp"]);
 }
 
 /// Regression: through the mount each tag took a look-up and a request of its own.
@@ -129,9 +129,9 @@ for number in range(20):
 P
         traced() { strace -f -e trace=setxattr,getxattr -o /mnt/beside/calls \"$@\" python3 /mnt/beside/tag.py && grep xattr /mnt/beside/calls | wc -l; }
         traced && rm f* && traced env -u LD_PRELOAD";
-    // (Of what the store has the mount is asked: a hint might make it go.)
+    // (For files in the store the shim asks the mount: a hint might change their state.)
     let ended = scene.run(&["--rule", "**=keep", "--keep-at-exit", "drop"], script).exits(0);
-    // (What is being sealed at that moment the index does not tell of.)
+    // (The shim's index does not list a file that is being sealed at that moment.)
     let counted: Vec<u64> = ended.stdout.lines().map(|line| line.trim().parse().unwrap()).collect();
     let [with_shim, without] = counted[..] else { panic!("{}", ended.stdout) };
     assert_eq!(without, 100, "all of them are system calls without the shim");

@@ -1,7 +1,8 @@
-//! Bad input to every verb, flag, key of the configuration and variable: the exit code, and what the message says.
+//! Bad input to every verb, flag, key of the configuration and variable: the exit code and the message.
 //!
-//! A message of ours names what failed and where ("surgetank: …"), what to try, and what became of the data. The tables
-//! ([`table`]) are compared with the program's own lists: what is added to those and has no row here fails.
+//! A message of surgetank names what failed and where ("surgetank: …"), what to try, and the state of the data. The
+//! tables ([`table`]) are compared with the program's own lists. An entry of those lists without a row here fails the
+//! test.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod table;
@@ -22,10 +23,11 @@ use table::{ENTRIES, Entry, FILES, KEYS, OPTIONS, REST, VARIABLES};
 const CALIBRATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/validation/calibration-nfs.json");
 const WORKLOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/workloads/incrementation.toml");
 
-/// A place with a directory, a tier and what rows name: `{over}`, `{tier}`, `{file}`, `{absent}`, `{bytes}`.
+/// A place with a directory, a tier and the paths that rows name: `{over}`, `{tier}`, `{file}`, `{absent}`,
+/// `{bytes}`.
 struct Place {
     dir: tempfile::TempDir,
-    /// All of them are seen at once.
+    /// Collected, so that one failure shows all of them.
     complaints: RefCell<Vec<String>>,
 }
 
@@ -56,7 +58,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// With what stands in braces filled in; `{bytes}` is a byte that is not UTF-8.
+    /// The text with each name in braces replaced; `{bytes}` is a byte that is not UTF-8.
     fn filled(&self, text: &str) -> OsString {
         let mut out = Vec::new();
         let mut rest = text;
@@ -79,7 +81,7 @@ impl Place {
         OsString::from_vec(out)
     }
 
-    /// Without a row's own words the configuration is good.
+    /// The configuration is valid except for the row's own words.
     fn run<W: AsRef<OsStr>>(&self, words: &[W], variables: &[(&str, &str)]) -> Ended {
         let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -103,12 +105,12 @@ impl Place {
             complain(format!("exit code {:?}, not {exit}", ended.code));
         }
         for word in says.iter().filter(|word| !text.contains(**word)) {
-            complain(format!("{word:?} is not said"));
+            complain(format!("{word:?} is missing"));
         }
         if exit == 0 {
             return;
         }
-        // The parser of the command line has a form of its own; the doctor lists findings.
+        // The parser of the command line has a format of its own, and the doctor lists findings.
         let parts: &[&str] = if text.starts_with("error: ") || text.contains("Usage: surgetank <COMMAND>") {
             &["--help"]
         } else if text.contains("surgetank run does NOT work here") {
@@ -134,19 +136,19 @@ impl Drop for Place {
     }
 }
 
-/// Verbs of the program that people use, each with its own arguments.
+/// Verbs that the help lists, each with its arguments.
 fn verbs() -> Vec<clap::Command> {
     let mut line = surgetank::verbs::command();
     line.build();
     line.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect()
 }
 
-/// What a verb has to be given besides.
+/// Words that a verb needs besides.
 fn rest(verb: &str) -> &'static [&'static str] {
     REST.iter().find(|(name, _)| *name == verb).map_or(&[], |(_, words)| words)
 }
 
-/// Name of the option for a key; `None`: it has none.
+/// Name of the option for a key.
 fn option_of(key: &str) -> String {
     match key {
         "tiers" => "--tier".to_owned(),
@@ -166,7 +168,7 @@ fn every_verb_refuses_unknown_options() {
     let place = Place::new();
     for verb in verbs() {
         let name = verb.get_name();
-        // (Its options are the Python package's.)
+        // (The Python package defines the options of this verb.)
         if name != "workflow" {
             let ended = place.run(&words(&place, name, &["--no-such-option"], rest(name)), &[]);
             place.check(name, &ended, 2, &["--no-such-option"]);
@@ -176,8 +178,8 @@ fn every_verb_refuses_unknown_options() {
     place.check("nothing", &place.run::<&str>(&[], &[]), 2, &["Usage"]);
 }
 
-/// Each option of each verb has a row with a value that it refuses; values are refused as well where there should be none,
-/// and missing ones where there should be one.
+/// Each option of each verb has a row with a value that it refuses. A flag refuses a value, and an option refuses a
+/// missing one.
 #[test]
 fn every_option_refuses_bad_values_and_names_itself() {
     let place = Place::new();
@@ -214,13 +216,13 @@ fn every_option_refuses_bad_values_and_names_itself() {
             }
             assert!(!rows.is_empty(), "{case} has no row: give it one in tests/bad_input/table.rs");
             for (value, exit, says, rest) in rows {
-                // What is wrong with its configuration is a finding for the doctor.
+                // The doctor reports a wrong configuration as a finding.
                 let exit = if name == "doctor" { 1 } else { exit };
                 let given = format!("{option}={value}");
                 let ended = place.run(&words(&place, name, &[&given], rest), &[]);
                 place.check(&format!("{case} {value}"), &ended, exit, says);
             }
-            // What takes any bytes goes on, and ends at the configuration.
+            // An option that takes any bytes passes here, and the verb then fails at the configuration.
             let broken = [("SURGETANK_FSYNC", "sometimes")];
             let bytes = place.run(&words(&place, name, &[&format!("{option}=x{{bytes}}")], rest(name)), &broken);
             let is_named = [&option, "x\u{fffd}", "SURGETANK_FSYNC"].iter().any(|word| bytes.text.contains(*word));
@@ -259,7 +261,7 @@ fn every_argument_has_a_row_and_is_refused_by_name() {
         }
     }
     for row in ENTRIES {
-        // (What the Python package refuses is its own matter.)
+        // (The Python package has its own tests of what it refuses.)
         let path = [("PATH", "{absent}")];
         let ended =
             place.run(&words(&place, row.verb, row.words, &[]), if row.verb == "workflow" { &path } else { &[] });
@@ -288,13 +290,13 @@ fn every_key_has_a_row() {
 fn every_key_of_a_file_refuses_bad_values_by_line() {
     for (key, value, says) in KEYS {
         let place = Place::new();
-        // The line before moves it: the number is the line's.
+        // The line before shifts it: the message must name the number of the key's line.
         let wrong = if LISTS.contains(key) { format!("[\"{value}\"]") } else { format!("\"{value}\"") };
         for text in [format!("# {key}\n{key} = {wrong}\n"), format!("\n{key} = {{ a = 1 }}\n")] {
             fs::write(place.path("over/surgetank.toml"), place.filled(&text).as_bytes()).unwrap();
-            // A file that is found in the directory cannot move it.
+            // A file that is found in the directory cannot set the directory.
             let found: &[&str] = if *key == "over" || text.contains("a = 1") { &[] } else { says };
-            // (The file's values are the last ones.)
+            // (The variable is empty, so that the file's value is used.)
             let mut ended = place.run(&words(&place, "plan", &[], &[]), &[(&variable(key), "")]);
             if *key == "over" {
                 // `--over` finds the file.
@@ -315,7 +317,7 @@ fn every_refused_variable_is_named() {
     let place = Place::new();
     for (key, value, says) in KEYS {
         let name = variable(key);
-        // (An empty one counts as not set.)
+        // (An empty variable counts as not set.)
         let ended = place.run(&["plan"], &[(&name, value)]);
         if !value.is_empty() {
             place.check(&format!("{name}={value}"), &ended, 2, &[&[name.as_str()], *says].concat());
@@ -325,7 +327,7 @@ fn every_refused_variable_is_named() {
     }
     for (name, value, verb, exit, says) in VARIABLES {
         let ended = place.run(&[*verb], &[("SURGETANK_TIERS", ""), (name, value)]);
-        // (What else the doctor finds depends on the machine.)
+        // (Other findings of the doctor depend on the machine.)
         let exit = if *verb == "doctor" { ended.code.unwrap() } else { *exit };
         place.check(&format!("{name}={value} {verb}"), &ended, exit, says);
     }
@@ -343,7 +345,7 @@ fn every_broken_file_is_refused_by_name_and_line() {
     }
 }
 
-/// `--tier a=/dev/null` advised `mkdir -p /dev/null`. What is printed works as it is printed.
+/// Regression: `--tier a=/dev/null` advised `mkdir -p /dev/null`. A printed command must work as printed.
 #[test]
 fn advised_command_makes_the_directory() {
     let place = Place::new();

@@ -1,5 +1,6 @@
-//! Delegated directories (docs/internals/doors.md, "Delegated directories"). A file that a program creates without a request is
-//! visible at every door at once, exactly once, and published in the order of the closes. Kills and renames change nothing of that.
+//! Delegated directories (docs/internals/doors.md, "Delegated directories"). A file that a program creates without a
+//! request is visible at every door at once, exactly once. The drain publishes such files in the order of the closes.
+//! Kills and renames do not change this.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeSet;
@@ -97,9 +98,9 @@ print(*won)
 '''
 start = str(time.time() + 0.7)
 some = []
-for who in range(4):
-    env = dict(os.environ) if who < 3 else {'PATH': os.environ['PATH']}
-    some.append(subprocess.Popen([sys.executable, '-S', '-c', code, str(who), start], env=env, stdout=subprocess.PIPE, text=True))
+for number in range(4):
+    env = dict(os.environ) if number < 3 else {'PATH': os.environ['PATH']}
+    some.append(subprocess.Popen([sys.executable, '-S', '-c', code, str(number), start], env=env, stdout=subprocess.PIPE, text=True))
 won = [set(map(int, one.communicate()[0].split())) for one in some]
 assert all(one.returncode == 0 for one in some)
 for n in range(400):
@@ -123,12 +124,12 @@ fn delegated_creates_follow_renamed_parent_directories() {
 os.makedirs('a/b/d'); delegate('a/b/d')
 code = '''
 import os, sys, time
-who, dir = sys.argv[1], os.open('a/b/d', os.O_RDONLY)
+worker, dir = sys.argv[1], os.open('a/b/d', os.O_RDONLY)
 made, until = [], time.time() + 3
 n = 0
 while time.time() < until:
     n += 1
-    name = f'{who}-{n}'
+    name = f'{worker}-{n}'
     if n % 2:
         file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=dir)
     else:
@@ -138,9 +139,9 @@ while time.time() < until:
     os.close(file)
     made.append(name)
     if n % 50 == 0: time.sleep(0.01)
-with open(f'/mnt/aside/made-{who}', 'w') as told: told.write(' '.join(made))
+with open(f'/mnt/aside/made-{worker}', 'w') as file: file.write(' '.join(made))
 '''
-some = [subprocess.Popen([sys.executable, '-S', '-c', code, str(who)]) for who in range(4)]
+some = [subprocess.Popen([sys.executable, '-S', '-c', code, str(worker)]) for worker in range(4)]
 time.sleep(0.3)
 renames = 0
 while any(one.poll() is None for one in some):
@@ -150,7 +151,7 @@ while any(one.poll() is None for one in some):
         os.rename(here, away)
         renames += 1
     time.sleep(0.02)
-made = [name for who in range(4) for name in open(f'/mnt/aside/made-{who}').read().split()]
+made = [name for worker in range(4) for name in open(f'/mnt/aside/made-{worker}').read().split()]
 assert all(one.returncode == 0 for one in some)
 there = set(os.listdir('a/b/d')) - {f'first-{n}' for n in range(8)}
 assert there == set(made), (there ^ set(made))
@@ -167,7 +168,7 @@ assert os.listdir('a') == ['b'] and os.listdir('.') == ['a']
     scene.is_clean();
 }
 
-/// Two directories change places all the time: each file is in one of them, and nowhere else.
+/// Two directories change places all the time: each file is in exactly one of them.
 #[test]
 fn delegated_creates_land_once_in_exchanged_directories() {
     let Some(scene) = scene("delegation_swapped") else { return };
@@ -176,10 +177,10 @@ fn delegated_creates_land_once_in_exchanged_directories() {
 for dir in 'de': os.mkdir(dir); delegate(dir)
 code = '''
 import os, sys, time
-who, made, until, n = sys.argv[1], [], time.time() + 4, 0
+worker, made, until, n = sys.argv[1], [], time.time() + 4, 0
 while time.time() < until:
     n += 1
-    name = f'{who}-{n}'
+    name = f'{worker}-{n}'
     dir = 'de'[n % 2]
     try: file = os.open(f'{dir}/{name}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileNotFoundError: continue
@@ -187,13 +188,13 @@ while time.time() < until:
     os.close(file)
     made.append(name)
     if n % 200 == 0: time.sleep(0.005)
-with open(f'/mnt/aside/made-{who}', 'w') as told: told.write(' '.join(made))
+with open(f'/mnt/aside/made-{worker}', 'w') as file: file.write(' '.join(made))
 '''
-some = [subprocess.Popen([sys.executable, '-S', '-c', code, str(who)]) for who in range(3)]
+some = [subprocess.Popen([sys.executable, '-S', '-c', code, str(worker)]) for worker in range(3)]
 while any(one.poll() is None for one in some):
     time.sleep(0.003)
     os.rename('d', 't'); os.rename('e', 'd'); os.rename('t', 'e')
-made = {name for who in range(3) for name in open(f'/mnt/aside/made-{who}').read().split()}
+made = {name for worker in range(3) for name in open(f'/mnt/aside/made-{worker}').read().split()}
 assert all(one.returncode == 0 for one in some)
 d, e = set(os.listdir('d')), set(os.listdir('e'))
 first = {f'first-{n}' for n in range(8)}
@@ -210,7 +211,7 @@ for dir, names in (('d', d), ('e', e)):
     scene.is_clean();
 }
 
-/// Files come to the store in the order of their closes.
+/// Files reach the store in the order of their closes.
 #[test]
 fn marker_is_not_published_before_its_data() {
     let Some(scene) = scene("delegation_order") else { return };
@@ -226,7 +227,7 @@ for n in range(150):
     );
     let mut running = scene.start(FAST, script);
     let mut seen = BTreeSet::new();
-    while !running.is_over() {
+    while !running.has_ended() {
         for n in 0..150 {
             let mark = format!("{}/done-{n}", if n % 3 == 0 { "d" } else { "m" });
             if !seen.contains(&n) && scene.path(&mark).exists() {
@@ -242,11 +243,11 @@ for n in range(150):
     }
     let ended = running.ends().exits(0);
     assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
-    assert!(seen.len() > 20, "nothing was looked at: {}", seen.len());
+    assert!(seen.len() > 20, "too few markers were seen in time: {}", seen.len());
     scene.is_clean();
 }
 
-/// A process that stops in the middle of a create blocks no other process, and its file does not count.
+/// A process that stops in the middle of a create blocks no other process, and its file does not exist.
 #[test]
 fn stopped_creator_blocks_no_process() {
     let Some(scene) = scene("delegation_stopped") else { return };
@@ -281,10 +282,10 @@ assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 30
     scene.is_clean();
 }
 
-/// The ring has false entries. No program gets another program's file by them, and the agent continues.
+/// The ring has forged entries. They give no program another program's file, and the agent continues.
 #[test]
-fn forged_ring_entries_are_not_believed() {
-    let Some(scene) = scene("delegation_lies") else { return };
+fn forged_ring_entries_expose_no_file() {
+    let Some(scene) = scene("delegation_forged") else { return };
     let text = format!(
         "{INTAKE}{}",
         r"
@@ -310,7 +311,7 @@ assert open('secret').read() == 's' and len(os.listdir('d')) == 308
     scene.holds("d/first-1", b"x");
 }
 
-/// The agent is killed while programs make files. The next agent takes in what they reported.
+/// The agent is killed while programs make files. The next agent takes in the reported creates.
 #[test]
 fn reported_creates_survive_an_agent_kill() {
     let Some(scene) = scene("delegation_killed") else { return };
@@ -339,11 +340,11 @@ print(n)
 ",
     );
     let mut running = scene.start(FAST, script);
-    eventually("the program is there", || Path::new("/mnt/aside/ready").exists() || running.is_over());
+    eventually("the program runs", || Path::new("/mnt/aside/ready").exists() || running.has_ended());
     for _ in 0..4 {
         std::thread::sleep(std::time::Duration::from_millis(300));
         scene.replace_agent();
-        // (One that is killed while it starts, and then again, is not replaced.)
+        // (An agent that is killed while it starts, and then again, is not replaced.)
         scene.await_served();
     }
     fs::write("/mnt/aside/stop", "").unwrap();
@@ -354,7 +355,7 @@ print(n)
     scene.is_clean();
 }
 
-/// The agent is killed before it has written down the reported creates, and just after, one agent after the other.
+/// Several agents are killed in order, each before or just after it records the reported creates.
 #[test]
 fn agent_killed_while_taking_in_creates_loses_none() {
     let Some(scene) = scene("delegation_killed_there") else { return };
@@ -384,7 +385,7 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
     scene.is_clean();
 }
 
-/// The supervisor dies too, so the next start takes in what programs reported.
+/// The supervisor dies too, so the next start takes in the reported creates.
 #[test]
 fn reported_creates_survive_the_loss_of_the_supervisor() {
     let Some(scene) = scene("delegation_left") else { return };
@@ -400,16 +401,16 @@ time.sleep(30)
     // No process reads the ring from then on.
     command.env("SURGETANK_CRASH", "delegation.settling:1").env("SURGETANK_CRASH_SUPERVISOR", "1");
     let running = Running::of(command);
-    eventually("the program is there", || Path::new("/mnt/aside/ready").exists());
+    eventually("the program runs", || Path::new("/mnt/aside/ready").exists());
     scene.await_no_agent();
     running.kill();
     drop(running.ends());
-    // An agent of another directory removes what agents left that are dead, but not this.
+    // An agent of another directory removes remains of dead agents, but not these.
     scene.beside("elsewhere");
     let words = ["run", "--over", "/mnt/elsewhere", "--state", "/mnt/state-elsewhere", "--tier", "t=/mnt/tier-ram:32M"];
     Running::of(scene.surgetank(&[&words[..], &["--", "true"]].concat())).ends().exits(0);
-    // A process that dies holds its files for a moment longer than it shows.
-    eventually("what the dead agent left is told", || {
+    // A process that dies holds its files for a moment longer than `/proc` shows it.
+    eventually("the doctor names the remains of the dead agent", || {
         let clean = Running::of(scene.surgetank(&["doctor", "--clean"])).ends().exits(0).stdout;
         clean.contains("stays: it names 4")
     });
@@ -477,7 +478,7 @@ except FileNotFoundError: pass
     scene.is_clean();
 }
 
-/// As git does it: each name is looked up through the mount, and unlinked, before it is made.
+/// Like git: each name is looked up through the mount, and unlinked, before it is made.
 #[test]
 fn lookup_before_each_create_keeps_the_delegation() {
     let Some(scene) = scene("delegation_looked_for") else { return };
@@ -498,8 +499,8 @@ for n in range(200):
 }
 
 /// Regression: the directory stayed delegated and watched. Every look-up there also read the ring, every open took a
-/// tenth of a microsecond longer, and the kernel cached no listing. As long as a file of it is open, the kernel has to
-/// report its close.
+/// tenth of a microsecond longer, and the kernel cached no listing. While a file of the directory is open, the kernel
+/// has to report its close.
 #[test]
 fn unused_delegation_ends() {
     let Some(scene) = scene("delegation_unused") else { return };
@@ -528,7 +529,7 @@ held = os.open('d/held', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
 for n in range(20): make(f'd/again-{n}')
 assert len(bare('ls', 'd').stdout.split()) == 29
 time.sleep(5)
-assert is_watched(), 'nobody would tell of its close'
+assert is_watched(), 'no watch would report the close'
 os.write(held, b'late'); os.close(held)
 rests()
 for n in range(20): make(f'd/more-{n}')

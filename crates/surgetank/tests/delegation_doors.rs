@@ -1,5 +1,5 @@
-//! Delegated directories in which other processes use the same names: their entries stop half-way, they belong to another run, use
-//! another door, or have no privileges.
+//! Delegated directories in which other processes use the same names. Their entries stop half-way, they belong to
+//! another run, use another door, or have no privileges.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -10,8 +10,9 @@ use crate::scene::record::{number, records};
 use crate::scene::{Running, Scene, eventually};
 
 /// A program that has created its plain file and has not reported it. There it dies, or stops until it may continue.
-/// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop, as at
-/// libc's `syscall` where it is ours.)
+///
+/// (Its own filter holds its `fstat`, which comes just between. Root needs no `prctl` for the filter. At a `prctl`, or at
+/// a `syscall` through the shim's symbol, the shim would stop.)
 const STUCK: &str = r"
 HALF = '''
 import ctypes, fcntl, os, struct, sys, threading, time
@@ -91,10 +92,10 @@ os.mkdir('d/dir'); make('d/dir/x', b'')
 assert half('to', 'dies').wait() == -9
 make('d/from', b'moved'); os.rename('d/from', 'd/to')
 assert open('d/to').read() == 'moved'
-# And nobody comes for this one; the directory goes under another name, and one that must be empty away.
-assert half('nobody', 'dies').wait() == -9
+# No process takes this name. Then the directory is renamed, and an emptied one is removed.
+assert half('orphan', 'dies').wait() == -9
 os.rename('d', 'e')
-assert 'nobody' not in os.listdir('e') and os.listdir('e/dir') == ['x']
+assert 'orphan' not in os.listdir('e') and os.listdir('e/dir') == ['x']
 assert time.time() - began < 20
 os.mkdir('d'); delegate('d')
 assert half('last', 'dies').wait() == -9
@@ -108,7 +109,7 @@ os.mkdir('d'); make('d/last', b'new')
     for (name, bytes) in [("e/dead", &b"mine"[..]), ("e/other", b"mount\n"), ("e/to", b"moved"), ("d/last", b"new")] {
         scene.holds(name, bytes);
     }
-    assert!(!scene.path("e/nobody").exists());
+    assert!(!scene.path("e/orphan").exists());
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
     scene.is_clean();
 }
@@ -120,20 +121,20 @@ fn creator_stopped_before_its_report_blocks_no_process() {
         "{INTAKE}{STUCK}{}",
         r"
 os.mkdir('d'); delegate('d'); memory = ring(); tier = glob.glob('/mnt/tier-ram/surgetank-*/d')[0]
-# Somebody else was quicker, as it turns out.
+# Another process is faster.
 one = half('a', 'stands'); began = time.time()
 os.mkdir('d/sub'); make('d/a', b'mine')
 assert time.time() - began < 2, time.time() - began
 assert go('a', one) == 'exists' and open('d/a').read() == 'mine'
-# Called back meanwhile, and nobody came: it gets one after all.
+# Recalled meanwhile, and no process took the name: the create succeeds.
 one = half('b', 'stands'); os.mkdir('d/sub2')
 assert not os.path.exists('d/b')
 assert go('b', one) == 'made' and open('d/b').read() == 'own'
-# The directory gets another name meanwhile, and there is another one in its place: it had been found before.
+# The directory is renamed meanwhile, and another takes its place. The create uses the directory that it found before.
 one = half('c', 'stands'); os.rename('d', 'e'); os.mkdir('d')
 assert 'c' not in os.listdir('e')
 assert go('c', one) == 'made' and open('e/c').read() == 'own' and not os.path.exists('d/c')
-# Revoked by the tender, and meanwhile the name is somebody's who makes it and takes it away.
+# Revoked by the tender. Meanwhile another process makes the name and removes it.
 delegate('d'); one = half('f', 'stands'); make('d/f', b'mine'); os.unlink('d/f')
 assert go('f', one) == 'made' and open('d/f').read() == 'own'
 # The agent dies meanwhile.
@@ -144,7 +145,7 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
 ",
     );
     let mut running = scene.start(FAST, python(&text));
-    eventually("the agent is to be killed", || Path::new("/mnt/aside/kill").exists() || running.is_over());
+    eventually("the agent is to be killed", || Path::new("/mnt/aside/kill").exists() || running.has_ended());
     if Path::new("/mnt/aside/kill").exists() {
         scene.replace_agent();
         scene.await_served();
@@ -158,7 +159,7 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
     scene.is_clean();
 }
 
-/// Kills at any point, among other processes that continue.
+/// Kills at any point, while other processes continue.
 #[test]
 fn killed_creator_loses_no_file_of_other_creators() {
     let Some(scene) = scene("delegation_kills") else { return };
@@ -167,16 +168,16 @@ fn killed_creator_loses_no_file_of_other_creators() {
 os.mkdir('d'); delegate('d')
 code = '''
 import os, sys
-who, at = sys.argv[1], 0
-told = os.open('/mnt/aside/told-' + who, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+worker, at = sys.argv[1], 0
+made = os.open('/mnt/aside/made-' + worker, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 while True:
     at += 1
-    name = f'{who}-{at}'
+    name = f'{worker}-{at}'
     try: file = os.open('d/' + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    except FileExistsError: os.write(told, b'exists '); os._exit(9)
+    except FileExistsError: os.write(made, b'exists '); os._exit(9)
     os.write(file, name.encode())
     os.close(file)
-    os.write(told, name.encode() + b' ')
+    os.write(made, name.encode() + b' ')
 '''
 dice, some, n = random.Random(7), {}, 0
 until = time.time() + 8
@@ -185,20 +186,20 @@ while time.time() < until:
         n += 1
         some[n] = subprocess.Popen([sys.executable, '-S', '-c', code, str(n)])
     time.sleep(0.08 + dice.random() * 0.02)
-    who = dice.choice(list(some))
-    some[who].kill()
-    assert some.pop(who).wait() == -9, who
+    worker = dice.choice(list(some))
+    some[worker].kill()
+    assert some.pop(worker).wait() == -9, worker
 for one in some.values(): one.kill()
 for one in some.values(): assert one.wait() == -9
-# What one of these had asked for may be on its way still.
+# A request of a killed process may still be on its way.
 time.sleep(0.5)
 there = set(os.listdir('d'))
-for who in range(1, n + 1):
-    try: told = open(f'/mnt/aside/told-{who}').read().split()
+for worker in range(1, n + 1):
+    try: made = open(f'/mnt/aside/made-{worker}').read().split()
     except FileNotFoundError: continue
-    for name in told: assert name in there and open(f'd/{name}').read() == name, name
-    # What it was killed over is there or can be made.
-    name = f'{who}-{len(told) + 1}'
+    for name in made: assert name in there and open(f'd/{name}').read() == name, name
+    # The create that the kill interrupted has happened, or the name is free.
+    name = f'{worker}-{len(made) + 1}'
     if name in there: assert open(f'd/{name}').read() in ('', name)
     else: make(f'd/{name}', name.encode())
 print(n, len(there))
@@ -211,7 +212,8 @@ print(n, len(there))
     scene.is_clean();
 }
 
-/// The file closed first is in the store first, also when the agent is slow to close what it sent.
+/// The file closed first is in the store first, also when the agent is slow to close a file whose descriptor it
+/// granted.
 #[test]
 fn mediated_file_is_published_before_later_creates() {
     let Some(scene) = scene("delegation_given") else { return };
@@ -229,7 +231,7 @@ for n in range(20): make(f'd/more-{n}', b'')
     command.env("SURGETANK_HOLD", "shim.given:200");
     let mut running = Running::of(command);
     let mut seen = 0;
-    while !running.is_over() {
+    while !running.has_ended() {
         for n in 0..6 {
             if scene.path(&format!("d/done-{n}")).exists() {
                 assert!(scene.path(&format!("m{n}")).exists(), "done-{n} is in the store before its data");
@@ -241,8 +243,8 @@ for n in range(20): make(f'd/more-{n}', b'')
     assert!(created_delegated(&ended) > 0 && seen > 0, "{seen} looked at; not delegated: {}", ended.stderr);
 }
 
-/// Each of several runs with one agent counts what its own programs made. A run that ends takes nothing from the
-/// others.
+/// Each of several runs with one agent counts the files of its own programs. A run that ends takes nothing from the
+/// other runs.
 #[test]
 fn runs_share_a_delegated_directory_and_count_apart() {
     let Some(scene) = scene("delegation_runs") else { return };
@@ -256,15 +258,15 @@ for n in range(1500):
     try: make(f'd/both-{n}', b'first'); won.append(n)
     except FileExistsError: pass
 for n in won: assert open(f'd/both-{n}').read() == 'first'
-with open('/mnt/aside/won-1', 'w') as told: told.write(' '.join(map(str, won)))
+with open('/mnt/aside/won-1', 'w') as file: file.write(' '.join(map(str, won)))
 ",
     );
     let mut one = scene.start(FAST, &first.replace("program.py", "first.py"));
     fs::rename("/mnt/program.py", "/mnt/first.py").unwrap();
-    eventually("it is delegated", || Path::new("/mnt/aside/delegated").exists() || one.is_over());
+    eventually("it is delegated", || Path::new("/mnt/aside/delegated").exists() || one.has_ended());
     let second = python(
         r"
-# By children that are gone before anybody asks whose they were.
+# By children that end before the agent looks up their run.
 code = '''
 import os, sys
 at, won = int(sys.argv[1]), []
@@ -274,9 +276,9 @@ for n in range(at, at + 100):
     os.write(file, b'second'); os.close(file); won.append(n)
 os.write(int(sys.argv[2]), (' '.join(map(str, won)) + ' ').encode())
 '''
-told = os.open('/mnt/aside/won-2', os.O_CREAT | os.O_WRONLY | os.O_APPEND); os.set_inheritable(told, True)
+won = os.open('/mnt/aside/won-2', os.O_CREAT | os.O_WRONLY | os.O_APPEND); os.set_inheritable(won, True)
 open('/mnt/aside/second', 'w').close()
-for at in range(0, 1500, 100): subprocess.run([sys.executable, '-S', '-c', code, str(at), str(told)], check=True, pass_fds=[told])
+for at in range(0, 1500, 100): subprocess.run([sys.executable, '-S', '-c', code, str(at), str(won)], check=True, pass_fds=[won])
 while not os.path.exists('/mnt/aside/first-ended'): time.sleep(0.01)
 assert len([name for name in os.listdir('d') if name.startswith('both-')]) == 1500
 for n in range(300): make(f'd/late-{n}', b'second')
@@ -294,18 +296,18 @@ for n in won: assert open(f'd/both-{n}').read() == 'second', n
         one.stderr,
         two.stderr
     );
-    let won = |who: &str| -> Vec<u32> {
-        let told = fs::read_to_string(format!("/mnt/aside/won-{who}")).unwrap();
-        told.split_whitespace().map(|n| n.parse().unwrap()).collect()
+    let won = |number: &str| -> Vec<u32> {
+        let text = fs::read_to_string(format!("/mnt/aside/won-{number}")).unwrap();
+        text.split_whitespace().map(|n| n.parse().unwrap()).collect()
     };
     let mut all = [won("1"), won("2")].concat();
     all.sort_unstable();
-    assert_eq!(all, (0..1500).collect::<Vec<_>>(), "each name is one run's");
+    assert_eq!(all, (0..1500).collect::<Vec<_>>(), "each name belongs to one run");
     let mut counted: Vec<u64> = records(&scene).iter().map(|one| files_of(&scene, one)).collect();
     let mut made = vec![8 + won("1").len() as u64, won("2").len() as u64 + 300];
     counted.sort_unstable();
     made.sort_unstable();
-    assert_eq!(counted, made, "files of each run by its record, and by its own words");
+    assert_eq!(counted, made, "files of each run by its record, and by its programs' lists");
     assert_eq!(scene.store_files().len(), 8 + 1500 + 300);
     scene.is_clean();
 }
@@ -315,7 +317,8 @@ fn files_of(scene: &Scene, record: &serde_json::Value) -> u64 {
     number(&scene.verb("report", &["--json", id]).exits(0).json()["files_total"])
 }
 
-/// Without privileges no file is written directly, so no directory is delegated. If one is, the same rules hold.
+/// Without privileges no program writes a file directly, so the agent delegates no directory. If it delegates one,
+/// the same rules hold.
 #[test]
 fn unprivileged_delegated_creates_make_each_name_once() {
     let Some(mut scene) = Scene::of_user("delegation_user") else { return };
@@ -374,7 +377,7 @@ assert len(os.listdir('d')) == 308
     scene.is_clean();
 }
 
-/// While the agent is about to bind a name in another way, no program makes a file of it.
+/// While the agent is about to bind a name in another way, no program creates a file under that name.
 #[test]
 fn name_being_bound_otherwise_admits_no_delegated_create() {
     let Some(scene) = scene("delegation_other_kinds") else { return };
@@ -409,7 +412,7 @@ for how in ('mkdir', 'symlink', 'link', 'mkfifo', 'once', 'again'):
     else: assert won != other, (how, won, other)
 "
     );
-    // The agent stays so long where it has decided on something and shows it next.
+    // The agent waits this long between its decision and its publication in the index.
     let ended = scene.run_held("name.decided:150", FAST, python(&text)).exits(0);
     assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
@@ -450,7 +453,8 @@ for delegated in (True, False):
     scene.is_clean();
 }
 
-/// A program that looked before the epoch changed makes nothing. The epoch changes each time just before the create.
+/// A program that looked before the epoch changed creates nothing. The epoch changes each time just before the
+/// create.
 #[test]
 fn lookup_before_a_recall_makes_no_file() {
     let Some(scene) = scene("delegation_epoch") else { return };
@@ -474,7 +478,7 @@ print(made_alone())
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
     let entries: u64 = ended.stdout.trim().parse().unwrap();
-    // (The rest were void. On a busy machine most of the names are asked for without an entry.)
+    // (The other entries were void. On a busy machine programs request most of the names without an entry.)
     let made = created_delegated(&ended);
     assert!(entries > made, "{entries} entries, {made} made");
     scene.is_clean();

@@ -1,4 +1,5 @@
-//! The documentation and the program: the page of the command line is the program's own help, and the site has every page.
+//! The documentation and the program: the page of the command line equals the program's own help, and the site has
+//! every page.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeSet;
@@ -6,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// With this variable set the page is written instead of compared.
+/// With this variable set the test writes the page instead of comparing it.
 const WRITE: &str = "SURGETANK_WRITE_DOCS";
 
 type NamesVerb = fn(&str) -> String;
@@ -16,7 +17,7 @@ fn docs() -> PathBuf {
 }
 
 fn help(words: &[&str]) -> String {
-    // (Lines would be as long as the terminal is wide.)
+    // (The width of the terminal would set the length of the lines.)
     let done = Command::new(env!("CARGO_BIN_EXE_surgetank")).args(words).env_remove("COLUMNS").output().unwrap();
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
@@ -75,7 +76,7 @@ fn site_has_every_page() {
 
 #[test]
 fn completions_and_man_pages_are_of_every_verb() {
-    // As each shell's script names a verb.
+    // How each shell's script names a verb.
     let named: [(&str, NamesVerb); 3] = [
         ("bash", |verb| format!("surgetank__subcmd__{}", verb.replace('-', "__subcmd__"))),
         ("zsh", |verb| format!("\n'{verb}:")),

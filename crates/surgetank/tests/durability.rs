@@ -1,5 +1,5 @@
-//! The table of docs/durability.md: failure × state, and what survives. Every cell names its tests here, and
-//! those that nothing else is about are below.
+//! The table of docs/durability.md: failure × state, and what survives. Every cell names its tests here. This file
+//! has the tests that belong to no other one.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::scene::{MIB, Running, Scene, eventually};
 
-/// Row (as it begins), then for each column the tests: `file::function`.
+/// How the row begins, then the tests of each column: `file::function`.
 const CELLS: &[(&str, [&[&str]; 4])] = &[
     ("a program", [DIES_ALONE, DIES_ALONE, DIES_ALONE, &["synced::wait_means_the_store_on_every_tier"]]),
     (
@@ -94,17 +94,17 @@ fn every_cell_of_the_table_has_a_test() {
                 let (file, function) = test.split_once("::").unwrap();
                 let source = fs::read_to_string(root.join(format!("tests/{file}.rs"))).unwrap();
                 let Some((above, _)) = source.split_once(&format!("\nfn {function}() {{")) else {
-                    panic!("{test} is not there");
+                    panic!("{test} does not exist");
                 };
                 let is_run =
                     above.lines().rev().take_while(|line| line.starts_with("#[")).any(|line| line == "#[test]");
-                assert!(is_run, "{test} is never run");
+                assert!(is_run, "{test} has no #[test]");
             }
         }
     }
 }
 
-/// Files in every state, each of one letter. What is closed after the fsyncs is not taken along by them.
+/// Files in every state, each of one letter. Files that are closed after the fsyncs are not synced by them.
 const PROGRAM: &str = "
 import os, subprocess, sys, time
 state, more = sys.argv[1], sys.argv[2:]
@@ -119,8 +119,8 @@ for name in more: put(name, b'm' * 2000, sync=True)
 held = open('open', 'wb', 0); held.write(b'o' * 5000)
 put('sealed', b'c' * 7000)
 put('old', b'after\\n')
-open('/mnt/told/there', 'w').close()
-while not os.path.exists('/mnt/told/go'): time.sleep(0.01)
+open('/mnt/notes/there', 'w').close()
+while not os.path.exists('/mnt/notes/go'): time.sleep(0.01)
 held.write(b'o' * 1000)
 ";
 
@@ -130,21 +130,21 @@ fn letters(letter: u8, count: usize) -> Vec<u8> {
 
 fn prepare(name: &str) -> Option<Scene> {
     let scene = Scene::new(name)?;
-    scene.beside("told");
+    scene.beside("notes");
     fs::write(scene.path("old"), "before\n").unwrap();
     fs::write("/mnt/program.py", PROGRAM).unwrap();
     Some(scene)
 }
 
-/// Until the program has all its files. `more`: files of 2,000 bytes that are synced.
+/// Returns when the program has all its files. `more`: files of 2,000 bytes that are synced.
 fn begin(scene: &Scene, options: &[&str], more: &[&str]) -> Running {
-    drop(fs::remove_file("/mnt/told/there"));
-    drop(fs::remove_file("/mnt/told/go"));
+    drop(fs::remove_file("/mnt/notes/there"));
+    drop(fs::remove_file("/mnt/notes/go"));
     let script = format!("exec /usr/bin/python3 /mnt/program.py {} {}", scene.state.display(), more.join(" "));
     let mut running = scene.start(&[&["--quiet-period", "1h"], options].concat(), &script);
     eventually("the program has its files", || {
-        assert!(!running.is_over(), "{}", running.so_far());
-        Path::new("/mnt/told/there").exists()
+        assert!(!running.has_ended(), "{}", running.so_far());
+        Path::new("/mnt/notes/there").exists()
     });
     running
 }
@@ -199,7 +199,7 @@ fn program_killed_keeps_its_files() {
     by_every_door("program", |scene, door| {
         scene.tier("fast", 64);
         let script = format!(
-            "/usr/bin/python3 /mnt/program.py {} & until test -e /mnt/told/there; do sleep 0.01; done; kill -9 $!; ! wait $!",
+            "/usr/bin/python3 /mnt/program.py {} & until test -e /mnt/notes/there; do sleep 0.01; done; kill -9 $!; ! wait $!",
             scene.state.display()
         );
         scene.run(&[&["--quiet-period", "1h"], door].concat(), &script).exits(0);
@@ -210,15 +210,15 @@ fn program_killed_keeps_its_files() {
 #[test]
 fn run_killed_keeps_its_files() {
     by_every_door("run", |scene, door| {
-        // Where `run` itself has a part in every call, the program does not go on without it.
+        // Where `run` itself takes part in every call, the program cannot continue without it.
         if door.contains(&"seccomp") {
             return;
         }
         scene.tier("fast", 64);
         let running = begin(scene, door, &[]);
-        // (Only `run`: its command leads no group of its own.)
+        // (Kills only `run`: its command leads no group of its own.)
         crate::scene::succeed(std::process::Command::new("kill").args(["-9", &running.pid().to_string()]));
-        fs::write("/mnt/told/go", "").unwrap();
+        fs::write("/mnt/notes/go", "").unwrap();
         scene.await_no_agent();
         drop(running);
         let mut all = expected(&ALL, "after\n");
@@ -232,7 +232,7 @@ fn agent_and_supervisor_killed_keep_the_files() {
     by_every_door("agents", |scene, door| {
         scene.tier("fast", 64);
         let running = begin(scene, door, &[]);
-        // (A run whose agent has gone starts another.)
+        // (A run whose agent has died starts another.)
         running.halt();
         scene.kill_agent();
         running.kill();
@@ -242,7 +242,8 @@ fn agent_and_supervisor_killed_keep_the_files() {
     });
 }
 
-/// With rules that keep files from the store, and where `fsync` means the tier, nothing has brought them there.
+/// Two kinds of files are only in memory: those that rules keep from the store, and synced files where `fsync` means
+/// the tier.
 #[test]
 fn reboot_with_a_memory_tier_names_lost_files() {
     for (case, fsync, stored) in [("auto", "auto", true), ("store", "store", true), ("tier", "tier", false)] {
@@ -254,8 +255,8 @@ fn reboot_with_a_memory_tier_names_lost_files() {
             scene.machine_dies("/mnt/tier-ram".as_ref());
             drop(running);
             scene.tmpfs("tier-ram", 65);
-            let told = scene.run(&rules, "test ! -e kept && test ! -e scratch").exits(3);
-            told.says(&[
+            let ended = scene.run(&rules, "test ! -e kept && test ! -e scratch").exits(3);
+            ended.says(&[
                 "old: its newest version is gone from the tier",
                 "sealed: it is gone from the tier",
                 "kept: it is gone",
@@ -302,7 +303,7 @@ fn lost_disk_leaves_files_synced_to_the_store() {
     same(files(&scene.over), expected(&ALL[..2], "before\n"));
 }
 
-/// Tier and state lie on storage that other nodes see. The node that dies takes with it what it had not sent there.
+/// Tier and state are on storage that other nodes see. Data that the dead node did not sync there is lost.
 #[test]
 fn another_node_continues_from_a_shared_tier() {
     for journal_too in [false, true] {
@@ -326,7 +327,7 @@ fn another_node_continues_from_a_shared_tier() {
     }
 }
 
-/// What was called durable, and what `fsync` put into the store, was on its disk.
+/// Files reported as durable, and files that `fsync` put into the store, are on the store's disk.
 #[test]
 fn store_power_loss_keeps_durable_files() {
     for journal_too in [false, true] {
@@ -352,7 +353,7 @@ fn store_power_loss_keeps_durable_files() {
     }
 }
 
-/// Content that found no room in a tier, and content that is written where it is: the store outlives the node.
+/// A spilled file, and a file that is written in place: the store outlives the node.
 #[test]
 fn spilled_and_in_place_files_survive_kills() {
     let Some(mut scene) = prepare("durability_spilled") else { return };
@@ -368,7 +369,7 @@ os.fsync(spilled.fileno())
 place = os.open('large', os.O_RDWR)
 os.pwrite(place, b'X' * 4096, 1 << 20)
 os.fsync(place)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     fs::write("/mnt/program.py", program).unwrap();

@@ -1,11 +1,11 @@
-//! Nothing gets past the mount unseen.
+//! Writes that go around the mount are reported.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
 
 use crate::scene::Scene;
 
-/// `run` itself is outside of the mount: what is reached through its root is the bare directory.
+/// `run` itself is outside the mount: its root leads to the bare directory.
 const PAST: &str = "past=/proc/$PPID/root$PWD";
 
 fn prepare(name: &str) -> Option<(Scene, String)> {
@@ -38,10 +38,13 @@ fn run_inside_its_directory_is_not_an_escape() {
     let Some((scene, store)) = prepare("nothing_escaped") else { return };
     let ended =
         scene.run(&["--store", &store], "mkdir d; echo fine > d/fine; mkdir /proc/$PPID/root$PWD/only-a-directory");
-    assert!(!ended.exits(0).stderr.contains("was written to the bare directory"), "directories are not data");
+    assert!(
+        !ended.exits(0).stderr.contains("was written to the bare directory"),
+        "a bare directory counts as an escape"
+    );
 }
 
-/// The file is then the store's own, and programs see it.
+/// The file then belongs to the store, and programs see it.
 #[test]
 fn write_past_the_mount_into_the_store_is_seen() {
     let Some((scene, _)) = prepare("anothers") else { return };

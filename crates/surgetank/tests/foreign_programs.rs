@@ -1,5 +1,5 @@
-//! Programs that cannot take the preload shim, or not from where root keeps its files: other users' tasks, another C library,
-//! sanitizers. They go by the mount, and what they start gets the shim again where it can take it.
+//! Programs that cannot take the preload shim, or cannot load it from root's directories: other users' tasks, another
+//! C library, sanitizers. They use the mount. A program that they start gets the shim again if it can take it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -14,14 +14,15 @@ fn scene(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// A home that only root can enter, and a directory of the machine's that is the test's own.
+/// A home that only root can enter, and a private `/var/cache` for the test.
 fn private_home() {
     fs::create_dir("/mnt/home").unwrap();
     fs::set_permissions("/mnt/home", fs::Permissions::from_mode(0o700)).unwrap();
     crate::scene::mount(&["-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/cache"]);
 }
 
-/// The library lay below root's home: the loader said at each exec of another user's that it cannot be preloaded.
+/// Regression: the library was stored below root's home. At each exec by another user the loader complained that it
+/// cannot be preloaded.
 #[test]
 fn task_of_another_user_loads_the_shim_without_complaint() {
     let Some(scene) = scene("foreign_users") else { return };
@@ -41,7 +42,7 @@ fn task_of_another_user_loads_the_shim_without_complaint() {
     };
     // The first run ends while the second one still starts programs.
     let second = start("second", "while [ ! -e /mnt/go ]; do sleep 0.05; done");
-    eventually("the second run is on its way", || Path::new("/mnt/second-ready").exists());
+    eventually("the second run has begun", || Path::new("/mnt/second-ready").exists());
     let first = start("first", "").ends().exits(0);
     fs::write("/mnt/go", "").unwrap();
     for ended in [first, second.ends().exits(0)] {
@@ -49,11 +50,11 @@ fn task_of_another_user_loads_the_shim_without_complaint() {
         assert!(lines.len() == 3 && lines[0] == "of root" && lines[1] != "0" && lines[2] == "of root", "{lines:?}");
         assert!(!ended.stderr.contains("preloaded"), "{}", ended.stderr);
     }
-    // It stays: programs that outlive their run load it by its name.
+    // The library stays: programs that outlive their run load it by its name.
     assert_eq!(fs::read_dir("/var/cache/surgetank").unwrap().count(), 1);
 }
 
-/// Prints whether its work was done and whether it has the shim, and starts a program of this machine's C library.
+/// Prints whether its work succeeded and whether it has the shim.
 const TRIES: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -79,9 +80,9 @@ int main(int count, char **words)
 }
 "#;
 
-/// Another C library's compiler.
+/// Whether the compiler of another C library is installed.
 fn has_musl(scene: &Scene) -> bool {
-    let has = scene.command("musl-gcc").arg("--version").output().is_ok_and(|said| said.status.success());
+    let has = scene.command("musl-gcc").arg("--version").output().is_ok_and(|output| output.status.success());
     assert!(has || std::env::var_os("CI").is_none(), "musl-gcc is missing: scripts/setup test installs it");
     has
 }
@@ -94,7 +95,8 @@ fn compiled(scene: &Scene, compiler: &str, options: &[&str], name: &str) -> Stri
     program
 }
 
-/// musl's loader ended them with 127, AddressSanitizer's runtime with 1, also when `--preload-skip` named them.
+/// Regression: musl's loader ended such programs with 127, and AddressSanitizer's runtime with 1, also when
+/// `--preload-skip` named them.
 #[test]
 fn foreign_program_runs_first_or_under_the_shim() {
     let Some(scene) = scene("foreign_first") else { return };
@@ -110,7 +112,7 @@ fn foreign_program_runs_first_or_under_the_shim() {
             continue;
         }
         let program = compiled(&scene, compiler, options, name);
-        // In the directory itself, too, where the program is found through the mount only.
+        // Also in the served directory, where the program is found only through the mount.
         let has = if matches!(name, "plain" | "musl") { "with" } else { "without" };
         let script = format!(
             "cp {program} bin-{name}; printf '#!/mnt/project/bin-{name}\\n' >script-{name}; chmod +x script-{name}
@@ -136,7 +138,8 @@ fn foreign_program_runs_first_or_under_the_shim() {
     }
 }
 
-/// Each of libc's functions that start a program; what an interpreter of another C library starts has the shim again.
+/// Each of libc's functions that start a program. A program that another C library's program starts has the shim
+/// again.
 #[test]
 fn foreign_program_is_started_by_every_exec() {
     let Some(scene) = scene("foreign_execs") else { return };
@@ -200,7 +203,7 @@ int main(int count, char **words)
     }
 }
 
-/// Another preloaded library stays where the shim is taken away.
+/// Another preloaded library stays when the shim is removed from `LD_PRELOAD`.
 #[test]
 fn other_preloaded_libraries_stay_with_foreign_programs() {
     let Some(scene) = scene("foreign_others") else { return };
@@ -223,7 +226,8 @@ fn other_preloaded_libraries_stay_with_foreign_programs() {
     crate::scene::Running::of(command).ends().exits(0).prints("c without\n");
 }
 
-/// The loader drops the library from a set-user-id program, which then finds the same files through the mount, with its owner's rights.
+/// The loader drops the library from a set-user-id program. The program then finds the same files through the mount,
+/// with its owner's rights.
 #[test]
 fn set_user_id_program_uses_the_mount() {
     let Some(scene) = scene("foreign_set_ids") else { return };

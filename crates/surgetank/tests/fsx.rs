@@ -1,8 +1,9 @@
-//! A file-system exerciser (`fsx`, see scripts/setup) does random things to one file and compares each read with what it
-//! knows should be there: written, cut, mapped, punched, copied within, closed and opened again. The tier is smaller than
-//! what lies on it, so that the file spills and others are evicted all along; afterwards the store must have its last content.
+//! A file-system exerciser (`fsx`, see scripts/setup) changes one file at random: it writes, cuts, maps, punches,
+//! copies, closes and reopens it. It compares each read with the data that it expects. The tier is smaller than all
+//! files together, so the file spills and other files are evicted all the time. Afterwards the store must have the
+//! file's last content.
 //!
-//! `SURGETANK_FSX_OPERATIONS` says how many operations there are in all, `SURGETANK_FSX_SEED` where they begin.
+//! `SURGETANK_FSX_OPERATIONS` is the number of operations in all, `SURGETANK_FSX_SEED` the first seed.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -12,19 +13,19 @@ use surgetank_testkit::seeds;
 use crate::scene::{MIB, Scene};
 use serde_json::Value;
 
-/// In one run of the program under test, so that none takes minutes.
+/// Operations in one run of the program under test, so that no run takes minutes.
 const ROUND_OPERATIONS: u64 = 400;
-/// So many kinds of runs share the operations.
+/// How many tests share the operations.
 const RUNS: u64 = 5;
 
-/// Less than the two files and the fillers.
+/// Less than the size of the two files and the fillers.
 const SMALL_MIB: u64 = 6;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
-/// Where scripts/setup put it.
+/// The path where scripts/setup installed it.
 fn exerciser() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join("fsx")).find(|path| path.is_file());
@@ -35,10 +36,10 @@ fn exerciser() -> Option<PathBuf> {
     found
 }
 
-/// Of a run in which nothing had to leave its tier.
+/// How often a run in which no file had to leave the tier is repeated.
 const ROUNDS_MORE_MAX: u64 = 100;
 
-/// Two exercisers, each on a file that alone fits the tier, and a third program that fills it and reads it again.
+/// Two exercisers, each on a file that alone fits the tier, and a loop that fills the tier and reads it again.
 fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
     let Some(program) = exerciser() else { return };
     let Some(mut scene) = Scene::new(name) else { return };
@@ -56,7 +57,8 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
         let now = left.min(ROUND_OPERATIONS);
         spills += exercise_once(&scene, options, now, seed + 2 * round);
         left -= now;
-        // When the three come one after the other, which happens, they have room enough: once more.
+        // The three programs may happen to run one after another. They then have room enough, so the round is
+        // repeated.
         if left == 0 && spills == 0 && tier_mib == SMALL_MIB && round < ROUNDS_MORE_MAX {
             left = now;
             continue;
@@ -68,7 +70,7 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
     }
 }
 
-/// Returns how often something was spilled.
+/// Returns how many files were spilled.
 fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) -> u64 {
     eprintln!("SURGETANK_FSX_SEED={seed}");
     let copies = Path::new("/mnt/copies");
@@ -122,27 +124,27 @@ copy_file_range = 3
 ";
 
 #[test]
-fn direct() {
+fn direct_file_keeps_its_content() {
     exercise("fsx_direct", SMALL_MIB, &["--no-preload"]);
 }
 
 #[test]
-fn mediated() {
+fn mediated_file_keeps_its_content() {
     exercise("fsx_mediated", SMALL_MIB, &["--no-preload", "--direct", "false"]);
 }
 
 #[test]
-fn through_the_shim() {
+fn file_keeps_its_content_through_the_shim() {
     exercise("fsx_shim", SMALL_MIB, &[]);
 }
 
 #[test]
-fn with_fsync_to_the_tier_only() {
+fn file_keeps_its_content_with_fsync_to_the_tier() {
     exercise("fsx_tier", SMALL_MIB, &["--no-preload", "--direct", "false", "--fsync", "tier"]);
 }
 
-/// Where a full tier is the program's problem, so it has room.
+/// Without a mount a full tier is an error for the program, so this tier is large.
 #[test]
-fn without_a_mount() {
+fn file_keeps_its_content_without_a_mount() {
     exercise("fsx_seccomp", 64, &["--door", "seccomp"]);
 }

@@ -6,10 +6,10 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, stdout_of};
 use surgetank_testkit::servers::mongo::{MongoServer, PASSWORD, USER};
 
-/// What MongoDB's own client lists: names and lengths below the prefix.
+/// The list of MongoDB's own client: names and lengths below the prefix.
 fn files(server: &MongoServer) -> Vec<(String, u64)> {
     let listed = server.client(&["list"]);
     let file = |line: &str| {
@@ -25,7 +25,7 @@ fn names(server: &MongoServer) -> Vec<String> {
     files(server).into_iter().map(|(name, _)| name).collect()
 }
 
-/// No upload is in progress, and no chunks are left over.
+/// No upload is in progress, and no chunk is left over.
 #[track_caller]
 fn nothing_else_stays(server: &MongoServer) {
     assert_eq!(server.client(&["count", "surgetank.locks"]), "0");
@@ -39,7 +39,7 @@ fn nothing_but_locks_stays(server: &MongoServer) {
     }
     const CHUNK_BYTES: u64 = 255 << 10;
     let chunks: u64 = files(server).iter().map(|(_, size)| size.div_ceil(CHUNK_BYTES)).sum();
-    assert_eq!(server.client(&["count", "chunks"]), (chunks + 1).to_string(), "the files' and the mark's");
+    assert_eq!(server.client(&["count", "chunks"]), (chunks + 1).to_string(), "chunks of the files and of the mark");
 }
 
 fn command(node: &Node, server: &MongoServer, options: &[&str], script: &str) -> Command {
@@ -48,7 +48,7 @@ fn command(node: &Node, server: &MongoServer, options: &[&str], script: &str) ->
 
 #[track_caller]
 fn run(node: &Node, server: &MongoServer, script: &str) -> String {
-    told(&command(node, server, &[], script).output().unwrap())
+    stdout_of(&command(node, server, &[], script).output().unwrap())
 }
 
 const WRITES: &str = "
@@ -74,7 +74,7 @@ fn run_output_is_on_the_server_and_reads_back() {
     }
     let there = names(&server);
     assert!(!there.iter().any(|name| name == "d/e/n5" || name == "d/e/n7" || name.contains("-tmp-")), "{there:?}");
-    // Another node that has never seen it.
+    // Another node, which has no state of these files.
     let seen = run(
         &Node::new(),
         &server,
@@ -99,7 +99,7 @@ fn run_output_is_on_the_server_and_reads_back() {
     nothing_else_stays(&server);
 }
 
-/// (Alone: this server looks at all chunks for each.)
+/// (A test of its own, because this server examines all chunks for each client.)
 #[test]
 fn large_file_is_stored_in_parts_and_reads_back() {
     let Some(server) = MongoServer::start() else { return };
@@ -124,7 +124,7 @@ fn files_of_other_clients_are_shown_and_never_overwritten() {
     assert_eq!(seen, "in\nonetwo");
     assert_eq!(server.client_get("p/in/b"), b"twothree\n");
     assert!(!names(&server).contains(&"in/a".into()));
-    // After the drain has looked and before it writes, another client puts the file: both stay.
+    // After the drain has checked the name and before it writes, another client puts the file: both files stay.
     let put = Node::new();
     fs::write(put.path("theirs"), "theirs").unwrap();
     let here = env!("CARGO_MANIFEST_DIR");
@@ -157,23 +157,23 @@ fn restarted_server_has_every_file_in_the_end() {
     server.kill();
     std::thread::sleep(Duration::from_secs(2));
     server.restart();
-    told(&ends(child));
+    stdout_of(&ends(child));
     assert_eq!(names(&server).len(), 61);
     assert_eq!(server.client_get("p/f59"), b"59\n");
     clean_up(&node, &server);
     assert_eq!(names(&server).len(), 61);
-    // A lock that could not be removed because the server was down: the next change of the name removes it. No more than are published
-    // at a time.
+    // The stopped server keeps a lock that could not be removed. The next change of the name removes it. There are at
+    // most as many as files that the drain publishes at a time.
     let locked: u32 = server.client(&["count", "surgetank.locks"]).parse().unwrap();
     assert!(locked <= 4, "{locked} names are locked");
     nothing_but_locks_stays(&server);
 }
 
-/// What was cut off between two requests of a small file may have left a chunk.
+/// A cut between two requests of a small file may leave a chunk.
 fn clean_up(node: &Node, server: &MongoServer) {
     let mut gc = Command::new(env!("CARGO_BIN_EXE_surgetank"));
     gc.args(["gc", "--older-than", "0s", "--over"]).arg(node.path("over")).args(["--store", &server.url("p/")]);
-    told(&gc.arg("--state").arg(node.path("state")).output().unwrap());
+    stdout_of(&gc.arg("--state").arg(node.path("state")).output().unwrap());
 }
 
 #[test]
@@ -188,17 +188,17 @@ fn killed_agent_leaves_no_partial_file() {
     let begun = Instant::now();
     let mut kills = 0;
     while child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < LIMIT * 2, "it never ends");
+        assert!(begun.elapsed() < LIMIT * 2, "the run does not end");
         let half = files(&server).into_iter().find(|(name, size)| name == "big" && *size != 40_000_000);
-        assert_eq!(half, None, "half of it shows");
+        assert_eq!(half, None, "a partial file is visible");
         if kills < 3 && node.has_uploads() {
             std::thread::sleep(Duration::from_millis(300));
             kills += u32::from(node.kill_agent());
         }
     }
-    told(&child.wait_with_output().unwrap());
+    stdout_of(&child.wait_with_output().unwrap());
     assert!(kills > 0);
-    assert!(!node.has_uploads(), "what is known of uploads is over with them");
+    assert!(!node.has_uploads(), "a record of an upload remains after its end");
     assert_eq!(names(&server).len(), 32);
     let big = node.path("read-back");
     fs::write(&big, server.client_get("p/big")).unwrap();
@@ -222,12 +222,12 @@ fn unlistable_name_hides_no_file_and_stops_gc() {
     assert_eq!(run(&Node::new(), &server, "ls d").trim_end(), "aa\nzz");
     run(&Node::new(), &server, "mv d e");
     assert_eq!(run(&Node::new(), &server, "cat e/aa e/zz"), "az");
-    // A file refers to content; a file without a valid path may refer to it, too.
+    // A stored file refers to content. A file without a valid path may refer to the same content.
     let node = Node::new();
     let rule = node.path("rule.toml");
     fs::write(&rule, "[[rules]]\nmatch = \"*.h5\"\ndedup = true\n").unwrap();
     let options = ["--config", rule.to_str().unwrap()];
-    let dedup = |script: &str| told(&command(&Node::new(), &server, &options, script).output().unwrap());
+    let dedup = |script: &str| stdout_of(&command(&Node::new(), &server, &options, script).output().unwrap());
     dedup("head -c 200000 /dev/urandom >x.h5");
     dedup("rm x.h5");
     let mut gc = Command::new(env!("CARGO_BIN_EXE_surgetank"));
@@ -238,7 +238,7 @@ fn unlistable_name_hides_no_file_and_stops_gc() {
 }
 
 fn failed(output: &Output) -> String {
-    assert!(!output.status.success(), "it must not work");
+    assert!(!output.status.success(), "the command must fail");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -248,7 +248,7 @@ fn password_is_read_from_the_environment_and_never_shown() {
     let node = Node::new();
     let url = format!("mongodb://{USER}@127.0.0.1:{}/db?authSource=db&prefix=p/", server.port());
     let right = node.command(&url, &[], "echo x >x").env("MONGODB_PASSWORD", PASSWORD).output().unwrap();
-    told(&right);
+    stdout_of(&right);
     for password in ["hunter2", ""] {
         let output = Node::new().command(&url, &[], "true").env("MONGODB_PASSWORD", password).output().unwrap();
         let text = failed(&output);
@@ -289,7 +289,7 @@ fn tree_is_staged_in_and_out() {
     let place = format!("mongodb://127.0.0.1:{}/db/out?bucket=b", server.port());
     let staged = |verb: &str, to: &str, from: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
-        told(&command.args([verb, "--to", to, from]).env("XDG_STATE_HOME", node.path("state")).output().unwrap());
+        stdout_of(&command.args([verb, "--to", to, from]).env("XDG_STATE_HOME", node.path("state")).output().unwrap());
     };
     staged("stage-out", &place, &format!("{}/", from.display()));
     assert_eq!((server.client_get("out/d/one"), server.client_get("out/two")), (b"1".to_vec(), b"22".to_vec()));

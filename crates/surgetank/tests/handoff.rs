@@ -12,7 +12,7 @@ use crate::scene::{Scene, eventually, succeed};
 
 const FAST: &[&str] = &["--quiet-period", "0s"];
 
-/// A program with open files notices nothing when its agent is killed.
+/// A program with open files continues unchanged when its agent is killed.
 fn open_files_continue(scene: Option<Scene>, options: &[&str]) {
     let Some(mut scene) = scene else { return };
     scene.tier("ram", 64);
@@ -43,7 +43,7 @@ fn open_files_continue(scene: Option<Scene>, options: &[&str]) {
     all.extend(FAST);
     all.extend(options);
     let running = scene.start(&all, script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     scene.replace_agent();
     fs::write(aside.join("go"), "").unwrap();
     let expected = "of the store\n/mnt/project/there/deep\ndeep\nold\nmade\nbefore\nafter\nboth\nmore\n";
@@ -73,8 +73,8 @@ fn unprivileged_open_files_survive_the_agent_with_the_shim() {
     open_files_continue(Scene::of_user("handoff-open-user-shim"), &[]);
 }
 
-/// An older hard link, looked up while the drain removes the file's other name. Regression: an agent killed at that
-/// point left the second name nowhere.
+/// An older hard link, looked up while the drain removes the file's other name. Regression: after a kill at that
+/// point the second name was missing.
 #[test]
 fn link_found_during_the_unlink_of_another_survives_a_kill() {
     let Some(mut scene) = Scene::new("handoff-other-name") else { return };
@@ -92,14 +92,14 @@ fn link_found_during_the_unlink_of_another_survives_a_kill() {
     scene.is_clean();
 }
 
-/// Programs that do all kinds of things all along, while one agent after the other is killed.
+/// Programs do all kinds of operations all the time, while agents are killed one after another.
 fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, kills: u32) {
     let Some(mut scene) = scene else { return };
     scene.tier("ram", 64);
     scene.beside("aside");
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/handoff/continues.py"), "/mnt/continues.py").unwrap();
     let script = r"
-        for who in one two three; do python3 /mnt/continues.py $who /mnt/aside/stop & pids=${pids:-}\ $!; done
+        for name in one two three; do python3 /mnt/continues.py $name /mnt/aside/stop & pids=${pids:-}\ $!; done
         for pid in $pids; do wait $pid; done
         ";
     let mut all = FAST.to_vec();
@@ -107,37 +107,37 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     let mut command = scene.run_command(&all, script);
     command.env("SURGETANK_DIRECT", direct.to_string());
     let mut running = crate::scene::Running::of(command);
-    eventually("the programs begin", || scene.path("three").exists() || running.is_over());
-    let told = std::env::var("SURGETANK_KILLS_SEED").map(|seed| seed.parse().unwrap());
-    let seed: u32 = told.unwrap_or_else(|_| std::process::id());
+    eventually("the programs begin", || scene.path("three").exists() || running.has_ended());
+    let given = std::env::var("SURGETANK_KILLS_SEED").map(|seed| seed.parse().unwrap());
+    let seed: u32 = given.unwrap_or_else(|_| std::process::id());
     eprintln!("SURGETANK_KILLS_SEED={seed}");
     let (mut killed, mut dice) = (0, seed | 1);
     let begun = Instant::now();
-    while killed < kills && !running.is_over() && begun.elapsed() < Duration::from_secs(200) {
+    while killed < kills && !running.has_ended() && begun.elapsed() < Duration::from_secs(200) {
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Some are killed before they serve, but not so many in a row that the supervisor gives up.
+        // Some agents are killed before they serve, but not so many in a row that the supervisor gives up.
         if killed % 5 != 4 {
             scene.await_served();
         }
-        // (Who dies as soon as it serves counts as one that did not.)
+        // (The supervisor counts an agent that dies as soon as it serves like one that never served.)
         std::thread::sleep(Duration::from_millis(30 + u64::from(dice >> 24)));
-        if scene.agent().is_some() && !running.is_over() {
-            // It may be ending, and then no agent follows.
+        if scene.agent().is_some() && !running.has_ended() {
+            // The agent may be ending, and then no agent follows.
             killed += u32::from(scene.kill_one_agent());
         }
     }
     fs::write("/mnt/aside/stop", "").unwrap();
     let ended = running.ends().exits(0);
     assert_eq!(killed, kills, "agents that were killed and replaced");
-    for who in ["one", "two", "three"] {
-        assert!(ended.stdout.contains(&format!("{who} made ")), "{}\n{}", ended.stdout, ended.stderr);
+    for name in ["one", "two", "three"] {
+        assert!(ended.stdout.contains(&format!("{name} made ")), "{}\n{}", ended.stdout, ended.stderr);
         succeed(
             Command::new("sha256sum")
-                .args(["--check", "--quiet", &format!("/mnt/aside/{who}")])
+                .args(["--check", "--quiet", &format!("/mnt/aside/{name}")])
                 .current_dir(&scene.over),
         );
     }
-    // The last one may have been killed after the command had ended.
+    // The last agent may have been killed after the command ended.
     scene.await_no_agent();
     scene.is_clean();
     assert!(scene.tier_files().is_empty(), "left on the tiers: {:?}", scene.tier_files());
@@ -168,7 +168,7 @@ fn twenty_agent_kills_lose_nothing_unprivileged_with_the_shim() {
     killed_again_and_again(Scene::of_user("handoff-user-shim"), &[], true, 20);
 }
 
-/// A program that holds a lock keeps it, also while no agent serves. A waiting program gets it afterwards.
+/// A program that holds a lock keeps it, also while no agent serves. A waiting program gets the lock afterwards.
 #[test]
 fn locks_survive_the_agent() {
     let Some(mut scene) = Scene::new("handoff-locks") else { return };
@@ -195,7 +195,7 @@ END
         python3 /mnt/locks.py
     "#;
     let running = scene.start(&[FAST, &["--no-preload"]].concat(), script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     scene.replace_agent();
     scene.await_served();
     scene.replace_agent();
@@ -203,7 +203,7 @@ END
     running.ends().exits(0).prints("True True None\nhad it\nFalse\n");
 }
 
-/// This script passes each of these points, and notices nothing of the kills.
+/// The script passes each of these points, and the kills do not change its output.
 #[test]
 fn agent_killed_at_each_critical_point_loses_nothing() {
     let points = [
@@ -244,10 +244,10 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
         ls
     "#;
     for point in points {
-        // The catalog is written to before a process is served.
+        // The agent writes to the catalog before it serves a process.
         let first = if point == "catalog.appended" { 5 } else { 1 };
         for pass in first..first + 3 {
-            // The next one dies while it recovers, too.
+            // The next agent dies while it recovers, too.
             let mut command = scene.run_command(&[FAST, &["--no-preload", "-v"]].concat(), script);
             command.env("SURGETANK_CRASH", format!("{point}:{pass},recover.matched:{}", pass - first + 1));
             let ended = crate::scene::Running::of(command).ends().exits(0).prints("two\na\nb\n\nd:\none\nway\n");
@@ -258,8 +258,8 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
     }
 }
 
-/// Regression: the file existed and its program had no answer yet. The next agent took it for a file that no program
-/// writes.
+/// Regression: the file existed and its program had no answer yet. The next agent mistook it for a file that no
+/// program writes.
 #[test]
 fn unanswered_create_is_not_stored_empty() {
     let Some(mut scene) = Scene::new("handoff-maker") else { return };
@@ -268,20 +268,21 @@ fn unanswered_create_is_not_stored_empty() {
     command.env("SURGETANK_CRASH", "make.written_down:1").env("SURGETANK_HOLD", "shim.asked:500");
     let mut running = crate::scene::Running::of(command);
     let mut looks = 0;
-    while !running.is_over() {
+    while !running.has_ended() {
         let length = fs::metadata(scene.path("f")).map_or(5, |found| found.len());
-        assert_eq!(length, 5, "seen in the store before it was written");
+        assert_eq!(length, 5, "the file is in the store before it is written");
         looks += 1;
         std::thread::sleep(Duration::from_millis(1));
     }
     running.ends().exits(0);
-    // (Few, if the shim left it to the mount because the agent was not yet there for it.)
+    // (Few looks, if the shim used the mount because the agent did not serve the shim yet.)
     assert!(looks > 0);
     assert!(scene.log().contains("another one takes over"), "{}", scene.log());
     scene.holds("f", b"text\n");
 }
 
-/// Agents that cannot serve are not started indefinitely: programs get ENOTCONN as without a supervisor, and the run says so.
+/// The supervisor does not start agents indefinitely when they cannot serve. Programs get ENOTCONN as without a
+/// supervisor, and the run reports it.
 #[test]
 fn supervisor_gives_up_after_repeated_deaths() {
     let Some(mut scene) = Scene::new("handoff-gives-up") else { return };
@@ -293,7 +294,7 @@ fn supervisor_gives_up_after_repeated_deaths() {
     scene.holds("f", b"sealed\n");
 }
 
-/// The verbs find the replacing agent.
+/// The verbs find the new agent.
 #[test]
 fn verbs_reach_the_next_agent() {
     let Some(mut scene) = Scene::new("handoff-verbs") else { return };
@@ -301,7 +302,7 @@ fn verbs_reach_the_next_agent() {
     let aside = scene.beside("aside");
     let script = "echo x >f; touch /mnt/aside/ready; until [ -e /mnt/aside/go ]; do sleep 0.01; done";
     let running = scene.start(FAST, script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     let killed = scene.replace_agent();
     let status = scene.verb("status", &["--json"]).exits(0).stdout;
     assert!(!status.contains(&format!("\"pid\":{killed},")), "{status}");
@@ -325,8 +326,8 @@ fn waiting_verbs_continue_with_the_next_agent() {
         let mut command = scene.surgetank(&[verb, "--state", scene.state.to_str().unwrap(), &over]);
         command.current_dir("/");
         let mut waiting = crate::scene::Running::of(command);
-        eventually("it waits", || scene.log().matches("a client waits").count() > turn || waiting.is_over());
-        assert!(!waiting.is_over());
+        eventually("the verb waits", || scene.log().matches("a client waits").count() > turn || waiting.has_ended());
+        assert!(!waiting.has_ended());
         scene.replace_agent();
         waiting.ends().exits(0);
     }
@@ -362,11 +363,11 @@ fn global_mount_survives_the_agent() {
     scene.holds("f", b"before\nafter\n");
 }
 
-/// Without any agent at all: a direct file is the kernel's business.
+/// The kernel serves a direct file, so the program continues even while no agent runs.
 #[test]
 fn program_with_a_direct_file_notices_no_agent_death() {
     let Some(mut scene) = Scene::new("handoff-never-notices") else { return };
-    // Ample room, or it would be mediated.
+    // With less room the file would be mediated.
     scene.tier("ram", 4096);
     let aside = scene.beside("aside");
     let script = r#"
@@ -377,7 +378,7 @@ rounds = 0
 while not os.path.exists("/mnt/aside/go"):
     rounds += 1
     assert os.pwrite(file, b"%9d" % rounds, 0) == 9 and os.pread(file, 9, 0) == b"%9d" % rounds
-    with open("/mnt/aside/rounds.new", "w") as told: told.write(str(rounds))
+    with open("/mnt/aside/rounds.new", "w") as file: file.write(str(rounds))
     os.rename("/mnt/aside/rounds.new", "/mnt/aside/rounds")
 os.close(file)
 END
@@ -386,7 +387,7 @@ END
     let running = scene.start(&[FAST, &["--no-preload"]].concat(), script);
     let rounds =
         || fs::read_to_string(aside.join("rounds")).ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    eventually("the program is there", || rounds() > 0);
+    eventually("the program runs", || rounds() > 0);
     let (agent, supervisor) = (scene.agent().unwrap(), scene.supervisor().unwrap());
     // SAFETY: both processes were started by this test.
     unsafe {
@@ -395,7 +396,7 @@ END
     }
     eventually("no agent serves", || scene.agent().is_none());
     let before = rounds();
-    eventually("it goes on all the same", || rounds() > before + 20);
+    eventually("the program continues", || rounds() > before + 20);
     // SAFETY: as above.
     unsafe { libc::kill(supervisor as i32, libc::SIGCONT) };
     fs::write(aside.join("go"), "").unwrap();
@@ -409,17 +410,17 @@ fn open_waiting_at_an_agent_kill_is_answered() {
     let Some(mut scene) = Scene::new("handoff-waits-in-open") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
-    // For longer than any command of a test may take.
+    // Longer than any command of a test may take.
     command.env("SURGETANK_HOLD", "tier.created:3600000");
     let running = crate::scene::Running::of(command);
     eventually("the file is being made", || !scene.tier_files().is_empty());
-    // (Who only looks for the next one may come too late: it has nothing more to do than this, and goes.)
+    // (The next agent has only this to do, and ends soon. A test that only looks for it may come too late.)
     scene.kill_one_agent();
     running.ends().exits(0).prints("x\n");
     scene.holds("f", b"x\n");
 }
 
-/// The next agent knows files and directories that only the store has by the numbers that the kernel has of them.
+/// The next agent keeps the inode numbers that the kernel has for files and directories that are only in the store.
 #[test]
 fn files_only_in_the_store_keep_their_inode_numbers() {
     let Some(mut scene) = Scene::new("handoff-mirrors") else { return };
@@ -450,7 +451,7 @@ END
         python3 /mnt/mirrors.py
     "#;
     let running = scene.start(&[FAST, &["--no-preload"]].concat(), script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     scene.replace_agent();
     scene.await_served();
     scene.replace_agent();
@@ -460,8 +461,8 @@ END
     assert!(!scene.path("a/c/empty").exists() && !scene.path("a/c/003").exists() && scene.path("a/moved").exists());
 }
 
-/// Regression: an agent that died between its greeting and its check of the namespaces ended the run that had just
-/// joined it.
+/// Regression: an agent died between its greeting and its check of the namespaces. The run that had just joined it
+/// then failed.
 #[test]
 fn run_that_joins_a_dying_agent_is_admitted_by_the_next() {
     let Some(mut scene) = Scene::new("handoff-joined") else { return };
@@ -477,8 +478,8 @@ fn run_that_joins_a_dying_agent_is_admitted_by_the_next() {
     scene.holds("file", b"here\n");
 }
 
-/// The drain had removed the file in the store, and not yet recorded that, when the agent was killed. Regression: the
-/// next agent forgot what programs had open.
+/// The agent is killed after the drain removes the file in the store, and before it records the removal. Regression:
+/// the next agent forgot the files that programs had open.
 #[test]
 fn open_deleted_file_survives_a_kill_after_its_removal() {
     let Some(mut scene) = Scene::new("handoff-deleted") else { return };
@@ -492,7 +493,7 @@ fn open_deleted_file_survives_a_kill_after_its_removal() {
              cat <&3; cat <&4; stat -L -c %s /dev/fd/3 /dev/fd/4; stat -c %F ."
         );
         let mut command = scene.run_command(&[FAST, &["--no-preload", "-v"]].concat(), &script);
-        // The directory, the new file, and then this.
+        // The third operation is the deletion, after the directory and the new file.
         command.env("SURGETANK_DIRECT", "false").env("SURGETANK_CRASH", "drain.executed:3");
         let running = crate::scene::Running::of(command);
         eventually("another agent takes over", || scene.log().contains("another one takes over"));
@@ -507,15 +508,15 @@ fn open_deleted_file_survives_a_kill_after_its_removal() {
     }
 }
 
-/// The owner of the file is unknown then. Programs that have it open through the agent get ESTALE, and direct
-/// descriptors continue.
+/// No record says which file then has the name. Programs that have the old file open through the agent get ESTALE,
+/// and direct descriptors continue.
 #[test]
 fn file_replaced_while_no_agent_serves_is_stale() {
-    for (direct, told) in [("false", "ESTALE ESTALE\n"), ("true", "of the old old\n")] {
+    for (direct, expected) in [("false", "ESTALE ESTALE\n"), ("true", "of the old old\n")] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("handoff-replaced-{direct}")) else { return };
             scene.tier("ram", 64);
-            // Files of every store cannot be read directly: not those on overlay.
+            // Files of some stores cannot be read directly, for example on overlay.
             scene.tmpfs("project", 64);
             let aside = scene.beside("aside");
             for name in ["replaced", "removed"] {
@@ -534,7 +535,7 @@ print(read(files[0], 0), read(files[1], 7))
 END
                 exec /usr/bin/python3 /mnt/stale.py";
             let running = scene.start(&[FAST, &["--no-preload", "--direct", direct]].concat(), script);
-            eventually("the program is there", || aside.join("ready").exists());
+            eventually("the program runs", || aside.join("ready").exists());
             let (agent, supervisor) = (scene.agent().unwrap(), scene.supervisor().unwrap());
             // SAFETY: both processes were started by this test.
             unsafe {
@@ -550,7 +551,7 @@ END
             eventually("another agent takes over", || scene.agent().is_some_and(|pid| pid != agent));
             scene.await_served();
             fs::write(aside.join("go"), "").unwrap();
-            running.ends().prints(told);
+            running.ends().prints(expected);
             scene.holds("replaced", b"of the new");
         })
         .join()

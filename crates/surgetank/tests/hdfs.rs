@@ -1,4 +1,4 @@
-//! A real HDFS behind the mount: whole runs. (It takes a while to start, so that a test is about more than one thing.)
+//! A real HDFS behind the mount: whole runs. (HDFS starts slowly, so each test checks several things.)
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "webhdfs")]
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, stdout_of};
 use surgetank_testkit::servers::hdfs::HdfsServer;
 
 fn command(node: &Node, server: &HdfsServer, at: &str, options: &[&str], script: &str) -> Command {
@@ -15,10 +15,10 @@ fn command(node: &Node, server: &HdfsServer, at: &str, options: &[&str], script:
 
 #[track_caller]
 fn run(server: &HdfsServer, at: &str, script: &str) -> String {
-    told(&command(&Node::new(), server, at, &[], script).output().unwrap())
+    stdout_of(&command(&Node::new(), server, at, &[], script).output().unwrap())
 }
 
-/// Of all directories below.
+/// Temporaries of all directories below.
 fn temporaries(server: &HdfsServer, at: &str) -> Vec<String> {
     let tree = server.done("GET", at, "op=LISTSTATUS");
     let mut left = Vec::new();
@@ -57,7 +57,7 @@ fn run_output_is_in_hdfs_and_reads_back() {
     assert_eq!(server.names("p"), ["big", "d", "link", "pipe", "sums", "tool", "void"]);
     assert_eq!(server.names("p/d/e").len(), 50);
     assert_eq!(temporaries(&server, "p"), [""; 0]);
-    // Another node that has never seen it.
+    // Another node, which has no state of these files.
     let seen = run(
         &server,
         "p",
@@ -70,7 +70,7 @@ fn run_output_is_in_hdfs_and_reads_back() {
     assert!(lines[1].starts_with("2019-") && lines[1].contains(".123456789 "), "{seen}");
     let rest = ["d/hello", "50", "run7", "0", "hello", "fifo 644", "directory 2750", "regular file 6711", "x"];
     assert_eq!(lines[2..], rest, "{seen}");
-    // Changes of what lies there only: names, content, attributes, directories.
+    // Changes of stored files only: names, content, attributes, directories.
     run(
         &server,
         "p",
@@ -82,14 +82,14 @@ fn run_output_is_in_hdfs_and_reads_back() {
         "cat d/hello; stat -c %a d/hello; ls; ls g | wc -l; cat again; wc -c <g/n1; getfattr --only-values -n user.origin d/hello",
     );
     assert_eq!(seen, "hello\nmore\n640\nagain\nd\ng\nlink\npipe\nsums\ntool\n49\n5\n1\nrun7");
-    what_strangers_do(&server);
+    changes_by_other_clients(&server);
     names_that_hdfs_cannot_hold(&server);
     staging_in_and_out(&server);
     the_doctor(&server);
     assert_eq!(temporaries(&server, ""), [""; 0]);
 }
 
-fn what_strangers_do(server: &HdfsServer) {
+fn changes_by_other_clients(server: &HdfsServer) {
     server.done("PUT", "s/in", "op=MKDIRS&permission=777");
     server.done("PUT", "s", "op=SETPERMISSION&permission=777");
     for (name, bytes) in [("a", &b"one"[..]), ("b", b"two"), ("locked", b"mine alone")] {
@@ -103,7 +103,7 @@ fn what_strangers_do(server: &HdfsServer) {
     );
     assert_eq!(seen, "in\nonetwono\n");
     assert_eq!(server.names("s/in"), ["a", "c", "d", "locked"]);
-    // After the drain has looked and before it writes, somebody else puts it there: both stay.
+    // After the drain has checked the name and before it writes, another client puts the file: both files stay.
     server.write("other", b"theirs");
     let put = format!(
         "curl -sf --noproxy '*' -X PUT 'http://127.0.0.1:{}/webhdfs/v1/other?op=RENAME&destination=/s/in/new&user.name={}'",
@@ -114,8 +114,8 @@ fn what_strangers_do(server: &HdfsServer) {
     let node = Node::new();
     let mut held = command(&node, server, "s", &[], &script);
     let ended = held.env("SURGETANK_HOLD", "store.publish:3000").output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.code() == Some(3) && said.contains("both kept: 1"), "{}: {said}", ended.status);
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(3) && text.contains("both kept: 1"), "{}: {text}", ended.status);
     assert_eq!(server.read("s/in/new"), b"theirs");
     let names = server.names("s/in");
     let conflict: Vec<&String> = names.iter().filter(|name| name.contains("new.surgetank-conflict-")).collect();
@@ -137,7 +137,7 @@ fn staging_in_and_out(server: &HdfsServer) {
     let stage = |arguments: &[&str]| {
         let mut stage = Command::new(env!("CARGO_BIN_EXE_surgetank"));
         stage.args(arguments).arg("--state").arg(node.path("state"));
-        told(&stage.output().unwrap());
+        stdout_of(&stage.output().unwrap());
     };
     let tree = node.path("tree");
     fs::create_dir_all(tree.join("sub")).unwrap();
@@ -171,7 +171,7 @@ fn the_doctor(server: &HdfsServer) {
 }
 
 fn failed(output: &Output) -> String {
-    assert!(!output.status.success(), "it must not work");
+    assert!(!output.status.success(), "the command must fail");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -189,13 +189,14 @@ fn killed_servers_and_agents_leave_no_partial_file() {
     let begun = Instant::now();
     let mut kills = 0;
     while child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < LIMIT, "it never ends");
-        let (status, told) = server.ask("GET", "k/big", "op=GETFILESTATUS");
-        let told = String::from_utf8(told).unwrap();
-        assert!(status == 404 || told.contains("\"length\":100000000"), "half of it shows: {status} {told}");
+        assert!(begun.elapsed() < LIMIT, "the run does not end");
+        let (status, body) = server.ask("GET", "k/big", "op=GETFILESTATUS");
+        let body = String::from_utf8(body).unwrap();
+        assert!(status == 404 || body.contains("\"length\":100000000"), "a partial file is visible: {status} {body}");
         if kills < 3 && server.names("k").iter().filter(|name| name.starts_with(".surgetank-tmp-")).count() > 0 {
             std::thread::sleep(Duration::from_millis(300));
-            // (What the last one asked for lay there for good, when the datanode did it after the next one had cleared up.)
+            // (Regression: the datanode executed the dead agent's last request after the next agent had cleaned up.
+            // The result remained in the store.)
             kills += server.hold_the_datanode(|| {
                 std::thread::sleep(Duration::from_millis(300));
                 let killed = node.kill_agent();
@@ -206,7 +207,7 @@ fn killed_servers_and_agents_leave_no_partial_file() {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    told(&child.wait_with_output().unwrap());
+    stdout_of(&child.wait_with_output().unwrap());
     assert!(kills > 0);
     let names = server.names("k");
     assert_eq!(names.len(), 102, "{names:?}");
@@ -217,7 +218,7 @@ fn killed_servers_and_agents_leave_no_partial_file() {
     let sums = server.read("k/sums");
     assert_eq!(sums.split(|byte| *byte == b' ').next(), sum.stdout.split(|byte| *byte == b' ').next());
 
-    // The server goes and comes back.
+    // The server stops and comes back.
     let script =
         "i=0; while [ $i -lt 100 ]; do echo $i >g$i; i=$((i + 1)); sleep 0.01; done; head -c 30000000 /dev/zero >zeros";
     let node = Node::new();
@@ -230,7 +231,7 @@ fn killed_servers_and_agents_leave_no_partial_file() {
     server.kill();
     std::thread::sleep(Duration::from_secs(1));
     server.restart();
-    told(&ends(child));
+    stdout_of(&ends(child));
     assert_eq!(server.names("k").len(), 203);
     assert_eq!(server.read("k/g99"), b"99\n");
     assert_eq!(temporaries(&server, "k"), [""; 0]);

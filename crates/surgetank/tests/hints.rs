@@ -1,4 +1,5 @@
-//! Hints, told while a run goes on: by attributes and by the verb, through every door, and through the death of the agent.
+//! Hints that are set during a run: by attributes and by the verb, through every door, and across the death of the
+//! agent.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::HashMap;
@@ -9,13 +10,14 @@ use std::path::Path;
 use crate::scene::{Scene, eventually};
 use serde_json::Value;
 
-/// For scripts: a verb asked from inside, a hint as an attribute, what a file's state is, and until it is that.
+/// Shell functions for the scripts. They run a verb, set a hint as an attribute, and print an attribute of a file. They
+/// also wait for a state, and check that a state lasts.
 const WORDS: &str = r#"
     ask() { verb=$1; shift; /mnt/surgetank $verb --state /mnt/state "$@"; }
     hint() { setfattr -n user.surgetank.hint.$2 -v "$3" "$1"; }
-    told() { getfattr --only-values -n user.surgetank.$2 "$1"; }
-    becomes() { for n in $(seq 3000); do [ "$(told $1 state)" != $2 ] || return 0; sleep 0.01; done; echo "$1 is $(told $1 state), not $2" >&2; exit 9; }
-    stays() { sleep 0.4; [ "$(told $1 state)" = $2 ] || { echo "$1 is $(told $1 state), not $2" >&2; exit 9; }; }
+    value() { getfattr --only-values -n user.surgetank.$2 "$1"; }
+    becomes() { for n in $(seq 3000); do [ "$(value $1 state)" != $2 ] || return 0; sleep 0.01; done; echo "$1 is $(value $1 state), not $2" >&2; exit 9; }
+    stays() { sleep 0.4; [ "$(value $1 state)" = $2 ] || { echo "$1 is $(value $1 state), not $2" >&2; exit 9; }; }
 "#;
 
 fn prepare(name: &str) -> Option<Scene> {
@@ -33,25 +35,25 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|why| panic!("{why}: {text}"))
 }
 
-/// What a hint changes at once, what it holds for, and where it goes with its file.
+/// The immediate effect of a hint, the files that it covers, and its move with a renamed file.
 fn act_at_once(name: &str, options: &[&str]) {
     let Some(scene) = prepare(name) else { return };
     let script = format!(
         r#"{WORDS}
-        # Kept until it was consumed.
+        # Kept until the hint changes.
         ask hint mode=keep a; echo 1 >a; stays a kept; hint a mode copy; becomes a durable
-        # No file that was made before, none that leaves, each that is made from then on.
+        # Not a file that was made before, not a file that leaves, but each file made from then on.
         mkdir d; ask hint mode=keep d/before; echo 2 >d/before; hint d mode remove
         echo 3 >d/scratch; stays d/scratch kept; echo 4 >d/product; mv d/product product; becomes product durable
         hint d mode copy; stays d/scratch kept; echo 5 >d/after; becomes d/after durable
-        # Moved, said before and after it is closed.
+        # Moved: hinted before and after the file is closed.
         ask hint mode=move m; echo 6 >m; becomes m evicted
         ask hint mode=keep n; echo 7 >n; stays n kept; hint n mode move; becomes n evicted
         echo 8 >o; becomes o durable; hint o mode move; becomes o evicted
-        # What waits is made a temporary, or is due.
+        # A waiting file becomes a temporary, or becomes due.
         ask hint timing=last r s; echo 9 >r; echo 10 >s; stays r sealed; hint r mode remove; stays r kept; hint s timing soon; becomes s durable
         # Through a rename, and by descriptor.
-        ask hint mode=keep k; echo 11 >k; mv k k2; stays k2 kept; told k2 hint.mode; echo
+        ask hint mode=keep k; echo 11 >k; mv k k2; stays k2 kept; value k2 hint.mode; echo
         python3 -c 'import os
 fd = os.open("k2", os.O_RDWR)
 os.setxattr(fd, "user.surgetank.hint.size", b"1M")
@@ -59,7 +61,7 @@ print(os.getxattr(fd, "user.surgetank.hint.size"), os.getxattr("k2", "user.surge
 os.removexattr(fd, "user.surgetank.hint.size")
 try: os.getxattr(fd, "user.surgetank.hint.size")
 except OSError as error: print(error.errno)'
-        # By a name: each file that gets it.
+        # By a name: each file that gets the name.
         ask hint mode=remove t; echo 12 >t; rm t; echo 13 >t; stays t kept; echo 14 >tmp; becomes tmp durable
         ask hint mode=keep u; echo 15 >u.part; mv u.part u; stays u kept; setfattr -x user.surgetank.hint.mode u; rm u; echo 16 >u; becomes u durable
         "#
@@ -161,7 +163,7 @@ fn configured_rule_overrides_a_hint() {
     assert_eq!(names(&scene), [".cache/y", "x.dat"]);
 }
 
-/// What was said lives with the agents, and with its file.
+/// Hints survive the death of agents, and move with their file.
 fn outlives_its_agent(name: &str, options: &[&str]) {
     let Some(scene) = prepare(name) else { return };
     let aside = scene.beside("aside");
@@ -171,20 +173,20 @@ fn outlives_its_agent(name: &str, options: &[&str]) {
         ask hint mode=keep k later; echo 2 >k; hint k size 3M
         mkdir there; ask hint pin=true there/store
         touch /mnt/aside/ready; until [ -e /mnt/aside/go ]; do sleep 0.01; done
-        stays d/one kept; stays k kept; told k hint.size; echo; told d hint.mode; echo
-        echo 3 >d/two; stays d/two kept; told d/two tier; echo
-        echo 4 >later; stays later kept; mv k k2; stays k2 kept; told k2 hint.size; echo
+        stays d/one kept; stays k kept; value k hint.size; echo; value d hint.mode; echo
+        echo 3 >d/two; stays d/two kept; value d/two tier; echo
+        echo 4 >later; stays later kept; mv k k2; stays k2 kept; value k2 hint.size; echo
         hint d mode copy; echo 5 >d/three; becomes d/three durable
         "#
     );
     let running = scene.start(&[&["-v"], options].concat(), &script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     scene.replace_agent();
     fs::write(aside.join("go"), "").unwrap();
     let ended = running.ends().exits(0).says(&["was replaced"]);
     assert_eq!(ended.stdout, "3M\nremove\nsecond\n3M\n", "{}", ended.stderr);
     assert_eq!(names(&scene), ["d/three"]);
-    // What the last agent leaves on the tiers is still what it was; what comes later was never spoken of.
+    // Files that the last agent leaves on the tiers keep their hints. A later file under the same name has none.
     let script = format!(
         r#"{WORDS}
         stays k2 kept; stays later kept; echo 6 >d/four; becomes d/four durable; rm later; echo 7 >later; becomes later durable
@@ -205,16 +207,16 @@ fn hints_outlive_the_agent_with_the_shim() {
     outlives_its_agent("hints-survive-shim", &[]);
 }
 
-/// The supervisor dies with its agent. The next agent finds hints as it finds its other records.
+/// The supervisor dies with its agent. The next agent finds hints like its other records.
 #[test]
 fn hints_survive_the_loss_of_agent_and_supervisor() {
-    let Some(scene) = prepare("hints-nobody") else { return };
+    let Some(scene) = prepare("hints-lost-supervisor") else { return };
     let aside = scene.beside("aside");
     let script = format!(
         "{WORDS} mkdir d; hint d mode keep; echo 1 >d/one; ask hint mode=keep k; : >/mnt/aside/ready; sleep 60"
     );
     let running = scene.start(&[], &script);
-    eventually("the program is there", || aside.join("ready").exists());
+    eventually("the program runs", || aside.join("ready").exists());
     scene.kill_agent();
     running.kill();
     running.ends();
@@ -241,8 +243,8 @@ fn room_is_reserved_for_the_size_that_is_hinted() {
         let placement = why["placement"].as_str().unwrap();
         assert!(placement.contains("hint") && placement.contains(size), "{why}");
     }
-    let said = why("small");
-    let hints: Vec<&str> = said["hints"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let small = why("small");
+    let hints: Vec<&str> = small["hints"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(
         hints,
         [
@@ -252,7 +254,7 @@ fn room_is_reserved_for_the_size_that_is_hinted() {
             "BlockSize=1M of the file; without effect on one node"
         ]
     );
-    assert_eq!(said["rule"], "hint Replication=2 of the file");
+    assert_eq!(small["rule"], "hint Replication=2 of the file");
 }
 
 #[test]
@@ -264,12 +266,12 @@ fn stored_file_is_prefetched_and_pinned_by_hint() {
     }
     let script = format!(
         r#"{WORDS}
-        ask hint prefetch=true in d nobody; hint c prefetch true
+        ask hint prefetch=true in d absent; hint c prefetch true
         for f in in/a in/deep/b c d; do becomes $f durable; done
         stays e evicted
         hint c pin true; ask hint pin=true d e
         ask evict c d in/a; ask prefetch e; ask evict e
-        told c node; echo; told e node; echo; told in/a node; echo; told in/a location; echo
+        value c node; echo; value e node; echo; value in/a node; echo; value in/a location; echo
         hint c pin false; ask evict c
         "#
     );
@@ -285,8 +287,8 @@ fn stored_file_is_prefetched_and_pinned_by_hint() {
     assert!(lines[9].starts_with("c: 4"), "{}", ended.stdout);
 }
 
-/// The file used last and most leaves before a file that is known to be read sooner. The test does not check how much
-/// leaves, or when: the agent also keeps room for a fast writer.
+/// Of two files, the one that is read later is evicted first, even if it was used last and most. The test does not
+/// check how much is evicted, or when: the agent also keeps room for a fast writer.
 #[test]
 fn eviction_takes_the_file_read_latest_first() {
     const ORDER: [&str; 8] = ["never", "unknown", "later", "sooner", "first", "second", "third", "fourth"];
@@ -297,8 +299,8 @@ fn eviction_takes_the_file_read_latest_first() {
         r#"{WORDS}
         file() {{ for n in 1 2 3 4 5 6; do head -c 1M /dev/zero; sleep 0.02; done >$1; becomes $1 durable; }}
         plan() {{ ask hint next_read=$2 $1; }}
-        states() {{ for name in *; do echo -n "$name $(told $name state) "; done; echo; }}
-        # (What is being written does not go: it is also what is read soonest.)
+        states() {{ for name in *; do echo -n "$name $(value $name state) "; done; echo; }}
+        # (A file that is being written is not evicted. These hints also say that it is read first.)
         plan sooner 12; plan later 17; plan never never; plan first 4; plan second 3; plan third 2; plan fourth 1
         for name in sooner later never; do file $name; done
         for n in 1 2 3; do cat later >/dev/null; done
@@ -308,23 +310,24 @@ fn eviction_takes_the_file_read_latest_first() {
     let ended = scene.run(&["--config", "/mnt/sizes.toml"], &script).exits(0);
     let lines: Vec<&str> = ended.stdout.lines().collect();
     assert_eq!(lines.len(), 5, "{}", ended.stdout);
-    let gone = |line: &str| {
+    let evicted = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let states: HashMap<&str, &str> = words.chunks(2).map(|pair| (pair[0], pair[1])).collect();
         let made: Vec<bool> =
             ORDER.iter().filter_map(|name| states.get(name)).map(|state| *state == "evicted").collect();
         assert_eq!(made.len(), states.len(), "{line}");
-        let gone = made.iter().filter(|gone| **gone).count();
-        assert!(made[..gone].iter().all(|gone| *gone), "{line}\n{}", ended.stderr);
-        gone
+        let evicted = made.iter().filter(|is_evicted| **is_evicted).count();
+        assert!(made[..evicted].iter().all(|is_evicted| *is_evicted), "{line}\n{}", ended.stderr);
+        evicted
     };
-    let counts: Vec<usize> = lines.iter().map(|line| gone(line)).collect();
-    // Five fit. (Four sizes of a file were kept free for one whose size is known, and drove out others.)
+    let counts: Vec<usize> = lines.iter().map(|line| evicted(line)).collect();
+    // Five files fit. (Regression: the agent kept four times the size free for a file of known size, and evicted
+    // other files.)
     assert!(counts[0] <= 1 && (3..=6).contains(&counts[4]), "{counts:?}\n{}", ended.stdout);
 }
 
-/// Hints belong to a file here, like its location. A copy of the file does not get them, and no other program sees
-/// them.
+/// Hints belong to a file of this agent, like its location. A copy of the file does not get them, and other programs
+/// do not see them.
 #[test]
 fn hints_stay_with_their_file_and_are_not_stored() {
     let Some(scene) = prepare("hints-unlisted") else { return };
@@ -332,7 +335,7 @@ fn hints_stay_with_their_file_and_are_not_stored() {
         r#"{WORDS}
         ask hint mode=keep a; echo 1 >a; setfattr -n user.colour -v blue a; hint a timing last
         getfattr -d a; cp -a a b; getfattr -d b; becomes b durable
-        told a hint.mode; echo; ! told b hint.mode
+        value a hint.mode; echo; ! value b hint.mode
         tar --xattrs -cf /mnt/beside/a.tar a; hint a mode copy; hint a timing soon; becomes a durable
         "#
     );
@@ -366,25 +369,29 @@ fn thousands_of_hinted_paths_take_a_few_requests() {
         mkdir -p work/0 work/49
         for n in 0 29999; do echo $n >work/$((n % 50))/part-$n; stays work/$((n % 50))/part-$n kept; done
         echo other >work/0/part-1; becomes work/0/part-1 durable
-        told work/49/part-29999 hint.size; echo
+        value work/49/part-29999 hint.size; echo
         "#
     );
     let ended = scene.run(&[], &script).exits(0);
-    let (told, size) = ended.stdout.trim_end().rsplit_once('\n').unwrap();
-    let told = json(told);
-    assert_eq!(told["paths"], PATHS);
-    assert_eq!(told["refused_paths"], 0);
-    assert!(told["requests"].as_u64().unwrap() <= 4, "{told}");
+    let (output, size) = ended.stdout.trim_end().rsplit_once('\n').unwrap();
+    let output = json(output);
+    assert_eq!(output["paths"], PATHS);
+    assert_eq!(output["refused_paths"], 0);
+    assert!(output["requests"].as_u64().unwrap() <= 4, "{output}");
     assert_eq!(size, (4096 + PATHS - 1).to_string());
     assert_eq!(names(&scene), ["there", "work/0/part-1"]);
-    assert_eq!(scene.tier_files().iter().filter(|path| is_part(path)).count(), 1, "what is kept, not the temporary");
+    assert_eq!(
+        scene.tier_files().iter().filter(|path| is_part(path)).count(),
+        1,
+        "the kept file is on the tier, and the temporary is not"
+    );
 }
 
 fn is_part(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("part-"))
 }
 
-/// Programs make no file themselves where a hint holds for it. A hint set meanwhile counts for the next file.
+/// Programs create no file themselves where a hint covers it. A hint set meanwhile covers the next file.
 #[test]
 fn files_made_in_a_delegated_directory_have_their_hints() {
     let Some(mut scene) = Scene::new("hints-delegated") else { return };
@@ -400,7 +407,7 @@ def make(path):
     os.close(made)
 def delegate(dir):
     before, n = made_alone(), 0
-    while n < 70 or made_alone() == before:  # (how soon is a matter of time)
+    while n < 70 or made_alone() == before:  # (timing decides when)
         assert n < 3000, dir
         make(f'{dir}/before-{n}'); n += 1
 def hint(path, value):
@@ -423,13 +430,13 @@ make('d/e/f/after'); becomes('d/e/f/after', 'kept')
 os.mkdir('g'); delegate('g'); hint('g/scratch', 'remove'); make('g/scratch'); make('g/other')
 becomes('g/scratch', 'kept'); becomes('g/other', 'durable')
 
-# Never delegated: names in it were given hints before.
+# Never delegated: names in it had hints before.
 os.mkdir('h'); hint('h/70', 'remove'); before = made_alone()
 for n in range(100): make(f'h/{n}')
 assert made_alone() == before
 becomes('h/70', 'kept')
 
-# Made elsewhere since then, and brought under the hint.
+# Made elsewhere since then, and moved under the hint.
 os.mkdir('i'); delegate('i'); make('i/early'); os.mkdir('j'); os.setxattr('j', 'user.surgetank.hint.mode', b'remove')
 before, n = made_alone(), 0
 while n < 100 or made_alone() == before:
@@ -439,14 +446,14 @@ make('c/late')
 os.rename('i/early', 'j/early'); os.rename('c/late', 'j/late')
 becomes('j/early', 'durable'); becomes('j/late', 'kept')
 
-# The same of a directory that is made under a name that has hints.
+# The same for a directory that is made under a name that has hints.
 hint('k', 'remove'); os.mkdir('l'); delegate('l'); make('l/early'); os.mkdir('k')
 make('l/late')
 os.rename('l/early', 'k/early'); os.rename('l/late', 'k/late')
 becomes('k/early', 'durable'); becomes('k/late', 'kept')
 ";
     fs::write("/mnt/program.py", program).unwrap();
-    // (What is renamed just after it was made is not to be in the store by then.)
+    // (A file that is renamed just after it is made must not be in the store by then.)
     scene.run(&["--quiet-period", "1s"], "exec python3 -S /mnt/program.py").exits(0);
     let stored = names(&scene);
     for name in ["a/b/young", "c/after", "g/other", "h/71", "j/early", "k/early"] {

@@ -1,4 +1,4 @@
-//! What other users of the machine, broken programs and planted links can do: nothing.
+//! Other users of the machine, broken programs and planted links can do no harm.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -8,10 +8,10 @@ use std::process::Command;
 
 use crate::scene::{Ended, Running, Scene, USER};
 
-/// Not the scene's user.
-const STRANGER: u32 = 1001;
+/// A user other than the scene's.
+const OTHER_USER: u32 = 1001;
 
-/// The command of a run that waits until it is told to go on.
+/// The command of a run that waits for a signal to continue.
 const HELD: &str = "touch /mnt/beside/ready; until [ -e /mnt/beside/go ]; do sleep 0.01; done";
 
 fn prepare(scene: Option<Scene>) -> Option<Scene> {
@@ -33,13 +33,13 @@ fn go_on(running: Running) -> Ended {
     running.ends()
 }
 
-/// Where the living agent has its sockets.
+/// The directory of the running agent's sockets.
 fn place(scene: &Scene) -> PathBuf {
     let places = fs::read_dir(&scene.state).unwrap().map(|entry| entry.unwrap().path());
     places.into_iter().find(|path| path.join("agent.sock").exists()).unwrap()
 }
 
-/// As if the directories above did not protect them.
+/// Opens the directories above, which otherwise protect the sockets.
 fn open_the_way(scene: &Scene, open: bool) {
     for (path, closed, wide) in [
         (scene.state.clone(), 0o700, 0o755),
@@ -51,7 +51,7 @@ fn open_the_way(scene: &Scene, open: bool) {
     }
 }
 
-/// Runs python as somebody; what it printed.
+/// Runs python as the given user; returns its output.
 #[track_caller]
 fn python(user: u32, program: &str, words: &[&str]) -> String {
     let id = user.to_string();
@@ -64,7 +64,7 @@ fn python(user: u32, program: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Asks both sockets as a client of the right kind would.
+/// Sends a valid request to both sockets, like a client of the right kind.
 const ASK: &str = r#"
 import array, socket, struct, sys
 place = sys.argv[1]
@@ -73,10 +73,10 @@ agent.settimeout(20)
 agent.connect(place + "/agent.sock")
 try:
     agent.sendall(b'{"hello":{"protocol":2}}\n"status"\n')
-    said = agent.recv(1 << 16)
+    reply = agent.recv(1 << 16)
 except (BrokenPipeError, ConnectionResetError):
-    said = b""
-print("agent", "answers" if said else "hangs up")
+    reply = b""
+print("agent", "answers" if reply else "hangs up")
 shim = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 shim.settimeout(20)
 shim.connect(place + "/shim.sock")
@@ -86,18 +86,22 @@ answer, ancillary, _, _ = shim.recvmsg(64, 64)
 print("shim", "gives" if ancillary else struct.unpack("i", answer[:4])[0])
 "#;
 
-fn strangers_get_nothing(scene: Option<Scene>, owner: u32, strangers: &[u32]) {
+fn other_users_get_nothing(scene: Option<Scene>, owner: u32, others: &[u32]) {
     let Some(scene) = prepare(scene) else { return };
-    // Of a file that is known to stay small its writer is given a descriptor.
+    // A process that writes a file of known small size gets a descriptor.
     fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"1M\"\n").unwrap();
     let options = ["--config", "/mnt/small.toml"];
     let running = held(&scene, &options, "env -u LD_PRELOAD sh -c 'echo mine >secret; chmod 600 secret'", "cat secret");
     open_the_way(&scene, true);
     let place = place(&scene);
     let place = place.to_str().unwrap();
-    assert_eq!(python(owner, ASK, &[place]), "agent answers\nshim gives\n", "the owner: or nothing is tested");
-    for stranger in strangers {
-        assert_eq!(python(*stranger, ASK, &[place]), "agent hangs up\nshim -1\n", "user {stranger}");
+    assert_eq!(
+        python(owner, ASK, &[place]),
+        "agent answers\nshim gives\n",
+        "the owner gets no answer: the test proves nothing"
+    );
+    for other in others {
+        assert_eq!(python(*other, ASK, &[place]), "agent hangs up\nshim -1\n", "user {other}");
     }
     open_the_way(&scene, false);
     go_on(running).exits(0).prints("mine\n");
@@ -105,15 +109,15 @@ fn strangers_get_nothing(scene: Option<Scene>, owner: u32, strangers: &[u32]) {
 
 #[test]
 fn agent_of_root_answers_no_other_user() {
-    strangers_get_nothing(Scene::new("strangers_root"), 0, &[USER, STRANGER]);
+    other_users_get_nothing(Scene::new("others_root"), 0, &[USER, OTHER_USER]);
 }
 
 #[test]
 fn agent_of_a_user_answers_no_other_user() {
-    strangers_get_nothing(Scene::of_user("strangers_user"), USER, &[STRANGER]);
+    other_users_get_nothing(Scene::of_user("others_user"), USER, &[OTHER_USER]);
 }
 
-/// At the group's socket a member gets the status and can change nothing. Other users do not get even that.
+/// At the group's socket a member can read the status and change nothing. Other users cannot read even that.
 #[test]
 fn group_member_may_read_the_status_and_change_nothing() {
     const GROUP: u32 = 4242;
@@ -124,7 +128,7 @@ fn group_member_may_read_the_status_and_change_nothing() {
     std::os::unix::fs::chown(lab, None, Some(GROUP)).unwrap();
     let running = held(&scene, &["--group-socket", socket], "echo mine >file", "");
     let ask = |groups: &str, words: &[&str]| {
-        let id = STRANGER.to_string();
+        let id = OTHER_USER.to_string();
         let mut command = Command::new("setpriv");
         command.args(["--reuid", &id, "--regid", &id, groups, "--"]).args(words).output().unwrap()
     };
@@ -136,26 +140,26 @@ fn group_member_may_read_the_status_and_change_nothing() {
         String::from_utf8(output.stdout).unwrap()
     };
     assert!(of_member(&status).contains("\"over\": \"/mnt/project\""), "{}", of_member(&status));
-    let said = of_member(&["/usr/bin/python3", "-c", EVICT, socket]);
-    assert!(said.contains("answers only requests for the status"), "{said}");
-    // Whom the directory keeps away is kept away by the agent as well.
+    let output = of_member(&["/usr/bin/python3", "-c", EVICT, socket]);
+    assert!(output.contains("answers only requests for the status"), "{output}");
+    // Even if the permissions admit other users, the agent refuses them.
     for (directory, file) in [(0o750, 0o660), (0o755, 0o666)] {
         fs::set_permissions(lab, fs::Permissions::from_mode(directory)).unwrap();
         fs::set_permissions(socket, fs::Permissions::from_mode(file)).unwrap();
         let output = ask("--clear-groups", &status);
         assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     }
-    // An agent that takes over opens it anew.
+    // An agent that takes over opens the socket again.
     let pid = scene.agent().unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), rustix::process::Signal::KILL)
         .unwrap();
-    crate::scene::eventually("the next agent tells", || {
+    crate::scene::eventually("the next agent answers", || {
         let output = ask(&member, &status);
         output.status.success() && !String::from_utf8_lossy(&output.stdout).contains(&format!("\"pid\": {pid},"))
     });
     assert_eq!(fs::metadata(socket).unwrap().mode() & 0o777, 0o660);
     go_on(running).exits(0);
-    assert!(!Path::new(socket).exists(), "it goes with the agent");
+    assert!(!Path::new(socket).exists(), "the socket outlives the agent");
 }
 
 const EVICT: &str = r#"
@@ -169,7 +173,7 @@ lines.readline()
 print(lines.readline())
 "#;
 
-/// Everything that is no request, and clients that never end what they began or never read what they are told.
+/// Input that is not a request, and clients that never complete a request or never read the answers.
 const NONSENSE: &str = r#"
 import array, os, random, socket, struct, sys
 place, ready, go = sys.argv[1:4]
@@ -202,7 +206,7 @@ for n in range(30):
     one = agent()
     attempt(one, hello[:random.randrange(len(hello))])
     held.append(one)
-# Asks a thousand times and never listens.
+# Sends a thousand requests and never reads the answers.
 one = agent()
 one.setblocking(False)
 attempt(one, hello, *[b'"status"\n'] * 1000)
@@ -222,7 +226,7 @@ for n in range(500):
     attempt(one, random.randbytes(random.randrange(200)))
     attempt(one, ask(random.randrange(5), b"f", 1, flags=random.getrandbits(32) & ~0o100, dir=random.getrandbits(64)))
     one.close()
-# Descriptors that nobody asked for.
+# Descriptors that the agent does not expect.
 for n in range(200):
     one = shim()
     try:
@@ -260,23 +264,23 @@ fn garbage_and_idle_connections_leave_the_agent_working() {
         assert!(sender.try_wait().unwrap().is_none_or(|status| status.success()), "the sender failed");
         Path::new("/mnt/beside/sent").exists()
     });
-    // All the sleepers are still there, and others are served at once.
+    // All idle connections are still open, and the agent serves other clients at once.
     let served = "for n in $(seq 20); do python3 -c 'open(\"served\", \"a\").write(\"x\\n\")'; done";
     scene.run(&[], served).exits(0);
     scene.verb("status", &[scene.over.to_str().unwrap()]).exits(0);
-    assert_eq!(scene.agent(), Some(agent), "the agent went on");
+    assert_eq!(scene.agent(), Some(agent), "another agent took over");
     fs::write("/mnt/beside/enough", "").unwrap();
     assert!(sender.wait().unwrap().success());
-    crate::scene::eventually("what they held is closed", || descriptors(agent) <= before + 4);
+    crate::scene::eventually("the descriptors of the clients are closed", || descriptors(agent) <= before + 4);
     go_on(running).exits(0).prints("kept\n20\n");
     scene.holds("kept", b"kept\n");
 }
 
-/// Also for who has no umask.
+/// Also without a umask.
 #[test]
 fn state_tiers_and_index_are_for_the_user_alone() {
     let Some(scene) = prepare(Scene::new("private")) else { return };
-    // SAFETY: nothing else in this process makes files meanwhile.
+    // SAFETY: no other thread of this process makes files meanwhile.
     unsafe { libc::umask(0) };
     let running = held(&scene, &[], "mkdir d; echo x >d/f", "true");
     let index = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
@@ -317,10 +321,10 @@ fn tier_prepared_by_another_user_is_refused() {
     fs::set_permissions(ours, fs::Permissions::from_mode(0o777)).unwrap();
     scene.run(&[], "echo x >f").exits(1).says(&["/mnt/tier-fast/surgetank-0"]);
     fs::set_permissions(ours, fs::Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::chown(ours, Some(STRANGER), None).unwrap();
+    std::os::unix::fs::chown(ours, Some(OTHER_USER), None).unwrap();
     scene.run(&[], "echo x >f").exits(1).says(&["/mnt/tier-fast/surgetank-0"]);
     std::os::unix::fs::chown(ours, Some(0), None).unwrap();
-    // (Its end is not to be guessed by others.)
+    // (Other users cannot guess the end of the name.)
     scene.run(&[], "true").exits(0);
     let mut places = fs::read_dir(&scene.state).unwrap().map(|entry| entry.unwrap().path());
     let identity = fs::read(places.find(|path| path.is_dir()).unwrap().join("identity.json")).unwrap();
@@ -332,7 +336,7 @@ fn tier_prepared_by_another_user_is_refused() {
     assert!(!scene.path("f").exists());
 }
 
-/// The kernel follows them, as everywhere; the agent has only ever to do with the links.
+/// The kernel follows the links, as everywhere. The agent only handles the links themselves.
 fn links_that_lead_out(name: &str, options: &[&str]) {
     let Some(scene) = prepare(Scene::new(name)) else { return };
     let outside = scene.beside("outside");
@@ -375,7 +379,7 @@ fn outward_links_are_followed_by_the_kernel_without_a_mount() {
     links_that_lead_out("links_out_seccomp", &["--door", "seccomp"]);
 }
 
-/// A directory of the store becomes a link to elsewhere between two operations of a program.
+/// A directory of the store becomes a link to another directory between two operations of a program.
 #[test]
 fn planted_link_in_the_store_is_not_followed() {
     let Some(scene) = prepare(Scene::new("planted_store")) else { return };
@@ -396,10 +400,10 @@ fn planted_link_in_the_store_is_not_followed() {
     assert_eq!(found, ["old"], "{}", ended.stderr);
     assert_eq!(fs::read(outside.join("old")).unwrap(), b"theirs", "{}", ended.stderr);
     assert!(fs::read_link(scene.path("d")).is_ok());
-    assert_eq!(ended.status.code(), Some(3), "what has no place is not lost in silence: {}", ended.stderr);
+    assert_eq!(ended.status.code(), Some(3), "a file without a place was lost without a report: {}", ended.stderr);
 }
 
-/// The same in a tier: what is to lie there finds another place.
+/// The same in a tier: the new file gets another place.
 #[test]
 fn planted_link_in_a_tier_is_not_followed() {
     let Some(scene) = prepare(Scene::new("planted_tier")) else { return };
@@ -420,7 +424,7 @@ fn planted_link_in_a_tier_is_not_followed() {
     assert_eq!(ended.stdout, "x\n", "{}", ended.stderr);
 }
 
-/// What is mounted inside is the mounter's: nothing of it is drained, and nothing of ours is lost.
+/// Files in a file system that a program mounts inside are not drained, and no file of the run is lost.
 #[test]
 fn mount_inside_the_mount_is_not_changed() {
     let Some(scene) = prepare(Scene::new("mount_inside")) else { return };

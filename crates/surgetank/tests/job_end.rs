@@ -1,5 +1,6 @@
-//! The end of a job: the scheduler says when it comes, or sends SIGTERM and kills a little later, and wipes what is local to
-//! the node. What was said to be durable is in the store then; the rest is found again, or told by name.
+//! The end of a job: the scheduler announces it, or sends SIGTERM and kills a little later, and wipes the node's
+//! local storage. Then every file that was reported durable is in the store. The next run finds each other file, or
+//! names it as lost.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeMap;
@@ -24,20 +25,20 @@ fn signal(pid: u32, number: i32) {
     assert_eq!(unsafe { libc::kill(pid as i32, number) }, 0);
 }
 
-/// A program says in a file that it is so far.
+/// Waits until a program creates this file, which marks its progress.
 #[track_caller]
-fn await_told(running: &mut Running, what: &str) {
+fn await_mark(running: &mut Running, what: &str) {
     eventually(what, || {
-        assert!(!running.is_over(), "{}", running.so_far());
-        told(what)
+        assert!(!running.has_ended(), "{}", running.so_far());
+        is_marked(what)
     });
 }
 
-fn told(what: &str) -> bool {
+fn is_marked(what: &str) -> bool {
     Path::new("/mnt/beside").join(what).exists()
 }
 
-fn tell(what: &str) {
+fn mark(what: &str) {
     fs::write(Path::new("/mnt/beside").join(what), "").unwrap();
 }
 
@@ -46,7 +47,7 @@ fn part(number: usize, mib: usize) -> Vec<u8> {
     SOURCE.get_or_init(|| noise(7, 32 * MIB))[(number * mib) << 20..((number + 1) * mib) << 20].to_vec()
 }
 
-/// The note that an agent leaves while there is time.
+/// The note of undrained files that an agent writes while there is time.
 fn undrained(scene: &Scene) -> Option<Value> {
     let places = fs::read_dir(&scene.state).ok()?.flatten();
     places.filter_map(|place| serde_json::from_slice(&fs::read(place.path().join("undrained.json")).ok()?).ok()).next()
@@ -57,7 +58,7 @@ fn names_in(verdict: &Value) -> Vec<String> {
     list.iter().map(|one| one["path"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Every process of the job, as a scheduler does it.
+/// Kills every process of the job, as a scheduler does.
 #[track_caller]
 fn kill_all(scene: &Scene, running: Running) {
     running.kill();
@@ -67,7 +68,7 @@ fn kill_all(scene: &Scene, running: Running) {
     drop(running);
 }
 
-/// Beyond what can be drained in time, files are written to the store itself.
+/// Files beyond the amount that can be drained in time are written directly to the store.
 fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
     let Some(scene) = prepare(name) else { return };
     let options = [&["--deadline", "14s", "--drain-bytes-per-second-max", "2M"], door].concat();
@@ -75,11 +76,11 @@ fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
             getfattr -n user.surgetank.location --only-values part$i; echo; done
         /mnt/surgetank status --state /mnt/state --json . > /mnt/beside/status
         /mnt/surgetank status --state /mnt/state . > /mnt/beside/status.text";
-    // (13 s × 2 MiB/s × ¾ = 19 MiB: four or five of the eight files, and nothing in time for the others.)
+    // (13 s × 2 MiB/s × ¾ = 19 MiB: four or five of the eight files fit the remaining time.)
     let ended = scene.run(&options, script).exits(0);
-    let lies: Vec<bool> = ended.stdout.lines().map(|line| line.starts_with("store:")).collect();
-    assert_eq!(lies.len(), 8, "{}", ended.stdout);
-    assert!(!lies[0] && !lies[1] && lies[7], "{}", ended.stdout);
+    let in_store: Vec<bool> = ended.stdout.lines().map(|line| line.starts_with("store:")).collect();
+    assert_eq!(in_store.len(), 8, "{}", ended.stdout);
+    assert!(!in_store[0] && !in_store[1] && in_store[7], "{}", ended.stdout);
     for number in 0..8 {
         scene.holds(&format!("part{number}"), &part(number, 4));
     }
@@ -115,19 +116,20 @@ fn drain_near_the_end_skips_the_quiet_period() {
     let end = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() + 8;
     command.env("SLURM_JOB_END_TIME", end.to_string());
     let mut running = Running::of(command);
-    await_told(&mut running, "written");
-    eventually("all is in the store, and the command goes on", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+    await_mark(&mut running, "written");
+    eventually("all is in the store, and the command continues", || {
+        assert!(!running.has_ended(), "{}", running.so_far());
         scene.path("quiet").exists() && scene.path(".git/last").exists()
     });
-    // What comes then goes straight on.
+    // Files written from then on are drained at once.
     eventually("the last call", || scene.log().contains("says SLURM_JOB_END_TIME: no new run is admitted"));
-    tell("seen");
+    mark("seen");
     running.ends().exits(0).says(&["the job ends at", "says SLURM_JOB_END_TIME", "everything is due"]);
     scene.is_clean();
 }
 
-/// The store is full, and the end comes. The run names what is left and writes it down, and the next run drains it.
+/// The store is full at the end of the job. The run names the remaining files and records them, and the next run
+/// drains them.
 #[test]
 fn undrained_files_at_the_end_are_named() {
     let Some(scene) = prepare("deadline_left") else { return };
@@ -135,12 +137,14 @@ fn undrained_files_at_the_end_are_named() {
     fs::write(scene.path("ballast"), vec![1; 10 << 20]).unwrap();
     let script = "dd if=/mnt/source of=fits bs=1M count=1 status=none
         dd if=/mnt/source of=left bs=4M count=1 status=none; touch /mnt/beside/written";
-    // (A command that waited for something else would not end while a test waits.)
+    // (While a test waits, a command that waits for another event would not end.)
     let ended = scene.run(&["--deadline", "6s", "--retry", "1h"], script).exits(3);
     ended.says(&["not durable: 1", "left", "safe at /mnt/tier-fast", "the job ends before", "scavenge"]);
-    // The agent goes on until it is killed, and has written down what is left.
-    eventually("what is left is written down", || undrained(&scene).is_some_and(|left| names_in(&left) == ["left"]));
-    // Nobody is admitted any more, and nothing begun that would be cut off.
+    // The agent continues until it is killed, and has recorded the remaining files.
+    eventually("the remaining files are recorded", || {
+        undrained(&scene).is_some_and(|left| names_in(&left) == ["left"])
+    });
+    // After the announced end no run is admitted, because the job's end would interrupt it.
     scene.kill_agent();
     fs::remove_file(scene.path("ballast")).unwrap();
     scene.run(&["--deadline", "1s"], "true").exits(1).says(&["the job ends at", "--deadline none"]);
@@ -150,7 +154,7 @@ fn undrained_files_at_the_end_are_named() {
     assert_eq!(undrained(&scene), None);
 }
 
-/// SIGTERM is the command's, and what it wrote so far is brought to the store while it winds down.
+/// The run passes SIGTERM to the command. While the command ends, its files so far are drained.
 #[test]
 fn sigterm_to_the_run_hastens_the_drain_and_is_passed_on() {
     let Some(scene) = prepare("sigterm_run") else { return };
@@ -158,14 +162,14 @@ fn sigterm_to_the_run_hastens_the_drain_and_is_passed_on() {
         trap 'echo late > late; until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo last > last; exit 7' TERM
         touch /mnt/beside/written; while :; do sleep 0.02; done";
     let mut running = scene.start(&["--quiet-period", "1h"], script);
-    await_told(&mut running, "written");
+    await_mark(&mut running, "written");
     assert!(!scene.path("early").exists());
     signal(running.pid(), libc::SIGTERM);
-    eventually("what was written is in the store before the command ends", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+    eventually("the written files are in the store before the command ends", || {
+        assert!(!running.has_ended(), "{}", running.so_far());
         ["early", ".git/early", "late"].iter().all(|name| scene.path(name).exists())
     });
-    tell("seen");
+    mark("seen");
     running.ends().exits(7);
     scene.holds("last", b"last\n");
     scene.is_clean();
@@ -173,7 +177,8 @@ fn sigterm_to_the_run_hastens_the_drain_and_is_passed_on() {
 
 const PARTS: usize = 32;
 
-/// SIGTERM to all of the job, then SIGKILL in the middle of the drain. Returns what `wait` had called durable.
+/// Sends SIGTERM to all processes of the job, then SIGKILL in the middle of the drain. Returns the files that `wait`
+/// reported as durable.
 fn terminated_and_killed(scene: &Scene, tier: &[&str]) -> BTreeMap<String, Vec<u8>> {
     let slow = [&["--drain-bytes-per-second-max", "4M", "--quiet-period", "1h"], tier].concat();
     let script = format!(
@@ -182,11 +187,11 @@ fn terminated_and_killed(scene: &Scene, tier: &[&str]) -> BTreeMap<String, Vec<u
         PARTS - 1
     );
     let mut running = scene.start(&slow, &script);
-    await_told(&mut running, "written");
+    await_mark(&mut running, "written");
     for pid in [running.pid(), scene.supervisor().unwrap(), scene.agent().unwrap()] {
         signal(pid, libc::SIGTERM);
     }
-    eventually("what is left is written down", || undrained(scene).is_some_and(|left| !names_in(&left).is_empty()));
+    eventually("the remaining files are recorded", || undrained(scene).is_some_and(|left| !names_in(&left).is_empty()));
     eventually("a part is durable", || scene.path("part2").exists());
     let mut durable = BTreeMap::new();
     for number in 0..3 {
@@ -194,7 +199,10 @@ fn terminated_and_killed(scene: &Scene, tier: &[&str]) -> BTreeMap<String, Vec<u
         durable.insert(format!("part{number}"), part(number, 1));
     }
     kill_all(scene, running);
-    assert!(!scene.path(&format!("part{}", PARTS - 1)).exists(), "all was drained before the kill: nothing is tested");
+    assert!(
+        !scene.path(&format!("part{}", PARTS - 1)).exists(),
+        "all files were drained before the kill: the test proves nothing"
+    );
     durable
 }
 
@@ -216,9 +224,9 @@ fn rest_is_drained_by_the_next_run_after_sigterm_and_kill() {
     scene.is_clean();
 }
 
-/// Nothing but what it says is missing; what is there is whole; and it is told once.
+/// Only named files are missing, the others are complete, and the loss is reported until it is acknowledged.
 #[track_caller]
-fn lost_is_told(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<u8>>) {
+fn lost_is_named(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<u8>>) {
     let ended = scene.run(&[options, &["--json", "/mnt/beside/report"]].concat(), "true").exits(3);
     holds_all(scene, durable);
     let there = scene.store_files();
@@ -228,22 +236,22 @@ fn lost_is_told(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<
         }
     }
     let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
-    let told = report["verdict"].to_string();
+    let verdict = report["verdict"].to_string();
     for name in all_parts().into_keys().filter(|name| !there.contains_key(Path::new(name))) {
         assert!(
-            told.contains(&format!("{name}: ")) || told.contains(&format!("{name}\"")),
-            "{name} is missing: {told}"
+            verdict.contains(&format!("{name}: ")) || verdict.contains(&format!("{name}\"")),
+            "{name} is missing: {verdict}"
         );
     }
     assert!(ended.stderr.contains("part"), "{}", ended.stderr);
     scene.is_clean();
-    // A loss is named by every run until it is acknowledged.
+    // Every run names a loss until the user acknowledges it.
     let forget = "/mnt/surgetank scavenge --state /mnt/state --over /mnt/project --forget";
     scene.run(options, &format!("{forget}; echo new > new")).exits(0);
     scene.holds("new", b"new\n");
 }
 
-/// All in it.
+/// Removes everything in the tier.
 fn wipe(tier: &Path) {
     for entry in fs::read_dir(tier).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
@@ -255,11 +263,11 @@ fn wiped_files_are_named_after_sigterm_and_kill() {
     let Some(scene) = prepare("sigterm_wiped") else { return };
     let durable = terminated_and_killed(&scene, &[]);
     wipe(Path::new("/mnt/tier-fast"));
-    lost_is_told(&scene, &[], &durable);
+    lost_is_named(&scene, &[], &durable);
 }
 
-/// The epilog removes the job's directory on the local disk, and the next job has another one. Regression: the next run
-/// waited for the removed directory indefinitely.
+/// The epilog removes the job's directory on the local disk, and the next job has another one. Regression: the next
+/// run waited for the removed directory indefinitely.
 #[test]
 fn tier_directory_removed_by_an_epilog_is_not_waited_for() {
     let Some(mut scene) = Scene::new("wiped_disk") else { return };
@@ -273,7 +281,7 @@ fn tier_directory_removed_by_an_epilog_is_not_waited_for() {
     };
     scene.tier("spare", 8);
     let (first, second) = (dir("job-1"), dir("job-2"));
-    // (The disk is the preferred one here.)
+    // (A rule prefers the disk here.)
     let preferred = |text: &str| -> Vec<String> { vec!["--tier".into(), text.to_owned()] };
     let first: Vec<String> = preferred(&first);
     let first: Vec<&str> = first.iter().map(String::as_str).collect();
@@ -283,8 +291,8 @@ fn tier_directory_removed_by_an_epilog_is_not_waited_for() {
     fs::write("/mnt/prefer.toml", "[[rules]]\nmatch = \"part*\"\ntier = \"disk\"\n").unwrap();
     let durable = terminated_and_killed(&scene, &[&first[..], &rule].concat());
     fs::remove_dir_all(disk.join("job-1")).unwrap();
-    lost_is_told(&scene, &[&second[..], &rule].concat(), &durable);
-    // The directory itself stays, emptied.
+    lost_is_named(&scene, &[&second[..], &rule].concat(), &durable);
+    // The directory itself stays, empty.
     let durable = {
         for name in all_parts().into_keys() {
             let _ = fs::remove_file(scene.path(&name));
@@ -295,46 +303,46 @@ fn tier_directory_removed_by_an_epilog_is_not_waited_for() {
         terminated_and_killed(&scene, &[&second[..], &rule].concat())
     };
     wipe(&disk.join("job-2"));
-    lost_is_told(&scene, &[&second[..], &rule].concat(), &durable);
+    lost_is_named(&scene, &[&second[..], &rule].concat(), &durable);
     assert!(Command::new("umount").arg(&disk).status().unwrap().success());
 }
 
-/// Regression: the agent was killed while it left, and the agent after it did not know that it was to stop.
+/// Regression: the agent was killed while it ended, and the next agent did not know that it had to stop.
 #[test]
 fn replacing_agent_knows_of_the_order_to_stop() {
     let Some(scene) = prepare("sigterm_replaced") else { return };
     let script = "echo early > early; touch /mnt/beside/written
         until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late";
     let mut running = scene.start(&["--quiet-period", "1h"], script);
-    await_told(&mut running, "written");
+    await_mark(&mut running, "written");
     signal(scene.supervisor().unwrap(), libc::SIGTERM);
-    let told = |scene: &Scene| scene.log().matches("asked to stop").count();
-    eventually("it is told", || told(&scene) > 0);
-    let before = told(&scene);
+    let orders = |scene: &Scene| scene.log().matches("asked to stop").count();
+    eventually("the agent gets the order", || orders(&scene) > 0);
+    let before = orders(&scene);
     scene.replace_agent();
-    eventually("the next one is told", || told(&scene) > before);
-    tell("seen");
+    eventually("the next agent gets the order", || orders(&scene) > before);
+    mark("seen");
     running.ends().exits(0);
     scene.holds("early", b"early\n");
     scene.holds("late", b"late\n");
     scene.is_clean();
 }
 
-/// Ctrl-C in the drain: the first names what is left, the second stops waiting, and what it prints then brings the rest when
-/// the agent was killed, too.
+/// Ctrl-C in the drain: the first interrupt names the remaining files, and the second one stops the wait. The command
+/// that the run prints then drains the rest, even after the agent was killed.
 #[test]
 fn printed_command_of_the_second_interrupt_drains_the_rest() {
     let Some(scene) = prepare("interrupted") else { return };
     let script = "for i in 0 1 2 3; do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; done";
     let mut running = scene.start(&["--drain-bytes-per-second-max", "64K"], script);
     eventually("the command has ended", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+        assert!(!running.has_ended(), "{}", running.so_far());
         scene.log().contains("a client waits")
     });
     signal(running.pid(), libc::SIGINT);
-    // (Two that come at once are one, and the second ends the list of the first.)
+    // (Two simultaneous interrupts count as one, and the second one ends the list of the first.)
     eventually("the first interrupt is answered", || running.says("part3: "));
-    assert!(!running.is_over(), "one interrupt ended it");
+    assert!(!running.has_ended(), "one interrupt ended it");
     signal(running.pid(), libc::SIGINT);
     let ended = running.ends().exits(3).says(&[
         "SIGINT: the drain continues; a second signal stops waiting. Not in the store yet:",
@@ -344,13 +352,13 @@ fn printed_command_of_the_second_interrupt_drains_the_rest() {
         "surgetank wait --state /mnt/state /mnt/project",
     ]);
     scene.kill_agent();
-    assert!(!scene.path("part3").exists(), "all was drained: nothing is tested");
+    assert!(!scene.path("part3").exists(), "all files were drained: the test proves nothing");
     scene.as_printed(&ended.printed("scavenge")).exits(0);
     (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
     scene.is_clean();
 }
 
-/// The run waits for children that outlive the command, then names them. What they write still reaches the store.
+/// The run waits for children that outlive the command, then names them. Their output still reaches the store.
 #[test]
 fn background_child_output_after_the_grace_is_stored() {
     let Some(scene) = prepare("background") else { return };
@@ -364,14 +372,14 @@ fn background_child_output_after_the_grace_is_stored() {
     let ended = ended.says(&["still running after the grace", "background children still run", "bash"]);
     scene.holds("early", b"early\n");
     assert!(!scene.path("late").exists() && !scene.path("open").exists(), "{}", ended.stderr);
-    tell("seen");
+    mark("seen");
     scene.await_no_agent();
     scene.holds("late", b"late\n");
     scene.holds("open", b"begun\nended\n");
     scene.is_clean();
 }
 
-/// State and tiers are gone: there is nothing left that could be told, and the store has what was durable, and nothing half.
+/// Without state and tiers nothing can be reported as lost. The store has every durable file, and no partial one.
 #[test]
 fn wiped_state_and_tiers_leave_the_store_unharmed() {
     let Some(scene) = prepare("wiped_both") else { return };
@@ -385,7 +393,7 @@ fn wiped_state_and_tiers_leave_the_store_unharmed() {
         let name = path.to_str().unwrap();
         match all_parts().get(name) {
             Some(bytes) => scene.holds(name, bytes),
-            // Copies that were being made: nobody knows any more where to look for them.
+            // Unfinished copies: no record of their location remains.
             None => assert!(name == "old" || name.starts_with(".surgetank-tmp-"), "{name}"),
         }
     }
@@ -393,8 +401,8 @@ fn wiped_state_and_tiers_leave_the_store_unharmed() {
     assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
 }
 
-/// Eight files of 1 MiB, twice as many as are drained at a time, and four temporaries; then the end of the command. The drain takes four
-/// seconds.
+/// Writes eight files of 1 MiB, twice as many as the agent drains at a time, and four temporaries; then the command
+/// ends. The drain takes four seconds.
 fn slow_tail(scene: &Scene, after: &str) -> Running {
     let options = ["--drain-bytes-per-second-max", "2M", "--quiet-period", "1h", "--rule", "*.tmp=remove"];
     let script = format!(
@@ -404,7 +412,7 @@ fn slow_tail(scene: &Scene, after: &str) -> Running {
         touch /mnt/beside/written"
     );
     let mut running = scene.start(&options, &script);
-    await_told(&mut running, "written");
+    await_mark(&mut running, "written");
     running
 }
 
@@ -413,8 +421,8 @@ fn slow_tail(scene: &Scene, after: &str) -> Running {
 fn tiers_are_emptied_while_the_rest_drains() {
     let Some(scene) = prepare("parting") else { return };
     let mut running = slow_tail(&scene, "");
-    eventually("temporaries and what is durable have left, and the rest is drained yet", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+    eventually("temporaries and durable files have left the tier, and the rest is still draining", || {
+        assert!(!running.has_ended(), "{}", running.so_far());
         let left = scene.tier_files();
         left.len() < 8 && !left.iter().any(|path| path.to_string_lossy().ends_with(".tmp"))
     });
@@ -424,7 +432,7 @@ fn tiers_are_emptied_while_the_rest_drains() {
     scene.is_clean();
 }
 
-/// A process that outlives the command still reads temporaries. A run that joined meanwhile reads its own. Regression:
+/// A process that outlives the command still reads temporaries. A run that joins meanwhile reads its own. Regression:
 /// the agent removed them.
 #[test]
 fn temporaries_stay_while_a_process_may_read_them() {
@@ -432,32 +440,32 @@ fn temporaries_stay_while_a_process_may_read_them() {
     let left = "(touch /mnt/beside/left; until [ -e /mnt/beside/seen ]; do sleep 0.02; done
         cat ?.tmp > /mnt/beside/read 2>&1; touch /mnt/beside/done) > /dev/null 2>&1 < /dev/null &";
     let mut running = slow_tail(&scene, left);
-    eventually("a part is durable and has left", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+    eventually("a part is durable and has left the tier", || {
+        assert!(!running.has_ended(), "{}", running.so_far());
         scene.path("part0").exists() && scene.tier_files().len() < 12
     });
     let mut other =
         scene.start(&["--rule", "*.tmp=remove"], "echo mine > mine.tmp; touch /mnt/beside/came; sleep 1; cat mine.tmp");
-    await_told(&mut other, "came");
-    tell("seen");
-    await_told(&mut running, "done");
+    await_mark(&mut other, "came");
+    mark("seen");
+    await_mark(&mut running, "done");
     let all: Vec<u8> = (0..4).flat_map(|number| part(number, 1)).collect();
-    crate::scene::same_bytes("what was read", &fs::read("/mnt/beside/read").unwrap(), &all);
+    crate::scene::same_bytes("the data read", &fs::read("/mnt/beside/read").unwrap(), &all);
     assert_eq!(other.ends().exits(0).stdout, "mine\n");
-    // (A process was left behind, which might still write.)
+    // (A remaining process might still write.)
     running.ends().exits(3);
     (0..8).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
     scene.is_clean();
 }
 
-/// Regression: the kernel and the shim still knew names of removed temporaries, so the joining run could not make them
+/// Regression: the kernel and the shim kept names of removed temporaries, so the joining run could not make them
 /// again.
 #[test]
 fn run_that_joins_the_final_drain_can_remake_temporaries() {
     let Some(scene) = prepare("emptied_names") else { return };
     let mut running = slow_tail(&scene, "ls -l > /dev/null; env -u LD_PRELOAD stat ?.tmp > /dev/null");
-    eventually("temporaries have left, and the rest is drained yet", || {
-        assert!(!running.is_over(), "{:?} {}", scene.tier_files(), running.so_far());
+    eventually("temporaries have left the tier, and the rest is still draining", || {
+        assert!(!running.has_ended(), "{:?} {}", scene.tier_files(), running.so_far());
         !scene.tier_files().iter().any(|path| path.to_string_lossy().ends_with(".tmp"))
     });
     assert!(!scene.path("part7").exists());

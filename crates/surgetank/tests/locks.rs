@@ -1,9 +1,9 @@
-//! Locks of programs: right among all on the mount, and with those that others take on a tier's plain file itself.
+//! Locks of programs: exclusive among all programs at the mount, and against locks on a tier's plain file itself.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use crate::scene::{Ended, Scene};
 
-/// What the programs below are made of.
+/// The common part of the programs below.
 const PRELUDE: &str = r#"
 import fcntl, os, signal, struct, sys, time
 EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
@@ -12,7 +12,7 @@ def plain(name):
     return os.getxattr(name, "user.surgetank.location").decode().split()[0].split(":", 1)[1]
 
 def tried(take, *words):
-    # Beside the mount, a lock that went with a close on it is seen to be free a moment later.
+    # Beside the mount, a lock that a close at the mount released appears free a moment later.
     for attempt in range(20):
         try:
             take(*words)
@@ -59,13 +59,13 @@ def elsewhere(act, *words):
     return text
 "#;
 
-/// A run of the program in a scene with a tier. Of the file `f`, the plain file is on the tier.
+/// A run of the program in a scene with a tier, which has the plain file of `f`.
 #[track_caller]
 fn run(scene: &mut Scene, program: &str) -> Ended {
-    // Room enough for root's files to be written directly; an ordinary user's never are.
+    // Room enough for root's files to be written directly; those of an ordinary user never are.
     scene.tier("fast", 4096);
     let script = format!("head -c 1000 /dev/zero >f\npython3 - <<'END'\n{PRELUDE}\n{program}\nEND");
-    // Else the preload shim would go by the mount, which is what is tested.
+    // This test is about the mount, so the preload shim is off.
     let ended = scene.run(&["--no-preload"], &script).exits(0);
     assert_eq!(ended.stderr.contains(" 0 opens direct"), scene.user.is_some(), "{}", ended.stderr);
     ended
@@ -88,7 +88,7 @@ for holder, asker in (("f", "f"), ("f", plain("f")), (plain("f"), "f")):
             words += [elsewhere(act, asker, EX, 24, 1), elsewhere(act, asker, EX, 25, 50)]
             fcntl.lockf(held, UN)
             print(act.__name__, *words, elsewhere(act, asker, EX, 0, 0))
-        # A description of its own, with the first one's process in the way.
+        # An open file description of its own; the lock of the first one's process conflicts.
         if tried(take_ofd, held, EX, 10, 10) == "busy": print("cannot hold")
         print("held as OFD", elsewhere(ranged, asker, EX, 5, 10), elsewhere(ofd, asker, SH, 15, 1), ofd(asker, EX, 15, 1))
 "#;
@@ -127,11 +127,11 @@ for holder, asker in (("f", "f"), ("f", plain("f")), (plain("f"), "f")):
         with open(holder, "r+b") as held:
             take(held, EX)
             pid, answer = child(wait(take))
-            said = answer.readline().strip()
+            first = answer.readline().strip()
             time.sleep(0.2)
             open("unlocked", "w").close()
             take(held, UN)
-            print(said, answer.readline().strip())
+            print(first, answer.readline().strip())
             os.waitpid(pid, 0)
             os.unlink("unlocked")
 "#;
@@ -141,7 +141,7 @@ for holder, asker in (("f", "f"), ("f", plain("f")), (plain("f"), "f")):
 #[test]
 fn waiting_for_a_lock_ends_with_a_signal() {
     let Some(mut scene) = Scene::new("locks_interrupted") else { return };
-    // The second one is killed where it waits: it is gone only when the mount has let it go.
+    // The second waiter is killed while it waits: it ends only when the mount releases it.
     let program = r#"
 class Alarm(Exception): pass
 def ring(signal, frame): raise Alarm
@@ -201,7 +201,7 @@ for access in (os.O_RDWR, os.O_WRONLY):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     print("killed:", held, asks())
-# The next one comes at once, again and again.
+# The next request follows at once, many times.
 for n in range(100):
     for act, words in ((flock, (EX,)), (ranged, (EX, 0, 0)), (ofd, (EX, 0, 0))):
         if elsewhere(act, "f", *words) == "busy": print("busy after the holder's end:", act.__name__)
@@ -249,9 +249,9 @@ for holder, asker in (("f", "f"), (plain("f"), "f"), ("f", plain("f"))):
         fcntl.lockf(held, UN, 100, 500)
         print(elsewhere(ask, asker, fcntl.F_RDLCK))
 "#;
-    // For the plain file's own door the kernel knows no process behind our locks.
-    let told = |pid: &str| format!("free\n('shared', 500, 100, {pid}) free\n('exclusive', 700, 0, {pid})\n");
-    run(&mut scene, program).prints(&[told("'mine'"), told("'mine'"), told("-1")].concat());
+    // For the door of the plain file the kernel knows no process behind the locks that the mount holds.
+    let expected = |pid: &str| format!("free\n('shared', 500, 100, {pid}) free\n('exclusive', 700, 0, {pid})\n");
+    run(&mut scene, program).prints(&[expected("'mine'"), expected("'mine'"), expected("-1")].concat());
 }
 
 /// A file without a plain file is locked too, for programs at the mount.
@@ -274,8 +274,8 @@ print(*words, elsewhere(asks, EX))
     run(&mut scene, program).prints("busy granted busy busy granted\n");
 }
 
-/// More processes wait than the mount has threads for other requests. The requests that the lock's holder makes must be
-/// served.
+/// More processes wait than the mount has threads for other requests. The mount must still serve the lock holder's
+/// requests.
 #[test]
 fn many_lock_waiters_do_not_block_the_holder() {
     let Some(mut scene) = Scene::new("locks_many") else { return };
@@ -293,7 +293,7 @@ with open("f", "r+b") as held:
     for _, answer in children: answer.readline()
     time.sleep(0.5)
     with open("count", "w") as fresh: fresh.write("0")
-    # Closing would not do: the children have it open, too.
+    # A close would not release the lock: the children have the file open, too.
     fcntl.flock(held, UN)
 for pid, answer in children:
     print(answer.read(), end="")
@@ -303,7 +303,7 @@ print(open("count").read())
     run(&mut scene, program).prints("100\n");
 }
 
-/// Who writes beside another loses what that one wrote, unless their locks exclude each other.
+/// Concurrent writers lose updates, unless their locks exclude each other.
 #[test]
 fn sqlite_counts_right_with_writers_at_both_doors() {
     let Some(mut scene) = Scene::new("locks_sqlite") else { return };
@@ -327,7 +327,7 @@ for journal in ("delete", "wal", "memory"):
     base.execute("INSERT INTO counter VALUES (0)")
     base.commit()
     base.close()
-    # A journal in a file would lie beside the plain file, where no other door finds it.
+    # A journal file would be beside the plain file, where the other door does not find it.
     paths = (name, plain(name)) if journal == "memory" else (name, name)
     children = [child(lambda say: write(path, journal)) for path in paths]
     for pid, answer in children:
@@ -357,7 +357,7 @@ for n in range(200):
         os.pwrite(file.fileno(), b"%08d" % (number + 1), 0)
         take(file, fcntl.LOCK_UN)
 END
-# One after the other: the two kinds do not exclude each other.
+# One after another: the two kinds of lock do not exclude each other.
 for kind in flock lockf; do
     python3 count.py $kind & env -u LD_PRELOAD python3 count.py $kind & wait
     cat counter; echo
@@ -368,8 +368,8 @@ done
     scene.is_clean();
 }
 
-/// A writable descriptor of the agent keeps a file from being sealed. The lock of a reader must not, nor that of an
-/// ended writer.
+/// A writable descriptor of the agent keeps a file from being sealed. The lock of a reader, or of an ended writer,
+/// must not.
 #[test]
 fn locked_file_is_drained() {
     let Some(mut scene) = Scene::new("locks_drained") else { return };

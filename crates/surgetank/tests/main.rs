@@ -1,5 +1,7 @@
-//! The tests of the program, in one binary: a file is a module, and each test a process of its own (`cargo nextest`).
-//! Apart from it: `agent_life` and `crash`, which list their cases at run time and are run by their own tests as programs.
+//! The tests of the program, in one binary. Each file is a module, and `cargo nextest` runs each test in a process of
+//! its own.
+//!
+//! Not included are `agent_life` and `crash`: they list their cases at run time and are binaries of their own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
 
 mod anchors;

@@ -1,4 +1,5 @@
-//! Files whose bytes the agent moves. Who only writes goes past the kernel's pages; everybody else must not notice.
+//! Files whose bytes the agent moves. A process that only writes bypasses the kernel's page cache, and all other
+//! processes must see its data.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use crate::scene::Scene;
@@ -39,7 +40,7 @@ fn write_past_the_page_cache_is_seen_in_mapped_pages() {
     scene.is_clean();
 }
 
-/// Regression: the agent believed that each write appends, or not, as when the file was opened.
+/// Regression: the agent used the append mode from the time of the open for every write.
 #[test]
 fn append_mode_follows_fcntl() {
     let Some(mut scene) = Scene::new("append_ends") else {
@@ -65,7 +66,7 @@ os.write(other, b'7')
 
 const MEDIATED: &[&str] = &["--direct", "false", "--quiet-period", "0s"];
 
-/// How many bytes were asked of us.
+/// How many bytes the kernel requested from the agent.
 fn asked_for(ended: &crate::scene::Ended) -> u64 {
     ended.json()["summary"]["mount"]["mediated_read_bytes"].as_u64().unwrap()
 }
@@ -80,24 +81,24 @@ fn second_open_reads_from_the_page_cache() {
     scene.tier("fast", 32);
     let bytes = crate::scene::noise(1, 4 << 20);
     std::fs::write(scene.path("f"), &bytes).unwrap();
-    // A version that is younger may change and look the same.
+    // A younger version may change and keep its time and size.
     std::thread::sleep(std::time::Duration::from_millis(2100));
     let ended = scene
         .run(&[MEDIATED, &["--json", "/dev/stdout"]].concat(), "for i in 1 2 3 4 5; do sha256sum f >/dev/null; done")
         .exits(0);
     let asked = asked_for(&ended);
-    assert!((4 << 20..5 << 20).contains(&asked), "{asked} bytes were asked for");
-    // The same of what lies here, once its writer is gone.
+    assert!((4 << 20..5 << 20).contains(&asked), "{asked} bytes were requested");
+    // The same for a file on the tier, after its writer has closed it.
     let script = "cat f f >g; for i in 1 2 3 4 5; do sha256sum g >/dev/null; done; sha256sum <g >sum";
     let ended = scene.run(&[MEDIATED, &["--json", "/dev/stdout"]].concat(), script).exits(0);
     let asked = asked_for(&ended);
-    assert!((12 << 20..14 << 20).contains(&asked), "{asked} bytes were asked for");
+    assert!((12 << 20..14 << 20).contains(&asked), "{asked} bytes were requested");
     scene.holds("g", &[&bytes[..], &bytes[..]].concat());
     scene.is_clean();
 }
 
-/// A program or another client of the store writes the file again while a reader has it. Regression: the kernel kept
-/// pages of the version before.
+/// A program or another client of the store overwrites the file while a reader has it open. Regression: the kernel
+/// kept pages of the old version.
 #[test]
 fn page_cache_drops_pages_of_an_old_version() {
     let Some(mut scene) = Scene::new("pages_no_more") else {
@@ -122,11 +123,11 @@ for _ in range(3):
     is_all('held', b'a')
 open('/mnt/read', 'x').close()
 waits_for('changed')
-# Others changed both in place, one of them under a reader; mtime and size are as before.
+# Another client changes both in place, one of them under a reader; mtime and size are as before.
 for _ in range(3):
     is_all('f', b'b')
     is_all('held', b'b')
-# From here on it is ours.
+# From here on the file is on the tier.
 for byte in (b'c', b'd'):
     with open('f', 'r+b') as f:
         f.write(byte * 300000)
@@ -153,7 +154,7 @@ assert is_all_zero == b'm' * 1000 + bytes(299000)
 ";
     std::fs::write("/mnt/program.py", program).unwrap();
     let running = scene.start(&[MEDIATED, &["--store-ttl", "0s"]].concat(), "python3 /mnt/program.py");
-    crate::scene::eventually("it is read", || std::path::Path::new("/mnt/read").exists());
+    crate::scene::eventually("the program reads both files", || std::path::Path::new("/mnt/read").exists());
     for name in ["f", "held"] {
         use std::os::unix::fs::FileExt;
         let file = std::fs::OpenOptions::new().write(true).open(scene.path(name)).unwrap();

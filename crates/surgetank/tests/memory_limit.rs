@@ -1,5 +1,5 @@
-//! A job with a limit on its memory, and a tier in memory: its pages count against the limit. Nobody is killed for it, and
-//! every byte arrives.
+//! A job with a limit on its memory, and a tier in memory whose pages count against the limit. The kernel kills no
+//! process for it, and every byte reaches the store.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 #[cfg(feature = "s3")]
@@ -9,13 +9,13 @@ use std::path::Path;
 use crate::scene::group::Group;
 use crate::scene::{Ended, MIB, Running, Scene, eventually, noise};
 
-/// What the agent, its supervisor and some programs need themselves is a part of it.
+/// The limit also covers the memory of the agent, its supervisor and some programs.
 const LIMIT: u64 = 192 * MIB;
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
     scene.beside("beside");
-    // Larger than all that the job may have.
+    // Larger than all the memory that the job may have.
     scene.tier("ram", 1000);
     fs::write("/mnt/source", noise(11, 32 * MIB)).unwrap();
     Some(scene)
@@ -30,7 +30,7 @@ fn start(scene: &Scene, group: &Group, options: &[&str], script: &str) -> Runnin
 #[track_caller]
 fn run(scene: &Scene, group: &Group, options: &[&str], script: &str) -> Ended {
     let ended = start(scene, group, options, script).ends();
-    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    assert_eq!(group.kills(), 0, "killed for lack of memory: {}", ended.stderr);
     ended
 }
 
@@ -77,7 +77,7 @@ fn file_closed_during_its_move_leaves_no_temporary() {
     holds_parts(&scene, 12);
 }
 
-/// The job's step has no limit of its own, the job has.
+/// The job's step has no limit of its own; the job has one.
 #[test]
 fn memory_limit_of_a_parent_group_counts() {
     let Some(scene) = prepare("memory_nested") else { return };
@@ -89,7 +89,7 @@ fn memory_limit_of_a_parent_group_counts() {
     holds_parts(&scene, 12);
 }
 
-/// Takes memory bit by bit, more than the job has left, and says when it has all of it.
+/// Allocates memory step by step, more than the job has left, and marks when it has all of it.
 const HOG: &str = "
 import sys, time
 taken = []
@@ -99,12 +99,13 @@ for _ in range(int(sys.argv[1]) // 4):
 open('/mnt/beside/taken', 'w').close()
 ";
 
-/// The tier is full of what is not drained yet, and the drain is slow: it is moved to a disk, or the store, in time.
+/// The tier is full of undrained files, and the drain is slow. The agent must move files to a disk, or to the store,
+/// in time.
 fn a_program_needs_the_memory(name: &str, disk: bool, script: &str, count: usize) {
     needs_the_memory_and_is_killed(name, disk, script, count, None);
 }
 
-/// `crash`: where the agent is killed meanwhile.
+/// `crash`: the point where the agent is killed meanwhile.
 fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: usize, crash: Option<&str>) {
     let Some(mut scene) = prepare(name) else { return };
     let Some(group) = Group::new(name) else { return };
@@ -124,11 +125,11 @@ fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: u
         command.env("SURGETANK_CRASH", crash);
     }
     let ended = Running::of(command).ends();
-    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    assert_eq!(group.kills(), 0, "killed for lack of memory: {}", ended.stderr);
     ended.exits(0);
     assert_eq!(scene.log().contains("another one takes over"), crash.is_some());
     let why = fs::read_to_string("/mnt/beside/why").unwrap();
-    assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
+    assert!(why.contains("ram"), "the file was not in memory, so the test proves nothing: {why}");
     assert!(Path::new("/mnt/beside/taken").exists());
     let bytes = noise(11, 32 * MIB);
     (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes[..96 * MIB as usize / count]));
@@ -150,8 +151,8 @@ fn undrained_files_leave_memory_without_another_tier() {
     a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
 }
 
-/// The drain holds open the plain file of a small file that waits for an object server. Regression: the file kept its
-/// memory after it was moved.
+/// The drain holds the plain file of a small file open while it waits for an object server. Regression: the file kept
+/// its memory after it was moved.
 #[cfg(feature = "s3")]
 #[test]
 fn files_waiting_for_a_server_leave_needed_memory() {
@@ -175,10 +176,10 @@ fn files_waiting_for_a_server_leave_needed_memory() {
     command.envs(server.environment());
     group.holds(&mut command);
     let ended = Running::of(command).ends();
-    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    assert_eq!(group.kills(), 0, "killed for lack of memory: {}", ended.stderr);
     ended.exits(0);
     let why = fs::read_to_string("/mnt/beside/why").unwrap();
-    assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
+    assert!(why.contains("ram"), "the file was not in memory, so the test proves nothing: {why}");
     let bytes = noise(11, 32 * MIB);
     for number in 1..=24 {
         let there = fs::read(server.files().join(format!("project/d/part{number}"))).unwrap();
@@ -187,27 +188,27 @@ fn files_waiting_for_a_server_leave_needed_memory() {
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
 }
 
-/// The agent is killed between any two steps of a move. No file is lost, and nothing is left behind.
+/// The agent is killed between any two steps of a move. No file is lost, and no temporary remains.
 #[test]
 fn agent_killed_while_moving_files_from_memory_loses_none() {
     for (point, disk) in [("copied", true), ("written_down", true), ("copied", false), ("written_down", false)] {
         let name = format!("memory_killed_{point}_{disk}");
         let crash = format!("memory_pressure.{point}:2");
-        // (A scene has a thread.)
+        // (Each scene needs a thread of its own.)
         let ended =
             std::thread::spawn(move || needs_the_memory_and_is_killed(&name, disk, FILL, 24, Some(&crash))).join();
         assert!(ended.is_ok(), "{point} {disk}");
     }
 }
 
-/// The agent also moves open files that no program is writing. Regression: they stayed.
+/// The agent also moves open files that no program is writing. Regression: such files stayed in memory.
 #[test]
 fn open_files_leave_memory_that_a_program_needs() {
     let open = "exec 3>part1 4>part2 5>part3; for i in 3 4 5; do cat /mnt/source >&$i; done";
     a_program_needs_the_memory("memory_hog_open", true, open, 3);
 }
 
-/// Clean copies are given back at once when the limit is lowered.
+/// The agent gives clean copies back at once when the limit is lowered.
 #[test]
 fn lowered_memory_limit_is_followed() {
     let Some(scene) = prepare("memory_lowered") else { return };
@@ -218,15 +219,16 @@ fn lowered_memory_limit_is_followed() {
         until [ -e /mnt/beside/lowered ]; do sleep 0.02; done
         cmp part1 /mnt/source; cp /mnt/source part6";
     let mut running = start(&scene, &group, &["--no-preload"], script);
-    eventually("all is written", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+    eventually("all files are written", || {
+        assert!(!running.has_ended(), "{}", running.so_far());
         Path::new("/mnt/beside/written").exists()
     });
     let held = tier_bytes(&scene);
-    assert!(held >= 90 * MIB, "{held}: nothing is tested");
-    // In steps, so that version 1 takes it: the kernel gives back its cache, and we the margin.
+    assert!(held >= 90 * MIB, "{held}: the test proves nothing");
+    // In steps, because version 1 refuses a limit below the use: the kernel gives back its cache, and the agent the
+    // margin.
     let target = LIMIT - 96 * MIB;
-    eventually("the limit is what it shall be", || {
+    eventually("the limit reaches its target", || {
         let used = group.used_bytes();
         let lower = target.max(used.saturating_sub(16 * MIB));
         let taken = group.try_limit(lower);
@@ -235,9 +237,9 @@ fn lowered_memory_limit_is_followed() {
         }
         taken && lower == target
     });
-    // The memory is free before the agent has counted that it is.
+    // The memory is free before the agent has updated its count.
     eventually("the tier is below the limit", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+        assert!(!running.has_ended(), "{}", running.so_far());
         tier_bytes(&scene) < target
     });
     fs::write("/mnt/beside/lowered", "").unwrap();

@@ -1,4 +1,5 @@
-//! The metrics as Prometheus gets them: what is served, to whom, and through what it stays there.
+//! The metrics as Prometheus gets them: the content, the clients that may read them, and the events that they
+//! survive.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use crate::scene::{MIB, Running, Scene, USER, eventually};
 use serde_json::Value;
 
-/// The command of a run that waits until it is told to go on.
+/// The command of a run that waits for a signal to continue.
 const HELD: &str = "touch /mnt/beside/ready; until [ -e /mnt/beside/go ]; do sleep 0.01; done";
 
 struct Served {
@@ -33,7 +34,7 @@ fn prepare(scene: Option<Scene>) -> Option<Served> {
 }
 
 impl Served {
-    /// Returns when `script` is done; the run goes on.
+    /// Returns when `script` is done; the run continues.
     fn begin(&mut self, options: &[&str], script: &str) {
         let port = self.port.to_string();
         let options = [&["--metrics", port.as_str()], options].concat();
@@ -80,7 +81,7 @@ impl Served {
     }
 }
 
-/// A client that is none of ours, as this user: status and body.
+/// A client that does not share the tests' code, run as this user: status and body.
 fn fetched_by_python(user: u32, port: u16, token: &str) -> String {
     const FETCH: &str = r#"
 import sys, urllib.error, urllib.request
@@ -130,11 +131,11 @@ fn run_figures_are_served_to_prometheus() {
     let Some(mut served) = prepare(Scene::new("metrics_run")) else { return };
     let script = "head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
     served.begin(&["--deadline", "2h"], script);
-    eventually("all is drained", || {
+    eventually("all files are drained", || {
         served.value("surgetank_drain_files_total") == 2.0 && served.value("surgetank_queue_files") == 0.0
     });
-    let said = fetched_by_python(0, served.port, &served.token());
-    let (head, text) = said.split_once('\n').unwrap();
+    let fetched = fetched_by_python(0, served.port, &served.token());
+    let (head, text) = fetched.split_once('\n').unwrap();
     assert_eq!(head, "200 text/plain; version=0.0.4; charset=utf-8");
     for (sample, value) in [
         ("surgetank_runs", 1),
@@ -159,7 +160,7 @@ fn run_figures_are_served_to_prometheus() {
         served.value("surgetank_deadline_timestamp_seconds") > served.value("surgetank_start_time_seconds") + 7000.0
     );
     assert!(served.value("process_resident_memory_bytes") > MIB as f64);
-    // A copy may have been made again.
+    // The agent may have made a copy again.
     assert!(served.value("surgetank_tier_read_bytes_total{tier=\"fast\"}") >= (3 * MIB + 1) as f64);
     let hits = served.value("surgetank_tier_hits_total{tier=\"fast\"}")
         + served.value("surgetank_opens_total{way=\"direct\"}");
@@ -176,8 +177,8 @@ fn run_figures_are_served_to_prometheus() {
     assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 
     let families = families(text);
-    let told = fs::read_to_string(repository("docs/metrics.md")).unwrap();
-    let table: BTreeMap<String, (String, BTreeSet<String>)> = told
+    let page = fs::read_to_string(repository("docs/metrics.md")).unwrap();
+    let table: BTreeMap<String, (String, BTreeSet<String>)> = page
         .lines()
         .filter_map(|line| {
             let cells: Vec<&str> = line.strip_prefix("| `")?.split('|').map(str::trim).collect();
@@ -189,14 +190,14 @@ fn run_figures_are_served_to_prometheus() {
     assert_eq!(table, families, "docs/metrics.md (left) and what is served");
     for help in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
         let (name, help) = help.split_once(' ').unwrap();
-        assert!(told.contains(&format!("| {help} |")), "{name}: docs/metrics.md does not say: {help}");
+        assert!(page.contains(&format!("| {help} |")), "{name}: docs/metrics.md does not say: {help}");
     }
     every_query_of_the_dashboard_names(&families);
     served.end();
-    eventually("it goes with the agent", || TcpStream::connect(("127.0.0.1", served.port)).is_err());
+    eventually("the port closes with the agent", || TcpStream::connect(("127.0.0.1", served.port)).is_err());
 }
 
-/// … families that there are, with labels that they have.
+/// Checks that every query names families that exist, with labels that they have.
 fn every_query_of_the_dashboard_names(families: &BTreeMap<String, (String, BTreeSet<String>)>) {
     let dashboard: Value =
         serde_json::from_slice(&fs::read(repository("deploy/grafana/surgetank.json")).unwrap()).unwrap();
@@ -236,8 +237,10 @@ fn every_query_of_the_dashboard_names(families: &BTreeMap<String, (String, BTree
 #[test]
 fn tier_files_gauge_counts_present_files() {
     let Some(mut served) = prepare(Scene::new("metrics_gauge")) else { return };
-    served.begin(&[], "for i in 1 2 3 4 5; do echo $i >again; done; echo gone >gone; rm gone");
-    eventually("the one that is there", || served.value("surgetank_tier_files{tier=\"fast\"}") == 1.0);
+    served.begin(&[], "for i in 1 2 3 4 5; do echo $i >again; done; echo removed >removed; rm removed");
+    eventually("the gauge counts the one remaining file", || {
+        served.value("surgetank_tier_files{tier=\"fast\"}") == 1.0
+    });
     served.end();
 }
 
@@ -248,11 +251,11 @@ fn next_agent_answers_at_the_same_port() {
     let token = served.token();
     served.metrics();
     served.scene.replace_agent();
-    // Whoever asks while one takes over from another waits for the answer.
+    // A request during the change of agents waits for the answer of the next agent.
     let (status, text) = served.get("/metrics", &token);
     assert_eq!(status, 200);
     assert!(text.contains("\nsurgetank_agent_replacements_total 1\n"), "{text}");
-    eventually("the run is there again", || served.value("surgetank_runs") == 1.0);
+    eventually("the next agent knows the run", || served.value("surgetank_runs") == 1.0);
     served.end();
 }
 
@@ -283,23 +286,23 @@ fn bad_requests_do_not_block_a_scraper() {
     assert_eq!(served.ask("nonsense\r\n\r\n").0, 400);
     assert_eq!(served.ask(&"x".repeat(10_000)).0, 431);
     let address = ("127.0.0.1", served.port);
-    // Many that say nothing, or something without an end, or do not read what they are told.
+    // Many connections that send nothing, or an incomplete request, or do not read the answer.
     let mut idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
     for (index, stream) in idle.iter_mut().enumerate() {
         let begun = [&b"GET /met"[..], b"", b"GET /metrics HTTP/1.1\r\n\r\n"][index % 3];
-        // Some were let go already: there were too many.
+        // The agent has already closed some of them, because there are too many.
         let _ = stream.write_all(begun);
     }
     served.metrics();
-    // One that sends for ever.
+    // One that sends without end.
     let mut endless = TcpStream::connect(address).unwrap();
     endless.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
     let sent = (0..1000).take_while(|_| endless.write_all(&[b'x'; 65_536]).is_ok()).count();
-    assert!(sent < 1000, "it is let go");
+    assert!(sent < 1000, "the agent closes the connection");
     served.metrics();
     let descriptors = || served.value("process_open_fds");
     drop(idle);
-    eventually("their descriptors are closed", || descriptors() < 100.0);
+    eventually("the descriptors of the connections are closed", || descriptors() < 100.0);
     served.end();
 }
 
@@ -312,7 +315,7 @@ fn flood_of_connections_leaves_a_scraper_a_chance() {
     let request = format!("GET /metrics HTTP/1.1\r\nAuthorization: Bearer {}\r\n\r\n", served.token());
     let connect = || TcpStream::connect(("127.0.0.1", served.port)).unwrap();
     let mut held: Vec<TcpStream> = Vec::new();
-    // By chance it is still there with one in four.
+    // The scraper's connection survives the flood with a chance of one in four.
     let answered = (0..60).any(|_| {
         let mut scraper = connect();
         held.extend((0..45).map(|_| connect()));
@@ -340,7 +343,7 @@ fn port_in_use_is_reported_before_the_run_begins() {
     let refused = refused.says(&[&address, "another program has this port", "nothing was begun"]);
     assert!(!other.join("x").exists(), "{}", refused.stderr);
     let (port, open) = (served.port.to_string(), free_port());
-    // A run that joins is served where the agent serves already, and told so.
+    // A run that joins uses the agent's present port, and the run reports that.
     let joined = served.scene.run(&["--metrics", &open.to_string()], "cat a").exits(0).says(&["--metrics"]);
     joined.prints("one\n");
     let everywhere = format!("0.0.0.0:{port}");

@@ -1,9 +1,9 @@
-//! The real mount against the reference model: the program under `surgetank run` is this test itself, which does random
-//! operations by system calls; what it sees must be what the reference says, and so must the store afterwards.
+//! The real mount against the reference model. The program under `surgetank run` is this test itself, which performs
+//! random operations by system calls. Each result, and the store afterwards, must equal the reference.
 //!
 //! `SURGETANK_MODEL_CASES` makes it run longer, `SURGETANK_MODEL_SEED` repeats a run.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports its finding by a panic
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -28,14 +28,14 @@ use surgetank_testkit::seeds;
 
 const CASES: u64 = 6;
 const STEPS: usize = 150;
-/// Tells the program inside the mount which operations are its own.
+/// Gives the program inside the mount the seed of its operations.
 const INSIDE: &str = "SURGETANK_MODEL_INSIDE";
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// The same seed, the same operations: inside and outside agree on them without a word.
+/// The same seed yields the same operations, so inside and outside agree on them without communication.
 fn operations(seed: u64) -> Vec<Operation> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -52,25 +52,25 @@ fn has_older_links(seed: u64) -> bool {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Doors {
     Mount,
-    /// By libc, for which the preload shim stands.
+    /// By libc, whose functions the preload shim replaces.
     Shim,
-    /// One operation by libc, the next by the system call itself, which the shim does not see.
-    InTurn,
+    /// Operations alternate between libc and the plain system call, which the shim does not see.
+    Alternating,
 }
 
-/// Tells the program inside which of them.
+/// Gives the program inside its doors.
 const DOORS: &str = "SURGETANK_MODEL_DOORS";
-/// Tells it that it is one of several, and gives it the program that moves files about meanwhile.
+/// Set for one of several processes: the program that moves files meanwhile.
 const MOVER: &str = "SURGETANK_MODEL_MOVER";
-/// Tells it to be several.
+/// How many processes the program starts.
 const PROCESSES: &str = "SURGETANK_MODEL_PROCESSES";
-/// Asks it to have directories delegated before it creates files in them.
+/// The program lets directories be delegated before it creates files in them.
 const DELEGATED: &str = "SURGETANK_MODEL_DELEGATED";
 
-/// What the tiers have room for.
+/// The room on the tiers.
 #[derive(Clone, Copy, PartialEq)]
 enum Room {
-    /// A part.
+    /// For a part of the files.
     Little,
     /// Enough to delegate directories.
     Ample,
@@ -88,13 +88,14 @@ fn shim_equals_the_reference() {
 
 #[test]
 fn both_doors_alternating_equal_the_reference() {
-    is_what_the_reference_says(Doors::InTurn, 1, Room::Little);
+    is_what_the_reference_says(Doors::Alternating, 1, Room::Little);
 }
 
-/// The tiers hold a part of what the processes write. The agent evicts durable files and fetches them again throughout.
+/// The tiers hold a part of the files that the processes write. The agent evicts durable files and fetches them again
+/// throughout.
 #[test]
 fn several_processes_equal_their_references() {
-    is_what_the_reference_says(Doors::InTurn, 3, Room::Little);
+    is_what_the_reference_says(Doors::Alternating, 3, Room::Little);
 }
 
 #[test]
@@ -104,21 +105,21 @@ fn shim_in_delegated_directories_equals_the_reference() {
 
 #[test]
 fn both_doors_in_delegated_directories_equal_the_reference() {
-    is_what_the_reference_says(Doors::InTurn, 1, Room::Ample);
+    is_what_the_reference_says(Doors::Alternating, 1, Room::Ample);
 }
 
 #[test]
 fn processes_in_delegated_directories_equal_their_references() {
-    is_what_the_reference_says(Doors::InTurn, 3, Room::Ample);
+    is_what_the_reference_says(Doors::Alternating, 3, Room::Ample);
 }
 
-/// What each of the processes does, and where.
+/// The operations of each process, and its directory.
 fn parts(seed: u64, processes: u64) -> impl Iterator<Item = (u64, String)> {
     (0..processes)
         .map(move |part| if processes == 1 { (seed, ".".to_owned()) } else { (seed << 8 | part, format!("p{part}")) })
 }
 
-/// Where directories are to be delegated they belong to the programs, and are empty before.
+/// Directories that are to be delegated belong to the programs, and are empty before.
 const OWN: &str = "own";
 
 fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
@@ -139,7 +140,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
                 Room::Ample => *dir = format!("{dir}/{OWN}"),
             }
         }
-        // Known to be small: written directly, while there is room.
+        // The rule says that all files are small, so they are written directly while there is room.
         let sizes = scratch.join("sizes.toml");
         fs::write(&sizes, "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
         let caps = match room {
@@ -175,8 +176,8 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
             .current_dir(&store)
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        let counts = told.split(['[', ':', ';', ',', ' ']).collect::<Vec<_>>();
+        let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let counts = printed.split(['[', ':', ';', ',', ' ']).collect::<Vec<_>>();
         let number_before = |words: [&str; 3]| -> u64 {
             let places = counts.windows(4).filter(|window| window[1..] == words);
             places.filter_map(|window| window[0].parse::<u64>().ok()).sum()
@@ -186,12 +187,12 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
         delegated += number_before(["created", "in", "delegated"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
         let done = if processes == 1 { done.join("\n") } else { String::new() };
-        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
+        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{printed}\n{done}", output.status);
         for (own, dir, reference) in &mut references {
             operations(*own).iter().for_each(|operation| drop(reference.apply(operation)));
             reference.close_all();
             let found = disk::differences(&store.join(&*dir), reference, &BTreeSet::new());
-            assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: {dir} in the store: {found:#?}\n{told}");
+            assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: {dir} in the store: {found:#?}\n{printed}");
         }
     }
     eprintln!("{by_agent} opens by the agent, {by_index} by the index, {delegated} in delegated directories");
@@ -224,15 +225,15 @@ fn be_several(seed: u64, processes: u64) {
     }
 }
 
-/// Between two operations in so many, what is durable is evicted, or brought in.
+/// How many operations pass between two moves: the mover evicts durable files, or prefetches files, alternately.
 const MOVED_EVERY: usize = 10;
 
 fn be_one(seed: u64, mover: Option<&OsStr>) {
-    // SAFETY: takes and gives a number. By libc, where the shim sees it.
+    // SAFETY: takes and returns a number. The shim sees this call of libc.
     unsafe { libc::umask(0) };
     let doors = std::env::var(DOORS).unwrap();
     let mut reference = Reference::new();
-    // Outside was laid out in the same way.
+    // The test outside lays out the store in the same way.
     let twin = disk::Scratch::new();
     let has_delegated = std::env::var_os(DELEGATED).is_some();
     if has_delegated {
@@ -257,9 +258,9 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
             assert!(moved.status.success(), "{verb}: {moved:?}");
         }
         let mut want = reference.apply(operation);
-        // Of a descriptor of the plain file libc only tells what it should.
+        // For a descriptor of the plain file only libc gives the expected answer.
         let only_libc = matches!(operation, Operation::StatOpen { .. });
-        BY_LIBC.set(doors != "InTurn" || index % 2 == 0 || only_libc);
+        BY_LIBC.set(doors != "Alternating" || index % 2 == 0 || only_libc);
         let mut got = apply(&mut files, operation).unwrap_or_else(Outcome::Failed);
         if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
             && want.mtime.is_none()
@@ -273,7 +274,8 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
     }
 }
 
-/// Files come and go in the directory until it is delegated, if it can be: the next one there is made without asking.
+/// Files come and go in the directory until it is delegated, if possible. The next file there is then created without
+/// a request.
 fn delegate(path: &str) {
     const ENOUGH: usize = 70;
     let dir = path.rsplit_once('/').map_or(".", |(dir, _)| dir);
@@ -297,7 +299,7 @@ fn errno(why: &std::io::Error) -> Errno {
 }
 
 thread_local! {
-    /// This operation goes by libc.
+    /// This operation uses libc.
     static BY_LIBC: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
 }
 
@@ -322,7 +324,7 @@ fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm:
         if number < 0 {
             return Err(errno(&std::io::Error::last_os_error()));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not shared.
         unsafe { File::from_raw_fd(number) }
     } else {
         File::from(rustix::fs::open(
@@ -331,7 +333,7 @@ fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm:
             rustix::fs::Mode::from_raw_mode(perm),
         )?)
     };
-    // The reference knows no open directories.
+    // The reference does not model open directories.
     if file.metadata().map_err(|why| errno(&why))?.is_dir() { Err(Errno::ISDIR) } else { Ok(file) }
 }
 

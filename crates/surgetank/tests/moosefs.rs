@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::store_node::{Node, ends, told};
+use crate::store_node::{Node, ends, stdout_of};
 use surgetank_testkit::servers::moosefs::MooseFs;
 
 /// The store is the directory itself.
@@ -17,10 +17,10 @@ fn command(node: &Node, at: &Path, script: &str) -> Command {
     command
 }
 
-/// In the directory as others see it, without us.
+/// Runs in the directory as other clients see it, without surgetank.
 #[track_caller]
 fn plainly(at: &Path, script: &str) -> String {
-    told(&Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap())
+    stdout_of(&Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap())
 }
 
 const WRITES: &str = "
@@ -47,16 +47,16 @@ fn run_output_in_moosefs_equals_a_plain_directory() {
     fs::create_dir(&ours).unwrap();
     fs::create_dir(&plain).unwrap();
     let node = Node::new();
-    // Random bytes differ; all else has to be the same, looked at from outside, and by a second run.
-    told(&command(&node, &ours, WRITES).output().unwrap());
+    // The random bytes differ. Everything else must be the same, seen from outside and by a second run.
+    stdout_of(&command(&node, &ours, WRITES).output().unwrap());
     plainly(&plain, WRITES);
     let want = plainly(&plain, LOOKS);
     assert_eq!(plainly(&ours, LOOKS), want);
-    assert_eq!(told(&command(&node, &ours, LOOKS).output().unwrap()), want);
+    assert_eq!(stdout_of(&command(&node, &ours, LOOKS).output().unwrap()), want);
     let changes = "
         echo more >>d/hello; chmod 640 d/hello; echo x >>hard; truncate -s 1 d/e/n1; mv d/e g; rm big; rmdir void
         mv g/moved again; cp d/hello copy; mv copy d/hello";
-    told(&command(&node, &ours, changes).output().unwrap());
+    stdout_of(&command(&node, &ours, changes).output().unwrap());
     plainly(&plain, changes);
     let looks = "find . ! -type d -printf '%P %m %n %s %y %l\\n' | sort; find . -type d -printf '%P %m\\n' | sort";
     let want = plainly(&plain, looks);
@@ -64,7 +64,7 @@ fn run_output_in_moosefs_equals_a_plain_directory() {
     assert_eq!(plainly(&ours, looks), want);
 }
 
-/// It succeeded, and could then never be drained.
+/// Regression: the exchange succeeded, and could then never be drained.
 #[test]
 fn exchange_of_names_is_refused_on_moosefs() {
     let Some(server) = MooseFs::start() else { return };
@@ -76,12 +76,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(libc.renameat2(-100, b'a', -100, b'b', 2), os.strerror(ctypes.get_errno()))";
     let script = format!("echo a >a; echo b >b; python3 -c \"{exchange}\"; cat a b");
     let want = "-1 Invalid argument\na\nb\n";
-    assert_eq!(told(&command(&Node::new(), &ours, &script).output().unwrap()), want);
+    assert_eq!(stdout_of(&command(&Node::new(), &ours, &script).output().unwrap()), want);
     assert_eq!(plainly(&ours, &script), want);
     assert_eq!(plainly(&ours, "ls -A"), "a\nb\n");
 }
 
-/// The change is within the same second: MooseFS times have seconds only.
+/// The change happens within the same second, and MooseFS stores times in whole seconds.
 #[test]
 fn change_by_another_client_in_moosefs_is_seen() {
     let Some(server) = MooseFs::start() else { return };
@@ -100,7 +100,7 @@ fn change_by_another_client_in_moosefs_is_seen() {
     }
     fs::write(ours.join("theirs"), "newer").unwrap();
     fs::write(ours.join("go"), "").unwrap();
-    assert_eq!(told(&ends(run)), "oldnewer");
+    assert_eq!(stdout_of(&ends(run)), "oldnewer");
     assert_eq!(fs::read(ours.join("mine")).unwrap(), b"ours\n");
 }
 
@@ -122,6 +122,6 @@ fn servers_and_agents_that_are_killed_lose_nothing() {
             server.kill(victim);
         }
     }
-    told(&ends(run));
+    stdout_of(&ends(run));
     assert_eq!(plainly(&ours, "sha256sum --check --quiet sums; ls -A | wc -l; wc -l <sums"), "121\n120\n");
 }

@@ -1,6 +1,6 @@
-//! The adapter against the real kernel: a mirrored directory must behave as the directory itself, read and written by the
-//! kernel (passthrough) or by the mirror. Each scenario tells what it saw, errors included; native and mounted must tell the
-//! same. Needs root and /dev/fuse.
+//! The adapter against the real kernel. A mirrored directory must behave like the directory itself, whether the
+//! kernel (passthrough) or the mirror reads and writes its files. Each scenario records its observations, errors
+//! included. The native directory and both mounts must yield the same record. Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::ffi::CString;
@@ -18,7 +18,7 @@ use crate::mirror::MirrorOptions;
 use crate::mounted::{Mounted, permitted};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 
-/// What a scenario saw, line by line.
+/// The observations of a scenario, line by line.
 #[derive(Default)]
 struct Story(Vec<String>);
 
@@ -27,7 +27,7 @@ impl Story {
         self.0.push(text.to_string());
     }
 
-    /// The outcome of something that may fail.
+    /// The outcome of an operation that may fail.
     fn outcome<T: std::fmt::Debug, E: Into<io::Error>>(&mut self, what: &str, outcome: Result<T, E>) {
         match outcome.map_err(Into::into) {
             Ok(value) => self.say(format_args!("{what}: {value:?}")),
@@ -55,29 +55,29 @@ impl Story {
     }
 }
 
-/// Runs a scenario on a plain directory and on both kinds of mount; all must tell the same.
+/// Runs a scenario on a plain directory and on both kinds of mount; all records must be the same.
 fn same_everywhere(scenario: impl Fn(&Path, &mut Story) -> io::Result<()>) {
     if !permitted() {
         return;
     }
-    // The server shares the process with the program here, and must not take a umask off a second time.
+    // The server shares the process with the program here, and must not apply a umask a second time.
     rustix::process::umask(rustix::fs::Mode::empty());
-    let tell = |directory: &Path| {
+    let run = |directory: &Path| {
         let mut story = Story::default();
         scenario(directory, &mut story).unwrap_or_else(|error| panic!("{error}, after {:#?}", story.0));
         story.0
     };
     let native = tempfile::tempdir().unwrap();
-    let expected = tell(native.path());
+    let expected = run(native.path());
     assert!(!expected.is_empty());
     for passthrough in [false, true] {
         let mounted = Mounted::new(passthrough);
-        assert_eq!(tell(mounted.path()), expected, "passthrough: {passthrough}");
+        assert_eq!(run(mounted.path()), expected, "passthrough: {passthrough}");
     }
 }
 
 #[test]
-fn create_append_truncate() {
+fn create_append_and_truncate_have_the_native_results() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
         let exclusive = || OpenOptions::new().write(true).create_new(true).mode(0o640).open(&path);
@@ -111,7 +111,7 @@ fn create_append_truncate() {
 }
 
 #[test]
-fn large_and_random_writes() {
+fn large_and_random_writes_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
         let block: Vec<u8> = (0..3_000_000u32).map(|index| ((index * 31) >> 3) as u8).collect();
@@ -146,7 +146,7 @@ fn large_and_random_writes() {
 }
 
 #[test]
-fn sparse_files_and_space() {
+fn sparse_files_and_their_space_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let path = dir.join("sparse");
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
@@ -180,7 +180,7 @@ fn sparse_files_and_space() {
 }
 
 #[test]
-fn renames() {
+fn renames_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let at = |name: &str| dir.join(name);
         let rename = |story: &mut Story, from: &str, to: &str, flags: RenameFlags| {
@@ -215,7 +215,7 @@ fn renames() {
 }
 
 #[test]
-fn links_and_unlinked_files() {
+fn links_and_unlinked_files_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let at = |name: &str| dir.join(name);
         fs::write(at("file"), b"content")?;
@@ -249,7 +249,7 @@ fn links_and_unlinked_files() {
 }
 
 #[test]
-fn files_without_a_name() {
+fn files_without_a_name_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(dir)?;
         file.write_all(b"hidden")?;
@@ -267,7 +267,7 @@ fn files_without_a_name() {
 }
 
 #[test]
-fn owners_modes_times() {
+fn owners_modes_and_times_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
         fs::write(&path, b"content")?;
@@ -297,9 +297,9 @@ fn owners_modes_times() {
     });
 }
 
-/// A write by an ordinary user takes setuid and setgid away; the files of ordinary users are theirs.
+/// A write by an ordinary user clears setuid and setgid; an ordinary user owns the files that it makes.
 #[test]
-fn ordinary_users() {
+fn ordinary_users_get_the_native_results() {
     same_everywhere(|dir, story| {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o777))?;
         let shared = dir.join("shared");
@@ -324,7 +324,7 @@ fn ordinary_users() {
 }
 
 #[test]
-fn extended_attributes() {
+fn extended_attributes_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
         fs::write(&path, b"x")?;
@@ -353,12 +353,12 @@ fn extended_attributes() {
 }
 
 #[test]
-fn shared_mappings() {
+fn shared_mappings_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let path = dir.join("mapped");
         fs::write(&path, [b'.'; 10_000])?;
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
-        // SAFETY: a fresh mapping of 10,000 bytes of a file that long; unmapped before the end; nobody else truncates it.
+        // SAFETY: a fresh mapping of 10,000 bytes of a file that long; unmapped before the end; no other process truncates it.
         unsafe {
             let (read_write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
             let memory = libc::mmap(std::ptr::null_mut(), 10_000, read_write, shared, file.as_raw_fd(), 0);
@@ -380,7 +380,7 @@ fn shared_mappings() {
 }
 
 #[test]
-fn listings() {
+fn listings_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         let names = |dir: &Path| -> io::Result<Vec<String>> {
             let mut names: Vec<_> = fs::read_dir(dir)?
@@ -403,7 +403,7 @@ fn listings() {
             let entry = entry.unwrap();
             std::os::unix::fs::DirEntryExt::ino(&entry) == fs::symlink_metadata(entry.path()).unwrap().ino()
         }));
-        // Deleting while listing loses and repeats nothing.
+        // Deleting during a listing neither loses nor repeats an entry.
         let mut deleted = 0;
         for entry in fs::read_dir(&many)? {
             let entry = entry?;
@@ -421,7 +421,7 @@ fn listings() {
 }
 
 #[test]
-fn long_names_and_statfs() {
+fn long_names_and_statfs_results_equal_the_native_ones() {
     same_everywhere(|dir, story| {
         story.outcome("255 bytes", fs::write(dir.join("n".repeat(255)), b"x"));
         story.outcome("256 bytes", fs::write(dir.join("n".repeat(256)), b"x"));
@@ -433,7 +433,7 @@ fn long_names_and_statfs() {
             OFlags::CREATE | OFlags::WRONLY,
             Mode::from_raw_mode(0o600),
         );
-        story.outcome("bytes that are no text", open.map(drop));
+        story.outcome("bytes that are not text", open.map(drop));
         story.say(fs::read_dir(dir)?.count());
         let space = rustix::fs::statvfs(dir)?;
         story.say(format_args!("{} {} {} {}", space.f_bsize, space.f_frsize, space.f_blocks, space.f_namemax));
@@ -457,7 +457,7 @@ fn locks_stay_with_the_kernel() {
     });
 }
 
-/// What passthrough is for: the server isn't asked. Without it, it is.
+/// With passthrough the server gets no reads and writes. Without it, the server gets them.
 #[test]
 fn passthrough_reads_and_writes_do_not_arrive() {
     if !permitted() {
@@ -480,13 +480,13 @@ fn passthrough_reads_and_writes_do_not_arrive() {
         if passthrough {
             assert_eq!((reads, writes), (0, 0));
         } else {
-            assert!(writes >= 100, "{writes} writes of 100 came");
+            assert!(writes >= 100, "{writes} of 100 writes arrived");
         }
         assert_eq!(fs::read(mounted.source().join("file")).unwrap().len(), 409_600);
     }
 }
 
-/// As over NFS: a writer's close returns the device's answer to its data. A reader's close sends no request.
+/// Like over NFS: a writer's close returns the device's answer to its data. A reader's close sends no request.
 #[test]
 fn writer_close_reports_device_errors() {
     if !permitted() {

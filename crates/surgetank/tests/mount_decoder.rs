@@ -1,4 +1,5 @@
-//! The decoder meets what no kernel sends: random bytes, truncations and lies about lengths. It answers EINVAL, never panics.
+//! The decoder gets input that no kernel sends: random bytes, truncations and false lengths. It answers EINVAL, and
+//! never panics.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use proptest::prelude::*;
@@ -6,7 +7,7 @@ use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};
 use surgetank::mount::request::{Operation, Request, TimeChange, decode};
 use surgetank_types::model::{FileLock, LockKind, LockRequest};
 
-/// A message with a truthful header.
+/// A message with a correct header.
 fn message(opcode: u32, extension_words: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&((IN_HEADER_BYTES + payload.len()) as u32).to_ne_bytes());
@@ -22,7 +23,7 @@ fn message(opcode: u32, extension_words: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Looks at everything that points into the message.
+/// Reads every field that points into the message.
 fn touch(request: &Request<'_>) -> usize {
     match request.operation {
         Operation::BatchForget { forgets } => forgets.iter().count(),
@@ -148,7 +149,7 @@ fn fields_arrive_where_they_belong() {
 
 #[test]
 fn impossible_locks_are_refused() {
-    // (at, value): an unknown kind, an end before the start, an end behind the last offset of a file.
+    // (at, value): an unknown kind, an end before the start, an end after the last offset of a file.
     for (at, value) in [(32, 3), (24, 99), (24, 1 << 63)] {
         let mut payload = lock_payload();
         payload[at..at + 8].copy_from_slice(&u64::to_ne_bytes(value));
@@ -172,8 +173,8 @@ fn names_that_leave_their_directory_are_refused() {
     }
 }
 
-/// A request that ends too soon is refused, wherever it ends and whatever its header says. What follows the fields that are
-/// used is padding, so the last bytes of some requests may be missing without harm.
+/// A request that ends too soon is refused, wherever it ends and whatever its header says. Some requests end with
+/// padding, so their last bytes may be missing without harm.
 #[test]
 fn truncated_requests_are_refused() {
     for whole in valid() {
@@ -190,7 +191,7 @@ fn truncated_requests_are_refused() {
         }
     }
     let cut = |opcode: u32, payload: &[u8]| decode(&message(opcode, 0, &payload[..payload.len() - 1])).is_err();
-    assert!(cut(opcode::WRITE, &write_payload(b"some data")), "data that is not there");
+    assert!(cut(opcode::WRITE, &write_payload(b"some data")), "data beyond the end of the message");
     assert!(cut(opcode::SETATTR, &setattr_payload()));
     assert!(cut(opcode::BATCH_FORGET, &[vec![2, 0, 0, 0, 0, 0, 0, 0], vec![0; 32]].concat()));
     assert!(cut(opcode::RENAME2, &[&[0; 16][..], b"old\0new\0"].concat()));

@@ -1,5 +1,6 @@
-//! An ordinary user without privileges: a mount in a user and mount namespace of their own works, is seen by processes that
-//! enter it, and by nobody else. Needs root (to become somebody else), user namespaces and /dev/fuse.
+//! An ordinary user without privileges: a mount in a user and mount namespace of its own works. Processes that enter
+//! the namespace see it, and no other process does. Needs root (to become another user), user namespaces and
+//! /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -24,7 +25,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SAFETY: the child is ours and not yet waited for.
+        // SAFETY: this value started the child and has not waited for it.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
         self.child.wait().unwrap();
     }
@@ -35,7 +36,7 @@ fn example(name: &str) -> PathBuf {
     tests.parent().unwrap().parent().unwrap().join("examples").join(name)
 }
 
-/// What the user has: a server to run, a directory to show, a place to show it, and a FUSE device.
+/// The user's server, the directory to show, its mountpoint, and a FUSE device.
 struct Room {
     server: PathBuf,
     source: PathBuf,
@@ -64,7 +65,7 @@ impl Room {
     }
 }
 
-/// `/dev/fuse` is for everybody where users may mount; here a private copy of it is made so.
+/// On machines where users may mount, every user may open `/dev/fuse`; here the test binds a copy with that mode.
 fn start(room: &Room, options: &str) -> Server {
     let Room { server, source, mountpoint, device, .. } = room;
     let script = format!(
@@ -116,15 +117,15 @@ fn unprivileged_private_mount_serves_files() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "seennew\n", "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(fs::read_to_string(source.join("d/made")).unwrap(), "new\n");
     assert_eq!(fs::metadata(source.join("d/made")).unwrap().permissions().mode() & 0o777, 0o644);
-    // The ids are those of the outside.
+    // The ids are those outside the namespace.
     let output = inside(pid, "id -u; stat -c %u \"$1/there\" \"$1/d\"", mountpoint);
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{USER}\n65534\n{USER}\n"));
 
-    assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0, "outside it is not seen");
+    assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0, "the mount is visible outside");
     drop(running);
 }
 
-/// Without namespaces the setuid helper mounts, and unmounts when the server is told to end.
+/// Without namespaces the setuid helper mounts. It also unmounts when the server gets SIGTERM.
 #[test]
 fn mount_by_the_helper_serves_files() {
     if !permitted() {
@@ -144,7 +145,7 @@ fn mount_by_the_helper_serves_files() {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "seen", "{}", String::from_utf8_lossy(&output.stderr));
-    // SAFETY: the child is ours and not yet waited for.
+    // SAFETY: the test started the child and has not waited for it.
     unsafe { libc::kill(running.child.id() as i32, libc::SIGTERM) };
-    assert!(running.child.wait().unwrap().success(), "it unmounted through the helper");
+    assert!(running.child.wait().unwrap().success(), "the server did not unmount through the helper");
 }

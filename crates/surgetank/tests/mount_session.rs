@@ -1,5 +1,6 @@
-//! The session's own promises: every request is answered whatever the file system does, nobody waits behind an operation that
-//! sleeps, interrupts arrive, the kernel forgets what it is told to forget. Needs root and /dev/fuse.
+//! The guarantees of the session. Every request is answered, whatever the file system does. No request waits behind
+//! an operation that sleeps. Interrupts arrive. A notification removes entries from the kernel's caches. Needs root
+//! and /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +26,7 @@ use surgetank_types::model::{Attr, Caller, Kind, Timestamp};
 
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// Files whose names say what happens to those who want them.
+/// Files whose names say how the file system treats a request for them.
 #[derive(Default)]
 struct Stage {
     gate: Mutex<bool>,
@@ -34,7 +35,7 @@ struct Stage {
     interrupts: AtomicUsize,
     hanging: AtomicBool,
     ended: AtomicBool,
-    /// What the file "value" says, by its size; and how often it was looked up.
+    /// The size of the file "value", and how often names were looked up.
     value: AtomicU64,
     lookups: AtomicUsize,
     notifier: OnceLock<Notifier>,
@@ -85,7 +86,7 @@ impl Filesystem for Stage {
     fn lookup(&self, _: &Caller, _: u64, name: &[u8]) -> FsResult<Looked> {
         self.lookups.fetch_add(1, Ordering::SeqCst);
         let name = std::str::from_utf8(name).unwrap();
-        assert_ne!(name, "panic", "as was wished");
+        assert_ne!(name, "panic", "the test asks for this panic");
         if name.starts_with("gate") {
             self.at_gate.fetch_add(1, Ordering::SeqCst);
             let closed = self.gate.lock().unwrap();
@@ -118,7 +119,7 @@ impl Filesystem for Stage {
         let mut opened = Opened { fh: id, no_flush: true, ..Opened::default() };
         if FILES[id as usize - 2] == "twofold" {
             opened.backing = self.backing.get().map(|(_, id)| *id);
-            // Writers are mediated, readers are not.
+            // Opens for writing are mediated; opens for reading use passthrough.
             opened.direct_io = flags.contains(OFlags::WRONLY);
         }
         Ok(opened)
@@ -126,7 +127,7 @@ impl Filesystem for Stage {
 
     fn read(&self, _: &Caller, id: u64, _: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         match FILES[id as usize - 2] {
-            "panic on read" => panic!("as was wished"),
+            "panic on read" => panic!("the test asks for this panic"),
             _ => {
                 let left = self.value.load(Ordering::SeqCst).saturating_sub(offset);
                 let bytes = buffer.len().min(left as usize);
@@ -197,7 +198,7 @@ fn sleeping_requests_do_not_block_other_requests() {
         })
         .collect();
     while stage.at_gate.load(Ordering::SeqCst) < waiters.len() {
-        // Would never end if a sleeping operation kept its successors waiting.
+        // This read would never return if a sleeping operation blocked the requests after it.
         assert_eq!(fs::read(place.path().join("quick")).unwrap(), b"vvvvv");
         thread::sleep(Duration::from_millis(1));
     }
@@ -244,14 +245,14 @@ fn killed_program_ends_during_a_request() {
         while !stage.hanging.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
-        // SAFETY: the child is ours and not yet waited for.
+        // SAFETY: the test started the child and has not waited for it.
         unsafe { libc::kill(child.id() as i32, signal) };
         assert_eq!(child.wait().unwrap().signal(), Some(signal));
     }
     assert_eq!(stage.interrupts.load(Ordering::SeqCst), 2);
     assert_eq!(fs::read(place.path().join("quick")).unwrap(), b"vvvvv");
 
-    // Whoever waits when the mount is torn away needs not wait on.
+    // A process whose request is open when the mount is torn down gets an error.
     stage.hanging.store(false, Ordering::SeqCst);
     let mut child = Command::new("cat").arg(place.path().join("hang")).stderr(Stdio::null()).spawn().unwrap();
     while !stage.hanging.load(Ordering::SeqCst) {
@@ -282,8 +283,8 @@ fn stopping_and_unmounting_end_the_session() {
     assert!(place.session.wait(Some(Duration::from_secs(20))));
     assert!(unmounted.ended.load(Ordering::SeqCst));
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "the bare directory is back");
-    assert!(surgetank::mount::detach(place.path(), false).is_err(), "nothing is mounted there any more");
-    // What is left for the end of the test to unmount.
+    assert!(surgetank::mount::detach(place.path(), false).is_err(), "a second detach succeeds");
+    // A mount without a server, which the drop at the end of the test unmounts.
     let device = surgetank::mount::attach(place.path(), &Default::default()).unwrap();
     drop(device);
 }
@@ -297,10 +298,10 @@ fn notified_entries_leave_the_kernel_caches() {
     let notifier = stage.notifier.get().unwrap();
     let path = place.path().join("value");
     let size = || fs::metadata(&path).unwrap().len();
-    // (Reading would make the kernel ask for the access time at the next stat.)
+    // (A read would make the kernel request the access time at the next stat.)
     assert_eq!(size(), 5);
     stage.value.store(9000, Ordering::SeqCst);
-    assert_eq!(size(), 5, "attributes are believed for an hour");
+    assert_eq!(size(), 5, "the kernel caches attributes for an hour");
     notifier.inval_inode(4, 0, 0).unwrap();
     assert_eq!((size(), fs::read(&path).unwrap().len()), (9000, 9000));
 
@@ -308,7 +309,7 @@ fn notified_entries_leave_the_kernel_caches() {
     size();
     let before = looked();
     size();
-    assert_eq!(looked(), before, "names are believed for an hour");
+    assert_eq!(looked(), before, "the kernel caches names for an hour");
     notifier.inval_entry(1, b"value").unwrap();
     size();
     assert_eq!(looked(), before + 1);
@@ -317,18 +318,19 @@ fn notified_entries_leave_the_kernel_caches() {
     assert!(!missing.exists());
     let before = looked();
     assert!(!missing.exists());
-    assert_eq!(looked(), before, "so are names that don't exist");
+    assert_eq!(looked(), before, "the kernel caches missing names as well");
     notifier.inval_entry(1, b"missing").unwrap();
     assert!(!missing.exists());
     assert_eq!(looked(), before + 1);
     notifier.inval_inode(777, 0, 0).unwrap();
-    notifier.inval_entry(1, b"never heard of").unwrap();
+    notifier.inval_entry(1, b"an unknown name").unwrap();
     notifier.delete(1, 4, b"value").unwrap();
     size();
     assert!(looked() > before + 1);
 }
 
-/// An inode open for passthrough may also be opened so that reads and writes come to us, with the same backing file.
+/// An inode open for passthrough may also be opened so that reads and writes reach the server, with the same backing
+/// file.
 #[test]
 fn writer_can_be_mediated_beside_passthrough_readers() {
     if !permitted() {
@@ -344,16 +346,16 @@ fn writer_can_be_mediated_beside_passthrough_readers() {
     let mut reader = File::open(&path).unwrap();
     let writer = OpenOptions::new().write(true).open(&path).unwrap();
     writer.write_all_at(&[b'n'; 4096], 0).unwrap();
-    assert_eq!(stage.writes.load(Ordering::SeqCst), 1, "the write came to us");
+    assert_eq!(stage.writes.load(Ordering::SeqCst), 1, "the write reaches the server");
     let mut content = Vec::new();
     reader.read_to_end(&mut content).unwrap();
     assert_eq!(content, [[b'n'; 4096], [b'o'; 4096]].concat(), "the reader reads the backing file");
     drop((reader, writer));
     stage.notifier.get().unwrap().backing_close(id).unwrap();
-    assert!(stage.notifier.get().unwrap().backing_close(id).is_err(), "it is closed already");
+    assert!(stage.notifier.get().unwrap().backing_close(id).is_err(), "a backing file closes twice");
 }
 
-/// Many threads at once: names, contents and errors stay with those who asked.
+/// Many threads at once: each thread gets its own names, contents and errors.
 #[test]
 fn crowd_of_programs_is_served() {
     if !permitted() {

@@ -1,5 +1,5 @@
-//! The page of a run in a real browser: no errors, nothing loaded, nothing that sticks out or lies on something else, the record's
-//! figures, and names that would like to be more than names.
+//! The page of a run in a real browser. The page causes no error and loads nothing. No element sticks out or covers
+//! another one. The page shows the record's figures, and shows hostile names as plain text.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -15,7 +15,7 @@ use surgetank_core::report::{NotDurable, PathText, Verdict};
 use surgetank_policy::config::Survives;
 
 const NONCE: &str = "a0b1c2d3";
-/// Each tries to leave the text it is in, by another way.
+/// Each name tries to break out of its text in another way.
 const NAMES: [&str; 6] = [
     "<script>window.taken=1</script>",
     "\"><img src=x onerror=\"window.taken=1\">",
@@ -25,7 +25,7 @@ const NAMES: [&str; 6] = [
     "&lt;b&gt; ä 名前",
 ];
 
-/// Runs in the page: says what it saw of it in an attribute of the root.
+/// Runs in the page, and records its observations in an attribute of the root.
 const PROBE: &str = include_str!("page/probe.js");
 
 /// `None` where there is no browser.
@@ -79,7 +79,7 @@ fn is_sound(seen: &Value, wide: u32) {
     assert_eq!((&seen["taken"], &seen["images"], &seen["scripts"]), (&Value::Null, &Value::from(0), &Value::from(2)));
 }
 
-/// A long run of many, whose programs are called as somebody liked.
+/// A long run with many processes and hostile program names.
 fn large() -> RunRecord {
     let second = 1_000_000;
     let mut record = RunRecord {
@@ -208,11 +208,11 @@ fn large_run_with_hostile_names_renders_soundly() {
         assert_eq!(shown, should);
         let mut names: Vec<&str> =
             seen["sorted"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
-        assert_ne!(names, should.iter().map(|one| one.0.as_str()).collect::<Vec<_>>(), "a click sorts");
+        assert_ne!(names, should.iter().map(|one| one.0.as_str()).collect::<Vec<_>>(), "a click does not sort");
         names.sort_unstable();
         let mut all: Vec<&str> = should.iter().map(|one| one.0.as_str()).collect();
         all.sort_unstable();
-        assert_eq!(names, all, "and loses nothing");
+        assert_eq!(names, all, "a click loses rows");
         assert_eq!(seen["tables"]["processes-table"].as_array().unwrap().len(), 1000);
         assert_eq!(seen["tiles"]["processes"], "4,321");
         assert_eq!(seen["tiles"]["to the store"], "5.00 TiB");

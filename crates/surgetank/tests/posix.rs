@@ -1,10 +1,10 @@
-//! POSIX conformance: some 150 tiny programs (`posix/*.c`, one table), each in a directory of its own, run in a plain
-//! directory and under `surgetank run` through every door. What they print must be the same, line by line, and so must the
-//! directories afterwards, the second one as the *store* has it.
+//! POSIX conformance: some 150 tiny programs (`posix/*.c`, one table), each in a directory of its own. They run in a
+//! plain directory and under `surgetank run` through every door. Their output must be the same, line by line. The
+//! directories afterwards must be the same as well, the second one as the *store* has it.
 //!
-//! What differs stands in `posix/differences.txt`, each line with a sentence of `docs/semantics.md` that says so; a difference
-//! that is none any more fails the test. A case by hand:
-//! `cc -o cases posix/*.c && ./cases prepare DIR && ./cases run DIR CASE`.
+//! Every difference has an entry in `posix/differences.txt`, with a sentence of `docs/semantics.md` that documents
+//! it. An entry without a difference fails the test. A case by hand: `cc -o cases posix/*.c && ./cases prepare DIR &&
+//! ./cases run DIR CASE`.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,31 +15,31 @@ use std::time::SystemTime;
 use crate::scene::Scene;
 
 #[test]
-fn through_the_mount() {
+fn mount_conforms() {
     conforms("posix_mount", "mount", &["--no-preload"]);
 }
 
 #[test]
-fn through_the_mount_mediated() {
+fn mediated_mount_conforms() {
     conforms("posix_mediated", "mediated", &["--no-preload", "--direct", "false"]);
 }
 
 #[test]
-fn with_the_shim() {
+fn shim_conforms() {
     conforms("posix_shim", "shim", &[]);
 }
 
 #[test]
-fn with_seccomp() {
+fn seccomp_conforms() {
     conforms("posix_seccomp", "seccomp", &["--door", "seccomp", "--no-preload"]);
 }
 
 #[test]
-fn with_seccomp_and_the_shim() {
+fn seccomp_with_the_shim_conforms() {
     conforms("posix_both", "both", &["--door", "seccomp"]);
 }
 
-/// The words of the page are the reason, so they must be there.
+/// Each reason quotes the page, so the page must contain it.
 #[test]
 fn every_difference_is_documented() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/semantics.md");
@@ -49,13 +49,13 @@ fn every_difference_is_documented() {
     }
 }
 
-/// A line that differs (`plain`, `ours`), or a path (`case`) that the store has otherwise in the end.
+/// A line that differs (`plain`, `ours`), or a path (`case`) that differs in the store at the end.
 #[derive(Default, Clone)]
 struct Difference {
     why: &'static str,
     doors: Vec<&'static str>,
-    /// It depends on who is faster (an open that the shim's door cannot serve at once goes through the mount), or on the
-    /// file system of the plain directory (overlay has no whiteouts).
+    /// The difference depends on timing, or on the file system of the plain directory. An open that the shim's door
+    /// cannot serve at once goes through the mount. Overlay has no whiteouts.
     sometimes: bool,
     in_store: bool,
     case: &'static str,
@@ -63,7 +63,8 @@ struct Difference {
     ours: &'static str,
 }
 
-/// `= why`, then `@ doors`, then `case`, `- plain`, `+ ours`, or `store path`; what stands above goes on to be meant.
+/// The format: `= why`, then `@ doors`, then `case`, `- plain`, `+ ours`, or `store path`. A line holds for all lines
+/// below it.
 fn differences() -> Vec<Difference> {
     let mut found = Vec::new();
     let mut now = Difference::default();
@@ -94,7 +95,7 @@ fn conforms(name: &str, door: &str, options: &[&str]) {
     fs::rename(&scene.over, "/mnt/plain").unwrap();
     fs::create_dir(&scene.over).unwrap();
     crate::scene::succeed(scene.command("/mnt/cases").args(["prepare", "."]));
-    // What is known to wait for ever is not waited for long.
+    // A case that is known to wait indefinitely gets a short time limit.
     let waits = |one: &Difference| one.ours == "ended with ALRM" && one.doors.contains(&door);
     let waiting: Vec<&str> = differences().into_iter().filter(waits).map(|one| one.case).collect();
     let ended = scene.run(options, &format!("HURRIED='{}' exec /mnt/cases run .", waiting.join(" ")));
@@ -128,8 +129,8 @@ fn conforms(name: &str, door: &str, options: &[&str]) {
             None => wrong.push(how),
         }
     }
-    let gone = listed.iter().enumerate().filter(|(number, one)| !one.sometimes && !met.contains(number));
-    wrong.extend(gone.map(|(_, one)| format!("{} no longer differs here: {} / {}", one.case, one.plain, one.ours)));
+    let unmet = listed.iter().enumerate().filter(|(number, one)| !one.sometimes && !met.contains(number));
+    wrong.extend(unmet.map(|(_, one)| format!("{} no longer differs here: {} / {}", one.case, one.plain, one.ours)));
     assert!(wrong.is_empty(), "{} differences:\n{}\n{}", wrong.len(), wrong.join("\n"), ended.stderr);
     assert_eq!(ended.status.code(), Some(0), "{}", ended.stderr);
 }
@@ -141,7 +142,7 @@ fn build(scene: &Scene) {
     crate::scene::succeed(scene.command("cc").args(["-O1", "-w", "-o", "/mnt/cases"]).args(code));
 }
 
-/// What each case printed.
+/// The output of each case.
 fn sections(text: &str) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut case = String::new();

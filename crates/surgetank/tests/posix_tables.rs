@@ -1,8 +1,9 @@
-//! The cases of pjdfstest, written again as tables (`posix_tables/*.txt`): which system call does what to which kind of file,
-//! and which error it gives under which condition. Each step has its expected outcome.
+//! The cases of pjdfstest as tables (`posix_tables/*.txt`): the effect of each system call on each kind of file, and
+//! the error under each condition. Each step has its expected outcome.
 //!
-//! The yardstick is a plain directory, where every step must have it. Through the doors each difference stands in
-//! `posix_tables/differences.txt`, with its number and a reason; a difference that is not met any more fails the test.
+//! In a plain directory, the reference, every step must have this outcome. Every difference through a door has an
+//! entry in `posix_tables/differences.txt`, with its number and a reason. An entry without a difference fails the
+//! test.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod table;
@@ -16,9 +17,9 @@ use crate::scene::Scene;
 use table::{Outcome, Scenario};
 
 const TABLES: &[&str] = &["errors", "effects", "owners", "sticky", "times"];
-/// What the original checks.
+/// How many steps the original checks.
 const AT_LEAST: usize = 8848;
-/// Made with every kind of file in the tables, but by one door.
+/// The tables make every kind of file; this door makes no sockets.
 const NO_SOCKETS: &str = "seccomp";
 
 #[test]
@@ -31,7 +32,7 @@ fn plain_tmpfs_has_every_outcome() {
 #[test]
 fn plain_ext4_has_every_outcome() {
     let Some(scene) = Scene::new("tables_ext4") else { return };
-    // Large enough for blocks of 4 KiB, by which the length of a link is limited.
+    // Large enough for blocks of 4 KiB, because the block size limits the length of a link.
     let plain = scene.ext4("plain", 600);
     is_the_yardstick(&scene, &plain);
 }
@@ -66,7 +67,7 @@ fn listed_reasons_are_documented() {
     }
 }
 
-/// So many steps have another outcome by these doors.
+/// The number of steps that have another outcome through these doors.
 #[derive(Default, Clone)]
 struct Difference {
     why: String,
@@ -77,7 +78,7 @@ struct Difference {
     outcome: String,
 }
 
-/// `= why`, then `@ doors`, then `NUMBER | SCENARIO | STEP | OUTCOME`, where `*` stands for anything.
+/// The format: `= why`, then `@ doors`, then `NUMBER | SCENARIO | STEP | OUTCOME`, where `*` matches any text.
 fn differences() -> Vec<Difference> {
     let mut now = Difference::default();
     let mut found = Vec::new();
@@ -100,7 +101,7 @@ fn file(name: &str) -> String {
     fs::read_to_string(folder.join(name).with_extension("txt")).unwrap()
 }
 
-/// Whether a text is this pattern's, in which `*` stands for anything.
+/// Whether a text matches this pattern, in which `*` matches any text.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -116,7 +117,7 @@ fn all_scenarios(door: &str) -> Vec<Scenario> {
         found.extend(table::scenarios(table, &file(table)));
     }
     if door == NO_SOCKETS {
-        // One case stays, and shows that none can be made.
+        // One case stays, and shows that no socket can be made.
         let can = |one: &Scenario| {
             one.name == "effects/made socket" || !one.name.split([' ', '/']).any(|word| word == "socket")
         };
@@ -216,11 +217,11 @@ fn judge(door: &str, scenarios: &[Scenario], printed: &str, stderr: &str) {
     assert!(count >= AT_LEAST, "{count} steps only");
 }
 
-/// Whether an outcome is the expected one; `@NAME` and `>NAME` mean what was remembered.
+/// Whether an outcome is the expected one; `@NAME` and `>NAME` refer to remembered values.
 fn is_as(expected: &str, seen: &str, remembered: &BTreeMap<&str, &str>) -> bool {
     let of = |name: &str| *remembered.get(name).unwrap_or_else(|| panic!("not remembered: {name}"));
     if let Some(name) = expected.strip_prefix('>') {
-        // Seconds and nanoseconds; both have as many digits as the other time's.
+        // Seconds and nanoseconds; both have as many digits as those of the other time.
         return seen.len() == of(name).len() && seen > of(name);
     }
     let words: Vec<&str> = expected.split(',').map(|word| word.strip_prefix('@').map_or(word, of)).collect();

@@ -1,5 +1,7 @@
-//! A database in the directory: PostgreSQL makes a cluster and pgbench works on it while agents are killed, by the mount and with
-//! the preload shim. What fsync says is in the store: PostgreSQL panics at the first fsync that fails.
+//! A database in the directory, through the mount and with the preload shim. PostgreSQL makes a cluster, and pgbench
+//! works on it while agents are killed.
+//!
+//! Here fsync means the store, and PostgreSQL panics at the first fsync that fails.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -8,7 +10,7 @@ use std::process::Command;
 
 use crate::scene::{Scene, eventually};
 
-/// So many agents are killed under pgbench.
+/// How many agents are killed under pgbench.
 const KILLS: usize = 20;
 
 /// The server refuses to run as root. The script uses the account that Debian's package makes.
@@ -18,7 +20,7 @@ set -eu
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
 export PGDATA=$PWD/data PGHOST=/mnt/out PGUSER=test PGDATABASE=postgres
 cluster() { $bin/pg_ctl -w -t 80 -l /mnt/out/server.log "$@" >/dev/null; }
-# Small segments: each commit brings the one that is written to the store.
+# Small segments: each commit drains the segment that is being written.
 $bin/initdb --no-locale -E UTF8 -U test -A trust --wal-segsize=1 >/mnt/out/initdb.log
 cat >>data/postgresql.conf <<CONF
 listen_addresses = ''
@@ -37,7 +39,7 @@ until [ -e /mnt/out/stop ]; do
     $bin/pgbench -n -c 4 -j 2 -t 5 >>/mnt/out/bench.log 2>&1
     echo >>/mnt/out/rounds
 done
-# The same sum in all four tables, as many rows as transactions; also after a restart; and every index finds every row.
+# All four tables have the same sum, and there are as many rows as transactions; also after a restart. Every index finds every row.
 look() { $bin/psql -At -c 'select (select count(*) from pgbench_history), (select sum(delta) from pgbench_history),
     (select sum(abalance) from pgbench_accounts), (select sum(bbalance) from pgbench_branches), (select sum(tbalance) from pgbench_tellers)'; }
 before=$(look)
@@ -73,25 +75,25 @@ fn database(name: &str, options: &[&str]) {
     let there = |name: &str| Path::new("/mnt/out").join(name).exists();
     let rounds = || fs::read("/mnt/out/rounds").map_or(0, |rounds| rounds.len());
     let log = || fs::read_to_string("/mnt/out/server.log").unwrap_or_default();
-    eventually("the tables are filled", || there("loaded") || running.is_over());
+    eventually("the tables are filled", || there("loaded") || running.has_ended());
     for _ in 0..KILLS {
         let before = rounds();
-        eventually("pgbench works", || rounds() > before || running.is_over());
-        if !running.is_over() {
+        eventually("pgbench works", || rounds() > before || running.has_ended());
+        if !running.has_ended() {
             scene.replace_agent();
         }
     }
     let before = rounds();
-    eventually("pgbench goes on", || rounds() > before || running.is_over());
+    eventually("pgbench continues", || rounds() > before || running.has_ended());
     fs::write(out.join("stop"), "").unwrap();
     let ended = running.ends();
-    let said = log();
-    assert_eq!(ended.status.code(), Some(0), "{}\n{said}", ended.stderr);
-    assert!(!said.contains("PANIC") && !said.contains("Interrupted"), "{said}");
+    let server_log = log();
+    assert_eq!(ended.status.code(), Some(0), "{}\n{server_log}", ended.stderr);
+    assert!(!server_log.contains("PANIC") && !server_log.contains("Interrupted"), "{server_log}");
     let figures: Vec<&str> = ended.stdout.trim().split('|').collect();
-    assert_eq!(figures[0].parse(), Ok(20 * rounds()), "transactions that were acknowledged: {}", ended.stdout);
+    assert_eq!(figures[0].parse(), Ok(20 * rounds()), "the acknowledged transactions: {}", ended.stdout);
     assert!(figures[2..].iter().all(|sum| *sum == figures[1]), "the sums differ: {}", ended.stdout);
-    // In the store lies what the server left when it stopped.
+    // The store has the state that the server left when it stopped.
     let control = Command::new("sh")
         .args(["-c", "$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)/pg_controldata /mnt/project/data"])
         .output()

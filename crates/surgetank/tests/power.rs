@@ -1,5 +1,6 @@
-//! The machine loses its power, or crashes: what the tier's file system had not written is gone. An ext4 of the test's own
-//! is shut down as its developers do it to test theirs (EXT4_IOC_SHUTDOWN), and the machine "boots" (another boot id).
+//! The machine loses its power, or crashes: data that the tier's file system has not written is lost. The test shuts
+//! down an ext4 of its own, as the developers of ext4 do in their tests (EXT4_IOC_SHUTDOWN). The machine then
+//! "boots": it gets another boot id.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod failing;
@@ -10,7 +11,7 @@ use std::fs;
 use crate::scene::{Scene, eventually};
 use failing::{CLOSED, PUT, TIER, begin, go_on_when_synced, prepare, store_of, synced, until_the_power_fails};
 
-/// What is lost is named by every run until then.
+/// Acknowledges a loss; until then every run names it.
 const FORGET: &str = "/mnt/surgetank scavenge --state /mnt/disk/state --over /mnt/project --forget";
 
 const PROGRAM: &str = "
@@ -32,7 +33,7 @@ put('new', b'n' * 3000)
 put('result.tmp', b'after')
 os.rename('result.tmp', 'result')
 put('held', b'h' * 9000, sync=True, close=False)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
 
@@ -43,7 +44,7 @@ fn what_is_left(name: &str, options: &[&str]) {
         let ended = scene.run(&TIER, "cat old log result; test ! -e result.tmp").exits(3);
         assert_eq!(ended.stdout, "before\nbefore\nbefore\n", "{}", ended.stderr);
         let (mut there, apart) = store_of(&scene);
-        // What was held open when the power failed: what was synced of it, at least.
+        // The file was open when the power failed. It has at least its synced data.
         let held = there.remove("held").unwrap();
         assert!(held.len() >= 9000 && held[..9000].iter().all(|byte| *byte == b'h'), "{}", held.len());
         let before = b"before\n".to_vec();
@@ -73,7 +74,7 @@ fn synced_data_survives_power_loss_with_seccomp() {
     what_is_left("power_seccomp", &["--door", "seccomp"]);
 }
 
-/// Half of the file had reached the disk: it has its size there, and it is not the file.
+/// Half of the file had reached the disk: there it has the full size, and only a part of its content.
 #[test]
 fn partial_file_is_kept_beside_its_name() {
     let Some(scene) = prepare("power_half") else { return };
@@ -87,7 +88,7 @@ with open('new', 'wb', 0) as f:
     f.write(b'a' * 65536)
     subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
     f.write(b'b' * 65536)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     until_the_power_fails(&scene, &["--no-preload"], program, true);
@@ -112,7 +113,7 @@ for n in range(300):
 with open('old', 'w') as f: f.write('after')
 with open('log', 'a') as f: f.write('more\\n')
 os.rename('f0', 'result')
-# What is synced later has the rename in the catalog.
+# A later sync puts the rename into the catalog.
 with open('last', 'w') as f: f.write('last')
 closed()
 "
@@ -133,7 +134,7 @@ closed()
     }
 }
 
-/// Regression: after a power loss the bytes of a file that was synced and then overwritten passed for the synced
+/// Regression: after a power loss the bytes of a file that was synced and then overwritten counted as the synced
 /// content.
 #[test]
 fn file_overwritten_after_its_sync_is_not_complete() {
@@ -149,7 +150,7 @@ def put(name, text, flags, sync=False):
 for name in 'old', 'new': os.close(put(name, b'a' * 50000, os.O_TRUNC))
 closed()
 held = [put(name, b'b' * 70000, os.O_TRUNC) for name in ('old', 'new')]
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 "
     );
@@ -158,7 +159,7 @@ time.sleep(100)
             let before = synced(&scene);
             let running = begin(&scene, &[door, &["--sync-after", "20ms"]].concat(), &program);
             go_on_when_synced(&scene, before, 2);
-            eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+            eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
             scene.power_fails("disk", journal_too);
             drop(running);
             let ended = scene.run(&TIER, "true").exits(3).says(&["new: the machine went down"]);
@@ -182,7 +183,7 @@ while not glob.glob('/mnt/disk/**/data', recursive=True): time.sleep(0.01)
 time.sleep(0.2)
 # (Now the catalog is on the disk.)
 with open('other', 'w') as other: os.fsync(other.fileno())
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     until_the_power_fails(&scene, &[], program, true);
@@ -201,7 +202,7 @@ fn stored_file_is_not_read_from_an_unsynced_tier() {
 import subprocess, time
 with open('data', 'wb') as f: f.write(b'd' * 300000)
 subprocess.run(['/mnt/surgetank', 'wait', '--state', '/mnt/disk/state', 'data'], check=True)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     until_the_power_fails(&scene, &[], program, true);
@@ -220,22 +221,22 @@ put('synced', b's' * 100000, sync=True)
 held = open('held', 'wb', 0)
 held.write(b'h' * 9000)
 os.fsync(held.fileno())
-# (An fsync brings what was closed before it to the store, too.)
+# (An fsync also stores files that were closed before it.)
 put('old', b'after')
 put('new', b'n' * 3000)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
 
-/// On memory, with its own state, until the machine dies. (`fsync` means the store there, unless it is told otherwise.)
+/// Runs on a tier in memory, with its own state, until the machine dies. (The default of `fsync` is the store there.)
 fn on_memory(name: &str, door: &[&str], state_too: bool) {
     let Some(mut scene) = Scene::new(name) else { return };
-    scene.beside("told");
+    scene.beside("notes");
     fs::write(scene.path("old"), "before\n").unwrap();
     scene.tier("ram", 64);
     fs::write("/mnt/program.py", VOLATILE).unwrap();
     let running = scene.start(&[&["--quiet-period", "1h"], door].concat(), "exec /usr/bin/python3 /mnt/program.py");
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     scene.machine_dies("/mnt/tier-ram".as_ref());
     drop(running);
     scene.tmpfs("tier-ram", 65);
@@ -273,8 +274,8 @@ fn lost_node_leaves_data_synced_to_the_store() {
     on_memory("power_lost", &[], true);
 }
 
-/// Regression: the publication of a lost file came before that of the file that takes its name, and that one waited
-/// indefinitely.
+/// Regression: the publication of a lost file preceded that of the file that replaces it. The second publication
+/// waited indefinitely.
 #[test]
 fn replacement_of_a_lost_file_is_published() {
     let Some(scene) = prepare("power_replaced") else { return };
@@ -297,7 +298,7 @@ put('c', b'c', sync=True)
 os.rename('a', 'old')
 os.link('c', 'd/c')
 put('z', b'z', sync=True)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     until_the_power_fails(&scene, &["--no-preload"], program, false);
@@ -310,7 +311,7 @@ time.sleep(100)
     assert_eq!(found, expected.map(|text| text.map(str::to_owned)), "{}", again.stderr);
 }
 
-/// What finds the catalog again was not on the disk yet, and the catalog was.
+/// The data by which the agent finds the catalog again was not on the disk yet, but the catalog was.
 #[test]
 fn directory_with_a_new_device_number_is_recognised() {
     let Some(mut scene) = Scene::new("power_renumbered") else { return };
@@ -318,25 +319,26 @@ fn directory_with_a_new_device_number_is_recognised() {
     scene.ext4("disk", 512);
     scene.state = "/mnt/disk/state".into();
     fs::write("/mnt/conf.toml", "").unwrap();
-    scene.beside("told");
+    scene.beside("notes");
     let program = "
 import os, time
 fd = os.open('synced', os.O_CREAT | os.O_WRONLY, 0o644)
 os.write(fd, b's' * 5000)
 os.fsync(fd)
 os.close(fd)
-open('/mnt/told/there', 'w').close()
+open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
     until_the_power_fails(&scene, &["--no-preload"], program, false);
     assert_eq!(store_of(&scene).0, BTreeMap::new());
     scene.ext4_renumbered("project");
-    // (That it was closed was not on the disk.)
+    // (The record of the close was not on the disk.)
     scene.run(&TIER, "true").exits(3).says(&["what was synced is there"]);
     scene.holds("synced", &[b's'; 5000]);
 }
 
-/// The lost version's length was believed: whoever appended next copied so many bytes of the good one, and published that.
+/// Regression: the agent used the lost version's length. The next append copied that many bytes of the stored
+/// version, and the result was published.
 #[test]
 fn stored_version_has_its_own_length_after_a_loss() {
     let Some(scene) = prepare("power_length") else { return };
@@ -411,7 +413,7 @@ there()"
     let options = [&tiers[..], &["--config", "/mnt/conf.toml", "--no-preload", "--direct", "false"]].concat();
     fs::write("/mnt/program.py", program).unwrap();
     let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     scene.power_fails("disk", true);
     drop(running);
     let ended = scene.run(&options, "true");
@@ -420,7 +422,7 @@ there()"
     assert!(big.len() >= 6 << 20 && big[..6 << 20].iter().all(|byte| *byte == b'h'), "{} bytes", big.len());
 }
 
-/// Regression: the agent after a killed one never synced the files that were closed before.
+/// Regression: after a kill the next agent never synced the files that were closed before.
 #[test]
 fn file_closed_long_ago_is_complete_after_a_handoff() {
     let Some(scene) = prepare("power_heir") else { return };
@@ -430,16 +432,16 @@ put('f', b'f' * 50000)
 os.mkdir('d'); put('d/g', b'g' * 50000)
 closed()
 os.rename('d', 'e')
-# What is synced later has the rename in the catalog.
+# A later sync puts the rename into the catalog.
 put('last', b'l')
 there()"
     );
     let running = begin(&scene, &["--no-preload", "--sync-after", "700ms"], &program);
-    eventually("files are closed", || fs::exists("/mnt/told/closed").unwrap());
+    eventually("files are closed", || fs::exists("/mnt/notes/closed").unwrap());
     assert!(scene.kill_one_agent());
-    fs::write("/mnt/told/go", "").unwrap();
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
-    eventually("all is synced", || synced(&scene) >= 3);
+    fs::write("/mnt/notes/go", "").unwrap();
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
+    eventually("all files are synced", || synced(&scene) >= 3);
     scene.power_fails("disk", false);
     drop(running);
     let ended = scene.run(&TIER, "true").exits(0);
@@ -448,7 +450,7 @@ there()"
     assert_eq!((there["f"].len(), there["e/g"].len()), (50000, 50000));
 }
 
-/// Regression: the replaced version was back, and the drain then tried to publish it without a source.
+/// Regression: the replaced version was current again, and the drain then tried to publish it without a source.
 #[test]
 fn lost_replacement_restores_the_stored_version() {
     let Some(scene) = prepare("power_back") else { return };
@@ -461,7 +463,8 @@ fn lost_replacement_restores_the_stored_version() {
     scene.holds("old", b"before\nmore\n");
 }
 
-/// More is written after the sync, and lost. Regression: the file had the length from before the loss.
+/// A program writes more after the sync, and that data is lost. Regression: the file had the length from before the
+/// loss.
 #[test]
 fn rest_of_a_synced_file_has_its_own_length() {
     let Some(scene) = prepare("power_promised") else { return };
@@ -481,7 +484,7 @@ there()"
     assert_eq!((there["p"].len(), there["p"][size]), (size + 1, b'c'));
 }
 
-/// Regression: the synced version was in the store, and the unsynced version after it replaced it nevertheless.
+/// Regression: the synced version was in the store, and yet the later unsynced version replaced it.
 #[test]
 fn sync_record_of_a_published_version_ends_with_it() {
     let Some(scene) = prepare("power_kept") else { return };
@@ -496,11 +499,11 @@ there()"
     );
     fs::write("/mnt/program.py", program).unwrap();
     let options = ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "0s", "--fsync", "tier", "--no-preload"];
-    // Each version waits where its publication is written down as begun: the second one is closed meanwhile.
+    // Each version waits after the record that its publication has begun. The second version is closed meanwhile.
     let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
     command.env("SURGETANK_HOLD", "drain.started:5000");
     let running = crate::scene::Running::of(command);
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     eventually("the first version is in the store", || scene.path("f").exists());
     eventually("the second one is copied", || scene.store_files().keys().any(|path| crate::scene::is_ours(path)));
     std::thread::sleep(std::time::Duration::from_millis(1500));
@@ -530,20 +533,20 @@ there()"
     );
     let running = begin(&scene, &["--no-preload", "--sync-after", "20ms"], &program);
     go_on_when_synced(&scene, 0, 1);
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     scene.power_fails("disk", true);
     drop(running);
     let verb = |words: &[&str]| {
         let rest = ["--state", "/mnt/disk/state", "--over", "/mnt/project", "--tier", "disk=/mnt/disk:200M"];
         scene.bare_verb(words[0], &[&words[1..], &rest].concat())
     };
-    verb(&["scavenge", "--to", "/mnt/told/out"]).exits(0);
-    let copies = || fs::read_dir("/mnt/told/out").unwrap().map(|entry| entry.unwrap().path());
+    verb(&["scavenge", "--to", "/mnt/notes/out"]).exits(0);
+    let copies = || fs::read_dir("/mnt/notes/out").unwrap().map(|entry| entry.unwrap().path());
     let copy =
         |name: &str| copies().find(|path| path.file_name().unwrap().to_str().unwrap().starts_with(name)).unwrap();
-    assert!(!fs::exists("/mnt/told/out/old").unwrap());
+    assert!(!fs::exists("/mnt/notes/out/old").unwrap());
     assert!(copy("old.surgetank-unproven").exists() && fs::read(copy("whole")).unwrap() == [b'w'; 5000]);
-    assert!(fs::read("/mnt/told/out/part").unwrap().starts_with(&[b'a'; 65536]));
+    assert!(fs::read("/mnt/notes/out/part").unwrap().starts_with(&[b'a'; 65536]));
     let list = verb(&["scavenge", "--list", "--json"]).exits(0).json();
     let proven: BTreeMap<_, _> = list
         .as_array()
@@ -552,12 +555,12 @@ there()"
         .map(|one| (one["path"].as_str().unwrap(), one["proven"].as_str().unwrap()))
         .collect();
     assert_eq!(proven, BTreeMap::from([("old", "nothing"), ("part", "in-part"), ("whole", "whole")]));
-    let said = verb(&["scavenge", "--list"]).exits(0).stdout;
-    assert_eq!(said.matches("the machine went down").count(), 2, "{said}");
+    let text = verb(&["scavenge", "--list"]).exits(0).stdout;
+    assert_eq!(text.matches("the machine went down").count(), 2, "{text}");
     let audit = verb(&["fsck", "--json"]).exits(3).json();
     let found: Vec<_> = audit["findings"].as_array().unwrap().iter().map(|one| (&one["what"], &one["path"])).collect();
     assert!(found.len() == 2 && found.iter().all(|(what, _)| *what == "unproven"), "{audit:#}");
-    // Nothing was changed by that.
+    // These verbs changed nothing.
     scene.run(&TIER, "true").exits(3).says(&["old: the machine went down", "part: the machine went down"]);
     assert_eq!(scene.read("old"), b"before\n");
 }

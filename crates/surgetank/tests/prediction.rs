@@ -1,4 +1,5 @@
-//! `calibrate`, `model` and `advise` from the command line: what they say, what they refuse, what they leave behind.
+//! `calibrate`, `model` and `advise` from the command line: their output, the input that they refuse, and the files
+//! that they leave.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -16,7 +17,7 @@ fn place(name: &str) -> PathBuf {
     dir
 }
 
-/// 50 MiB/s and half a millisecond an operation, beside memory.
+/// A store with 50 MiB/s and half a millisecond for each operation, and a tier in memory.
 fn calibration() -> Value {
     let stream = |mib: f64| json!({"one_bps": mib * 1048576.0, "all_bps": mib * 1048576.0, "cpu_s_per_byte": 3e-10, "spread": 0.02});
     let operations = |each: f64| json!({"create_s": each, "open_s": each, "stat_s": each, "unlink_s": each, "fsync_s": each, "cpu_s": 2e-5, "per_second": 2000.0});
@@ -62,18 +63,18 @@ const MUCH_COMPUTING: &str = "[[stage]]\nname='think'\ntasks=8\nbytes_in='1M'\nb
 #[test]
 fn every_mode_has_an_estimate_between_its_bounds() {
     let dir = place("modes");
-    let told = answer(&dir, MUCH_IO, &["model", "--json"]);
-    let predictions = told["predictions"].as_array().unwrap();
-    let modes: Vec<&str> = predictions.iter().map(|told| told["setup"]["mode"].as_str().unwrap()).collect();
+    let output = answer(&dir, MUCH_IO, &["model", "--json"]);
+    let predictions = output["predictions"].as_array().unwrap();
+    let modes: Vec<&str> = predictions.iter().map(|one| one["setup"]["mode"].as_str().unwrap()).collect();
     assert_eq!(modes, ["store", "in-memory", "copy-all", "move"]);
-    for told in predictions {
-        let of = |name: &str| told[name].as_f64().unwrap();
-        assert!(of("lower_s") <= of("estimate_s") && of("estimate_s") <= of("upper_s"), "{told}");
+    for one in predictions {
+        let of = |name: &str| one[name].as_f64().unwrap();
+        assert!(of("lower_s") <= of("estimate_s") && of("estimate_s") <= of("upper_s"), "{one}");
     }
-    // 1.5 GiB through 50 MiB/s, and 256 MiB of them, less what stores let through at once.
+    // The lower bound for the store: 1.5 GiB, and 256 MiB of them, at 50 MiB/s, less an allowance for concurrent requests.
     assert!(predictions[0]["lower_s"].as_f64().unwrap() > 30.0 / 1.11);
-    for told in predictions {
-        assert!(told["upper_s"].as_f64().unwrap() <= 1.5 * told["lower_s"].as_f64().unwrap(), "{told}");
+    for one in predictions {
+        assert!(one["upper_s"].as_f64().unwrap() <= 1.5 * one["lower_s"].as_f64().unwrap(), "{one}");
     }
     assert!(predictions[1]["upper_s"].as_f64().unwrap() < 20.0);
     fs::remove_dir_all(dir).unwrap();
@@ -82,9 +83,9 @@ fn every_mode_has_an_estimate_between_its_bounds() {
 #[test]
 fn sweep_has_a_line_for_each_value() {
     let dir = place("sweep");
-    let told = answer(&dir, MUCH_IO, &["model", "--json", "--mode", "in-memory", "--sweep", "ram=64M,512M,2G"]);
+    let output = answer(&dir, MUCH_IO, &["model", "--json", "--mode", "in-memory", "--sweep", "ram=64M,512M,2G"]);
     let estimates: Vec<f64> =
-        told["predictions"].as_array().unwrap().iter().map(|told| told["estimate_s"].as_f64().unwrap()).collect();
+        output["predictions"].as_array().unwrap().iter().map(|one| one["estimate_s"].as_f64().unwrap()).collect();
     assert_eq!(estimates.len(), 3);
     assert!(estimates[0] > 1.5 * estimates[2], "{estimates:?}");
     let wrong = ask(&dir, MUCH_IO, &["model", "--sweep", "nothing=3"]);
@@ -96,9 +97,9 @@ fn sweep_has_a_line_for_each_value() {
 #[test]
 fn advice_says_when_surgetank_is_not_worth_it() {
     let dir = place("advice");
-    let told = answer(&dir, MUCH_IO, &["advise", "--json"]);
-    assert_eq!((&told["use_surgetank"], &told["best"]["setup"]["mode"]), (&json!(true), &json!("in-memory")));
-    assert!(told["command"].as_str().unwrap().contains("--tier ram=/ram:"), "{}", told["command"]);
+    let output = answer(&dir, MUCH_IO, &["advise", "--json"]);
+    assert_eq!((&output["use_surgetank"], &output["best"]["setup"]["mode"]), (&json!(true), &json!("in-memory")));
+    assert!(output["command"].as_str().unwrap().contains("--tier ram=/ram:"), "{}", output["command"]);
     let done = ask(&dir, MUCH_COMPUTING, &["advise"]);
     assert!(String::from_utf8_lossy(&done.stdout).starts_with("do not use Surgetank here"), "{done:?}");
     fs::remove_dir_all(dir).unwrap();
@@ -107,14 +108,15 @@ fn advice_says_when_surgetank_is_not_worth_it() {
 #[test]
 fn unreadable_input_is_named_with_exit_code_2() {
     let dir = place("refused");
-    let said = |workload: &str, words: &[&str]| {
+    let refusal = |workload: &str, words: &[&str]| {
         let done = ask(&dir, workload, words);
         assert_eq!(done.status.code(), Some(2), "{done:?}");
         String::from_utf8_lossy(&done.stderr).into_owned()
     };
-    assert!(said("[[stage]]\nname='a'\ntasks=1\nbite_out='1M'", &["model"]).contains("bite_out"));
-    assert!(said(MUCH_IO, &["advise", "--tier", "gold:1G"]).contains("no tier gold"));
-    // Each made I/O free, the answer negative, endless or not a number, or ended the program.
+    assert!(refusal("[[stage]]\nname='a'\ntasks=1\nbite_out='1M'", &["model"]).contains("bite_out"));
+    assert!(refusal(MUCH_IO, &["advise", "--tier", "gold:1G"]).contains("no tier gold"));
+    // Regression: each value made I/O free, made the estimate negative, infinite or not a number, or ended the
+    // program.
     for (at, value, named) in [
         ("/store/write/all_bps", json!(0.0), "write.all_bps of store"),
         ("/store/read/one_bps", json!(1e-300), "read.one_bps of store is"),
@@ -140,11 +142,11 @@ fn unreadable_input_is_named_with_exit_code_2() {
             assert!(String::from_utf8_lossy(&done.stderr).contains(named), "{at}: {done:?}");
         }
     }
-    assert!(said("[[stage]]\nname='a'\ntasks=1000000000000", &["model"]).contains("too large"));
+    assert!(refusal("[[stage]]\nname='a'\ntasks=1000000000000", &["model"]).contains("too large"));
     fs::remove_dir_all(dir).unwrap();
 }
 
-/// Of a real machine, through a real agent; what comes out is what `model` reads, and nothing is left.
+/// The calibration measures a real machine through a real agent. `model` can read the result, and no file remains.
 #[test]
 fn calibration_measures_and_cleans_up() {
     let Some(scene) = Scene::new("prediction_calibrate") else { return };
@@ -156,10 +158,13 @@ fn calibration_measures_and_cleans_up() {
     let words = ["calibrate", "--tier", &option, "--store", store.to_str().unwrap(), "--out", out.to_str().unwrap()];
     let done = scene.surgetank(&words).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let told: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
-    assert_eq!((&told["tiers"][0]["name"], &told["tiers"][0]["in_memory"]), (&json!("ram"), &json!(true)));
-    assert!(told["agent"]["mount"]["create_s"].as_f64().unwrap() > 0.0, "{told}");
-    assert!(told["agent"]["drain_cpu_s_per_byte"].as_f64().unwrap() > 0.0, "the agent's processor time: {told}");
+    let measured: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
+    assert_eq!((&measured["tiers"][0]["name"], &measured["tiers"][0]["in_memory"]), (&json!("ram"), &json!(true)));
+    assert!(measured["agent"]["mount"]["create_s"].as_f64().unwrap() > 0.0, "{measured}");
+    assert!(
+        measured["agent"]["drain_cpu_s_per_byte"].as_f64().unwrap() > 0.0,
+        "the agent's processor time: {measured}"
+    );
     for place in [&tier, &store] {
         let names: Vec<_> = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(names.iter().all(|name| !name.to_string_lossy().contains("calibrate")), "{names:?}");

@@ -6,7 +6,7 @@ use std::fs;
 use crate::scene::{MIB, Scene, noise};
 
 const SIZE: u64 = 12 * MIB + 345;
-/// Every read and write comes to the agent; or the kernel does them; or that, and the shim.
+/// The agent serves every read and write; or the kernel does; or the kernel and the shim.
 const WAYS: [(&str, &[&str]); 3] =
     [("mediated", &["--no-preload", "--direct", "false"]), ("direct", &["--no-preload"]), ("shim", &[])];
 
@@ -24,7 +24,7 @@ def until(is_so):
     raise SystemExit(f'waited in vain: {used()} bytes used')
 def charged(): return size <= used() <= size + 65536
 def is_whole(descriptor):
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # asked for again
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # the next read requests the pages again
     at = 0
     while True:
         piece = os.pread(descriptor, 1 << 20, at)
@@ -38,7 +38,7 @@ assert os.pread(reader, 1000, 5000) == should[5000:6000]
 os.setxattr('f', 'user.surgetank.hint.prefetch', b'true')
 ";
 
-/// The store is beside the directory, that others can change it meanwhile.
+/// The store is beside the directory, so that another client can change it meanwhile.
 fn run(
     name: &str,
     (way, options): (&str, &[&str]),
@@ -70,12 +70,12 @@ fn in_store() -> Vec<u8> {
 fn each_way(name: &str, held: &str, killed: &str, script: &str, after: impl Fn(&Scene) + Sync) {
     for way in WAYS {
         let after = &after;
-        // (A scene is its thread's.)
+        // (Each scene needs a thread of its own.)
         std::thread::scope(|scope| scope.spawn(move || run(name, way, held, killed, script, after)).join().unwrap());
     }
 }
 
-/// A data base that all tasks read is hardly ever closed: it was never brought in.
+/// A database that all tasks read is hardly ever closed, and was therefore never prefetched.
 const READ_ON: &str = r"
 mapped = mmap.mmap(reader, 0, prot=mmap.PROT_READ)
 assert mapped[:100000] == should[:100000]
@@ -86,7 +86,7 @@ assert mapped[:] == should
 other = os.open('f', os.O_RDONLY)
 is_whole(other)
 if direct:
-    assert state() == 'evicted', 'the kernel reads the store for them'
+    assert state() == 'evicted', 'the kernel reads from the store'
 mapped.close(); os.close(reader); os.close(other)
 until(lambda: state() == 'durable')
 assert charged(), used()
@@ -158,7 +158,7 @@ with open('/mnt/store/f', 'r+b') as theirs:
     theirs.write(b'newer')
 time.sleep(1.5)
 os.close(reader)
-time.sleep(1.2)     # names are believed for a second
+time.sleep(1.2)     # the agent caches names for a second
 is_whole(os.open('f', os.O_RDONLY))
 until(lambda: used() == 0)
 ";
@@ -171,7 +171,7 @@ until(lambda: used() == 0)
 fn readers_continue_after_an_agent_kill_during_a_prefetch() {
     let script = r"
 def asked(is_so):
-    # (Nobody remembers what the killed one was just bringing in.)
+    # (The next agent has no record of an unfinished prefetch.)
     os.setxattr('f', 'user.surgetank.hint.prefetch', b'true')
     return is_so()
 until(lambda: asked(charged))
@@ -187,7 +187,8 @@ is_whole(os.open('f', os.O_RDONLY))
 ";
     for point in ["copied", "adopted"] {
         let killed = format!("prefetch.{point}:1");
-        // (Where the kernel reads, it is adopted when all have closed it, which is when the second agent is killed.)
+        // (Where the kernel reads, the agent adopts the copy when all readers have closed the file. That is when the
+        // second agent is killed.)
         each_way(point, "", &killed, script, |_| assert!(in_store() == noise(1, SIZE)));
     }
 }

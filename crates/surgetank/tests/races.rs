@@ -1,5 +1,5 @@
-//! Programs in each other's way: the same name made, opened, replaced and deleted by several at once, through one door and
-//! through two. What a plain directory never answers must not be answered here, and no file may be lost over it.
+//! Programs that use the same name at once: they make, open, replace and delete it, through one door and through two.
+//! The result must be one that a plain directory can give, and no file may be lost.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -7,7 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::scene::Scene;
 
-/// `ROLE SECONDS NAME`, as often as it can; an errno that a plain directory would not give ends it.
+/// `ROLE SECONDS NAME`: repeats its operation until the time ends. An errno that a plain directory would not give
+/// ends the program.
 const PROGRAM: &str = r#"
 import errno, os, sys, time
 role, seconds, name = sys.argv[1], float(sys.argv[2]), sys.argv[3]
@@ -30,7 +31,7 @@ while time.monotonic() < end:
         if role != "delete":
             raise
 if turns < 50:
-    raise SystemExit(f"{role} had {turns} turns only: nothing was tried")
+    raise SystemExit(f"{role} had {turns} turns only: the test proves nothing")
 "#;
 
 fn prepare(name: &str) -> Option<Scene> {
@@ -39,8 +40,8 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// Two open or make the file, others delete and replace it; half of them go by the mount. Afterwards the tier must be
-/// empty in the agent's books, and the last version must be in the store.
+/// Some processes open or make the file, other processes delete and replace it; half of them use the mount.
+/// Afterwards the tier must be empty in the agent's accounts, and the last version must be in the store.
 fn busy_name(name: &str, options: &[&str], other_half: &str) {
     let Some(scene) = prepare(name) else { return };
     fs::write(scene.path("program.py"), PROGRAM).unwrap();
@@ -54,7 +55,7 @@ fn busy_name(name: &str, options: &[&str], other_half: &str) {
          echo last > busy"
     );
     let ended = scene.run(options, &script).exits(0);
-    assert!(!ended.stderr.contains("at risk"), "bytes of files that are gone still count: {}", ended.stderr);
+    assert!(!ended.stderr.contains("at risk"), "bytes of deleted files still count: {}", ended.stderr);
     assert_eq!(fs::read(scene.path("busy")).unwrap(), b"last\n");
 }
 
@@ -85,13 +86,13 @@ fn closes_are_applied_in_order() {
         "import os, sys\nos.mkdir(sys.argv[1])\nfor n in range(400):\n    with open(f'{sys.argv[1]}/{n:04}', 'w') as f: f.write('x')\n",
     )
     .unwrap();
-    // Others keep the agent's further threads awake: an fsync waits in the store.
+    // Other processes keep the agent's further threads busy: each fsync waits in the store.
     let script = "pids=
         for one in a b; do python3 writer.py $one & pids=\"$pids $!\"; done
         for one in 1 2 3; do (for n in $(seq 60); do echo $n > s$one; sync s$one; stat s$one >/dev/null; done) & pids=\"$pids $!\"; done
         for pid in $pids; do wait $pid; done";
     scene.run(&["--no-preload", "--fsync", "store", "--quiet-period", "0s"], script).exits(0);
-    // The last rename in the store is what changed it last.
+    // The change time in the store is that of the rename that published the file.
     let changed = |name: String| {
         let stat = fs::metadata(scene.path(&name)).unwrap();
         (stat.ctime(), stat.ctime_nsec())
@@ -99,7 +100,7 @@ fn closes_are_applied_in_order() {
     for writer in ["a", "b"] {
         for n in 1..400 {
             let (before, this) = (format!("{writer}/{:04}", n - 1), format!("{writer}/{n:04}"));
-            assert!(changed(before.clone()) <= changed(this.clone()), "{this} was there before {before}");
+            assert!(changed(before.clone()) <= changed(this.clone()), "{this} was published before {before}");
         }
     }
 }
@@ -142,8 +143,8 @@ fn discarded_copy_keeps_the_time_of_its_directory() {
     assert_eq!(fs::metadata(scene.path("d")).unwrap().mtime(), 1_000_000_000);
 }
 
-/// The drain had renamed the directory in the store and not yet written that down: a file in it could not be opened (ENOENT,
-/// at the door of a program that had every right to it).
+/// The drain has renamed the directory in the store, and has not recorded that yet. Regression: an open of a file in it
+/// failed with ENOENT.
 #[test]
 fn open_succeeds_while_its_directory_is_renamed() {
     let Some(scene) = prepare("race_dir_renamed") else { return };
@@ -194,8 +195,9 @@ fn copy_staged_into_a_removed_directory_is_made_again() {
     scene.is_clean();
 }
 
-/// Written in place (it has two names) just when the drain gives it attributes: the drain put the older time on the newer
-/// content, or took what it had found before for what the store has now, and then its removal for a conflict.
+/// The file has two names and is written in place, just when the drain sets its attributes. Two regressions: the
+/// drain set the older time on the newer content. It also recorded the old state as the store's, and took its own
+/// removal for a conflict.
 fn written_in_place_meanwhile(name: &str, held: &str) {
     let Some(scene) = prepare(name) else { return };
     fs::write(scene.path("one"), [b'x'; 5000]).unwrap();
@@ -213,9 +215,9 @@ fn older_time_is_not_set_after_a_write_in_place() {
     written_in_place_meanwhile("late_time", "store.set_meta:700");
 }
 
-/// Regression: the drain took a file written in place meanwhile for another client's.
+/// Regression: the drain mistook a file that was written in place meanwhile for another client's.
 #[test]
-fn file_written_in_place_stays_ours() {
+fn file_written_in_place_is_not_a_conflict() {
     written_in_place_meanwhile("late_identity", "drain.attributes_set:700");
 }
 
@@ -224,7 +226,7 @@ fn file_written_in_place_stays_ours() {
 #[test]
 fn directory_with_a_new_file_is_not_replaced_as_empty() {
     let Some(mut scene) = Scene::new("race_not_empty") else { return };
-    scene.tier("ram", 2048); // (in a small one the first file is not made by the agent alone)
+    scene.tier("ram", 2048); // (in a small tier the agent is not the only one that makes the first file)
     let program = "
 import errno, os, subprocess, sys, time
 code = 'import os; os.rename(\"other\", \"d\")'
@@ -233,8 +235,8 @@ one = subprocess.Popen([sys.executable, '-S', '-c', code], env={'PATH': os.envir
 while not os.path.exists('/mnt/go.reached'): time.sleep(0.01)
 with open('d/late', 'w') as file: file.write('late')
 open('/mnt/go', 'w').close()
-said = one.communicate()[1]
-assert 'Directory not empty' in said, (said, os.listdir('.'), os.listdir('d'))
+errors = one.communicate()[1]
+assert 'Directory not empty' in errors, (errors, os.listdir('.'), os.listdir('d'))
 assert os.listdir('d') == ['late'] and os.path.isdir('other')
 ";
     fs::write("/mnt/rename.py", program).unwrap();
@@ -242,7 +244,8 @@ assert os.listdir('d') == ['late'] and os.path.isdir('other')
     scene.holds("d/late", b"late");
 }
 
-/// The kernel kept for an hour what it was told of a directory while that was only ours: that it had no such file.
+/// Regression: the agent let the kernel cache a missing name for an hour while a directory existed only on the tier.
+/// The kernel kept that entry after the store had the directory.
 fn absent_name_is_found(name: &str, script: &str, meanwhile: impl FnOnce(&Scene)) {
     let Some(scene) = prepare(name) else { return };
     let aside = scene.beside("aside");
@@ -259,7 +262,7 @@ fn absent_name_is_found(name: &str, script: &str, meanwhile: impl FnOnce(&Scene)
     scene.is_clean();
 }
 
-/// Directories of this name are made in the store at the end, or when one of them is synced.
+/// The drain makes directories of this name in the store at the end, or when one of them is synced.
 #[test]
 fn absent_name_is_found_when_the_store_has_the_directory() {
     absent_name_is_found("absent_merged", "mkdir .venv; look .venv; sync .venv; find .venv", |scene| {
@@ -282,7 +285,7 @@ fn absent_name_is_found_after_the_agent_is_replaced() {
 fn deletion_of_a_large_file_blocks_no_other_request() {
     let Some(scene) = prepare("races_large") else { return };
     scene.beside("beside");
-    // The deletion goes on when all else is done. Where it holds that up, nothing ends.
+    // The deletion continues when all other commands are done. If it blocked them, the run would not end.
     let script = "
         mkdir sub; head -c 4M /dev/urandom >sub/large; echo 1 >other
         (rm sub/large; touch /mnt/beside/removed) &

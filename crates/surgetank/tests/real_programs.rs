@@ -1,17 +1,18 @@
 //! Real programs behave under `surgetank run` as they do in a plain directory.
 //!
-//! Each case is a shell script in `real_programs/`, once for programs that go by the mount and once for programs that have
-//! the preload shim. It runs twice from the same start: in a plain directory, and in a
-//! directory under `surgetank run`. Compared are its standard output, its exit code, and the two directories
-//! afterwards, the second one as the *store* has it, with nothing mounted any more: names, types, contents, modes,
-//! owners, links, extended attributes, times that were set on purpose, and that holes stayed holes.
+//! Each case is a shell script in `real_programs/`, with one test for each door: the mount, the preload shim and
+//! seccomp. It runs twice from the same start: in a plain directory, and in a directory under `surgetank run`. The
+//! test compares the standard output, the exit code, and the two directories afterwards. The second one is read as
+//! the *store* has it, after the unmount. Compared are names, types, contents, modes, owners, links, extended
+//! attributes, explicitly set times, and holes.
 //!
-//! A script is `bash` with `set -euo pipefail`; `$PYTHON` is the interpreter. Its head may say:
-//! `# needs: PROGRAM…`, `# python: MODULE…`, `# sources: PROJECT…` (below `$SOURCES`; missing: a failure under CI,
-//! elsewhere a printed skip), and what stands between `#: before` and `#: run` happens in the bare directory first, so that the store has something to show.
-//! A script prints nothing that differs from run to run, and `REAL_PROGRAMS_PLAIN=1` checks just that: both runs plain.
+//! A script is `bash` with `set -euo pipefail`; `$PYTHON` is the interpreter. Its head may have the lines `# needs:
+//! PROGRAM…`, `# python: MODULE…` and `# sources: PROJECT…` (below `$SOURCES`). A missing one is a failure under CI,
+//! and elsewhere a printed skip. The part between `#: before` and `#: run` runs in the bare directory first, so that
+//! the store has files to show. The output of a script must not differ from run to run. `REAL_PROGRAMS_PLAIN=1`
+//! checks that: both runs are then plain.
 
-// A test: what cannot be done here is a failure, said where it happened.
+// A test panics at a failed step, so that the failure names its line.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
 
-/// Two tests a script, one for each door, so that the runner spreads them over the cores and names the one that failed.
+/// One test a script for each door, so that the runner spreads them over the cores and names the one that failed.
 macro_rules! cases {
     ($($name:ident)+; without a mount: $($called:ident)+) => {
         const NAMES: &[&str] = &[$(stringify!($name)),+];
@@ -48,7 +49,7 @@ cases! {
     numpy_memmap permissions python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive unnamed_files;
 
-    // What is not here and why: docs/semantics.md, "Without a mount".
+    // Left-out scripts and the reasons: docs/semantics.md, "Without a mount".
     without a mount:
     attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io environments existing exit_codes
     find_identity git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
@@ -84,7 +85,7 @@ fn run_case(name: &str, script: &str, options: &[&str]) {
         eprintln!("skipped: {name} needs {missing}");
         return;
     }
-    // Not under /tmp, which may be a tmpfs: the store is a file system that has all a disk's abilities.
+    // Not under /tmp, which may be a tmpfs: the store must be a file system with all abilities of a disk's.
     let scratch = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (before, run) = match script.split_once("#: run\n") {
         Some((before, run)) => (before, run),
@@ -92,7 +93,7 @@ fn run_case(name: &str, script: &str, options: &[&str]) {
     };
     let started = SystemTime::now();
     let both_plain = std::env::var_os("REAL_PROGRAMS_PLAIN").is_some();
-    // The same path for both, one after the other, so that a program may write down where it is.
+    // The same path for both, one after another, because a program may record its path.
     let place = scratch.path().join("project");
     let [plain, buffered] = [("plain", true), ("buffered", both_plain)].map(|(side, bare)| {
         fs::create_dir(&place).unwrap();
@@ -105,7 +106,7 @@ fn run_case(name: &str, script: &str, options: &[&str]) {
             let tier = TempDir::new_in("/dev/shm").unwrap();
             let tier_words = format!("ram={}:8G", tier.path().display());
             let mut words = vec![env!("CARGO_BIN_EXE_surgetank"), "run"];
-            // Not the user's own: what a failed case leaves goes.
+            // Not the user's own state directory, so that the state of a failed case is removed.
             let aside = TempDir::new_in("/dev/shm").unwrap();
             let state = aside.path().join("state");
             words.extend(["--over", place.to_str().unwrap(), "--tier", &tier_words]);
@@ -125,7 +126,7 @@ fn run_case(name: &str, script: &str, options: &[&str]) {
     compare_trees(name, &plain.1, &buffered.1, started, &words);
 }
 
-/// What the script's head asks for and this machine lacks.
+/// The needs of the script's head that this machine lacks.
 fn missing_needs(script: &str) -> Option<String> {
     let wanted = |mark: &str| -> Vec<String> {
         script
@@ -148,13 +149,13 @@ fn missing_needs(script: &str) -> Option<String> {
     (!missing.is_empty()).then(|| missing.join(", "))
 }
 
-/// The interpreter that `scripts/setup` made, with numpy; else the system's.
+/// The interpreter that `scripts/setup` installed, with numpy; otherwise the system's.
 fn python() -> PathBuf {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin/python");
     if ours.exists() { ours } else { "python3".into() }
 }
 
-/// What `scripts/setup` fetched to be built.
+/// The sources that `scripts/setup` fetched to build.
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/sources")
 }
@@ -163,7 +164,7 @@ fn sources() -> PathBuf {
 fn shell(script: &str, scratch: &TempDir, side: &str, place: &Path, words: &[&str]) -> Outcome {
     let file = |kind: &str| scratch.path().join(format!("{side}.{kind}"));
     fs::write(file("sh"), format!("set -euo pipefail\n{script}")).unwrap();
-    // Short, for the sockets below it; and outside the directory.
+    // Short, because sockets are below it; and outside the directory.
     let home = TempDir::with_prefix("st-").unwrap();
     let script_path = file("sh");
     let mut all: Vec<&std::ffi::OsStr> = words.iter().map(std::ffi::OsStr::new).collect();
@@ -209,7 +210,7 @@ fn end_group(child: &mut std::process::Child) {
         (rustix::process::Signal::TERM, Duration::from_secs(10)),
         (rustix::process::Signal::KILL, Duration::from_secs(10)),
     ] {
-        // It may have ended by itself meanwhile, which is what is wanted.
+        // The group may have ended already, which is fine.
         let _ = rustix::process::kill_process_group(group, signal);
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {

@@ -1,9 +1,9 @@
-//! kill -9 of the agent at any moment: the next run over the directory finds everything that was closed, and the store
-//! never shows anything half-copied.
+//! SIGKILL ends the agent at any moment. The next run over the directory finds every closed file, and the store never
+//! shows a half-copied one.
 //!
-//! A program changes the directory step by step and writes down what it has done. The same program, run in a plain
-//! directory for just as many steps, says what the store must hold in the end. The step that was cut off may have
-//! happened or not; a file that was being written then has what it has.
+//! A program changes the directory step by step and records each completed step. The same program, run in a plain
+//! directory for the same number of steps, yields the expected content of the store. The interrupted step may have
+//! happened or not. A file that was being written at that time may have any content.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,10 +27,10 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// What the program wrote down.
+/// The steps that the program recorded.
 struct Log {
     done: usize,
-    /// The step that was cut off: its kind and the paths it touches.
+    /// The interrupted step: its kind and the paths it touches.
     cut: Option<(String, Vec<PathBuf>)>,
 }
 
@@ -76,10 +76,10 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Entry> {
     found
 }
 
-/// What the first steps make of a plain directory.
+/// The content of a plain directory after the first steps.
 fn expected(seed: usize, steps: usize) -> BTreeMap<PathBuf, Entry> {
     let plain = PathBuf::from(format!("/mnt/plain-{seed}-{steps}"));
-    // The number of steps is not part of the choice of each.
+    // The number of steps does not change the steps themselves.
     succeed(
         Command::new("python3")
             .arg("/mnt/changes.py")
@@ -115,7 +115,7 @@ fn differences(is: &BTreeMap<PathBuf, Entry>, should: &BTreeMap<PathBuf, Entry>)
         .collect()
 }
 
-/// The store has what was done, and nothing else but what the step that was cut off may have done.
+/// The store has the result of the completed steps, and at most that of the interrupted one.
 #[track_caller]
 fn compare(scene: &Scene, seed: usize) {
     let log = read_log(&format!("/mnt/beside/log-{seed}"));
@@ -128,7 +128,7 @@ fn compare(scene: &Scene, seed: usize) {
     };
     let mut after = expected(seed, log.done + 1);
     if ["write", "again", "replace"].contains(&kind.as_str()) {
-        // `replace` writes a file of its own and is then a rename.
+        // `replace` writes a file of its own and then renames it.
         let loose: Vec<&PathBuf> = match kind.as_str() {
             "replace" => paths.iter().skip(1).collect(),
             _ => paths.iter().collect(),
@@ -148,7 +148,7 @@ fn compare(scene: &Scene, seed: usize) {
     );
 }
 
-/// Is it all of one version?
+/// Whether all bytes belong to one version.
 fn is_whole(bytes: &[u8]) -> bool {
     let mut lines = bytes.chunks(27).enumerate();
     let Some(head) = bytes.get(..18) else {
@@ -161,7 +161,7 @@ fn is_whole(bytes: &[u8]) -> bool {
         })
 }
 
-/// Reads all files of the store again and again, and notes what is not whole.
+/// Reads all files of the store again and again, and records each partial file.
 struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<(usize, Vec<String>)>>,
@@ -178,7 +178,7 @@ impl Watch {
             let mut wrong = Vec::new();
             while !asked.load(Ordering::Relaxed) {
                 for path in files_below(&root).into_keys().filter(|path| !is_ours(path)) {
-                    // Renamed or removed meanwhile, or a symbolic link to nowhere.
+                    // The file was renamed or removed meanwhile, or is a dangling symbolic link.
                     let Ok(bytes) = fs::read(root.join(&path)) else {
                         continue;
                     };
@@ -216,19 +216,20 @@ fn begin(scene: &Scene, seed: usize, options: &[&str]) -> Running {
 }
 
 impl Running {
-    /// Waits until the program has done so many steps.
+    /// Waits until the program has completed this many steps.
     #[track_caller]
     fn gets_to(&mut self, seed: usize, steps: usize) {
         let log = format!("/mnt/beside/log-{seed}");
-        eventually("the program is on its way", || {
+        eventually("the program completes its steps", || {
             let there = read_log(&log).done >= steps;
-            assert!(there || !self.is_over(), "ended: {}", self.so_far());
+            assert!(there || !self.has_ended(), "ended: {}", self.so_far());
             there
         });
     }
 }
 
-/// Killed while the program writes; its own run takes over, drains, and says that something may be missing.
+/// The agent is killed while the program writes. The next run takes over and drains, and the first run reports a
+/// possible loss.
 fn killed_while_writing(name: &str, direct: &str, seeds: std::ops::Range<usize>) {
     let Some(scene) = prepare(name) else { return };
     for seed in seeds {
@@ -267,7 +268,7 @@ fn agent_killed_during_the_drain_loses_no_data() {
         running.gets_to(seed, STEPS);
         for kill in 1..3 {
             let had = files_below(&scene.over).len();
-            eventually("the drain goes on", || files_below(&scene.over).len() >= had + kill || running.is_over());
+            eventually("the drain continues", || files_below(&scene.over).len() >= had + kill || running.has_ended());
             running.kill();
             if scene.agent().is_some() {
                 scene.kill_agent();
@@ -280,13 +281,13 @@ fn agent_killed_during_the_drain_loses_no_data() {
             scene.kill_agent();
         }
         scene.drain_what_is_left().exits(0);
-        assert!(watch.ends() > 0, "nothing was looked at");
+        assert!(watch.ends() > 0, "the watch read no file");
         compare(&scene, seed);
         scene.is_clean();
     }
 }
 
-/// Only the run is killed: the agent finishes what is left without it.
+/// Only the run is killed: the agent drains the remaining files alone.
 #[test]
 fn agent_outlives_its_run() {
     let Some(scene) = prepare("orphaned_agent") else {
@@ -302,15 +303,15 @@ fn agent_outlives_its_run() {
     scene.is_clean();
 }
 
-/// What agents have in shared memory now.
+/// The files that agents have in shared memory now.
 fn shared_memory() -> Vec<PathBuf> {
     fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// A run that waits, and has made a file; with `stop` in its directory it ends.
+/// A run that has made a file and waits. A file `stop` in its directory ends it.
 fn waiting(scene: &Scene) -> Running {
     let running = scene.start(&[], "echo x > file; touch /mnt/beside/ready; until [ -e stop ]; do sleep 0.02; done");
-    eventually("the program is there", || Path::new("/mnt/beside/ready").exists());
+    eventually("the program runs", || Path::new("/mnt/beside/ready").exists());
     running
 }
 
@@ -322,7 +323,7 @@ fn run_elsewhere(scene: &Scene) {
     Running::of(scene.surgetank(&[&words[..], &tier].concat())).ends().exits(0);
 }
 
-/// Regression: only a run of the same project removed them; tests alone left 40.
+/// Regression: only a run of the same project removed these files; the tests alone left 40 of them.
 #[test]
 fn memory_of_a_killed_agent_is_removed_by_any_next_agent() {
     let Some(scene) = prepare("memory_left") else { return };
@@ -330,7 +331,7 @@ fn memory_of_a_killed_agent_is_removed_by_any_next_agent() {
     scene.kill_agent();
     running.kill();
     drop(running);
-    assert!(shared_memory().len() >= 2, "nothing is tested: {:?}", shared_memory());
+    assert!(shared_memory().len() >= 2, "the test proves nothing: {:?}", shared_memory());
     run_elsewhere(&scene);
     assert_eq!(shared_memory(), Vec::<PathBuf>::new());
     scene.drain_what_is_left().exits(0);
@@ -348,16 +349,16 @@ fn memory_of_a_killed_agent_is_removed_by_the_doctor() {
     scene.kill_agent();
     living.kill();
     drop(living);
-    let said = doctor(&[]);
-    assert!(said.contains(&format!("killed agents in /dev/shm: {} files", used.len())), "{said}");
-    assert!(said.contains("try: surgetank doctor --clean"), "{said}");
+    let text = doctor(&[]);
+    assert!(text.contains(&format!("killed agents in /dev/shm: {} files", used.len())), "{text}");
+    assert!(text.contains("try: surgetank doctor --clean"), "{text}");
     assert_eq!(shared_memory(), used);
-    let said = doctor(&["--clean"]);
-    assert!(said.contains(&format!("{} files removed", used.len())), "{said}");
+    let text = doctor(&["--clean"]);
+    assert!(text.contains(&format!("{} files removed", used.len())), "{text}");
     assert_eq!(shared_memory(), Vec::<PathBuf>::new());
 }
 
-/// For as long as its supervisor replaces it, an agent that was killed is not dead.
+/// While its supervisor replaces a killed agent, the agent does not count as dead.
 #[test]
 fn memory_stays_while_the_agent_is_replaced() {
     let Some(scene) = prepare("memory_replaced") else { return };
@@ -387,9 +388,9 @@ fn memory_stays_while_the_agent_is_replaced() {
     assert_eq!(shared_memory(), Vec::<PathBuf>::new());
 }
 
-/// A script's files, of one process, so that all of them are closed when the last of it is said.
+/// The files of one process, so that all of them are closed before the script marks its progress.
 const LEAVES: &str = "mkdir -p sub; head -c 3000000 /dev/urandom > sub/one; head -c 2000000 /dev/urandom > two; cp sub/one two /mnt/beside; touch /mnt/beside/ready; sleep 100";
-/// Nothing gets into the store by itself.
+/// No file is drained during a test.
 const SLOW: [&str; 2] = ["--drain-bytes-per-second-max", "1K"];
 
 /// A run that wrote two files, and was killed with its agent before they were in the store.
@@ -401,7 +402,7 @@ fn killed_with_files(scene: &Scene, tiers: &[&str]) {
     }
     let mut running = scene.start(&options, LEAVES);
     eventually("the files are written", || {
-        assert!(!running.is_over(), "{}", running.so_far());
+        assert!(!running.has_ended(), "{}", running.so_far());
         Path::new("/mnt/beside/ready").exists()
     });
     running.kill();
@@ -419,7 +420,7 @@ fn has_both(scene: &Scene) {
     scene.is_clean();
 }
 
-/// The next start names its tiers in another order, so that each has the other's place.
+/// The next start names its tiers in another order, so that each has the other one's position.
 #[test]
 fn tiers_in_another_order_lose_no_file() {
     let Some(scene) = Scene::new("reversed_tiers") else {
@@ -465,7 +466,7 @@ fn files_on_a_missing_tier_are_named_and_drained_later() {
     killed_with_files(&scene, &[&a]);
     succeed(Command::new("umount").arg("/mnt/tier-a"));
     for _ in 0..2 {
-        // Reading what cannot be had is an error, never nothing.
+        // A read of unavailable data is an error, never an empty file.
         scene.run(&["--tier", &b], "! cat two > /mnt/beside/read; test -e sub/one").exits(3).says(&[
             "/mnt/tier-a",
             "sub/one",
@@ -474,7 +475,7 @@ fn files_on_a_missing_tier_are_named_and_drained_later() {
         ]);
         assert!(!scene.path("two").exists() && !scene.path("sub/one").exists());
     }
-    // Mounted at its place or not: an empty directory of the same path is not the tier.
+    // Whether mounted or not: an empty directory of the same path is not the tier.
     scene.run(&["--tier", &a], "true").exits(3).says(&["/mnt/tier-a", "sub/one", "two", "bring it back"]);
     scene.ext4_again("tier-a");
     scene.run(&["--tier", &b], "cmp two /mnt/beside/two").exits(0);
@@ -500,7 +501,7 @@ fn files_without_their_state_are_named_and_kept() {
     ]);
     scene.holds("two", b"new\n");
     scene.holds("sub/one", b"new\n");
-    // Once more with other content: what was set aside before stays.
+    // Again with other content: files that were set aside before stay.
     let kept = |name: &str| {
         let below = files_below(Path::new("/mnt/tier-a"));
         let mut found: Vec<_> = below.into_keys().filter(|path| path.to_string_lossy().contains(name)).collect();
@@ -534,7 +535,8 @@ fn copy_staged_beside_its_new_directory_is_published() {
         fs::write(&file, text).unwrap();
         succeed(Command::new("touch").args(["-d", "@1000000000"]).arg(&file));
     }
-    // While the first file is about to be published, what follows is copied: the new directory is not in the store yet.
+    // While the first file waits to be published, the drain copies the next ones: the new directory is not in the
+    // store yet.
     let script = "echo 1 > first; sleep 1.5; mkdir new; mv old/file new/file; cp -p /mnt/beside/file new/file; sleep 4";
     let mut command = scene.run_command(&["--quiet-period", "0s"], script);
     command.env("SURGETANK_HOLD", "drain.compared:4000").env("SURGETANK_CRASH", "drain.renamed:1");
@@ -544,13 +546,13 @@ fn copy_staged_beside_its_new_directory_is_published() {
     scene.is_clean();
 }
 
-/// The file of a colleague that we may write is written over in place, so that it stays theirs. Killed in the middle of that
-/// the next agent took the half that was there for the colleague's doing, and kept both.
-fn killed_over_a_colleagues_file(name: &str, alone: bool) {
+/// A writable file of another user is overwritten in place, so that the owner stays the same. Regression: after a
+/// kill in the middle the next agent took the partial file for the other user's change, and kept both versions.
+fn killed_over_another_users_file(name: &str, alone: bool) {
     let Some(mut scene) = Scene::of_user(name) else { return };
     scene.tier("fast", 32);
     let theirs = scene.path("theirs");
-    fs::write(&theirs, "the colleague's").unwrap();
+    fs::write(&theirs, "their content").unwrap();
     std::os::unix::fs::chown(&theirs, Some(0), Some(crate::scene::TEAM)).unwrap();
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o664)).unwrap();
     let mut command = scene.run_command(&["--quiet-period", "0s"], "cat theirs; echo ours >theirs");
@@ -568,14 +570,15 @@ fn killed_over_a_colleagues_file(name: &str, alone: bool) {
     assert_eq!(scene.store_files().len(), 1, "{:?}", scene.store_files());
 }
 
-/// Regression: the next agent took another user's file that the drain had half overwritten for that user's own version.
+/// Regression: after a kill during the overwrite the next agent took the partial file for the other user's own
+/// version.
 #[test]
 fn half_written_file_in_place_is_recognised() {
-    killed_over_a_colleagues_file("killed_over_theirs", true);
+    killed_over_another_users_file("killed_over_theirs", true);
 }
 
 /// Regression: the same, with the next run after the supervisor's death.
 #[test]
 fn half_written_file_in_place_is_recognised_by_the_next_run() {
-    killed_over_a_colleagues_file("killed_over_theirs_both", false);
+    killed_over_another_users_file("killed_over_theirs_both", false);
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, stdout_of};
 use surgetank_testkit::servers::redis::RedisServer;
 
 /// Files, links and directories' own objects below the prefix.
@@ -25,7 +25,7 @@ fn command(node: &Node, server: &RedisServer, options: &[&str], script: &str) ->
 
 #[track_caller]
 fn run(node: &Node, server: &RedisServer, script: &str) -> String {
-    told(&command(node, server, &[], script).output().unwrap())
+    stdout_of(&command(node, server, &[], script).output().unwrap())
 }
 
 const WRITES: &str = "
@@ -52,7 +52,7 @@ fn run_output_is_on_the_server_and_reads_back() {
     assert_eq!(server.cli(&["STRLEN", "p:big"]), "40000000");
     let keys = values(&server);
     assert!(!keys.iter().any(|key| key == "p:d/e/n5" || key == "p:d/e/n7" || key.contains("-tmp-")), "{keys:?}");
-    // Another node that has never seen it.
+    // Another node, which has no state of these files.
     let seen = run(
         &Node::new(),
         &server,
@@ -62,7 +62,7 @@ fn run_output_is_on_the_server_and_reads_back() {
     let lines: Vec<&str> = seen.lines().collect();
     assert!(lines[0].starts_with("600 ") && lines[0].contains(".123456789 ") && lines[0].ends_with(" 6"), "{seen}");
     assert_eq!(lines[1..], ["d/hello", "50", "run7", "hello", "fifo 644", "directory 750", "x"], "{seen}");
-    // Changes of what lies there only: names, content, attributes, directories.
+    // Changes of stored files only: names, content, attributes, directories.
     run(
         &Node::new(),
         &server,
@@ -90,7 +90,7 @@ fn values_of_other_clients_are_shown_and_never_overwritten() {
     let seen = run(&node, &server, "ls; cat in/a in/b; echo three >>in/b; rm in/a; echo ours >in/c");
     assert_eq!(seen, "in\nonetwo");
     assert_eq!((server.cli(&["GET", "p:in/b"]), server.cli(&["EXISTS", "p:in/a"])), ("twothree".into(), "0".into()));
-    // After the drain has looked and before it writes, somebody else sets it: both stay.
+    // After the drain has checked the name and before it writes, another client sets the value: both values stay.
     let script = format!("cat in/c; echo mine >in/c; sleep 0.5; redis-cli -p {} SET p:in/c theirs", server.port());
     let output = command(&Node::new(), &server, &[], &script).env("SURGETANK_HOLD", "store.publish:1500").output();
     let seen = String::from_utf8(output.unwrap().stdout).unwrap();
@@ -101,7 +101,8 @@ fn values_of_other_clients_are_shown_and_never_overwritten() {
     assert_eq!(server.cli(&["GET", conflict[0]]), "mine");
 }
 
-/// Each file of it is another value then, and what is written over it was taken for a stranger's.
+/// Regression: after the rename each file is another value, and the drain took the overwritten one for another
+/// client's.
 #[test]
 fn file_of_a_renamed_directory_can_be_overwritten() {
     let Some(server) = RedisServer::start() else { return };
@@ -132,12 +133,13 @@ fn restarted_server_has_every_file_in_the_end() {
     server.kill();
     std::thread::sleep(Duration::from_secs(2));
     server.restart();
-    told(&ends(child));
+    stdout_of(&ends(child));
     assert_eq!(values(&server).len(), 301);
     assert_eq!(server.cli(&["GET", "p:f299"]), "299");
 }
 
-/// `mkdir` of a new name waited two minutes for a server that was gone or asleep, whatever `--retry` said.
+/// Regression: `mkdir` of a new name waited two minutes for a server that was down or stopped, whatever `--retry`
+/// was.
 #[test]
 fn mkdir_needs_no_server_or_waits_as_long_as_retry() {
     for asleep in [false, true] {
@@ -163,9 +165,9 @@ fn mkdir_needs_no_server_or_waits_as_long_as_retry() {
         }
         fs::write(node.path("away"), "").unwrap();
         let output = ends(child);
-        let (seen, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(seen, "made:\nnew\nsub\n\nmade/sub:\na\nnew\nmkdir gives 1\n", "{said}");
-        assert_eq!(output.status.code(), Some(3), "{said}");
+        let (seen, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(seen, "made:\nnew\nsub\n\nmade/sub:\na\nnew\nmkdir gives 1\n", "{errors}");
+        assert_eq!(output.status.code(), Some(3), "{errors}");
         if asleep {
             server.sleep(false)
         } else {
@@ -188,7 +190,7 @@ fn mkdir_needs_no_server_or_waits_as_long_as_retry() {
     }
 }
 
-/// A program that handles a signal while the agent fetches a file for it saw EINTR from `open` or `read`.
+/// Regression: a program that handles a signal while the agent fetches a file for it got EINTR from `open` or `read`.
 #[test]
 fn signals_do_not_interrupt_reads_during_a_fetch() {
     let Some(server) = RedisServer::start() else { return };
@@ -209,7 +211,7 @@ open(sys.argv[1] + '/ready', 'w').close()
 while not os.path.exists(sys.argv[1] + '/away'): pass
 check('read', libc.pread(file, buffer, len(buffer), ctypes.c_long(20_000_000)))
 check('open to write', libc.open(b'written', os.O_RDWR))
-# Python gives the signal its default action back before it ends.
+# Python resets the signal's action before it ends.
 signal.setitimer(signal.ITIMER_REAL, 0)
 ";
     fs::write(node.path("signals.py"), program).unwrap();
@@ -220,12 +222,12 @@ signal.setitimer(signal.ITIMER_REAL, 0)
         assert!(begun.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Both wait while signals arrive: first for a server that sleeps.
+    // Both calls wait for the stopped server while signals arrive.
     server.sleep(true);
     fs::write(node.path("away"), "").unwrap();
     std::thread::sleep(Duration::from_secs(1));
     server.sleep(false);
-    assert_eq!(told(&ends(child)), "open succeeds\nread succeeds\nopen to write succeeds\n");
+    assert_eq!(stdout_of(&ends(child)), "open succeeds\nread succeeds\nopen to write succeeds\n");
 }
 
 #[test]
@@ -240,9 +242,9 @@ fn killed_agent_leaves_no_partial_file() {
     let begun = Instant::now();
     let mut kills = 0;
     while child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < LIMIT, "it never ends");
+        assert!(begun.elapsed() < LIMIT, "the run does not end");
         let size = server.cli(&["STRLEN", "p:big"]);
-        assert!(size == "0" || size == "100000000", "half of it shows: {size}");
+        assert!(size == "0" || size == "100000000", "a partial file is visible: {size}");
         if kills < 3 && node.has_uploads() {
             std::thread::sleep(Duration::from_millis(300));
             kills += u32::from(node.kill_agent());
@@ -250,9 +252,9 @@ fn killed_agent_leaves_no_partial_file() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    told(&child.wait_with_output().unwrap());
+    stdout_of(&child.wait_with_output().unwrap());
     assert!(kills > 0);
-    assert!(!node.has_uploads(), "what is known of uploads is over with them");
+    assert!(!node.has_uploads(), "a record of an upload remains after its end");
     assert_eq!(values(&server).len(), 102);
     let mut raw = server.cli_bytes(&["--raw", "GET", "p:big"]);
     raw.pop();
@@ -268,7 +270,7 @@ fn killed_agent_leaves_no_partial_file() {
 }
 
 fn failed(output: &Output) -> String {
-    assert!(!output.status.success(), "it must not work");
+    assert!(!output.status.success(), "the command must fail");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -278,7 +280,7 @@ fn password_is_read_from_the_environment_and_never_shown() {
     server.cli(&["CONFIG", "SET", "requirepass", "the-right-one"]);
     let node = Node::new();
     let right = command(&node, &server, &[], "echo x >x").env("REDISCLI_AUTH", "the-right-one").output().unwrap();
-    told(&right);
+    stdout_of(&right);
     for (password, word) in [("hunter2", "WRONGPASS"), ("", "NOAUTH")] {
         let output = command(&Node::new(), &server, &[], "true").env("REDISCLI_AUTH", password).output().unwrap();
         let text = failed(&output);
@@ -306,7 +308,7 @@ fn file_larger_than_the_server_allows_is_named_undrained() {
 
 #[test]
 fn doctor_and_log_report_the_servers_durability() {
-    for (options, code, said) in
+    for (options, code, word) in
         [(&[][..], true, "appendfsync always"), (&["--appendonly", "no"][..], false, "memory only")]
     {
         let Some(server) = RedisServer::start_with(options) else { return };
@@ -315,11 +317,11 @@ fn doctor_and_log_report_the_servers_durability() {
         doctor.args(["doctor", "--json", "--over"]).arg(node.path("over")).args(["--store", &server.url("p:")]);
         let output = doctor.arg("--state").arg(node.path("state")).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains(said) && text.contains("uploads in parts: yes"), "{text}");
+        assert!(text.contains(word) && text.contains("uploads in parts: yes"), "{text}");
         assert_eq!(text.contains("durability in the store"), !code, "{text}");
         let log = node.path("log");
         let script = format!("cat {}/*/agent.log >{}", node.path("state").display(), log.display());
-        told(&command(&node, &server, &[], &script).output().unwrap());
-        assert_eq!(fs::read_to_string(log).unwrap().contains(said), !code);
+        stdout_of(&command(&node, &server, &[], &script).output().unwrap());
+        assert_eq!(fs::read_to_string(log).unwrap().contains(word), !code);
     }
 }

@@ -1,4 +1,4 @@
-//! What docs/semantics.md says that programs are refused: the errno it names, by the door it names.
+//! Calls that docs/semantics.md says are refused: each fails with the named errno, at the named door.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -23,16 +23,16 @@ fn calls_only_a_device_can_serve_are_refused() {
     fs::write(scene.path("stored"), "stored").unwrap();
     let program = "
 import errno, fcntl, os
-def told(call):
+def attempt(call):
     try: call(); return 'done'
     except OSError as why: return errno.errorcode[why.errno]
 FICLONE, FIEMAP, GETFLAGS, SETFLAGS = 0x40049409, 0xC020660B, 0x80086601, 0x40086602
 for name in ['stored', 'made']:
     made = os.open(name, os.O_RDWR | os.O_CREAT); copy = os.open('copy', os.O_RDWR | os.O_CREAT)
-    print(told(lambda: fcntl.ioctl(copy, FICLONE, made)), told(lambda: fcntl.ioctl(made, FIEMAP, bytearray(32))),
-          told(lambda: fcntl.ioctl(made, GETFLAGS, bytearray(8))), told(lambda: fcntl.ioctl(made, SETFLAGS, bytearray(8))))
+    print(attempt(lambda: fcntl.ioctl(copy, FICLONE, made)), attempt(lambda: fcntl.ioctl(made, FIEMAP, bytearray(32))),
+          attempt(lambda: fcntl.ioctl(made, GETFLAGS, bytearray(8))), attempt(lambda: fcntl.ioctl(made, SETFLAGS, bytearray(8))))
     for what in ['state', 'tier']:
-        print(told(lambda: os.setxattr(name, 'user.surgetank.' + what, b'x')))
+        print(attempt(lambda: os.setxattr(name, 'user.surgetank.' + what, b'x')))
 ";
     let once = format!("ENOTSUP ENOTSUP ENOTTY ENOTTY\n{}", "EPERM\n".repeat(2));
     for door in [&["--no-preload"][..], &["--no-preload", "--direct", "false"]] {
@@ -40,7 +40,7 @@ for name in ['stored', 'made']:
     }
 }
 
-/// The 1,025th who would wait for a lock is told.
+/// The request for a lock fails if 1,024 requests already wait.
 #[test]
 fn waiter_1025_for_a_lock_is_refused() {
     let Some(scene) = prepare("refused_waiters") else { return };
@@ -48,23 +48,23 @@ fn waiter_1025_for_a_lock_is_refused() {
 import errno, fcntl, os, resource, sys, threading, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 threading.stack_size(128 << 10)
-told = []
+answers = []
 held = os.open('lock', os.O_RDWR | os.O_CREAT); fcntl.flock(held, fcntl.LOCK_EX)
 def wait():
     mine = os.open('lock', os.O_RDWR)
-    try: fcntl.flock(mine, fcntl.LOCK_EX); told.append('got it')
-    except OSError as why: told.append(errno.errorcode[why.errno])
+    try: fcntl.flock(mine, fcntl.LOCK_EX); answers.append('got it')
+    except OSError as why: answers.append(errno.errorcode[why.errno])
     os.close(mine)
 waiters = [threading.Thread(target=wait) for _ in range(1030)]
 for waiter in waiters: waiter.start()
-while len(told) < 6: time.sleep(0.01)
+while len(answers) < 6: time.sleep(0.01)
 time.sleep(0.2)
-print(sorted(told))
+print(sorted(answers))
 sys.stdout.flush()
 os._exit(0)
 ";
-    let told = python(&scene, &["--no-preload"], program);
-    assert_eq!(told, format!("{:?}\n", ["ENOLCK"; 6]).replace('"', "'"));
+    let printed = python(&scene, &["--no-preload"], program);
+    assert_eq!(printed, format!("{:?}\n", ["ENOLCK"; 6]).replace('"', "'"));
 }
 
 /// With seccomp: the calls of 32-bit programs, io_uring, and file handles.
@@ -102,7 +102,7 @@ int main(void) {
     let ended = scene.run(&["--door", "seccomp"], "echo x >made; exec /mnt/calls").exits(0);
     let (first, rest) = ended.stdout.split_once('\n').unwrap();
     assert_eq!(first, "-1 EOPNOTSUPP EPERM ENOSYS");
-    // (A kernel that has no such calls at all kills who makes them.)
+    // (A kernel without such calls kills a process that makes them.)
     let plain = Command::new("/mnt/calls").output().unwrap();
     if plain.status.success() {
         assert!(String::from_utf8_lossy(&plain.stdout).ends_with("its number\n"));

@@ -1,4 +1,4 @@
-//! Each test is named after something that once went wrong.
+//! Each test is named after a fault that was fixed.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -48,8 +48,8 @@ impl Scene {
     }
 }
 
-/// Without a rule the agent prefetches nothing. With one, it prefetches what the rule names, and that can be evicted again. Regression:
-/// such rules had no effect.
+/// Without a rule the agent prefetches nothing. With a rule it prefetches the files that match, and they can be
+/// evicted again. Regression: such rules had no effect.
 #[test]
 fn prefetch_rule_fetches_matching_files_only() {
     let Some(scene) = prepare("prefetch_rules") else {
@@ -105,7 +105,7 @@ fn sea_prefetch_list_fetches_matching_files() {
         .prints("fast store\n");
 }
 
-/// A prefetch that is far from through does not hold up the command, nor the end.
+/// An unfinished prefetch delays neither the command nor the end of the run.
 #[test]
 fn prefetching_ends_with_the_agent() {
     let Some(scene) = prepare("prefetch_ends") else {
@@ -123,7 +123,8 @@ fn prefetching_ends_with_the_agent() {
     scene.is_clean();
 }
 
-/// A tier of 32 MiB is written full three times over: pinned files stay, the rest makes way. Regression: pin rules had no effect.
+/// Programs fill a tier of 32 MiB three times: pinned files stay, and other files are evicted. Regression: pin rules
+/// had no effect.
 #[test]
 fn pinned_files_stay_on_a_full_tier() {
     let Some(scene) = prepare("pin_rules") else {
@@ -167,7 +168,7 @@ fn keep_rule_stores_links_and_fifos() {
     assert_eq!(fs::read_link(scene.path("k/link")).unwrap(), std::path::Path::new("nowhere"));
     assert!(fs::metadata(scene.path("k/fifo")).unwrap().file_type().is_fifo());
     assert!(!scene.path("k/file").exists());
-    // Nothing was forgotten, and nothing comes twice.
+    // No file is lost, and no file is stored twice.
     scene.run(&["--rule", "k/=keep"], "readlink k/link; [ -p k/fifo ]; cat k/file").exits(0).prints("nowhere\ndata\n");
 }
 
@@ -177,7 +178,7 @@ fn remove_rule_updates_a_file_that_the_store_has() {
     let Some(scene) = prepare("remove_rewritten") else {
         return;
     };
-    for name in ["a.dat", "b.dat", "c.dat", "gone.dat"] {
+    for name in ["a.dat", "b.dat", "c.dat", "removed.dat"] {
         fs::write(scene.path(name), "old").unwrap();
     }
     scene
@@ -187,7 +188,7 @@ fn remove_rule_updates_a_file_that_the_store_has() {
              echo more >>b.dat
              echo replaced >c.new; mv c.new c.dat
              echo scratch >d.dat
-             rm gone.dat; echo again >gone.dat
+             rm removed.dat; echo again >removed.dat
              /mnt/surgetank why --state /mnt/state a.dat | grep -c 'not a temporary'",
         )
         .exits(0)
@@ -195,15 +196,15 @@ fn remove_rule_updates_a_file_that_the_store_has() {
     scene.holds("a.dat", b"new\n");
     scene.holds("b.dat", b"oldmore\n");
     scene.holds("c.dat", b"replaced\n");
-    assert!(!scene.path("d.dat").exists() && !scene.path("gone.dat").exists());
+    assert!(!scene.path("d.dat").exists() && !scene.path("removed.dat").exists());
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.is_clean();
-    // The catalog is empty: nothing is taken up.
+    // The catalog is empty: the next run takes up no file.
     scene.run(&[], "true").exits(0);
     assert!(!scene.log().contains("took up"), "{}", scene.log());
 }
 
-/// Regression: `wait` called durable what a killed agent of a global mount had left, and no agent could continue with it.
+/// Regression: `wait` reported files of a killed agent of a global mount as durable, and no agent could take them up.
 #[test]
 fn wait_over_a_dead_mount_reports_undrained_files() {
     let Some(scene) = prepare("dead_mount") else {
@@ -218,7 +219,7 @@ fn wait_over_a_dead_mount_reports_undrained_files() {
     scene.asked_at_root("wait", &[over]).exits(3).says(&ADVICE);
     scene.asked_at_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
     scene.asked_at_root("status", &[over]).exits(1).says(&["dead mount", "umount --state /mnt/state"]);
-    // `mount` takes it away, begins anew, and finds the file.
+    // `mount` removes the dead mount, starts again, and finds the file.
     scene.mount_again(&[]).exits(0).says(&["dead mount is removed"]);
     assert_eq!(scene.read("sub/file"), b"undrained");
     scene.asked_at_root("wait", &[over]).exits(0);
@@ -245,7 +246,8 @@ fn umount_removes_a_dead_mount() {
     scene.asked_at_root("wait", &[over]).exits(0);
 }
 
-/// A run started inside the dead mount continues in the directory underneath it. Regression: it could not read the configuration.
+/// A run started inside the dead mount continues in the directory underneath it. Regression: it could not read the
+/// configuration.
 #[test]
 fn run_started_in_a_dead_mount_works() {
     let Some(scene) = prepare("dead_mount_run") else {
@@ -253,7 +255,7 @@ fn run_started_in_a_dead_mount_works() {
     };
     scene.mounted(&["--quiet-period", "1h"]);
     fs::write(scene.path("file"), "undrained").unwrap();
-    // A shell that was inside all the time, as a person's would be.
+    // A shell that is inside all the time, like a user's shell.
     let script = "while [ ! -e /mnt/go ]; do sleep 0.05; done
         exec /mnt/surgetank run --state /mnt/state --tier fast=/mnt/tier-fast:32M -- sh -c 'cat file; echo new >new'";
     let mut command = std::process::Command::new("sh");
@@ -263,7 +265,7 @@ fn run_started_in_a_dead_mount_works() {
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
-    // The marks by which a later run finds what this one left.
+    // The marks by which a later run finds remaining processes of this one.
     for (name, value) in scene.surgetank(&[]).get_envs() {
         command.env(name, value.unwrap_or_default());
     }
@@ -309,10 +311,10 @@ fn write_and_kill(scene: &Scene) {
     scene.kill_agent();
     running.kill();
     drop(running);
-    assert!(!scene.path("sub/file").exists(), "it was drained: nothing is tested");
+    assert!(!scene.path("sub/file").exists(), "the file was drained: the test proves nothing");
 }
 
-/// Regression: the next agent looked for the leftovers under the new number, found none, and the run reported success.
+/// Regression: the next agent searched under the new number, found no files, and the run reported success.
 #[test]
 fn files_survive_a_new_device_number_of_the_store() {
     let Some(scene) = prepare("renumbered") else {
@@ -330,7 +332,8 @@ fn files_survive_a_new_device_number_of_the_store() {
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.asked_at_root("wait", &[over]).exits(0);
 
-    // After an end in order, too: what is kept is found again, and what was refused is brought.
+    // The same after an orderly end: the agent finds a kept file again, and drains a file that the store refused
+    // before.
     scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
     scene.ext4_renumbered("project");
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
@@ -363,7 +366,7 @@ fn leftovers_of_another_file_system_are_named() {
     write_and_kill(&scene);
     crate::scene::succeed(std::process::Command::new("umount").arg(over));
     let left = ["NOT taken up", "1 file(s)", "mount the file system", "/mnt/state/"];
-    // The mount point itself is there now: another directory.
+    // The mount point itself is visible now: another directory.
     scene.run(&[], "test ! -e sub; echo other >other").exits(0).says(&left);
     scene.holds("other", b"other\n");
     scene.asked_at_root("wait", &[over]).exits(3).says(&left);
@@ -378,7 +381,7 @@ fn leftovers_of_another_file_system_are_named() {
 }
 
 impl Scene {
-    /// A process in a mount namespace of its own that prepares there, says so, and stays.
+    /// Starts a process in a mount namespace of its own. It runs the script, marks that it is ready, and stays.
     #[track_caller]
     fn elsewhere(&self, script: &str) -> Running {
         let _ = fs::remove_file("/mnt/ready");
@@ -391,8 +394,8 @@ impl Scene {
     }
 }
 
-/// A process with another directory under the same path, as in a container, holds nothing. A process with the directory itself does, under
-/// any path. Regression: `mount` refused for both.
+/// A process with another directory under the same path, as in a container, does not keep the directory busy. A
+/// process with the directory itself does, under any path. Regression: `mount` refused for both.
 #[test]
 fn only_processes_in_the_directory_itself_refuse_a_mount() {
     let Some(scene) = prepare("other_namespace") else {
@@ -411,13 +414,13 @@ fn only_processes_in_the_directory_itself_refuse_a_mount() {
         format!("mount --bind {another} {over}"),
     ] {
         for hold in ["cd OVER/sub", "exec 7<OVER/sub/file", "exec 7<OVER"] {
-            let stranger = scene.elsewhere(&format!("{hide}\n{}", hold.replace("OVER", over)));
+            let other = scene.elsewhere(&format!("{hide}\n{}", hold.replace("OVER", over)));
             scene.mounted(&[]);
             fs::write(scene.path("out"), hold).unwrap();
             scene.asked_at_root("umount", &[over]).exits(0);
             scene.await_no_agent();
             scene.holds("out", hold.as_bytes());
-            stranger.kill();
+            other.kill();
         }
     }
     for (show, at) in [
@@ -436,7 +439,7 @@ fn only_processes_in_the_directory_itself_refuse_a_mount() {
     scene.asked_at_root("umount", &[over]).exits(0);
 }
 
-/// Regression: a `doctor`, and a start that failed, left directories of an agent that never served in the tiers.
+/// Regression: `doctor`, and a start that failed, left directories in the tiers for an agent that never served.
 #[test]
 fn failed_start_and_doctor_leave_tiers_empty() {
     let Some(scene) = prepare("failed_start") else {
@@ -458,7 +461,7 @@ fn failed_start_and_doctor_leave_tiers_empty() {
         let start = Running::of(scene.surgetank(&["run", "--door", "fuse", "--state", "/mnt/state2", "--", "true"]));
         start.ends().exits(1).says(&["cannot be served", "mounting: "]);
         assert_eq!((shared_memory(), tier()), (0, kept));
-        // What is kept there stays.
+        // Kept files stay there.
         scene.run(&["--door", "fuse"], "true").exits(1);
         assert_eq!(scene.tier_files(), there);
     }
@@ -466,7 +469,8 @@ fn failed_start_and_doctor_leave_tiers_empty() {
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
 }
 
-/// Regression: the agent believed indefinitely what it had drained beside a kept file, and showed it after another client had deleted it.
+/// Regression: the agent cached entries drained beside a kept file indefinitely, and showed them after another client
+/// had deleted them.
 #[test]
 fn changes_between_runs_are_seen_beside_kept_files() {
     let Some(scene) = prepare("changed_between_runs") else {
@@ -480,7 +484,7 @@ fn changes_between_runs_are_seen_beside_kept_files() {
              for n in 1 2 3 4; do echo out >d/out$n; done; ln d/out4 d/link; echo x >d/full/x",
         )
         .exits(0);
-    fs::write(scene.path("d/out1"), "changed by somebody else\n").unwrap();
+    fs::write(scene.path("d/out1"), "changed by another client\n").unwrap();
     fs::remove_file(scene.path("d/out2")).unwrap();
     fs::rename(scene.path("d/out3"), scene.path("d/moved")).unwrap();
     fs::write(scene.path("d/out4"), "changed through a link\n").unwrap();
@@ -495,9 +499,9 @@ fn changes_between_runs_are_seen_beside_kept_files() {
         )
         .exits(0)
         .prints(
-            "d/a.kept d/link d/moved d/out1 d/out4\n25\n23\nchanged by somebody else\nkept\nout\nchanged through a link\n",
+            "d/a.kept d/link d/moved d/out1 d/out4\n26\n23\nchanged by another client\nkept\nout\nchanged through a link\n",
         );
-    scene.holds("d/out1", b"changed by somebody else\nmore\n");
+    scene.holds("d/out1", b"changed by another client\nmore\n");
     scene.holds("d/out2", b"new\n");
     scene.holds("d/link", b"changed through a link\n");
     scene.holds("d/full/y", b"y\n");
@@ -508,7 +512,8 @@ fn changes_between_runs_are_seen_beside_kept_files() {
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Regression: a directory that another client removed in the store was shown empty, and took no new files, while it had a kept file.
+/// Regression: a directory with a kept file was shown empty, and took no new files, after another client had removed
+/// it in the store.
 #[test]
 fn removed_directory_with_kept_files_takes_new_files() {
     directory_with_something_kept("removed_directory", |_| {}, "");
@@ -551,7 +556,7 @@ fn directory_with_something_kept(name: &str, replace: impl Fn(&Scene), theirs: &
     }
     assert_eq!(scene.store_files().len(), if theirs.is_empty() { 3 } else { 4 }, "{:?}", scene.store_files());
 
-    // Nothing has to be done in it to have it again.
+    // The directory exists again even if no program touches it.
     fs::remove_dir_all(scene.path("d")).unwrap();
     scene.run(&keep, "true").exits(0);
     assert!(scene.path("d/e").is_dir() && scene.store_files().is_empty());
@@ -578,13 +583,13 @@ fn run_right_after_another_waits_for_the_catalog() {
     let mut running = scene.start(&[], "echo two >two");
     eventually("the agent begins", || scene.agent().is_some());
     std::thread::sleep(std::time::Duration::from_millis(200));
-    assert!(!running.is_over(), "{}", running.so_far());
+    assert!(!running.has_ended(), "{}", running.so_far());
     drop(lock);
     running.ends().exits(0);
     scene.holds("two", b"two\n");
 }
 
-/// Regression: the agent refused the line with the command, and the run started one agent after the other.
+/// Regression: the agent refused the command line, and the run started one agent after another.
 #[test]
 fn very_long_command_line_starts_one_agent() {
     let Some(scene) = prepare("long_command") else {

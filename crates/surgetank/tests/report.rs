@@ -1,4 +1,4 @@
-//! The record of a run says what its programs did: byte for byte what strace saw of them, whoever they are and however they end.
+//! The record of a run equals the bytes that strace saw, for every kind of program and every way in which it ends.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ int main(void) {
     exit(0); /* f is never closed */
 }
 END
-gcc -o s s.c; ./s > s.said; ./s >> s.said; wc -c s.out s.said"#,
+gcc -o s s.c; ./s > s.text; ./s >> s.text; wc -c s.out s.text"#,
     );
     run(
         "gcc",
@@ -88,7 +88,8 @@ os.waitpid(pid, 0)
 END
 /usr/bin/python3 p.py"#,
     );
-    // Children that write to the shell's own standard output, streams that are inherited, moved and left to the end.
+    // Children that write to the shell's own standard output; streams that are inherited, moved, and flushed only at
+    // exit.
     run(
         "shells",
         r#"cat > v.py <<'END'
@@ -99,7 +100,7 @@ subprocess.run(['true'], stdout=subprocess.DEVNULL)
 print('parent two' * 1000)
 END
 /usr/bin/python3 v.py > v.out; /usr/bin/python3 v.py | cat > v.piped
-awk 'BEGIN { for (i = 0; i < 3000; i++) print i > "v.awk"; system("echo q"); print "end" }' > v.said
+awk 'BEGIN { for (i = 0; i < 3000; i++) print i > "v.awk"; system("echo q"); print "end" }' > v.text
 sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.mixed"#,
     );
     let record = run(
@@ -155,25 +156,26 @@ os.kill(os.getpid(), signal.SIGKILL)
     let written = |process: &Value| COUNTED.iter().map(|door| number(&process["io"][door]["write_bytes"])).sum::<u64>();
     assert_eq!((written(pythons[0]), written(pythons[1])), (1234, 70000));
     let counted = (&pythons[0]["counted"], &pythons[1]["counted"]);
-    assert_eq!(counted, (&"shim_cut_short".into(), &"shim".into()), "killed, and gone on as bash");
+    assert_eq!(counted, (&"shim_cut_short".into(), &"shim".into()), "the parent is killed, and the child becomes bash");
     assert!(pythons.iter().all(|process| process["ended_us"].is_u64()), "{pythons:#?}");
-    // After its exec the child is another program's process with the same number.
+    // After its exec the child counts as a process of another program with the same number.
     let bash = record["processes"]
         .as_array()
         .unwrap()
         .iter()
         .find(|process| process["pid"] == pythons[1]["pid"] && process["program"] == "bash");
     assert!(bash.is_some(), "{record:#}");
-    // The last kill was the command's own end for the shell around it.
+    // The last kill ends only the command's child, and the shell continues.
     assert_eq!(record["command_exit"], 0);
 }
 
 fn processes_of(record: &Value, program: &str) -> u64 {
     let programs = record["programs"].as_array().unwrap();
-    programs.iter().find(|told| told["program"] == program).map_or(0, |told| number(&told["processes"]))
+    programs.iter().find(|one| one["program"] == program).map_or(0, |one| number(&one["processes"]))
 }
 
-/// Of 600 at once 231 found no slot to count in, and nobody was told.
+/// Regression: of 600 simultaneous processes 231 found no free slot for their counts, and the record did not report
+/// it.
 #[test]
 fn hundreds_of_processes_at_once_are_counted_each() {
     let Some(scene) = scene("report_burst") else { return };
@@ -183,7 +185,7 @@ fn hundreds_of_processes_at_once_are_counted_each() {
     assert_eq!(record["processes_lost"], 0);
 }
 
-/// Two at a time, thousands one after the other: their slots were given away every two seconds only.
+/// Regression: with thousands of short processes, two at a time, slots were released only every two seconds.
 #[test]
 fn thousands_of_short_processes_are_counted_each() {
     let Some(scene) = scene("report_many") else { return };
@@ -195,10 +197,10 @@ fn thousands_of_short_processes_are_counted_each() {
 
 /// Regression: the recorder stopped, or the record had 1.8e19 bytes.
 #[test]
-fn program_that_overwrites_its_counts_is_not_believed() {
-    let Some(scene) = scene("report_liar") else { return };
+fn overwritten_counts_are_reported_as_impossible() {
+    let Some(scene) = scene("report_overwritten") else { return };
     fs::write(
-        "/mnt/liar.py",
+        "/mnt/overwrite.py",
         "
 import mmap, os
 path = next(line.split()[-1] for line in open('/proc/self/maps') if '.counts-' in line)
@@ -207,23 +209,23 @@ slots[20480:20480 + 40 * 2256] = b'\\xff' * (40 * 2256)
 ",
     )
     .unwrap();
-    let script = "/usr/bin/python3 /mnt/liar.py; sleep 3; dd if=/dev/zero of=after bs=1000 count=7 status=none";
+    let script = "/usr/bin/python3 /mnt/overwrite.py; sleep 3; dd if=/dev/zero of=after bs=1000 count=7 status=none";
     scene.run(&SMALL, script).exits(0);
     let record = record(&scene);
     assert_eq!((number(&record["agents"]), &record["exit"]), (1, &0.into()), "{record:#}");
     assert!(number(&record["processes_disbelieved"]) > 0, "{record:#}");
-    assert_eq!(moved(&record, "dd", &COUNTED).1, 7000, "who came later is counted: {record:#}");
+    assert_eq!(moved(&record, "dd", &COUNTED).1, 7000, "a later process is counted: {record:#}");
     assert!(moved(&record, "", &COUNTED).1 < 1 << 30);
-    let told = scene.verb("report", &[]).exits(0).stdout;
-    assert!(told.contains("impossible"), "{told}");
+    let text = scene.verb("report", &[]).exits(0).stdout;
+    assert!(text.contains("impossible"), "{text}");
 }
 
-/// Regression: the agent had the file mapped, and died of SIGBUS.
+/// Regression: the agent mapped the file, and died of SIGBUS.
 #[test]
 fn program_that_truncates_its_counts_ends_no_agent() {
     let Some(scene) = scene("report_cut") else { return };
     let script = "echo kept > kept; truncate -s 0 \"$(grep -o '/[^ ]*[.]counts-[0-9]*' /proc/self/maps | head -n 1)\"; sleep 1; exit 0";
-    // (Its programs have it mapped, and may die of that.)
+    // (The run's programs have the file mapped, and may die of SIGBUS.)
     scene.run(&SMALL, script);
     let record = record(&scene);
     assert_eq!((&record["agents"], &record["counting_ended"]), (&1.into(), &true.into()), "{record:#}");
@@ -239,9 +241,9 @@ fn unwritable_answer_is_a_failure() {
             let mut command = scene.surgetank(&["report", "--state", scene.state.to_str().unwrap()]);
             let out = fs::File::options().write(true).open(to).unwrap();
             let done = command.args(words).stdout(out).stderr(std::process::Stdio::piped()).output().unwrap();
-            let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            assert_eq!(done.status.code(), Some(code), "{to} {words:?}: {said}");
-            assert_eq!(said.contains("cannot be written to standard output"), code == 1, "{said}");
+            let errors = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert_eq!(done.status.code(), Some(code), "{to} {words:?}: {errors}");
+            assert_eq!(errors.contains("cannot be written to standard output"), code == 1, "{errors}");
         }
     }
     let help = scene.verb("report", &["--help"]).exits(0).stdout;
@@ -269,14 +271,14 @@ fn replacing_agent_continues_the_record() {
     let script = "dd if=/dev/zero of=a bs=1000 count=100 status=none; touch /mnt/first; while [ ! -e /mnt/go ]; do sleep 0.05; done; dd if=/dev/zero of=b bs=1000 count=50 status=none";
     let run = scene.start(&SMALL, script);
     crate::scene::eventually("the first half", || Path::new("/mnt/first").exists());
-    // What it had counted by now is written down every two seconds.
+    // The agent records its counts every two seconds.
     let noted = || {
         fs::read_dir(&scene.state).into_iter().flatten().flatten().any(|place| {
             let text = fs::read_to_string(place.path().join("runs/now-1.json")).unwrap_or_default();
             text.contains("\"dd\"")
         })
     };
-    crate::scene::eventually("it is noted", noted);
+    crate::scene::eventually("the counts are recorded", noted);
     scene.replace_agent();
     scene.await_served();
     fs::write("/mnt/go", "").unwrap();
@@ -312,8 +314,8 @@ fn failed_run_has_a_private_record_of_its_failure() {
     other
         .args(["--reuid", "1234", "--regid", "1234", "--clear-groups", "--", "/mnt/surgetank", "report", "--state"])
         .arg(&scene.state);
-    let told = other.output().unwrap();
-    assert!(!told.status.success() && told.stdout.is_empty(), "{told:?}");
+    let output = other.output().unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]
@@ -324,7 +326,7 @@ fn full_state_directory_does_not_fail_the_run() {
     let script = "dd if=/dev/zero of=/mnt/small-state/filler bs=64k status=none 2>/dev/null || true; sleep 3; rm -f /mnt/small-state/filler; dd if=/dev/zero of=a bs=1000 count=100 status=none";
     scene.run(&SMALL, script).exits(0);
     assert_eq!(fs::metadata(scene.path("a")).unwrap().len(), 100_000);
-    // And one where the records cannot be put at all.
+    // The same with a state directory in which the records cannot be written at all.
     for place in fs::read_dir(&scene.state).unwrap().flatten() {
         if place.path().join("runs").is_dir() {
             fs::remove_dir_all(place.path().join("runs")).unwrap();
@@ -376,7 +378,7 @@ fn spills_evictions_and_hits_have_their_reasons() {
     assert!(text.lines().count() < 60, "{text}");
 }
 
-/// `report` without a name showed the last run of whatever directory.
+/// Regression: `report` without a name showed the last run over any directory.
 #[test]
 fn report_without_a_name_takes_the_run_over_this_directory() {
     let Some(scene) = scene("report_here") else { return };
@@ -395,7 +397,11 @@ fn report_without_a_name_takes_the_run_over_this_directory() {
     {
         assert_eq!(at(dir, &[]).exits(0).json()["directory"], expected, "in {dir}");
     }
-    assert_eq!(at("/mnt/project", &["last"]).exits(0).json()["directory"], "/mnt/other", "`last` is of all");
+    assert_eq!(
+        at("/mnt/project", &["last"]).exits(0).json()["directory"],
+        "/mnt/other",
+        "`last` covers all directories"
+    );
     at("/", &[]).exits(2).says(&["no run over / is recorded", "--list", "  data: "]);
 }
 
@@ -410,7 +416,7 @@ fn command_in(command: &mut std::process::Command, dir: &str, words: &[&str]) ->
     made
 }
 
-/// After the run `why` said only that there is no agent.
+/// Regression: after the run `why` reported only that no agent serves the directory.
 #[test]
 fn why_answers_from_the_last_record_after_a_run() {
     let Some(scene) = scene("report_why") else { return };
@@ -421,11 +427,11 @@ fn why_answers_from_the_last_record_after_a_run() {
             "head -c 5000 /dev/zero > made; mkdir scratch; echo kept > scratch/kept; echo x > t; mv t renamed",
         )
         .exits(0);
-    let told = scene.verb("why", &["made"]).exits(0).stdout;
+    let text = scene.verb("why", &["made"]).exits(0).stdout;
     for word in
         ["as run 20", "no agent serves /mnt/project now", "made", "durable", "in the store since the run", "rule"]
     {
-        assert!(told.contains(word), "{word:?} is not said in:\n{told}");
+        assert!(text.contains(word), "{word:?} is missing in:\n{text}");
     }
     let json = scene.verb("why", &["--json", "made"]).exits(0).json();
     assert_eq!((json["state"].as_str(), json["size_bytes"].as_u64()), (Some("durable"), Some(5000)), "{json}");
@@ -436,7 +442,7 @@ fn why_answers_from_the_last_record_after_a_run() {
     scene.verb("why", &["/tmp/elsewhere"]).exits(1).says(&["no agent of yours serves"]);
 }
 
-/// A full state directory took the record of the run with it, and only the agent's log said so.
+/// Regression: with a full state directory the run lost its record, and only the agent's log reported it.
 #[test]
 fn run_says_that_its_record_cannot_be_written() {
     let Some(mut scene) = scene("report_unwritten") else { return };
@@ -449,7 +455,7 @@ fn run_says_that_its_record_cannot_be_written() {
     scene.holds("made", b"result\n");
 }
 
-/// What was drained before the end counted as `0 B/s`, a drain after a rest as `429 B/s`, and holes as written.
+/// Regression: an early drain counted as `0 B/s`, a drain after a pause as `429 B/s`, and holes as written bytes.
 #[test]
 fn drain_rate_is_that_of_its_work_and_holes_are_not_counted() {
     let Some(scene) = scene("report_rate") else { return };
@@ -462,17 +468,17 @@ fn drain_rate_is_that_of_its_work_and_holes_are_not_counted() {
     let bytes = number(&drain["bytes"]);
     assert!((8_000_000..9_000_000).contains(&bytes), "{drain}");
     assert!(number(&account["summary"]["tiers"][0]["in_bytes"]) < 9_000_000, "{account:#}");
-    // The command slept for a second in which nothing was drained: the rate is of the rest.
+    // The command slept for a second in which nothing was drained: the rate covers the rest of the time.
     let whole_ms = number(&account["command_ms"]) + number(&account["drain_ms"]);
     assert!(number(&drain["bytes_per_second"]) > bytes * 1000 / whole_ms, "{drain} in {whole_ms} ms");
 }
 
-/// The bar stood at "0 B of 60 MiB" for a third of the time: only whole files counted.
+/// Regression: the progress showed "0 B of 60 MiB" for a third of the time, because only complete files counted.
 #[test]
 fn progress_counts_bytes_within_a_file() {
     let Some(scene) = scene("report_progress") else { return };
     let command = scene.run_command(&["--drain-bytes-per-second-max", "2M"], "head -c 16777216 /dev/urandom > large");
-    // With its progress.
+    // Without `--no-progress`.
     let words: Vec<_> = command.get_args().filter(|word| *word != "--no-progress").map(ToOwned::to_owned).collect();
     let mut shown = scene.surgetank(&[]);
     shown.args(words);
@@ -483,15 +489,15 @@ fn progress_counts_bytes_within_a_file() {
     assert!(!line.contains("draining 0 B of"), "{line}");
 }
 
-/// The message named neither the file nor the data, and hid the command's own exit code behind a 1.
+/// Regression: the message named neither the file nor the data, and an exit code of 1 replaced the command's own.
 #[test]
 fn account_that_cannot_be_written_is_named_with_the_data() {
     let Some(scene) = scene("report_account") else { return };
     let full = [&SMALL[..], &["--json", "/dev/full"]].concat();
-    let said =
+    let parts =
         ["--json: the account of the run cannot be written to /dev/full", "No space left", "  try:  `surgetank report"];
-    let ended = scene.run(&full, "echo one > a").exits(1).says(&said);
+    let ended = scene.run(&full, "echo one > a").exits(1).says(&parts);
     ended.says(&["  data: everything that should be durable is in the store"]);
-    scene.run(&full, "echo two > a; exit 7").exits(7).says(&said);
+    scene.run(&full, "echo two > a; exit 7").exits(7).says(&parts);
     scene.holds("a", b"two\n");
 }

@@ -1,4 +1,5 @@
-//! Counting for the report, in other people's programs: what was counted twice, or harmed the program, once.
+//! Counting for the report, in arbitrary programs. Regressions: bytes that were counted twice, and counting that
+//! harmed the program.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -6,7 +7,7 @@ use std::fs;
 use crate::scene::record::{SMALL, is_as_traced, number, record, small_scene as scene};
 use serde_json::Value;
 
-/// An appending descriptor is at the front until its first write, and at the end from then on. Regression: all of the
+/// An appending descriptor is at the start until its first write, and at the end from then on. Regression: the whole
 /// file was counted as written.
 #[test]
 fn append_counts_only_the_appended_bytes() {
@@ -77,13 +78,13 @@ int main(void) {
     fclose(f);
     f = fopen("hole", "w"); lseek(fileno(f), 1l << 30, SEEK_SET); fputc('x', f); fclose(f);
     f = fopen("closed", "w"); fputs("flushed\n", f); fflush(f); close(fileno(f));
-    /* Its number is another file's now. */
+    /* The next file gets the same descriptor number. */
     int d = open("other", O_CREAT | O_WRONLY, 0600); if (write(d, b, sizeof b) < 0) return 1;
     printf("by stdio\n"); fflush(stdout); if (write(1, "by hand\n", 8) < 0 || pwrite(1, "by stdio\n", 9, 0) < 0) return 1;
     return 0;
 }
 END
-g++ -o c c.cc; gcc -w -o u u.c; ./c; ./u > u.said"#,
+g++ -o c c.cc; gcc -w -o u u.c; ./c; ./u > u.text"#,
     );
 }
 
@@ -151,7 +152,7 @@ int main(void) {
     leaves_numbers(); socketpair(AF_UNIX, SOCK_STREAM, 0, two); moves(two[0], two[1], 20);
     leaves_numbers(); syscall(SYS_pipe2, two, 0); two[1] = fcntl(two[1], F_DUPFD, 5); two[0] = dup(two[0]); moves(two[0], two[1], 20);
     leaves_numbers(); long one = 1; int e = eventfd(0, 0); for (int n = 0; n < 1000; n++) if (write(e, &one, 8) != 8) return 1;
-    /* A child that has its parent's memory opens a file over its parent's number, and the other way round. */
+    /* A child with its parent's memory opens a file over its parent's number, and the other way round. */
     pipe(two); dup2(two[1], 90); if (write(90, b, 1) != 1) return 1;
     int kept = open("kept", O_CREAT | O_WRONLY, 0600); dup2(kept, 91); if (write(91, b, 1000) != 1000) return 1;
     FILE *f = fopen("stream", "w"); fputs("stream", f);
@@ -186,7 +187,7 @@ int main(void) {
     for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, sizeof b, f); exit(0); } wait(0); }
     for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, 50000, f); fflush(f); fclose(kept); _exit(0); } wait(0); }
     fwrite(b, 1, sizeof b, f); fclose(f);
-    /* And one that the parent alone goes on with, while there is a child. */
+    /* A stream to which only the parent writes, while a child runs. */
     for (int n = 0; n < 3; n++) {
         if (!fork()) { usleep(20000); _exit(0); }
         fwrite(b, 1, 70000, kept);
@@ -200,8 +201,8 @@ gcc -w -o i i.c; ./i"#,
     );
 }
 
-/// Regression: the record called a program that ends with `_exit`, as every dash does, killed, and left out what its
-/// streams had moved.
+/// Regression: the record reported a program that ends with `_exit`, as every dash does, as killed. It left out the
+/// bytes of the program's streams.
 #[test]
 fn end_by_underscore_exit_is_not_a_kill() {
     let Some(scene) = scene("report_exit") else { return };
@@ -236,7 +237,7 @@ gcc -w -o /mnt/e /mnt/e.c; /mnt/e; dash -c 'echo a > f; (echo b > g); cat f g > 
     let processes = record["processes"].as_array().unwrap();
     assert!(processes.iter().filter(|process| process["program"] == "e").count() == 4, "{record:#}");
     assert!(processes.iter().any(|process| process["program"] == "dash"), "{record:#}");
-    // (strace tries out what the kernel can, with children that it kills.)
+    // (strace tests the kernel's abilities with children that it kills.)
     let is_cut = |process: &&Value| process["counted"] == "shim_cut_short" && process["program"] != "strace";
     let cut: Vec<&Value> = processes.iter().filter(is_cut).collect();
     assert!(cut.is_empty(), "{cut:#?}");
@@ -250,9 +251,9 @@ fn compiled(name: &str, source: &str) -> String {
     path
 }
 
-/// Regression: the count at the program's end read a stream that another thread was closing. The program died, and its
-/// output was lost. (Not by `exit`: there libc itself takes the buffers from streams in use, which killed this program
-/// once in tens of thousands of times.)
+/// Regression: the count at the program's end read a stream that another thread was closing. The program died, and
+/// its output was lost. (The test avoids `exit`: there libc itself flushes streams in use, which killed this program
+/// about once in tens of thousands of runs.)
 #[test]
 fn stream_closed_by_another_thread_at_exit_is_harmless() {
     let Some(scene) = scene("shim_stream_threads") else { return };
@@ -292,18 +293,18 @@ int main(int count, char **words) {
 "#,
     );
     let script = format!(
-        "for at in $(seq 150); do for how in end x; do said=$({program} $how $at) || {{ echo \"$how: $?\"; exit 1; }}
-         [ \"$said\" = result ] || {{ echo \"$how: lost\"; exit 1; }}; done; done"
+        "for at in $(seq 150); do for how in end x; do result=$({program} $how $at) || {{ echo \"$how: $?\"; exit 1; }}
+         [ \"$result\" = result ] || {{ echo \"$how: lost\"; exit 1; }}; done; done"
     );
     scene.run(&SMALL, &script).exits(0).prints("");
 }
 
-/// Regression: the program died of a stream whose memory was unmapped past libc.
+/// Regression: the program died of a stream whose memory was unmapped without libc.
 #[test]
 fn stream_with_unmapped_memory_at_exit_is_harmless() {
-    let Some(scene) = scene("shim_stream_gone") else { return };
+    let Some(scene) = scene("shim_stream_unmapped") else { return };
     let program = compiled(
-        "gone",
+        "unmapped",
         r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -382,7 +383,7 @@ fn time_in_fsync_is_counted() {
         assert_eq!(number(&io[door]["sync_calls"]), 20, "{door}: {io:#}");
         assert!(number(&io[door]["sync_us"]) > 0, "{door}: {io:#}");
         let all: u64 = io.as_object().unwrap().values().map(|io| number(&io["sync_calls"])).sum();
-        assert_eq!(all, 20, "each in one door: {io:#}");
+        assert_eq!(all, 20, "each call counts in one door: {io:#}");
     }
 }
 
@@ -408,5 +409,9 @@ fn programs_without_the_shim_are_counted_without_a_mount() {
     assert_eq!(figures(&copies["seccomp"]), [2, 1, 1, 600_000, 300_000, 0], "{copies:#}");
     let cat = io("cat");
     assert_eq!(number(&cat["shim"]["read_bytes"]), 300_000, "{cat:#}");
-    assert_eq!(figures(&cat["seccomp"]), [0; 6], "counted by itself, and not once more: {cat:#}");
+    assert_eq!(
+        figures(&cat["seccomp"]),
+        [0; 6],
+        "the program counts itself, and the agent does not count it again: {cat:#}"
+    );
 }

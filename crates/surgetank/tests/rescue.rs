@@ -1,4 +1,4 @@
-//! `surgetank fsck` and `surgetank scavenge`: what they find after something went wrong, what they mend, and what they leave.
+//! `surgetank fsck` and `surgetank scavenge`: what they find after a fault, what they repair, and what they leave.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod kept;
@@ -20,22 +20,22 @@ const QUIET: [&str; 2] = ["--quiet-period", "1h"];
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
     scene.tier("fast", 64);
-    scene.beside("told");
+    scene.beside("notes");
     Some(scene)
 }
 
-/// Runs the script until it says that it is there (`touch /mnt/told/there`), and kills agent and command.
+/// Runs the script until it is ready (`touch /mnt/notes/there`), and kills agent and command.
 fn killed(scene: &Scene, options: &[&str], script: &str) {
-    let _ = fs::remove_file("/mnt/told/there");
+    let _ = fs::remove_file("/mnt/notes/there");
     let quiet: &[&str] = if options.contains(&QUIET[0]) { &[] } else { &QUIET };
-    let running = scene.start(&[quiet, options].concat(), &format!("{script}\ntouch /mnt/told/there\nsleep 100"));
-    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
-    // An agent whose run has gone drains; a run whose agent has gone starts another.
+    let running = scene.start(&[quiet, options].concat(), &format!("{script}\ntouch /mnt/notes/there\nsleep 100"));
+    eventually("the command runs", || fs::exists("/mnt/notes/there").unwrap());
+    // An agent whose run has ended drains; a run whose agent has died starts another.
     running.halt();
     scene.kill_agent();
     running.kill();
     drop(running);
-    eventually("all are gone", || scene.agent().is_none());
+    eventually("all agents have ended", || scene.agent().is_none());
 }
 
 /// The verb, with the scene's tiers and directory.
@@ -80,21 +80,21 @@ fn fsck_reports_damage_and_changes_nothing() {
     );
     fs::remove_file(plain(&scene, "d/lost")).unwrap();
     fs::OpenOptions::new().write(true).open(plain(&scene, "d/short")).unwrap().set_len(3).unwrap();
-    let stranger = plain(&scene, "d/good").with_file_name("stranger");
-    fs::write(&stranger, "whose?").unwrap();
+    let unrecorded = plain(&scene, "d/good").with_file_name("unrecorded");
+    fs::write(&unrecorded, "whose?").unwrap();
     for _ in 0..2 {
         let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
-        assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("wrong-size", "d/short"), ("orphan", "d/stranger")]));
+        assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("wrong-size", "d/short"), ("orphan", "d/unrecorded")]));
         let undrained: BTreeSet<&str> =
             audit["undrained"].as_array().unwrap().iter().map(|one| one["path"].as_str().unwrap()).collect();
         assert_eq!(undrained, BTreeSet::from(["d/short", "d/good", "d/open"]));
         let open = audit["undrained"].as_array().unwrap().iter().find(|one| one["path"] == "d/open").unwrap();
         assert_eq!(open["open"], true);
-        assert_eq!(fs::read_to_string(&stranger).unwrap(), "whose?");
+        assert_eq!(fs::read_to_string(&unrecorded).unwrap(), "whose?");
         assert!(!scene.path("d/good").exists(), "fsck without --repair changed the store");
     }
-    let told = verb(&scene, &["fsck"]).exits(3).stdout;
-    assert!(told.contains("d/lost: it is gone from the tier fast") && told.contains("3 findings"), "{told}");
+    let text = verb(&scene, &["fsck"]).exits(3).stdout;
+    assert!(text.contains("d/lost: it is gone from the tier fast") && text.contains("3 findings"), "{text}");
 }
 
 #[test]
@@ -102,21 +102,21 @@ fn fsck_repair_drains_leftovers_and_keeps_only_copies() {
     let Some(scene) = prepare("fsck_repair") else { return };
     killed(&scene, &[], "mkdir d; for n in lost good; do echo content of $n >d/$n; done");
     fs::remove_file(plain(&scene, "d/lost")).unwrap();
-    let stranger = plain(&scene, "d/good").with_file_name("stranger");
-    fs::write(&stranger, "whose?").unwrap();
+    let unrecorded = plain(&scene, "d/good").with_file_name("unrecorded");
+    fs::write(&unrecorded, "whose?").unwrap();
     let audit = verb(&scene, &["fsck", "--repair", "--json"]).exits(3).json();
-    // What is lost stays lost, and is told; the stranger is put aside.
-    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/stranger")]));
+    // A lost file stays lost, and is named; the unrecorded file is set aside.
+    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/unrecorded")]));
     assert!(audit["findings"].as_array().unwrap().iter().all(|one| one["repaired"] == false), "{audit:#}");
     assert_eq!(fs::read_to_string(scene.path("d/good")).unwrap(), "content of good\n");
     assert!(!scene.path("d/lost").exists());
-    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/stranger")).unwrap(), "whose?");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/unrecorded")).unwrap(), "whose?");
     let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
-    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/stranger")]));
-    // The loss is acknowledged, and only the stranger is left.
+    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/unrecorded")]));
+    // After the acknowledgement of the loss only the unrecorded file remains.
     verb(&scene, &["scavenge", "--forget"]).exits(0);
     let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
-    assert_eq!(found(&audit), pairs(&[("orphan", "d/stranger")]));
+    assert_eq!(found(&audit), pairs(&[("orphan", "d/unrecorded")]));
 }
 
 /// Every file below, with its bytes, its mode and the time of its last change.
@@ -144,7 +144,7 @@ fn log_of(scene: &Scene) -> PathBuf {
     below.into_keys().rfind(|path| path.extension().is_some_and(|end| end == "wal")).unwrap()
 }
 
-/// Looking cut off what a death had left of the catalog, and folded it.
+/// Regression: `fsck` and `scavenge --list` truncated the catalog that a killed agent had left, and folded it.
 #[test]
 fn fsck_and_list_leave_the_catalog_unchanged() {
     let Some(scene) = prepare("fsck_exactly") else { return };
@@ -158,7 +158,7 @@ fn fsck_and_list_leave_the_catalog_unchanged() {
     verb(&scene, &["fsck", "--json"]);
     verb(&scene, &["scavenge", "--list"]);
     verb(&scene, &["fsck", "--scrub"]);
-    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]);
+    verb(&scene, &["scavenge", "--to", "/mnt/notes/out"]);
     let after = exactly(&places);
     let changed: Vec<_> =
         before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path)).collect();
@@ -166,14 +166,14 @@ fn fsck_and_list_leave_the_catalog_unchanged() {
 }
 
 /// One byte in the middle of the log is changed. Regression: the agent cut off the records behind it and set their
-/// plain files aside, and the run ended with 0 and no message.
+/// plain files aside. The run ended with 0 and no message.
 #[test]
 fn damage_inside_the_log_is_reported_with_its_names() {
     let Some(scene) = prepare("log_damaged") else { return };
     killed(&scene, &[], "for n in $(seq 40); do echo content of $n >f$n; done; : >empty");
     let log = log_of(&scene);
     let bytes = fs::read(&log).unwrap();
-    // The record that makes the twentieth.
+    // The record that makes the twentieth file.
     let at = bytes.windows(3).position(|window| window == b"f20").unwrap();
     fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"X", at as u64).unwrap();
     let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
@@ -191,7 +191,7 @@ fn damage_inside_the_log_is_reported_with_its_names() {
         "f25",
         "no record names it any more",
     ]);
-    // All is there: in the store, or aside.
+    // Every file exists: in the store, or set aside.
     for n in 1..=40 {
         let (here, aside) = (scene.path(&format!("f{n}")), format!(".surgetank-orphans/f{n}"));
         let bytes = fs::read_to_string(&here).unwrap_or_else(|_| fs::read_to_string(plain(&scene, &aside)).unwrap());
@@ -199,11 +199,11 @@ fn damage_inside_the_log_is_reported_with_its_names() {
     }
     assert!(scene.path("f19").exists() && !scene.path("f21").exists());
     assert!(plain(&scene, ".surgetank-orphans/empty").exists());
-    // It was told.
+    // The damage has been reported.
     scene.run(&QUIET, "true").exits(0);
 }
 
-/// Damages the record behind the first that is such a one.
+/// Damages the record after the first matching one.
 fn damage_behind(scene: &Scene, is_it: impl Fn(&Change) -> bool) {
     let log = log_of(scene);
     let bytes = fs::read(&log).unwrap();
@@ -218,7 +218,7 @@ fn damage_behind(scene: &Scene, is_it: impl Fn(&Change) -> bool) {
     fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"XXXX", at as u64).unwrap();
 }
 
-/// Behind the one by which a file is clean, in the store as on the tier.
+/// Damages the log after the record by which a file is clean, in the store as on the tier.
 fn damage_since_clean(scene: &Scene) {
     damage_behind(
         scene,
@@ -231,7 +231,7 @@ fn damage_since_clean(scene: &Scene) {
 fn damage_inside_the_log_keeps_spilled_files() {
     let Some(mut scene) = Scene::new("log_damaged_spill") else { return };
     scene.tier("fast", 2);
-    scene.beside("told");
+    scene.beside("notes");
     let script = "
         echo version one >clean
         /mnt/surgetank wait --state /mnt/state clean
@@ -247,7 +247,8 @@ fn damage_inside_the_log_keeps_spilled_files() {
     scene.run(&QUIET, "true").exits(0);
 }
 
-/// A copy that was clean by what was left of the log had been written since; it was thrown away, or taken for the store's.
+/// The remaining log says that the copy is clean, but a program has written it since. Regression: the agent removed
+/// the copy, or took it for the store's version.
 fn written_since(name: &str, boots: bool) {
     let Some(scene) = prepare(name) else { return };
     let script = "
@@ -282,15 +283,15 @@ fn damage_inside_the_log_keeps_writes_before_a_boot() {
 #[test]
 fn clean_state_is_reported() {
     let Some(scene) = prepare("fsck_clean") else { return };
-    let told = verb(&scene, &["fsck"]).exits(0).stdout;
-    assert!(told.contains("0 findings"), "{told}");
+    let text = verb(&scene, &["fsck"]).exits(0).stdout;
+    assert!(text.contains("0 findings"), "{text}");
     scene.run(&[], "echo x >file").exits(0);
     verb(&scene, &["fsck", "--scrub", "--repair"]).exits(0);
     verb(&scene, &["scavenge"]).exits(0);
     assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), "x\n");
 }
 
-/// Changes a byte as a device that forgets does: neither time tells of it.
+/// Changes a byte like a faulty device: neither timestamp shows the change.
 fn rot(path: &Path) {
     let before = fs::metadata(path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -305,32 +306,33 @@ fn rot(path: &Path) {
 #[test]
 fn scrub_under_a_mount_replaces_a_corrupt_copy() {
     let Some(scene) = prepare("scrub") else { return };
-    // (What rots in the store is told by its change time, which nobody can set: there only a device forgets.)
+    // (A change in the store would show in the change time, which no program can set. Only a device can lose data
+    // there unseen.)
     let script = "
         for n in $(seq 20); do head -c 100000 /dev/zero | tr '\\0' x >f$n; done
         /mnt/surgetank wait --state /mnt/state .
-        touch /mnt/told/there
-        until test -e /mnt/told/rotten; do sleep 0.05; done
-        code=0; /mnt/surgetank fsck --scrub --json --state /mnt/state >/mnt/told/found || code=$?
-        echo $code >>/mnt/told/codes
-        /mnt/surgetank fsck --scrub --repair --state /mnt/state >/mnt/told/repaired
-        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
-        echo $code >>/mnt/told/codes
+        touch /mnt/notes/there
+        until test -e /mnt/notes/rotten; do sleep 0.05; done
+        code=0; /mnt/surgetank fsck --scrub --json --state /mnt/state >/mnt/notes/found || code=$?
+        echo $code >>/mnt/notes/codes
+        /mnt/surgetank fsck --scrub --repair --state /mnt/state >/mnt/notes/repaired
+        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/notes/again || code=$?
+        echo $code >>/mnt/notes/codes
         cat f* | tr -d x | wc -c";
-    let _ = fs::remove_file("/mnt/told/there");
+    let _ = fs::remove_file("/mnt/notes/there");
     let running = scene.start(&["--quiet-period", "0s"], script);
-    eventually("all is in the store", || fs::exists("/mnt/told/there").unwrap());
+    eventually("all files are in the store", || fs::exists("/mnt/notes/there").unwrap());
     rot(&plain(&scene, "f7"));
     rot(&plain(&scene, "f11"));
-    fs::write("/mnt/told/rotten", "").unwrap();
+    fs::write("/mnt/notes/rotten", "").unwrap();
     let ended = running.ends().exits(0);
     assert_eq!(ended.stdout.trim(), "0", "rotten bytes were read: {}", ended.stderr);
-    let audit: Value = serde_json::from_str(&fs::read_to_string("/mnt/told/found").unwrap()).unwrap();
+    let audit: Value = serde_json::from_str(&fs::read_to_string("/mnt/notes/found").unwrap()).unwrap();
     assert_eq!(found(&audit), pairs(&[("rotten-on-tier", "f7"), ("rotten-on-tier", "f11")]));
     assert_eq!(audit["scrubbed_bytes"], 2 * 20 * 100_000);
-    let repaired = fs::read_to_string("/mnt/told/repaired").unwrap();
+    let repaired = fs::read_to_string("/mnt/notes/repaired").unwrap();
     assert_eq!(repaired.matches("(repaired)").count(), 2, "{repaired}");
-    assert_eq!(fs::read_to_string("/mnt/told/codes").unwrap(), "3\n0\n");
+    assert_eq!(fs::read_to_string("/mnt/notes/codes").unwrap(), "3\n0\n");
     for n in 1..=20 {
         assert_eq!(fs::read(scene.path(&format!("f{n}"))).unwrap(), vec![b'x'; 100_000]);
     }
@@ -343,25 +345,25 @@ fn scrub_rewrites_a_corrupt_file_in_the_store() {
     let script = "
         (echo SIGNATURE-OF-F; head -c 100000 /dev/zero | tr '\\0' x) >f
         /mnt/surgetank wait --state /mnt/state .
-        touch /mnt/told/there
-        until test -e /mnt/told/rotten; do sleep 0.05; done
-        /mnt/surgetank fsck --repair --scrub --state /mnt/state >/mnt/told/repaired
+        touch /mnt/notes/there
+        until test -e /mnt/notes/rotten; do sleep 0.05; done
+        /mnt/surgetank fsck --repair --scrub --state /mnt/state >/mnt/notes/repaired
         /mnt/surgetank wait --state /mnt/state .
-        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
+        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/notes/again || code=$?
         echo $code";
     let running = scene.start(&["--quiet-period", "0s", "--store", store.to_str().unwrap()], script);
-    eventually("all is in the store", || fs::exists("/mnt/told/there").unwrap());
+    eventually("all files are in the store", || fs::exists("/mnt/notes/there").unwrap());
     let good = fs::read(store.join("f")).unwrap();
-    // The device forgets a bit.
+    // The device loses a bit.
     let image = Path::new("/mnt/store.img");
     let bytes = fs::read(image).unwrap();
     let at = bytes.windows(14).position(|window| window == b"SIGNATURE-OF-F").unwrap();
     fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(b"R", at as u64 + 50).unwrap();
-    fs::write("/mnt/told/rotten", "").unwrap();
+    fs::write("/mnt/notes/rotten", "").unwrap();
     let ended = running.ends().exits(0);
-    let repaired = fs::read_to_string("/mnt/told/repaired").unwrap();
+    let repaired = fs::read_to_string("/mnt/notes/repaired").unwrap();
     assert!(repaired.contains("rotten in store") && repaired.contains("(repaired)"), "{repaired}{}", ended.stderr);
-    assert_eq!(ended.stdout.lines().last(), Some("0"), "{}", fs::read_to_string("/mnt/told/again").unwrap());
+    assert_eq!(ended.stdout.lines().last(), Some("0"), "{}", fs::read_to_string("/mnt/notes/again").unwrap());
     assert_eq!(fs::read(store.join("f")).unwrap(), good);
 }
 
@@ -381,11 +383,11 @@ fn scavenge_lists_copies_and_drains() {
         assert!(Path::new(at).exists(), "{line}");
     }
     assert_eq!(fs::read_to_string(scene.path("old")).unwrap(), "before\n");
-    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0);
-    let copy = |name: &str| fs::read_to_string(Path::new("/mnt/told/out").join(name)).unwrap();
+    verb(&scene, &["scavenge", "--to", "/mnt/notes/out"]).exits(0);
+    let copy = |name: &str| fs::read_to_string(Path::new("/mnt/notes/out").join(name)).unwrap();
     assert_eq!((copy("d/one"), copy("d/e/two"), copy("old")), ("one\n".into(), "two\n".into(), "after\n".into()));
-    assert_eq!(fs::metadata("/mnt/told/out/d/e/two").unwrap().mode() & 0o777, 0o750);
-    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(1).says(&["is not empty"]);
+    assert_eq!(fs::metadata("/mnt/notes/out/d/e/two").unwrap().mode() & 0o777, 0o750);
+    verb(&scene, &["scavenge", "--to", "/mnt/notes/out"]).exits(1).says(&["is not empty"]);
     assert!(!scene.path("d/one").exists(), "a copy elsewhere changed the store");
     verb(&scene, &["scavenge"]).exits(0);
     let store = |name: &str| fs::read_to_string(scene.path(name)).unwrap();
@@ -402,8 +404,8 @@ fn scavenge_finds_plain_files_without_a_state() {
     killed(&scene, &[], "mkdir d; echo one >d/one");
     fs::remove_dir_all(&scene.state).unwrap();
     verb(&scene, &["scavenge"]).exits(3).says(&["no state of", "--to"]);
-    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0);
-    assert_eq!(fs::read_to_string("/mnt/told/out/d/one").unwrap(), "one\n");
+    verb(&scene, &["scavenge", "--to", "/mnt/notes/out"]).exits(0);
+    assert_eq!(fs::read_to_string("/mnt/notes/out/d/one").unwrap(), "one\n");
 }
 
 #[test]
@@ -418,7 +420,7 @@ fn directory_of_a_live_agent_is_not_scavenged() {
 fn unprivileged_user_scavenges_own_files() {
     let Some(mut scene) = Scene::of_user("scavenge_user") else { return };
     scene.tier("fast", 64);
-    scene.beside("told");
+    scene.beside("notes");
     killed(&scene, &[], "mkdir d; echo one >d/one");
     verb(&scene, &["scavenge"]).exits(0);
     assert_eq!(fs::read_to_string(scene.path("d/one")).unwrap(), "one\n");
@@ -444,7 +446,7 @@ const SEALED: &str =
 fn cut_off(by: &str) {
     let Some(scene) = prepare(&format!("cut_off_{by}")) else { return };
     scene.run(&[], "mkdir d; echo the version before >d/short").exits(0);
-    // (What was promised of it is not there any more either.)
+    // (Nor does the synced data exist any more.)
     let (options, sync): (&[&str], _) =
         if by == "fsynced" { (&["--fsync", "tier"], "sync d/short") } else { (&[], "true") };
     killed(&scene, options, &format!("exec 3>d/short; echo the newest version >&3; {sync}; exec 3>&-; {SEALED}"));
@@ -456,14 +458,15 @@ fn cut_off(by: &str) {
             assert_eq!(audit["findings"][0]["repaired"], false, "{audit:#}");
         }
         "run" | "fsynced" => {
-            let told = scene.run(&[], "true").exits(3).stderr;
-            assert!(told.contains("has 3 bytes, and had 19 when it was closed"), "{told}");
+            let errors = scene.run(&[], "true").exits(3).stderr;
+            assert!(errors.contains("has 3 bytes, and had 19 when it was closed"), "{errors}");
         }
         _ => {
-            // Copied, it gets no name under which it passes for whole.
-            let told = verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0).stdout;
-            assert!(told.contains("(not as long as it was when it was closed)"), "{told}");
-            let copied: Vec<_> = fs::read_dir("/mnt/told/out/d").unwrap().map(|one| one.unwrap().file_name()).collect();
+            // The copy gets a name that marks it as incomplete.
+            let text = verb(&scene, &["scavenge", "--to", "/mnt/notes/out"]).exits(0).stdout;
+            assert!(text.contains("(not as long as it was when it was closed)"), "{text}");
+            let copied: Vec<_> =
+                fs::read_dir("/mnt/notes/out/d").unwrap().map(|one| one.unwrap().file_name()).collect();
             assert!(
                 copied.len() == 1 && copied[0].to_str().unwrap().starts_with("short.surgetank-unproven-"),
                 "{copied:?}"
@@ -475,7 +478,7 @@ fn cut_off(by: &str) {
     is_apart(&scene, by, "the");
 }
 
-/// The one file beside `d/short` has these bytes.
+/// The only file beside `d/short` has these bytes.
 #[track_caller]
 fn is_apart(scene: &Scene, by: &str, bytes: &str) {
     let apart = beside(scene, "short");
@@ -489,34 +492,34 @@ fn truncated_plain_file_of_a_live_agent_stays_in_place() {
     let Some(scene) = prepare("cut_off_alive") else { return };
     scene.run(&[], "mkdir d; echo the version before >d/short; echo another >d/other").exits(0);
     let script = &format!(
-        "echo the newest version >d/short; echo newer >d/other; {SEALED}; touch /mnt/told/there; until test -e /mnt/told/cut; do sleep 0.01; done"
+        "echo the newest version >d/short; echo newer >d/other; {SEALED}; touch /mnt/notes/there; until test -e /mnt/notes/cut; do sleep 0.01; done"
     );
     let running = scene.start(&[&QUIET[..], &["--retry", "1s", "--unordered"]].concat(), script);
-    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the command runs", || fs::exists("/mnt/notes/there").unwrap());
     let at = plain(&scene, "d/short");
     fs::OpenOptions::new().write(true).open(&at).unwrap().set_len(3).unwrap();
-    fs::write("/mnt/told/cut", "").unwrap();
+    fs::write("/mnt/notes/cut", "").unwrap();
     running.ends().exits(3).says(&["d/short", "has 3 bytes, and had 19"]);
     assert_eq!(fs::read_to_string(scene.path("d/short")).unwrap(), "the version before\n");
     assert_eq!(fs::read_to_string(scene.path("d/other")).unwrap(), "newer\n");
     assert_eq!(fs::read_to_string(&at).unwrap(), "the");
 }
 
-/// What the store has of files that are durable, and what lies about there.
+/// Changes in the store to durable files, and stray files there.
 #[test]
 fn fsck_reports_changes_by_other_clients_in_the_store() {
     let Some(scene) = prepare("fsck_store") else { return };
-    // (What the store has is remembered as long as an agent has something to do.)
+    // (The agent remembers the state of the store only while it has work left.)
     killed(
         &scene,
         &["--quiet-period", "0s"],
-        "for n in gone changed good; do echo content of $n >$n; done; /mnt/surgetank wait --state /mnt/state .; exec 3>held; echo held >&3",
+        "for n in removed changed good; do echo content of $n >$n; done; /mnt/surgetank wait --state /mnt/state .; exec 3>held; echo held >&3",
     );
-    fs::remove_file(scene.path("gone")).unwrap();
-    fs::write(scene.path("changed"), "by somebody else").unwrap();
+    fs::remove_file(scene.path("removed")).unwrap();
+    fs::write(scene.path("changed"), "by another client").unwrap();
     let orphans = plain(&scene, "changed").with_file_name(".surgetank-orphans");
     fs::create_dir(&orphans).unwrap();
-    fs::write(orphans.join("gone"), "an earlier one").unwrap();
+    fs::write(orphans.join("removed"), "an earlier one").unwrap();
     let key = serde_json::from_str::<Value>(
         &fs::read_dir(&scene.state)
             .unwrap()
@@ -532,21 +535,21 @@ fn fsck_reports_changes_by_other_clients_in_the_store() {
     assert_eq!(
         found(&audit),
         pairs(&[
-            ("not-in-store", "gone"),
+            ("not-in-store", "removed"),
             ("changed-in-store", "changed"),
-            ("orphan", "gone"),
+            ("orphan", "removed"),
             ("leftover", &leftover)
         ]),
         "{audit:#}"
     );
     assert!(scene.path(&leftover).exists(), "fsck without --repair changed the store");
-    let told = verb(&scene, &["fsck", "--repair"]).exits(3).stdout;
-    assert!(told.contains("not in the store any more") && told.contains("2 need action"), "{told}");
-    assert!(!scene.path("gone").exists(), "what others remove stays removed");
-    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone")).unwrap(), "an earlier one");
-    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone+")).unwrap(), "content of gone\n");
-    assert_eq!(fs::read_dir(plain(&scene, ".surgetank-orphans")).unwrap().count(), 2, "and nothing else");
-    assert_eq!(fs::read_to_string(scene.path("changed")).unwrap(), "by somebody else");
+    let text = verb(&scene, &["fsck", "--repair"]).exits(3).stdout;
+    assert!(text.contains("not in the store any more") && text.contains("2 need action"), "{text}");
+    assert!(!scene.path("removed").exists(), "a file that another client removed came back");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/removed")).unwrap(), "an earlier one");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/removed+")).unwrap(), "content of removed\n");
+    assert_eq!(fs::read_dir(plain(&scene, ".surgetank-orphans")).unwrap().count(), 2, "another file was set aside");
+    assert_eq!(fs::read_to_string(scene.path("changed")).unwrap(), "by another client");
     assert_eq!(fs::read_to_string(scene.path("good")).unwrap(), "content of good\n");
     assert_eq!(fs::read_to_string(scene.path("held")).unwrap(), "held\n");
 }
@@ -573,5 +576,5 @@ fn fsck_reports_files_without_a_good_or_readable_copy() {
     let audit = verb(&scene, &words).exits(3).json();
     let found = found(&audit);
     assert!(found.iter().any(|(what, _)| what == "unread"), "{audit:#}");
-    assert!(!found.iter().any(|(what, _)| what == "lost"), "what nobody can look at is not lost: {audit:#}");
+    assert!(!found.iter().any(|(what, _)| what == "lost"), "an unreadable file is not lost: {audit:#}");
 }

@@ -1,4 +1,4 @@
-//! Rules, Sea's lists and the verbs that ask and tend, with the real program over a real directory.
+//! Rules, Sea's lists and the verbs that query and manage files, with the real program over a real directory.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -27,7 +27,7 @@ fn beside(name: &str) -> Value {
 const MODES: [&str; 8] =
     ["--rule", "*.keep=keep", "--rule", "*.move=move", "--rule", "*.tmp=remove", "--rule", "*.copy=copy"];
 const WRITE: &str = "for mode in keep move tmp copy; do echo $mode > file.$mode; done";
-/// For scripts: a verb asked from inside a run.
+/// For scripts: runs a verb inside a run.
 const ASK: &str = "ask() { verb=$1; shift; /mnt/surgetank $verb --state /mnt/state \"$@\"; }";
 
 #[test]
@@ -57,7 +57,7 @@ fn each_mode_has_its_effect() {
         assert!(why["rule"].as_str().unwrap().contains(&format!("*.{mode}")), "{why}");
     }
     assert_eq!(names(&scene), ["file.copy", "file.move"]);
-    // What is kept is there for the next run; a temporary is not.
+    // A kept file exists in the next run; a temporary does not.
     scene.run(&MODES, "test \"$(cat file.keep)\" = keep; ! test -e file.tmp; ls > /mnt/beside/listed").exits(0);
     assert_eq!(fs::read_to_string("/mnt/beside/listed").unwrap(), "file.copy\nfile.keep\nfile.move\n");
     assert_eq!(names(&scene), ["file.copy", "file.move"]);
@@ -82,7 +82,7 @@ fn keep_at_exit_leaves_drains_or_drops() {
 #[test]
 fn sea_lists_have_their_effect() {
     let Some(scene) = prepare("sea") else { return };
-    // Sea: flushed and evicted is moved, flushed only is copied, evicted only is removed, neither is kept.
+    // Sea's modes: flushed and evicted is moved, only flushed is copied, only evicted is removed, neither is kept.
     fs::write(scene.path(".sea_flushlist"), ".*\\.result$\n.*\\.both$\n").unwrap();
     fs::write(scene.path(".sea_evictlist"), ".*\\.both$\n.*\\.scratch$\n").unwrap();
     fs::write(scene.path(".sea_prefetchlist"), ".*\\.input$\n").unwrap();
@@ -110,7 +110,7 @@ fn sea_lists_have_their_effect() {
     assert_eq!(shown, ["file.both", "file.result", "one.input", "other"]);
 }
 
-/// evict, pin, unpin and prefetch do what they say, and what is not durable never leaves.
+/// evict, pin, unpin and prefetch have their effect, and a file that is not durable never leaves the tier.
 #[test]
 fn evict_pin_and_prefetch_act_and_keep_undrained_files() {
     let Some(scene) = prepare("tended") else {
@@ -143,7 +143,7 @@ fn evict_pin_and_prefetch_act_and_keep_undrained_files() {
     assert_eq!(beside("there")["replicas"][0]["tier"], "fast", "{}", beside("there"));
 }
 
-/// Regression: `wait` called a path that does not exist durable.
+/// Regression: `wait` reported a missing path as durable.
 #[test]
 fn wait_for_a_missing_path_fails() {
     let Some(mut scene) = Scene::new("wait_nowhere") else { return };
@@ -155,7 +155,7 @@ fn wait_for_a_missing_path_fails() {
     scene.verb("wait", &[there.to_str().unwrap(), typo.to_str().unwrap()]).exits(2).says(&["their cannot be found"]);
 }
 
-/// What status says while files wait, and that wait gives up with the truth.
+/// The status while files wait, and the exit code of a `wait` that times out.
 #[test]
 fn status_and_wait_report_the_drain() {
     let Some(scene) = prepare("status") else {
@@ -163,13 +163,13 @@ fn status_and_wait_report_the_drain() {
     };
     fs::write("/mnt/source", noise(3, 16 * MIB)).unwrap();
     let running = scene.start(
-        // Slow enough that nothing is done while we ask, until the run is over.
+        // Slow enough that no file is drained before the test has read the status.
         &["--drain-bytes-per-second-max", "4M"],
         "head -c 12M /mnt/source > large
          touch /mnt/beside/written
          while ! test -e /mnt/beside/asked; do sleep 0.01; done",
     );
-    eventually("it is written", || Path::new("/mnt/beside/written").exists());
+    eventually("the file is written", || Path::new("/mnt/beside/written").exists());
     let status = scene.verb("status", &["--json", "/mnt/project"]).exits(0).json();
     let agent = &status[0];
     assert_eq!(agent["over"], "/mnt/project");
@@ -191,7 +191,7 @@ fn status_and_wait_report_the_drain() {
     assert_eq!(status, Value::Array(Vec::new()));
 }
 
-/// `plan` says what the same rules then do.
+/// `plan` reports the modes that the same rules then apply.
 #[test]
 fn plan_reports_and_changes_nothing() {
     let Some(scene) = prepare("plan") else { return };
@@ -214,7 +214,7 @@ fn plan_reports_and_changes_nothing() {
     assert!(!scene.state.exists());
 }
 
-/// Two runs share an agent. The verdict of each is about what it wrote itself.
+/// Two runs share an agent. The verdict of each covers its own files.
 #[test]
 fn runs_with_one_agent_are_judged_apart() {
     let Some(scene) = prepare("two_runs") else {
@@ -229,14 +229,14 @@ fn runs_with_one_agent_are_judged_apart() {
     eventually("the second writes", || Path::new("/mnt/beside/lucky").exists());
     let status = scene.verb("status", &["--json"]).exits(0).json();
     assert_eq!(status[0]["runs"].as_array().unwrap().len(), 2, "{status}");
-    fs::write(scene.path("contested"), "by somebody else").unwrap();
+    fs::write(scene.path("contested"), "by another client").unwrap();
     fs::write("/mnt/beside/go-unlucky", "").unwrap();
     unlucky.ends().exits(3).says(&["contested", "both kept"]);
     fs::write("/mnt/beside/go-lucky", "").unwrap();
     let ended = lucky.ends().exits(0);
     assert!(!ended.stderr.contains("contested"), "{}", ended.stderr);
     scene.holds("fine", b"fine\n");
-    scene.holds("contested", b"by somebody else");
+    scene.holds("contested", b"by another client");
 }
 
 /// Regression: after one `wait` no file had its quiet period.
@@ -244,15 +244,15 @@ fn runs_with_one_agent_are_judged_apart() {
 fn quiet_period_applies_after_a_wait() {
     let Some(mut scene) = Scene::new("after_a_wait") else { return };
     scene.tier("fast", 64);
-    let script = "echo a >a; /mnt/surgetank wait --state /mnt/state a; echo b >b; mkdir .git; echo c >.git/c; touch /mnt/told/there
-        until test -e /mnt/told/seen; do sleep 0.01; done; /mnt/surgetank wait --state /mnt/state b";
-    scene.beside("told");
+    let script = "echo a >a; /mnt/surgetank wait --state /mnt/state a; echo b >b; mkdir .git; echo c >.git/c; touch /mnt/notes/there
+        until test -e /mnt/notes/seen; do sleep 0.01; done; /mnt/surgetank wait --state /mnt/state b";
+    scene.beside("notes");
     let running = scene.start(&["--quiet-period", "500ms"], script);
-    eventually("the first is stored", || std::path::Path::new("/mnt/told/there").exists());
+    eventually("the first is stored", || std::path::Path::new("/mnt/notes/there").exists());
     assert!(scene.path("a").exists() && !scene.path("b").exists(), "{:?}", scene.store_files());
-    eventually("the second is stored when its time has come", || scene.path("b").exists());
-    assert!(!scene.path(".git/c").exists(), "what is to be stored last waits for the end");
-    std::fs::write("/mnt/told/seen", "").unwrap();
+    eventually("the second is stored after its quiet period", || scene.path("b").exists());
+    assert!(!scene.path(".git/c").exists(), "a file that is stored last did not wait for the end");
+    std::fs::write("/mnt/notes/seen", "").unwrap();
     running.ends().exits(0);
     scene.holds(".git/c", b"c\n");
 }

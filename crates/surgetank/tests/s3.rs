@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, stdout_of};
 use surgetank_testkit::servers::s3::{ACCESS, S3Server, SECRET};
 
 fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Command {
@@ -22,10 +22,10 @@ fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Co
 
 #[track_caller]
 fn run(node: &Node, server: &S3Server, options: &[&str], script: &str) -> String {
-    told(&command(node, server, options, script).output().unwrap())
+    stdout_of(&command(node, server, options, script).output().unwrap())
 }
 
-/// What the bucket has below the prefix, as the server keeps it: a plain file for each object.
+/// The bucket's objects below the prefix. The server stores each one as a plain file.
 fn objects(server: &S3Server) -> Vec<String> {
     let root = server.files().join("project");
     let mut found = Vec::new();
@@ -66,7 +66,7 @@ fn run_output_is_in_the_bucket_and_reads_back() {
     assert_eq!(keys.len(), 54, "{keys:?}");
     assert_eq!(fs::read(server.files().join("project/d/hello")).unwrap(), b"hello\n");
     assert_eq!(fs::metadata(server.files().join("project/big")).unwrap().size(), 40_000_000);
-    // Another node that has never seen it.
+    // Another node, which has no state of these files.
     let other = Node::new();
     let seen = run(
         &other,
@@ -78,7 +78,7 @@ fn run_output_is_in_the_bucket_and_reads_back() {
     let lines: Vec<&str> = seen.lines().collect();
     assert!(lines[0].starts_with("600 ") && lines[0].contains(".123456789 ") && lines[0].ends_with(" 6"), "{seen}");
     assert_eq!(lines[1..], ["d/hello", "50", "run7", "hello"], "{seen}");
-    // Changes of what lies there only: names, content, attributes, directories.
+    // Changes of stored files only: names, content, attributes, directories.
     run(
         &other,
         &server,
@@ -111,16 +111,16 @@ fn unordered_files_are_published_several_at_a_time() {
     assert_eq!((read("7"), read("10"), read("499")), ("x\n".into(), "9\n".into(), "499\n".into()));
 }
 
-/// Who sees `fN` sees every one before it. (Looked for one by one: a listing is of no single moment.)
+/// If `fN` is visible, every earlier file is, too. (Each file is checked by itself, because a listing is not atomic.)
 fn are_in_order(seen: &[String], server: &S3Server) {
     let last = seen.iter().filter_map(|name| name.strip_prefix('f')?.parse::<u32>().ok()).max();
     for number in 0..last.unwrap_or(0) {
         let earlier = server.files().join(format!("project/f{number}"));
-        assert!(earlier.exists(), "f{number} is not there, but f{last:?} is");
+        assert!(earlier.exists(), "f{number} is missing, but f{last:?} exists");
     }
 }
 
-/// Although several publications are under way at a time.
+/// The order holds although several publications run at a time.
 #[test]
 fn later_file_never_appears_before_an_earlier_one() {
     let Some(server) = S3Server::start() else { return };
@@ -134,9 +134,9 @@ fn later_file_never_appears_before_an_earlier_one() {
         looks += u32::from((1..600).contains(&seen.len()));
         std::thread::sleep(Duration::from_millis(1));
     }
-    told(&ends(child));
+    stdout_of(&ends(child));
     assert_eq!(objects(&server).len(), 600);
-    assert!(looks > 5, "it was looked at {looks} times on the way");
+    assert!(looks > 5, "only {looks} looks during the run");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn restarted_server_has_every_file_in_the_end() {
     are_in_order(&objects(&server), &server);
     std::thread::sleep(Duration::from_secs(2));
     server.restart();
-    told(&ends(child));
+    stdout_of(&ends(child));
     assert_eq!(objects(&server).len(), 301);
     assert_eq!(fs::read(server.files().join("project/f299")).unwrap(), b"299\n");
 }
@@ -176,8 +176,8 @@ fn credentials_are_read_from_their_sources_and_never_shown() {
     assert!(text.contains("AWS_ACCESS_KEY_ID") && !text.contains("hunter2"), "{text}");
 }
 
-/// Regression: the server's listings had another name for the file. Its content was in the bucket, and no client could
-/// find it.
+/// Regression: the server's listings had another name for the file. Its content was in the bucket, and no client
+/// could find it.
 #[test]
 fn unlistable_names_are_refused_or_listed() {
     let Some(server) = S3Server::start() else { return };
@@ -200,13 +200,13 @@ fn objects_of_other_clients_change_without_conflict() {
     let mut place = Place::parse(&server.url("project")).unwrap();
     place.credentials_file = Some(server.credentials_file());
     let bucket = S3::open(place).unwrap();
-    for key in ["d/over", "d/more", "d/gone", "d/kept", "e/moved"] {
+    for key in ["d/over", "d/more", "d/removed", "d/kept", "e/moved"] {
         bucket.put(key, &key.as_bytes(), of_bytes(key.as_bytes()), &Words::new(), When::Always).unwrap();
     }
     let node = Node::new();
     let seen = run(&node, &server,
         &[],
-        "ls -lR >/dev/null; echo new >d/over; echo more >>d/more; rm d/gone; chmod 600 d/kept; mv e/moved d/moved; mv d f
+        "ls -lR >/dev/null; echo new >d/over; echo more >>d/more; rm d/removed; chmod 600 d/kept; mv e/moved d/moved; mv d f
          ls e; cat f/over f/more f/kept f/moved",
     );
     assert_eq!(seen, "new\nd/moremore\nd/kepte/moved");
@@ -215,7 +215,8 @@ fn objects_of_other_clients_change_without_conflict() {
     assert_eq!(seen, "new\nd/moremore\nd/kepte/moved600\n");
 }
 
-/// Of a store on a server, and of one with packed files, it says what programs would see; nothing is left behind.
+/// For a store on a server, and for one with packed files, `plan` lists the files that programs would see. No
+/// temporary remains.
 #[test]
 fn plan_lists_the_files_of_an_object_store() {
     let Some(server) = S3Server::start() else { return };
@@ -234,15 +235,15 @@ fn plan_lists_the_files_of_an_object_store() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
     command.envs(server.environment()).env("TMPDIR", node.path("over")).args(["plan", "--files", "--json", "--over"]);
     command.arg(node.path("over")).args(["--store", &server.url("project")]).args(options);
-    let told = told(&command.output().unwrap());
-    let files: Vec<(String, u64)> = told
+    let output = stdout_of(&command.output().unwrap());
+    let files: Vec<(String, u64)> = output
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .filter_map(|line| Some((line["path"].as_str()?.to_owned(), line["bytes"].as_u64()?)))
         .collect();
     assert_eq!(files, [("c.tmp.txt".into(), 6), ("d/a.csv".into(), 300_000), ("d/e/b".into(), 2)]);
     assert_eq!(objects(&server).len(), 3);
-    assert_eq!(fs::read_dir(node.path("over")).unwrap().count(), 0, "something is left in TMPDIR");
+    assert_eq!(fs::read_dir(node.path("over")).unwrap().count(), 0, "a temporary is left in TMPDIR");
 }
 
 #[test]
@@ -253,17 +254,17 @@ fn half_done_renames_are_finished_after_a_kill() {
         ("store.rename_copied:1", "mv file name"),
         ("store.rename_copied:4", "mv d e; echo 10 >e/10"),
         ("store.rename:1", "mv e d"),
-        // Of what was brought into the directory just before, a part is there under its old name, a part under its new one.
+        // Some files written just before have the old name of the directory, and some have the new one.
         ("store.rename_deleted:6", "echo 5 >d/5; echo 11 >d/11; rm d/2; mv d e; echo 12 >e/12"),
         ("store.rename_deleted:6", "echo 11 >e/11; mv e/12 e/13; mv e f; mv f/1 f/14; mv f d"),
         ("store.rename_deleted:6", "echo 7 >d/7; rmdir empty; mv d empty; mv empty d"),
     ] {
         let node = Node::new();
         let mut command = command(&node, &server, &[], script);
-        told(&command.env("SURGETANK_CRASH", point).output().unwrap());
+        stdout_of(&command.env("SURGETANK_CRASH", point).output().unwrap());
         let log = fs::read_dir(node.path("state")).unwrap().flatten();
         let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
-        assert!(log.contains("the agent died"), "{point}: nobody was killed: {log}");
+        assert!(log.contains("the agent died"), "{point}: no agent was killed: {log}");
     }
     let numbers = (1..=14).filter(|n| ![1, 2, 12].contains(n));
     let expected: Vec<String> = numbers.map(|n| format!("d/{n}")).chain(["name".into()]).collect();
@@ -273,8 +274,8 @@ fn half_done_renames_are_finished_after_a_kill() {
     assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
 }
 
-/// It is another object then, with another tag if it came in parts, and what was written over it was taken for a stranger's: also
-/// by an agent that goes on where another one was killed.
+/// Regression: after the rename each file is another object, with another tag if it was uploaded in parts. An
+/// overwrite then counted as a conflict with another client, also in an agent that replaced a killed one.
 #[test]
 fn large_file_of_a_renamed_directory_can_be_overwritten() {
     let Some(server) = S3Server::start() else { return };
@@ -285,7 +286,7 @@ fn large_file_of_a_renamed_directory_can_be_overwritten() {
             "mkdir d; head -c 40000000 /dev/urandom >d/big; {surgetank} wait .; mv d e; {surgetank} wait .; printf x >>e/big; stat -c %s e/big"
         );
         let mut command = command(&node, &server, &["--quiet-period", "0s"], &script);
-        assert_eq!(told(&command.env("SURGETANK_CRASH", point).output().unwrap()), "40000001\n", "{point}");
+        assert_eq!(stdout_of(&command.env("SURGETANK_CRASH", point).output().unwrap()), "40000001\n", "{point}");
         let log = fs::read_dir(node.path("state")).unwrap().flatten();
         let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
         assert_eq!(log.contains("the agent died"), !point.is_empty(), "{point}: {log}");
@@ -294,36 +295,36 @@ fn large_file_of_a_renamed_directory_can_be_overwritten() {
     }
 }
 
-/// Programs continue while the agent is replaced. Regression: of a directory whose rename was cut off they missed the
-/// files that already had their new names, until the drain finished the rename.
+/// Programs continue while the agent is replaced. Regression: of a directory whose rename was interrupted they missed
+/// the files that already had their new names, until the drain finished the rename.
 #[test]
 fn directory_is_whole_while_its_rename_is_unfinished() {
     let Some(server) = S3Server::start() else { return };
     run(&Node::new(), &server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done");
     let node = Node::new();
-    // (Nobody has asked for any of the files, so all is as the store has it.)
+    // (No program has requested any of the files, so the agent knows only the store's names.)
     let script = "mv d e; sleep 1; cat e/1 e/2 e/3 e/7 e/8 e/9; ls e | wc -l";
     let mut command = command(&node, &server, &["--quiet-period", "0s"], script);
     command.env("SURGETANK_CRASH", "store.rename_deleted:5").env("SURGETANK_HOLD", ",drain.started:4000");
-    assert_eq!(told(&command.output().unwrap()), "1\n2\n3\n7\n8\n9\n9\n");
+    assert_eq!(stdout_of(&command.output().unwrap()), "1\n2\n3\n7\n8\n9\n9\n");
     let log = fs::read_dir(node.path("state")).unwrap().flatten();
     let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
-    assert!(log.contains("the agent died"), "nobody was killed: {log}");
+    assert!(log.contains("the agent died"), "no agent was killed: {log}");
     assert_eq!(objects(&server), ["e/1", "e/2", "e/3", "e/4", "e/5", "e/6", "e/7", "e/8", "e/9"]);
 }
 
-/// Regression: the agent was killed before it sent a new version as long and as old as the one before. The next agent
-/// took it for written in place, and forgot it.
+/// The agent is killed before it sends a new version of the same length and time as the old one. Regression: the next
+/// agent took the version for written in place, and dropped it.
 #[test]
 fn version_of_equal_size_and_time_is_sent_after_a_kill() {
     let Some(server) = S3Server::start() else { return };
     run(&Node::new(), &server, &[], "echo one >f; touch -d '2020-01-01 UTC' f");
     let node = Node::new();
     let script = "echo two >f; touch -d '2020-01-01 UTC' f; setfattr -n user.two -v x f";
-    told(&command(&node, &server, &[], script).env("SURGETANK_CRASH", "store.publish:1").output().unwrap());
+    stdout_of(&command(&node, &server, &[], script).env("SURGETANK_CRASH", "store.publish:1").output().unwrap());
     let log = fs::read_dir(node.path("state")).unwrap().flatten();
     let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
-    assert!(log.contains("the agent died"), "nobody was killed: {log}");
+    assert!(log.contains("the agent died"), "no agent was killed: {log}");
     let seen = run(&Node::new(), &server, &[], "cat f; getfattr --only-values -n user.two f");
     assert_eq!(seen, "two\nx");
 }
@@ -348,21 +349,21 @@ fn gc_aborts_uploads_of_a_lost_node() {
             .envs(server.environment())
             .args(["gc", "--store", &server.url("project"), "--over"])
             .arg(node.path("over"));
-        told(&command.args(options).output().unwrap())
+        stdout_of(&command.args(options).output().unwrap())
     };
     let nothing = "0 contents, 0 B, removed\n";
-    assert_eq!(gc(&[]), format!("0 uploads aborted\n{nothing}"), "they are young");
+    assert_eq!(gc(&[]), format!("0 uploads aborted\n{nothing}"), "young uploads were aborted");
     std::thread::sleep(Duration::from_secs(1));
     assert!(gc(&["--older-than", "0s", "--dry-run"]).contains("\n1 uploads would be aborted\n"));
     assert_eq!(bucket.uploads("").unwrap().len(), 1);
-    let told = gc(&["--older-than", "0s"]);
-    assert!(told.starts_with("d/big  begun ") && told.contains("1 uploads aborted\n"), "{told}");
+    let output = gc(&["--older-than", "0s"]);
+    assert!(output.starts_with("d/big  begun ") && output.contains("1 uploads aborted\n"), "{output}");
     assert_eq!(bucket.uploads("").unwrap().len(), 0);
     assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
 }
 
-/// Several files are published at a time and wait for their turns. Regression: a publication that found its copy
-/// outdated before its turn did not report it, and nothing was stored after that.
+/// Several files are published at a time and wait for their turns. Regression: a publication found its copy outdated
+/// before its turn and did not report it. No file was stored after that.
 #[test]
 fn file_overwritten_during_its_turn_does_not_stop_the_drain() {
     let Some(server) = S3Server::start() else { return };
@@ -370,7 +371,7 @@ fn file_overwritten_during_its_turn_does_not_stop_the_drain() {
     let script = "for n in a b c; do head -c 3000000 /dev/zero >$n; done; sleep 0.7; echo shorter >b; echo shorter >c";
     let mut command = node.command(&server.url("turns"), &["--quiet-period", "300ms"], script);
     command.envs(server.environment()).env("SURGETANK_HOLD", "store.publish:1000");
-    told(&command.output().unwrap());
+    stdout_of(&command.output().unwrap());
     let files = server.files().join("turns");
     assert_eq!(fs::metadata(files.join("a")).unwrap().len(), 3_000_000);
     assert_eq!(fs::read(files.join("b")).unwrap(), b"shorter\n");
@@ -383,7 +384,7 @@ fn drain_keeps_below_its_rate() {
     let node = Node::new();
     let slow = node.path("slow.toml");
     fs::write(&slow, "drain_bytes_per_second_max = \"10MiB/s\"\n").unwrap();
-    // Of both kinds: sent whole, and in parts.
+    // Both kinds of upload: whole files, and files in parts.
     let script = "head -c 20000000 /dev/urandom >big; for n in 1 2 3 4 5; do head -c 2000000 /dev/urandom >f$n; done";
     let begun = Instant::now();
     run(&node, &server, &["--config", slow.to_str().unwrap()], script);
@@ -391,7 +392,7 @@ fn drain_keeps_below_its_rate() {
     assert!(begun.elapsed().as_secs_f64() >= bytes / rate - ahead, "{:?}", begun.elapsed());
 }
 
-/// A service that gives temporary credentials to a machine or a container, as on AWS.
+/// A service that gives temporary credentials to a machine or a container, like on AWS.
 fn lender(asked: Arc<Mutex<Vec<String>>>) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -452,7 +453,7 @@ fn credentials_come_from_every_aws_source() {
         for unset in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"] {
             command.env_remove(unset);
         }
-        assert_eq!(told(&command.output().unwrap()), "x\n", "{variables:?}");
+        assert_eq!(stdout_of(&command.output().unwrap()), "x\n", "{variables:?}");
         let asked = asked.lock().unwrap();
         assert_eq!(asked.is_empty(), word.is_empty(), "{variables:?}: {asked:?}");
         assert!(asked.iter().any(|line| line.contains(word)) || word.is_empty(), "{asked:?}");
@@ -463,7 +464,8 @@ fn credentials_come_from_every_aws_source() {
     }
 }
 
-/// Neither of the server nor of the agent: the attributes come with the names.
+/// A listing needs no request for each file, neither to the server nor to the agent: the attributes come with the
+/// names.
 #[test]
 fn listed_file_costs_no_request() {
     let Some(server) = S3Server::start() else { return };
@@ -490,18 +492,18 @@ fn listed_file_costs_no_request() {
 /// The files were read before, so a tier has a copy of them.
 #[test]
 fn change_by_another_client_is_seen_after_store_ttl() {
-    others_change_files("200ms", "sleep 2", "");
+    another_client_changes_files("200ms", "sleep 2", "");
 }
 
-/// The agent and the kernel believe for an hour what they know of the store.
+/// The agent and the kernel cache the state of the store for an hour.
 #[test]
 fn change_by_another_client_is_seen_after_a_refresh() {
     let refresh = format!("'{}' refresh --state ../state d", env!("CARGO_BIN_EXE_surgetank"));
-    others_change_files("1h", &refresh, "oldoldchanged gone \n");
+    another_client_changes_files("1h", &refresh, "oldoldchanged removed \n");
 }
 
-/// `before`: what is seen before `then`.
-fn others_change_files(ttl: &str, then: &str, before: &str) {
+/// `before`: the output before `then` runs.
+fn another_client_changes_files(ttl: &str, then: &str, before: &str) {
     use surgetank_store::checksum::of_bytes;
     use surgetank_store::object::{Objects, When, Words};
     use surgetank_store::s3::{Place, S3};
@@ -513,11 +515,11 @@ fn others_change_files(ttl: &str, then: &str, before: &str) {
         bucket.put(key, &text.as_bytes(), of_bytes(text.as_bytes()), &Words::new(), When::Always).unwrap();
     };
     put("d/changed", "old");
-    put("d/gone", "old");
+    put("d/removed", "old");
     let node = Node::new();
     let looks = if before.is_empty() { "" } else { "look" };
     let script = format!(
-        "look() {{ cat d/changed; cat d/gone d/new 2>/dev/null || true; ls d | tr '\\n' ' '; echo; }}
+        "look() {{ cat d/changed; cat d/removed d/new 2>/dev/null || true; ls d | tr '\\n' ' '; echo; }}
          look; touch ../looked; while [ ! -e ../put ]; do sleep 0.02; done
          {looks}
          {then}; look"
@@ -530,11 +532,11 @@ fn others_change_files(ttl: &str, then: &str, before: &str) {
     }
     put("d/changed", "other content");
     put("d/new", "new");
-    bucket.delete("d/gone").unwrap();
+    bucket.delete("d/removed").unwrap();
     fs::write(node.path("put"), "").unwrap();
-    let seen = told(&ends(child));
-    assert_eq!(seen, format!("oldoldchanged gone \n{before}other contentnewchanged new \n"));
-    assert_eq!(objects(&server), ["d/changed", "d/new"], "nothing of it goes back");
+    let seen = stdout_of(&ends(child));
+    assert_eq!(seen, format!("oldoldchanged removed \n{before}other contentnewchanged new \n"));
+    assert_eq!(objects(&server), ["d/changed", "d/new"], "a removed file came back");
     let left = fs::read_dir(node.path("fast")).unwrap().flatten().count();
-    assert_eq!(left, 0, "the copies are gone with the agent");
+    assert_eq!(left, 0, "a copy outlives the agent");
 }

@@ -1,4 +1,5 @@
-//! Files that are written directly, and complete only when the kernel says that nobody can write any more.
+//! Files that are written directly. Such a file is complete only when the kernel reports that no process can write it
+//! any more.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -6,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::scene::Scene;
 
-/// Regression: a program deleted the only name that any program had looked up, and what it had written was lost with
-/// it.
+/// Regression: a program deleted the only name that any program had looked up, and the new content was lost with that
+/// name.
 #[test]
 fn content_survives_the_unlink_of_one_older_hard_link() {
     let Some(mut scene) = Scene::new("links_before") else {
@@ -30,8 +31,8 @@ fn content_survives_the_unlink_of_one_older_hard_link() {
     scene.is_clean();
 }
 
-/// Written directly, and opened for reading before the agent got the lease that seals it. Regression: the file was
-/// never drained.
+/// The file is written directly, and opened for reading before the agent gets the lease that seals it. Regression:
+/// the file was never drained.
 #[test]
 fn file_opened_for_reading_before_its_seal_is_drained() {
     let Some(mut scene) = Scene::new("read_before_seal") else {
@@ -57,7 +58,7 @@ fn charge_of_a_deferred_seal_is_released() {
         return;
     };
     scene.tier("fast", 256);
-    // Open for longer than the tender's look at what direct writers wrote.
+    // Each file is open for longer than the interval at which the agent counts the bytes of direct writers.
     let script = "for n in $(seq 20); do exec 9>f-$n; head -c 300000 /dev/urandom >&9; sleep 0.12; exec 9>&-; done
         sleep 0.5; rm f-*
         for n in $(seq 100); do
@@ -68,7 +69,7 @@ print(sum(tier[\"used_bytes\"] for tier in json.load(sys.stdin)[0][\"tiers\"]))'
         done; echo $used >used";
     scene.run(&[], script).exits(0);
     let used: u64 = String::from_utf8(scene.read("used")).unwrap().trim().parse().unwrap();
-    assert!(used <= 100_000, "{used} bytes are charged for nothing");
+    assert!(used <= 100_000, "{used} bytes are still charged");
     scene.is_clean();
 }
 
@@ -79,7 +80,7 @@ fn fsync_waiting_for_the_store_can_be_killed() {
         return;
     };
     scene.tier("fast", 256);
-    // The copy takes 10 seconds; the program is gone while it is made.
+    // The copy takes 10 seconds; the program is killed meanwhile.
     let script = "dd if=/dev/zero of=f bs=1M count=1 conv=fsync & dd=$!; sleep 1; kill -KILL $dd; wait $dd || echo $?
         getfattr --absolute-names -n user.surgetank.state --only-values f";
     let options = ["--drain-bytes-per-second-max", "100K", "--fsync", "store"];
@@ -88,9 +89,9 @@ fn fsync_waiting_for_the_store_can_be_killed() {
     scene.is_clean();
 }
 
-/// PostgreSQL's postmaster signals its processes all the time, and fsync, fdatasync, fsync of a directory and an exchange of
-/// new files failed with EINTR wherever they waited for the store: the kernel reports every signal to a FUSE server, also one
-/// whose handler has SA_RESTART. A local file system completes these calls.
+/// PostgreSQL's postmaster signals its processes all the time. Regression: fsync, fdatasync, fsync of a directory and
+/// an exchange of new files failed with EINTR wherever they waited for the store. The kernel reports every signal to
+/// a FUSE server, also one whose handler has SA_RESTART. A local file system completes these calls.
 #[test]
 fn signals_do_not_interrupt_waits_for_the_store() {
     const PROGRAM: &str = "
@@ -146,7 +147,8 @@ assert handled, 'no signal arrived'
     }
 }
 
-/// The kernel reports the first signal of a call only: a program that handled one and was killed later could not die.
+/// The kernel reports only the first signal of a call. Regression: a program that handled one signal and was killed
+/// later could not end.
 #[test]
 fn kill_after_a_handled_signal_ends_an_fsync() {
     let Some(mut scene) = Scene::new("fsync_signal_kill") else {
@@ -168,8 +170,8 @@ print(\"the fsync ended\")' & wait $! || echo $?
     scene.is_clean();
 }
 
-/// A new version leaves another owner in place, as a write would. Regression: so it did with the owner that the program
-/// had just set.
+/// A new version keeps another user as the owner, as a write would. Regression: it also kept the old owner after a
+/// program had set a new one.
 #[test]
 fn rewritten_file_gets_its_new_owner_in_the_store() {
     use std::os::unix::fs::MetadataExt;
@@ -210,8 +212,8 @@ fn other_hard_links_survive_the_replacement_of_one() {
     scene.is_clean();
 }
 
-/// `open(2)` with O_RDONLY and O_TRUNC. Regression: it counted as a writer when opened and as a reader when closed, so
-/// the file stayed open indefinitely.
+/// `open(2)` with O_RDONLY and O_TRUNC. Regression: the open counted as a writer and the close as a reader, so the
+/// file stayed open indefinitely.
 #[test]
 fn file_opened_only_to_truncate_it_is_sealed() {
     let Some(mut scene) = Scene::new("only_emptied") else {
@@ -236,9 +238,9 @@ P";
     }
 }
 
-/// Operations below a directory are left for the end of the run: links that were forgotten with their file's last
-/// names, renames of directories. Regression: the directory's removal did not wait for them, so they found no directory
-/// and stopped the drain.
+/// Operations below a directory wait for the end of the run: links that were dropped with their file's last names,
+/// and renames of directories. Regression: the directory's removal did not wait for them. They found no directory and
+/// stopped the drain.
 #[test]
 fn removed_directory_with_late_operations_stops_no_drain() {
     let Some(mut scene) = Scene::new("removed_before_the_end") else {
@@ -259,7 +261,7 @@ fn removed_directory_with_late_operations_stops_no_drain() {
     }
 }
 
-/// Regression: the link was brought forward with its directory and its file was not, so there was nothing to link to.
+/// Regression: the drain published the link early, with its directory, but not its file. The link then had no target.
 #[test]
 fn link_moved_into_a_late_directory_is_stored() {
     use std::os::unix::fs::MetadataExt;
@@ -274,8 +276,10 @@ fn link_moved_into_a_late_directory_is_stored() {
     scene.is_clean();
 }
 
-/// A new version of a file leaves its directory's time alone, and so does a close. What the drain does in the store
-/// must not show. (rsync sets directory times while the close of a file is still on its way to the agent.)
+/// A new version of a file does not change its directory's time, and neither does a close. The drain's work in the
+/// store must not show there.
+///
+/// (rsync sets directory times while the close of a file is still on its way to the agent.)
 #[test]
 fn directory_keeps_its_time_when_a_file_drains_later() {
     directories_keep_their_times("directory_times", "--ordered=true");
@@ -302,11 +306,15 @@ fn directories_keep_their_times(scene: &str, order: &str) {
         let metadata = std::fs::metadata(scene.path(dir)).unwrap();
         assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (1_321_009_871, 500_000_000), "{dir}");
     }
-    assert!(std::fs::metadata(scene.path("changed")).unwrap().mtime() > 1_700_000_000, "it has a new name in it");
+    assert!(
+        std::fs::metadata(scene.path("changed")).unwrap().mtime() > 1_700_000_000,
+        "a new name did not change the time"
+    );
     scene.is_clean();
 }
 
-/// Regression: attributes waited for operations queued behind them in the directory, and those for the attributes.
+/// Regression: attributes waited for operations queued behind them in the directory, and those operations waited for
+/// the attributes.
 #[test]
 fn unordered_chmod_and_new_file_do_not_deadlock() {
     use std::os::unix::fs::MetadataExt;
@@ -314,7 +322,7 @@ fn unordered_chmod_and_new_file_do_not_deadlock() {
         return;
     };
     scene.tier("fast", 256);
-    // The drain is held until all of it is queued.
+    // The drain waits until all operations are queued.
     let script = "for d in 1 2 3 4 5; do mkdir $d; chmod 770 $d; echo $d >$d/f; chmod 750 $d; echo $d >$d/g; done";
     scene.run(&["--unordered", "--quiet-period", "500ms"], script).exits(0);
     for dir in ["1", "2", "3", "4", "5"] {
@@ -325,8 +333,8 @@ fn unordered_chmod_and_new_file_do_not_deadlock() {
     scene.is_clean();
 }
 
-/// The store's own file is written where a reader has it open. The kernel takes set-user-id off it at every write, so the
-/// store and what programs saw were different afterwards.
+/// The store's own file is written while a reader has it open. Regression: the kernel clears set-user-id at every
+/// such write, so the mode in the store differed from the one that programs saw.
 #[test]
 fn set_ids_of_a_file_written_in_place_follow_the_store() {
     let Some(mut scene) = Scene::new("sealing_set_ids") else { return };
@@ -346,7 +354,7 @@ fn set_ids_of_a_file_written_in_place_follow_the_store() {
 }
 
 /// Copies for a directory that the store does not have yet are staged in its parent. Regression: they left the parent
-/// after it had got its time, and changed it.
+/// after its time was set, and changed that time.
 #[test]
 fn directory_keeps_its_time_when_copies_leave_it() {
     keeps_its_time("times_above", "--ordered=true");
@@ -361,7 +369,7 @@ fn keeps_its_time(scene: &str, order: &str) {
     let Some(mut scene) = Scene::new(scene) else { return };
     scene.tier("fast", 16);
     fs::create_dir(scene.path("above")).unwrap();
-    // The drain is held until all of it is queued.
+    // The drain waits until all operations are queued.
     let script = "echo first >first; sleep 0.2; mkdir above/new; touch -d 2011-11-11 above
         for n in $(seq 9); do echo $n >above/new/$n; done; sleep 0.8";
     scene.run_held("drain.started:700", &["--quiet-period", "0s", order], script).exits(0);

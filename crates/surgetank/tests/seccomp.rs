@@ -1,5 +1,5 @@
-//! The door without a mount: programs of all kinds see one directory, the bare one gets nothing but directories before
-//! its time, and what cannot be served is refused.
+//! The door without a mount. Programs of all kinds see one directory. The bare directory gets only directories before
+//! the drain. Calls that cannot be served are refused.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::scene::{Scene, eventually};
 
-/// Both ways: with the shim what it answers has to agree with what the agent answers.
+/// Both variants: answers of the shim have to agree with those of the agent.
 const BARE: &[&str] = &["--door", "seccomp", "--no-preload"];
 const WITH_SHIM: &[&str] = &["--door", "seccomp"];
 
@@ -18,7 +18,7 @@ fn scene(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// A program without a dynamic loader, outside of the directory.
+/// A program without a dynamic loader, outside the directory.
 fn static_program(scene: &Scene, name: &str, source: &str) -> Option<String> {
     let (code, program) = (format!("/mnt/{name}.c"), format!("/mnt/{name}"));
     fs::write(&code, source).unwrap();
@@ -31,7 +31,7 @@ fn static_program(scene: &Scene, name: &str, source: &str) -> Option<String> {
     None
 }
 
-/// What a shell and its tools do, ended by a look at everything.
+/// Typical operations of a shell and its tools, followed by a check of all files.
 const CHORES: &str = r#"
 mkdir -p a/b/c && cd a && pwd
 echo one > b/one; cat b/one; echo two >> b/one; cat < b/one
@@ -126,8 +126,8 @@ fn only_directories_are_there_before_the_drain() {
     }
 }
 
-/// A directory whose name was used before is not made ahead of its turn. Moved out of a directory that is then removed, it
-/// could not be opened (EAGAIN) until the drain came to it.
+/// The agent does not make a directory early if its name was in use before. Regression: after a move out of a removed
+/// directory it could not be opened (EAGAIN) until the drain reached it.
 #[test]
 fn directory_moved_out_of_a_removed_one_opens() {
     let Some(scene) = scene("calls_moved_out") else { return };
@@ -277,12 +277,12 @@ fn calls_without_the_agent_fail_and_write_nothing() {
     let script = "exec 5> log; echo begun >&5; touch ready; : > /mnt/began; trap '' TERM
         while [ ! -e /dev/null/x ] && (echo x > probe) 2> /dev/null; do :; done; echo x > late; echo y >&5";
     let running = scene.start(&["--door", "seccomp", "--no-preload", "--quiet-period", "1h"], script);
-    // Outside: what lies on the tier already may still be about to be written down.
-    eventually("it began", || Path::new("/mnt/began").exists());
+    // Outside the directory, because the records of files on the tier may not be written yet.
+    eventually("the script runs", || Path::new("/mnt/began").exists());
     scene.kill_agent();
     let ended = running.ends();
     assert_ne!(ended.status.code(), Some(0), "{}", ended.stderr);
-    // The shell speaks at the same moment, into the middle of it at times.
+    // The shell prints at the same moment, sometimes into the middle of the message.
     ended.says(&[" died; the command sees errors"]);
     scene.await_no_agent();
     scene.drain_what_is_left().exits(0);
@@ -373,22 +373,23 @@ fn unprivileged_user_is_served() {
 #[test]
 fn chosen_door_is_reported() {
     let Some(scene) = scene("calls_auto") else { return };
-    let tell = "grep -c '^Seccomp:.*2' /proc/self/status || true";
-    scene.run(&["--no-preload"], tell).exits(0).prints("0\n");
+    let report = "grep -c '^Seccomp:.*2' /proc/self/status || true";
+    scene.run(&["--no-preload"], report).exits(0).prints("0\n");
     scene.await_no_agent();
-    // Nothing to mount with.
+    // No device to mount with.
     crate::scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
-    // A device that cannot be opened: the doctor ended with "does NOT work here" and 1, and a run worked.
+    // A device that cannot be opened. Regression: the doctor ended with "does NOT work here" and 1, while a run
+    // worked.
     assert!(Command::new("mknod").args(["-m", "666", "/mnt/none", "c", "240", "240"]).status().unwrap().success());
     crate::scene::mount(&["--bind", "/mnt/none", "/dev/fuse"]);
     let doctor = scene.verb("doctor", &["--tier", "fast=/mnt/tier-fast:60M"]).exits(0).stdout;
     assert!(doctor.contains("works here without a mount: by system calls (seccomp)"), "{doctor}");
     assert!(doctor.contains("surgetank run works here.") && !doctor.contains("BAD"), "{doctor}");
-    // Decided by run's own code: what was asked for cannot be had.
+    // The code of `run` decides: the requested door is not available.
     let doctor = scene.verb("doctor", &["--tier", "fast=/mnt/tier-fast:60M", "--door", "fuse"]).exits(1).stdout;
     assert!(doctor.contains("BAD   surgetank run: ") && doctor.contains("/dev/fuse: "), "{doctor}");
     scene.run(&["--door", "fuse"], "true").exits(1).says(&["cannot be served", "/dev/fuse: ", "surgetank doctor"]);
-    scene.run(&["--no-preload"], &format!("{tell}; echo x > f")).exits(0).prints("1\n");
+    scene.run(&["--no-preload"], &format!("{report}; echo x > f")).exits(0).prints("1\n");
     scene.await_no_agent();
     scene.holds("f", b"x\n");
     assert!(scene.log().contains("no mount can be made"), "{}", scene.log());
@@ -414,7 +415,7 @@ print(libc.inotify_add_watch(queue, b'f', 2), libc.inotify_add_watch(queue, b'ab
 with open('f', 'a') as f: f.write('x')
 print(len(select.select([queue], [], [], 10)[0]))
 P
-# The name is free here and still taken in the store.
+# The name is free here and still in use in the store.
 mkdir d; rmdir d; mkdir d; cd d; pwd; cd ..; mv d e; cd e; pwd; ln -s /mnt out; ls out/ > /dev/null; echo x > out/../mnt/project/e/g; cat g; cat out/../absent/x 2> /dev/null || echo none
 "#;
     let mut options = BARE.to_vec();

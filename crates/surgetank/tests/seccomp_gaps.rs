@@ -1,5 +1,5 @@
-//! The door without a mount, at its edges: what it refuses and how that is told, programs whose interpreter lies in the
-//! directory, an agent that may not look into programs.
+//! The door without a mount at its limits: refused calls and their report, interpreters in the directory, and agents
+//! without access to programs' memory.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -40,7 +40,7 @@ def unnamed(path):
     try: os.close(os.open(path, os.O_TMPFILE | os.O_RDWR)); return 'opened'
     except OSError as e: return errno.errorcode[e.errno]
 print(unnamed('d'), unnamed('absent'), unnamed('taken'), unnamed('/mnt'))
-# Who asks for one and is told that there is none takes a file with a name, and deletes it.
+# A program that is refused an unnamed file makes a file with a name, and deletes it.
 with tempfile.TemporaryFile(dir='d') as f:
     f.write(b'x' * 100_000); f.seek(0); print(len(f.read()))
 print(os.listdir('d'))
@@ -55,7 +55,7 @@ P
         "refused without a mount: files without a name (O_TMPFILE), 2 times (first: ",
     ]);
     assert_eq!(scene.store_files().into_keys().collect::<Vec<_>>(), [std::path::Path::new("taken")]);
-    // Nobody is told of what did not happen.
+    // A run without refused calls reports none.
     let ended = scene.run(BARE, "cat taken").exits(0);
     assert!(!ended.stderr.contains("refused"), "{}", ended.stderr);
 }
@@ -63,8 +63,9 @@ P
 #[test]
 fn interpreter_in_the_directory_is_used() {
     let Some(scene) = scene("gaps_interpreter") else { return };
-    // The loader of this machine, under a name of ours; an old one of that name lies in the store and must not be taken.
-    fs::write(scene.path("loader"), "no program at all").unwrap();
+    // The loader of this machine, under the test's own name. The store has an old file of that name, which must not
+    // be used.
+    fs::write(scene.path("loader"), "not a program").unwrap();
     fs::write("/mnt/hello.c", "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 5; }\n").unwrap();
     let script = r#"
 real=$(readlink -f /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 2>/dev/null | head -1)
@@ -76,12 +77,12 @@ rm loader; /mnt/hello 2> /dev/null || echo "without: $?"; ./hello 2> /dev/null |
 "#;
     let printed = "hello\nended with 5\nhello\nended with 5\nwithout: 127\nwithout: 127\n";
     let mut options = BARE.to_vec();
-    // Nothing is drained unless somebody asks for it.
+    // No file is drained unless a program requests it.
     options.extend(["--quiet-period", "1h"]);
     scene.run(&options, script).exits(0).prints(printed);
 }
 
-/// As under Yama, which this kernel may not have: the agent's accesses fail with EPERM, and `run` reads the programs'
+/// Simulates Yama, which this kernel may lack: the agent's accesses fail with EPERM, and `run` reads the programs'
 /// memory for it.
 #[test]
 fn agent_without_ptrace_rights_asks_the_run() {
@@ -129,9 +130,9 @@ for n in $(seq 40); do (echo $n > many$n) & done; wait; ls | wc -l
     scene.holds("by_orphan", b"content\n");
     let trace = fs::read_to_string("/mnt/trace").unwrap();
     for call in ["process_vm_readv", "process_vm_writev", "pidfd_getfd"] {
-        // Not those that others interrupt on the page: their end is a line of its own.
+        // Only calls that strace prints on one line: an interrupted call ends on a line of its own.
         let ended: Vec<_> = trace.lines().filter(|line| line.contains(call) && line.contains(" = ")).collect();
-        assert!(!ended.is_empty(), "{call} was not tried");
+        assert!(!ended.is_empty(), "{call} was not called");
         let permitted: Vec<_> = ended.iter().filter(|line| !line.contains("EPERM")).collect();
         assert!(permitted.is_empty(), "{permitted:?}");
     }
@@ -142,7 +143,7 @@ for n in $(seq 40); do (echo $n > many$n) & done; wait; ls | wc -l
 fn yama_restriction_is_reported_before_the_run_begins() {
     let Some(mut scene) = Scene::of_user("gaps_yama_strict") else { return };
     scene.tier("fast", 64);
-    // A kernel without Yama shows no such file: the directory is covered with one that has it.
+    // A kernel without Yama has no such file, so a tmpfs with one covers the directory.
     crate::scene::mount(&["-t", "tmpfs", "tmpfs", "/proc/sys/kernel"]);
     fs::create_dir("/proc/sys/kernel/yama").unwrap();
     let scope = |level: &str| fs::write("/proc/sys/kernel/yama/ptrace_scope", level).unwrap();
@@ -155,14 +156,14 @@ fn yama_restriction_is_reported_before_the_run_begins() {
     assert!(!refused.status.success());
     refused.says(&["cannot be served", "kernel.yama.ptrace_scope is 2", "nothing was begun"]);
     assert!(!scene.path("g").exists());
-    // A diagnosis is no promise of a way: only what it says of this one matters here.
+    // The doctor may recommend another door: only its finding about this one matters here.
     let diagnosis = scene.verb("doctor", &[]);
-    let said = format!("{}{}", diagnosis.stdout, diagnosis.stderr);
-    assert!(said.contains("kernel.yama.ptrace_scope is 2"), "{said}");
+    let text = format!("{}{}", diagnosis.stdout, diagnosis.stderr);
+    assert!(text.contains("kernel.yama.ptrace_scope is 2"), "{text}");
 }
 
-/// Calls that no C library of today makes, and Go, static programs and older libraries do. Found by leaving each out of
-/// the filter.
+/// Calls that no current C library makes, but that Go, static programs and older libraries do. Found by removing each
+/// from the filter.
 #[test]
 fn every_stat_call_gives_the_same_answer() {
     let Some(scene) = scene("gaps_answers") else { return };
@@ -210,7 +211,7 @@ int main(void)
     )
     .unwrap();
     crate::scene::succeed(scene.command("cc").args(["-O1", "-o", "/mnt/ask", "/mnt/ask.c"]));
-    // The store is no tmpfs, the tier is.
+    // The store is not a tmpfs, the tier is.
     let mut options = BARE.to_vec();
     options.extend(["--quiet-period", "1h"]);
     scene.run(&options, "/mnt/ask").exits(0).prints("one answer\n");
@@ -222,12 +223,12 @@ fn fsync_on_a_memory_tier_means_the_store() {
     let Some(scene) = scene("gaps_fsync") else { return };
     let script =
         "python3 -c 'import os; f = open(\"synced\", \"w\"); f.write(\"safe\"); f.flush(); os.fsync(f.fileno()); \
-        open(\"/mnt/told\", \"w\").close()
+        open(\"/mnt/synced\", \"w\").close()
 while not os.path.exists(\"/mnt/go\"): pass'";
     let mut options = BARE.to_vec();
     options.extend(["--quiet-period", "1h"]);
     let running = scene.start(&options, script);
-    eventually("fsync returns", || std::path::Path::new("/mnt/told").exists());
+    eventually("fsync returns", || std::path::Path::new("/mnt/synced").exists());
     scene.holds("synced", b"safe");
     fs::write("/mnt/go", "").unwrap();
     running.ends().exits(0);
@@ -284,14 +285,14 @@ fn link_to_a_deleted_file_stops_no_drain() {
     let Some(scene) = scene("gaps_deleted_link") else { return };
     let script = r#"exec /usr/bin/python3 - <<'P'
 import errno, os
-open('gone', 'w').write('gone')
-held = open('gone', 'r+')
-os.unlink('gone')
+open('removed', 'w').write('removed')
+held = open('removed', 'r+')
+os.unlink('removed')
 import ctypes
 path = b'/proc/self/fd/%d' % held.fileno()
 assert ctypes.CDLL(None, use_errno=True).linkat(-100, path, -100, b'back', 0x400) == -1
 print(errno.errorcode[ctypes.get_errno()], os.fstat(held.fileno()).st_nlink, os.listdir('.'))
-open('gone', 'w').write('another')
+open('removed', 'w').write('another')
 os.mkdir('d')
 os.chdir('d')
 os.rmdir('../d')
@@ -300,12 +301,12 @@ except OSError as e: print(errno.errorcode[e.errno])
 P"#;
     for options in [BARE, &["--door", "seccomp"]] {
         scene.run(options, script).exits(0).prints("ENOENT 0 []\nENOENT\n");
-        scene.holds("gone", b"another");
-        fs::remove_file(scene.path("gone")).unwrap();
+        scene.holds("removed", b"another");
+        fs::remove_file(scene.path("removed")).unwrap();
     }
 }
 
-/// Regression: "none" was taken for a file of the working directory, and `unshare -m` was refused.
+/// Regression: the filter took "none" for a file of the working directory, and `unshare -m` was refused.
 #[test]
 fn mount_of_a_file_system_without_a_path_is_allowed() {
     let Some(scene) = scene("gaps_mounts") else { return };
@@ -316,7 +317,7 @@ fn mount_of_a_file_system_without_a_path_is_allowed() {
     scene.holds("f", b"x\n");
 }
 
-/// Data through a FIFO changes its times in the bare directory. Regression: that passed for another client's change,
+/// Data through a FIFO changes its times in the bare directory. Regression: that counted as another client's change,
 /// with exit 3.
 #[test]
 fn used_fifo_can_be_removed_and_renamed() {
@@ -328,8 +329,9 @@ fn used_fifo_can_be_removed_and_renamed() {
     assert!(!scene.path("one").exists() && scene.path("moved").exists());
 }
 
-/// A fifo's own times were compared, after a use had changed them: a false conflict, exit 3, as with Snakemake's `pipe()`.
-/// By its descriptor the bare one was changed instead.
+/// Two regressions: the agent compared a FIFO's own times after a use had changed them. The result was a false
+/// conflict with exit 3, for example with Snakemake's `pipe()`. A change through its descriptor reached the bare FIFO
+/// instead.
 #[test]
 fn used_fifo_takes_new_attributes_without_conflict() {
     let Some(scene) = scene("gaps_fifo_attributes") else { return };
@@ -366,7 +368,7 @@ touched 0o10644 0 0 now\nmodes 0o10600 1000 0 now\nnull 0o20640 0 0 5000\nbydesc
     }
 }
 
-/// Regression: a trailing slash behind a file's name gave ENOTDIR, where every file system returns EISDIR.
+/// Regression: a trailing slash after a file's name gave ENOTDIR, where every file system returns EISDIR.
 #[test]
 fn open_with_a_trailing_slash_fails_as_elsewhere() {
     let Some(scene) = scene("gaps_slash") else { return };
@@ -393,7 +395,7 @@ P"#;
     }
 }
 
-/// The shim looked at what it was given, and the program died where the kernel says EFAULT.
+/// Regression: the shim read the program's pointers, and the program died where the kernel returns EFAULT.
 #[test]
 fn bad_pointers_give_efault_through_every_door() {
     let Some(scene) = scene("gaps_pointers") else { return };
@@ -430,7 +432,7 @@ P"#;
     }
 }
 
-/// The store has the FIFO, and not yet under this name. Regression: the kernel made a file there, and the other end
+/// The store has the FIFO, but not under this name yet. Regression: the kernel made a file there, and the other end
 /// waited indefinitely.
 #[test]
 fn fifo_under_an_undrained_name_stays_a_fifo() {
@@ -442,7 +444,8 @@ fn fifo_under_an_undrained_name_stays_a_fifo() {
         done; ls";
     scene.run(BARE, script).exits(0).prints(&format!("first\n{}one\n", "through\n".repeat(5)));
 }
-/// A process was judged by the agent's groups and by the system's list for its user, not by the groups that it has itself.
+/// Regression: permissions used the agent's groups and the system's list for the process's user, not the groups of
+/// the process itself.
 #[test]
 fn file_of_a_supplementary_group_opens_to_its_members() {
     let Some(scene) = scene("gaps_groups") else { return };
@@ -470,21 +473,21 @@ P
 as() { setpriv --reuid 1000 --regid 1000 "$@"; }
 as --groups 2000 /usr/bin/python3 /mnt/ask.py member
 as --groups 4000,2000,4001 /usr/bin/python3 /mnt/ask.py of_several
-as --clear-groups /usr/bin/python3 /mnt/ask.py stranger
+as --clear-groups /usr/bin/python3 /mnt/ask.py other
 "#;
     let member = "done EACCES done done done done EPERM done True\n0o102750 2000\n";
-    let stranger = "EACCES done EACCES EACCES EACCES EACCES EACCES EACCES False\n";
+    let other = "EACCES done EACCES EACCES EACCES EACCES EACCES EACCES False\n";
     for door in [BARE, &["--door", "fuse", "--no-preload"]] {
         let team = scene.path("team");
         fs::create_dir(&team).unwrap();
         give_to_team(&team, 0o770);
-        scene.run(door, script).exits(0).prints(&format!("{member}{member}{stranger}"));
+        scene.run(door, script).exits(0).prints(&format!("{member}{member}{other}"));
         fs::remove_dir_all(team).unwrap();
     }
 }
 
-/// The address of a socket holds 107 bytes: below a home with a long path programs went without the shim, of which only the agent's
-/// log told, and nothing worked without a mount.
+/// The address of a socket holds 107 bytes. Regression: with a long path to the home programs ran without the shim,
+/// and only the agent's log reported it. Without a mount no program worked.
 #[test]
 fn state_directory_may_have_a_long_path() {
     let Some(mut scene) = scene("gaps_long_path") else { return };
@@ -495,7 +498,7 @@ fn state_directory_may_have_a_long_path() {
         let script = "/usr/bin/python3 -c \"for n in range(50): open(f'made{n}', 'w').write('made')\"";
         let ended = scene.run(&["--door", door], script).exits(0);
         assert_eq!(scene.store_files().len(), 50);
-        // Programs ask the agent for their files, not the mount.
+        // Programs request their files from the agent, not from the mount.
         if door == "fuse" {
             ended.says(&[" 0 opens direct"]);
         }
@@ -503,7 +506,7 @@ fn state_directory_may_have_a_long_path() {
     }
 }
 
-/// Regression: the close of a file was noticed after a link or a FIFO that was made later.
+/// Regression: the agent noticed the close of a file after a link or a FIFO that was made later.
 #[test]
 fn link_and_fifo_reach_the_store_after_earlier_closes() {
     let Some(scene) = scene("gaps_order") else { return };

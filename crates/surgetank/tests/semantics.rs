@@ -1,13 +1,14 @@
 //! The examples of `docs/semantics.md` are true.
 //!
-//! Blocks of one `name` are one scene in one fresh directory: `before` in the bare directory, `run` under
-//! `surgetank run`, `beside` at the same time in the bare directory, `after` in the bare directory again. Each
-//! is followed by a block `output` with what it prints; stderr is not compared. `options="…"` go to `surgetank run`
-//! (`$TIER` stands for a directory in memory), `exit=N` is its exit code.
+//! Blocks of one `name` are one scene in one fresh directory: `before` in the bare directory, `run` under `surgetank
+//! run`. `beside` runs at the same time in the bare directory, `after` in the bare directory again. Each is followed
+//! by a block `output` with its output; stderr is not compared. `options="…"` go to `surgetank run` (`$TIER` stands
+//! for a directory in memory), `exit=N` is its exit code.
 //!
-//! The danger avoided: an example that nobody runs. No block, a block without output or a word that is not known fails.
+//! The danger avoided: an example that is never run. The test fails without any block, with a block without output,
+//! and with an unknown word.
 
-// A test: what cannot be done here is a failure, said where it happened.
+// A test panics at a failed step, so that the failure names its line.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Read;
@@ -19,9 +20,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const DOCUMENT: &str = include_str!("../../../docs/semantics.md");
-/// For one block; a debug build on a busy machine is slow, and a hanging mount must not take the tests with it.
+/// For one block. A debug build on a busy machine is slow, and a hanging mount must not block the tests.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How blocks that run at the same time take turns.
+/// How blocks that run at the same time wait for each other.
 const PRELUDE: &str = r#"set -u
 tell() { : >"$SCRATCH/$1"; }
 await() { until [ -e "$SCRATCH/$1" ]; do sleep 0.01; done; }
@@ -50,7 +51,7 @@ struct Scene {
     blocks: Vec<Block>,
 }
 
-/// Splits at spaces outside double quotes, which are taken off.
+/// Splits at spaces outside double quotes, and removes the quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quoted = false;
@@ -102,7 +103,7 @@ fn scenes(document: &str) -> Vec<Scene> {
     scenes
 }
 
-/// Where one scene plays.
+/// The directories of one scene.
 struct Stage {
     project: TempDir,
     scratch: TempDir,
@@ -134,7 +135,7 @@ impl Stage {
             words.push("--".to_owned());
         }
         words.extend(["bash".to_owned(), "-c".to_owned(), format!("{PRELUDE}{}", block.script)]);
-        // Examples ask the program under test.
+        // Examples call the program under test.
         let ours = Path::new(env!("CARGO_BIN_EXE_surgetank")).parent().unwrap().to_path_buf();
         let path = std::env::var_os("PATH").unwrap();
         let paths = std::iter::once(ours).chain(std::env::split_paths(&path));
@@ -155,7 +156,7 @@ impl Stage {
     }
 }
 
-/// What it printed and what is wrong with it, if anything.
+/// Compares output and exit code with the block's.
 fn finish(mut child: Child, block: &Block) -> Result<(), String> {
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let errors = std::thread::spawn(move || {
@@ -175,7 +176,7 @@ fn finish(mut child: Child, block: &Block) -> Result<(), String> {
         }
         if Instant::now() > deadline {
             let group = rustix::process::Pid::from_child(&child);
-            // It may have ended by itself meanwhile, which is what is wanted.
+            // The group may have ended already, which is fine.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             child.wait().unwrap();
             return Err(format!("still running after {LIMIT:?}"));
@@ -183,7 +184,7 @@ fn finish(mut child: Child, block: &Block) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(5));
     };
     let (printed, errors) = (printed.join().unwrap(), errors.join().unwrap());
-    // Only a run's exit code says something; the last command of another block may be a test.
+    // Only a run's exit code counts; the last command of another block may be a test.
     let exit_is_right = block.when != When::Run || status.code() == Some(block.exit);
     if printed == block.output && exit_is_right {
         return Ok(());
@@ -207,7 +208,7 @@ fn play(scene: &Scene) -> Result<(), String> {
         outcome = outcome.and(finish(stage.start(block), block));
     }
     if outcome.is_err() {
-        // It may wait for something that never comes now.
+        // The block may wait for an event that never happens now.
         for (child, _) in &beside {
             let group = rustix::process::Pid::from_child(child);
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);

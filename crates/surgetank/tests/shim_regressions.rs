@@ -1,4 +1,4 @@
-//! The preload shim: what went wrong once, or would by a hair, each with the instant that it takes made long enough to meet.
+//! The preload shim: regressions and near misses, each with its critical moment prolonged.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::scene::{Running, Scene, eventually};
 
-/// All files are known to be small, so whoever writes one has it directly, whatever else goes on on the machine.
+/// A rule says that all files are small, so a process that writes one gets it directly, even on a busy machine.
 const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
 const PYTHON: &str = "exec /usr/bin/python3 /mnt/program.py";
 
@@ -18,7 +18,7 @@ fn scene(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// What every run here finds under /mnt, which is the scene's.
+/// The files that every run here needs below the scene's /mnt.
 fn prepare(program: &str) {
     fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"1M\"\n").unwrap();
     fs::write("/mnt/program.py", program).unwrap();
@@ -47,7 +47,7 @@ for n in range(12):
     let options = ["--config", "/mnt/large.toml", "--quiet-period", "0s", "--tier", "disk=/mnt/disk:900M"];
     let mut running = scene.start(&options, PYTHON);
     let (mut seen, mut looks) = (BTreeSet::new(), 0);
-    while !running.is_over() {
+    while !running.has_ended() {
         for n in 0..12 {
             if !seen.contains(&n) && scene.path(&format!("done-{n}")).exists() {
                 assert!(scene.path(&format!("data-{n}")).exists(), "done-{n} is in the store before its data");
@@ -58,13 +58,13 @@ for n in range(12):
         std::thread::sleep(std::time::Duration::from_micros(200));
     }
     let ended = running.ends().exits(0);
-    assert!(looks > 100 && seen.len() > 5, "nothing was looked at: {looks} times, {} marks", seen.len());
+    assert!(looks > 100 && seen.len() > 5, "too few looks: {looks} times, {} markers", seen.len());
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
     assert_eq!(scene.store_files()[std::path::Path::new("data-11")], 16 << 20);
 }
 
-/// The kernel takes longer to close a large file, and other programs close theirs meanwhile. The agent has to check the
-/// large file again all the same.
+/// The kernel takes longer to close a large file, and other programs close theirs meanwhile. The agent must still
+/// check the large file again.
 #[test]
 fn marker_follows_data_whose_close_takes_long() {
     let Some(scene) = Scene::new("shim_long_close") else { return };
@@ -95,7 +95,7 @@ sys.exit(others.wait())
     .unwrap();
     let options = ["--config", "/mnt/large.toml", "--quiet-period", "0s", "--tier", "disk=/mnt/disk:1900M"];
     let mut running = scene.start(&options, PYTHON);
-    while !running.is_over() {
+    while !running.has_ended() {
         for n in 0..3 {
             if scene.path(&format!("done-{n}")).exists() {
                 assert!(scene.path(&format!("data-{n}")).exists(), "done-{n} is in the store before its data");
@@ -107,8 +107,8 @@ sys.exit(others.wait())
     assert_eq!(scene.store_files()[std::path::Path::new("data-2")], 384 << 20);
 }
 
-/// The user's inotify watches are used up. Regression: the shim noticed that after it had made the file, and the mount,
-/// asked next, returned EEXIST.
+/// The user's inotify watches are used up. Regression: the shim noticed that after it had made the file, and the
+/// mount then returned EEXIST.
 #[test]
 fn exclusive_create_without_inotify_watches_succeeds() {
     let Some(mut scene) = Scene::of_user("shim_no_watch") else { return };
@@ -128,14 +128,14 @@ held = open('held-to-the-end', 'w'); held.write('x'); held.flush()
 os._exit(0)
 ",
     );
-    // In a user namespace the limit is its own; the agent, which is started inside, is counted there.
+    // In a user namespace the limit is separate, and the agent, which starts inside, counts there.
     let script = "echo 0 > /proc/sys/user/max_inotify_watches; exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all \
         /mnt/surgetank run --over /mnt/project --state /mnt/state --no-progress --tier fast=/mnt/tier-fast:64M \
         --config /mnt/small.toml --quiet-period 0s -- /usr/bin/python3 /mnt/program.py";
     let mut command = scene.command("unshare");
     command.args(["--user", "--map-current-user", "--keep-caps", "bash", "-euc", script]);
     Running::of(command).ends().exits(0);
-    assert!(scene.log().contains("cannot be watched"), "there were watches:\n{}", scene.log());
+    assert!(scene.log().contains("cannot be watched"), "the agent had watches:\n{}", scene.log());
     for n in 0..20 {
         scene.holds(&format!("exclusive-{n}"), b"content and more");
     }
@@ -152,9 +152,9 @@ fn file_read_during_the_final_drain_leaves_the_tier() {
         while [ ! -e /mnt/go ]; do sleep 0.02; done";
     let running = scene.start(&SMALL, script);
     eventually("the file is made", || std::path::Path::new("/mnt/waits").exists());
-    // As a process has it to which a program sent its descriptor: outside of the mount, which such a one does not keep busy.
+    // Like a process that received the descriptor from a program: it is outside the mount, and does not keep it busy.
     let mut tier = scene.tier_files();
-    // (Taken on at the next look at the devices.)
+    // (The agent adds the ballast at its next check of the devices.)
     tier.retain(|path| !path.ends_with("ballast"));
     assert_eq!(tier.len(), 1, "{tier:?}");
     let find = std::process::Command::new("find").args(["/mnt/tier-fast", "-name", "read"]).output().unwrap();
@@ -170,7 +170,7 @@ fn file_read_during_the_final_drain_leaves_the_tier() {
     scene.holds("read", b"to the end");
 }
 
-/// Somebody appends, now to an open file, now with a close each time; who looks never sees it shrink, by whatever call.
+/// A process appends, to an open file or with a close each time. A reader never sees the file shrink, by any call.
 const GROWING: &str = "
 import os, subprocess, sys, threading
 code = '''
@@ -199,7 +199,7 @@ while True:
     over = writer.poll() is not None
     for number, call in enumerate(calls):
         try: size = call()
-        # For an instant it has the other name.
+        # For an instant the file has the other name.
         except (FileNotFoundError, IndexError): continue
         assert size >= last, (number, size, last)
         grew += size > last
@@ -228,8 +228,8 @@ fn growing_size_never_shrinks_in_any_call() {
     }
 }
 
-/// Between the look-up and the query of the plain file's size the file may become another one, with the same inode
-/// number where the tier's file system reuses it (ext4). A reader sees the one or the other.
+/// Between the look-up and the query of the plain file's size the file may become another one. The tier's file system
+/// (ext4) may even reuse the inode number. A reader sees one of the two, never a mixture.
 #[test]
 fn stat_never_mixes_two_files_of_one_name() {
     let Some(scene) = Scene::new("shim_mixed") else { return };
@@ -239,7 +239,7 @@ fn stat_never_mixes_two_files_of_one_name() {
 import os, random, subprocess, sys
 os.umask(0)
 kinds = [(0o600, 1000), (0o640, 2000), (0o644, 3000), (0o664, 4000), (0o666, 5000)]
-looker = '''
+reader = '''
 import os, sys
 seen = {}
 sizes = {0o600: 1000, 0o640: 2000, 0o644: 3000, 0o664: 4000, 0o666: 5000}
@@ -253,10 +253,10 @@ try:
 except AssertionError as e: print(\"mixed:\", e); sys.exit(1)
 assert min(seen.values()) > 5 and len(seen) == 5, seen
 '''
-# It stops on its way from the one look to the other.
+# strace delays the second of the two calls.
 delay = ['strace', '-f', '-qq', '-o', '/dev/null', '-e', 'trace=newfstatat', '-e', 'inject=newfstatat:delay_enter=3000']
-look = subprocess.Popen([*delay, '/usr/bin/python3', '-c', looker])
-while look.poll() is None:
+reading = subprocess.Popen([*delay, '/usr/bin/python3', '-c', reader])
+while reading.poll() is None:
     for mode, size in random.choices(kinds, k=2):
         made = os.open('file', os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         os.write(made, b'x' * size)
@@ -267,7 +267,7 @@ while look.poll() is None:
     if not hasattr(sys, 'rounds'): sys.rounds = 0
     sys.rounds += 1
     if sys.rounds == 1500: open('over', 'w').close()
-sys.exit(look.returncode)
+sys.exit(reading.returncode)
 ",
     );
     if std::process::Command::new("strace").arg("-V").output().is_err() {
@@ -316,7 +316,7 @@ fn file_on_the_second_tier_of_a_device_has_its_attributes() {
     scene.tmpfs("both", 64);
     fs::create_dir("/mnt/both/a").unwrap();
     fs::create_dir("/mnt/both/b").unwrap();
-    // Known to be small: the shim gets it.
+    // The rule says that the file is small, so the shim gets it.
     fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
     let tiers = ["--tier", "full=/mnt/both/a:4K", "--tier", "second=/mnt/both/b:32M", "--config", "/mnt/small.toml"];
     let program = "
@@ -359,7 +359,7 @@ assert by_mount('stat', '-c', '%s', 'grows') == '1000\\n'
 #[test]
 fn reader_of_a_file_now_mediated_sees_its_mode() {
     let Some(mut scene) = Scene::new("shim_mediated_mode") else { return };
-    // So little room that nobody may write directly whose size is not known.
+    // So little room that no program may write a file of unknown size directly.
     scene.tier("fast", 2);
     prepare(
         "
@@ -367,11 +367,11 @@ import os, subprocess
 plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
 os.close(os.open('file', os.O_CREAT | os.O_WRONLY, 0o444))
 file = os.open('file', os.O_RDONLY)
-told = os.fstat(file)
+first = os.fstat(file)
 writer = subprocess.Popen(['sh', '-c', 'exec >>file; echo more; echo >&2; read end'], env=plain, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 writer.stderr.read(1)
 now = os.fstat(file)
-assert (oct(now.st_mode), now.st_ino, now.st_dev) == (oct(told.st_mode), told.st_ino, told.st_dev), (told, now)
+assert (oct(now.st_mode), now.st_ino, now.st_dev) == (oct(first.st_mode), first.st_ino, first.st_dev), (first, now)
 writer.communicate(b'end\\n')
 assert writer.returncode == 0
 ",
@@ -386,7 +386,7 @@ fn reader_of_an_unlinked_file_sees_its_mode() {
     prepare(
         "
 import os, time
-for gone in (os.unlink, lambda name: os.replace('other', name)):
+for remove in (os.unlink, lambda name: os.replace('other', name)):
     for mode in (0o544, 0o440, 0o4711, 0o644):
         for name in ('f', 'other'):
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
@@ -394,7 +394,7 @@ for gone in (os.unlink, lambda name: os.replace('other', name)):
         time.sleep(0.1)
         file = os.open('f', os.O_RDONLY)
         before = os.fstat(file)
-        gone('f')
+        remove('f')
         after = os.fstat(file)
         assert (oct(after.st_mode), after.st_nlink) == (oct(0o100000 | mode), 0), (oct(mode), before, after)
         assert oct(before.st_mode) == oct(after.st_mode)
@@ -420,7 +420,7 @@ reader = os.open('f', os.O_RDONLY)
 os.write(writer, b'more')
 before = os.fstat(reader)
 os.close(writer)
-time.sleep(0.1) # the agent has heard of it, and has not done it
+time.sleep(0.1) # the agent knows of the close, and has not processed it
 os.unlink('f')
 for _ in range(1000):
     after = os.fstat(reader)
@@ -431,8 +431,8 @@ for _ in range(1000):
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
 }
 
-/// Regression: the last file counted as closed an instant before it was a version. A program at the mount saw nothing
-/// to wait for in between, and its marker was queued before the data.
+/// Regression: the last file counted as closed an instant before it became a version. A program at the mount then had
+/// nothing to wait for, and its marker was queued before the data.
 #[test]
 fn marker_follows_a_file_that_is_being_sealed() {
     let Some(scene) = scene("shim_becoming") else { return };
@@ -448,13 +448,13 @@ for n in range(5):
     let options = [&SMALL[..], &["--quiet-period", "0s"]].concat();
     let ended = scene.run_held("seal.begun:300", &options, PYTHON).exits(0);
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
-    // The rename in the store is what changed it last.
+    // The change time in the store is that of the rename that published the file.
     let changed = |name: String| {
         let stat = fs::symlink_metadata(scene.path(&name)).unwrap();
         (stat.ctime(), stat.ctime_nsec())
     };
     for n in 0..5 {
-        assert!(changed(format!("data-{n}")) <= changed(format!("done-{n}")), "done-{n} was there before data-{n}");
+        assert!(changed(format!("data-{n}")) <= changed(format!("done-{n}")), "done-{n} was published before data-{n}");
     }
 }
 
@@ -477,10 +477,10 @@ for n in range(40):
         os.rename('made/data', f'made/data-{n}')
         os.rename(f'made/data-{n}', f'moved/data-{n}')
     elif n % 4 == 2:
-        # Of that name there are two for a while.
+        # The name belongs to two files one after another.
         os.unlink('made/data')
-        gone, data = data, os.open('made/data', new, 0o644)
-        os.close(gone)
+        first, data = data, os.open('made/data', new, 0o644)
+        os.close(first)
         os.rename('made/data', f'moved/data-{n}')
     else:
         os.rename('made', 'below/made')
@@ -494,7 +494,7 @@ for n in range(40):
     );
     let mut running = scene.start(&[&SMALL[..], &["--quiet-period", "0s"]].concat(), PYTHON);
     let (mut seen, mut looks) = (BTreeSet::new(), 0);
-    while !running.is_over() {
+    while !running.has_ended() {
         for n in 0..40 {
             if !seen.contains(&n) && scene.path(&format!("done-{n}")).exists() {
                 assert!(scene.path(&format!("moved/data-{n}")).exists(), "done-{n} is in the store before its data");
@@ -506,11 +506,11 @@ for n in range(40):
     }
     let ended = running.ends().exits(0);
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
-    assert!(looks > 10, "the store was hardly looked at");
+    assert!(looks > 10, "too few looks at the store");
 }
 
-/// Regression: the mount had found no such name, and was about to report that to the kernel for an hour, when the shim
-/// made the file.
+/// The mount has found no such name, and is about to report that to the kernel. Regression: when the shim made the file
+/// at that moment, the kernel kept the negative entry for an hour.
 #[test]
 fn name_made_during_a_failing_mount_lookup_is_found() {
     let Some(scene) = scene("shim_missed_made") else { return };
@@ -519,22 +519,22 @@ fn name_made_during_a_failing_mount_lookup_is_found() {
 import os, subprocess, time
 plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
 os.mkdir('d')
-met = False
-for n in range(20): # where others keep the machine busy it is not met each time
+caught = False
+for n in range(20): # on a busy machine one try may miss the moment
     looks = subprocess.Popen(['stat', f'd/{n}'], env=plain, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     time.sleep(0.3)
     os.close(os.open(f'd/{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    met = b'No such file' in looks.communicate()[1]
+    caught = b'No such file' in looks.communicate()[1]
     subprocess.run(['stat', f'd/{n}'], env=plain, check=True, stdout=subprocess.DEVNULL)
-    if met: break
-assert met
+    if caught: break
+assert caught
 ",
     );
     scene.run_held("lookup.missed:1000", &SMALL, PYTHON).exits(0);
 }
 
 /// mkdir's answer has the directory's attributes, valid for an hour. Regression: the kernel was not notified of files
-/// made in it past the kernel, and `tar` said "file changed as we read it".
+/// made in it without the kernel, and `tar` reported "file changed as we read it".
 #[test]
 fn new_directory_shows_current_times_while_open() {
     let Some(scene) = scene("shim_directory_times") else { return };
@@ -565,7 +565,7 @@ fn file_refused_by_its_tier_is_sealed_on_close() {
 import glob, os
 os.mkdir('d')
 os.close(os.open('d/a', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-# Where the tier should have a directory something else lies.
+# A file on the tier takes the place of its directory.
 there = glob.glob('/mnt/tier-fast/surgetank-*/d')[0] + '/dir'
 open(there, 'w').close()
 os.mkdir('d/dir')

@@ -1,4 +1,5 @@
-//! A full tier never kills a run: files larger than the tiers, many files, writes in the middle, all end in the store.
+//! A full tier never ends a run: files larger than the tiers, many files, and writes in the middle all reach the
+//! store.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -48,7 +49,7 @@ fn file_larger_than_all_tiers_is_stored_unprivileged() {
     larger_than_all(Scene::of_user("larger_user"), "true");
 }
 
-/// Writes and maps a file here and there while it grows past both tiers; the program's own memory is the model.
+/// Writes and maps a file at random places while it grows past both tiers. The program's own memory is the model.
 const HERE_AND_THERE: &str = r#"
 import mmap, os, random
 random.seed(7)
@@ -149,7 +150,7 @@ fn many_files_beyond_the_tiers_are_stored_mediated() {
     many(Scene::new("many_mediated"), "false");
 }
 
-/// What is durable makes room for what is new, and is still read afterwards.
+/// Durable files make room for new ones, and are still readable afterwards.
 #[test]
 fn eviction_makes_room() {
     let Some(mut scene) = Scene::new("eviction") else {
@@ -235,8 +236,8 @@ with open(\"f\", \"ab\", 0) as f:
     scene.is_clean();
 }
 
-/// Regression: a program rewrote a spilled file just when the temporary became the store's file, and half of it was
-/// seen there.
+/// Regression: a program rewrote a spilled file just when the temporary became the store's file. Half of the file was
+/// visible there.
 #[test]
 fn spilled_file_truncated_during_its_publication_is_whole() {
     let Some(mut scene) = Scene::new("spill_emptied") else { return };
@@ -273,13 +274,13 @@ with open(\"f\", \"wb\", 0) as f:
         ended.exits(0);
         watcher.join().unwrap()
     });
-    assert!(seen.is_empty(), "sizes that nobody closed it with: {seen:?}");
+    assert!(seen.is_empty(), "sizes of partial versions: {seen:?}");
     scene.holds("f", b"newer");
     scene.is_clean();
 }
 
-/// A file was moved out of the directory that it had been spilled into, and the directory removed: that was kept for somebody
-/// else's, and the file waited for it for ever.
+/// The file was moved out of the directory into which it had spilled, and the directory was removed. Regression: the
+/// agent took the directory for another client's, and the file waited for it indefinitely.
 fn out_of_a_directory_that_is_removed(scene: Option<Scene>, direct: &str) {
     let Some(scene) = small(scene) else { return };
     fs::create_dir_all(scene.path("d/in")).unwrap();
@@ -306,27 +307,27 @@ fn spilled_file_survives_removal_of_its_directory_mediated() {
     out_of_a_directory_that_is_removed(Scene::new("spill_removed_mediated"), "false");
 }
 
-/// The tier had no room for the directory that a file was moved to, and its plain file stayed where it was: nobody could read
-/// it any more, and a new file of its old name was written over it.
+/// The tier has no room for the directory to which a file is moved, so its plain file stays. Regression: no program
+/// could read it any more, and a new file of its old name overwrote it.
 fn moved_on_a_full_tier(name: &str, options: &[&str]) {
     let Some(mut scene) = Scene::new(name) else { return };
     scene.tier("fast", 32);
-    let told = scene.beside("told");
+    let notes = scene.beside("notes");
     let script = "mkdir d e; echo 1 >a; echo 2 >d/f
-        touch /mnt/told/made; until [ -e /mnt/told/full ]; do sleep 0.01; done
+        touch /mnt/notes/made; until [ -e /mnt/notes/full ]; do sleep 0.01; done
         mv a e/a; mv d e/d; cat e/a e/d/f
-        touch /mnt/told/moved; until [ -e /mnt/told/roomy ]; do sleep 0.01; done
+        touch /mnt/notes/moved; until [ -e /mnt/notes/roomy ]; do sleep 0.01; done
         echo 3 >a; mkdir d; echo 4 >d/f; echo 5 >e/d/g
         cat e/a e/d/f a d/f e/d/g; mv e/a b; rm e/d/g; cat b";
     let mut running = scene.start(&[&["--quiet-period", "1h"], options].concat(), script);
-    eventually("the files are made", || told.join("made").exists());
+    eventually("the files are made", || notes.join("made").exists());
     crate::scene::mount(&["-o", "remount,nr_inodes=200", "/mnt/tier-fast"]);
     let filler = |number: u32| format!("/mnt/tier-fast/filler-{number}");
     let count = (0..).find(|number| fs::File::create(filler(*number)).is_err()).unwrap();
-    fs::write(told.join("full"), "").unwrap();
-    eventually("they are moved", || told.join("moved").exists() || running.is_over());
+    fs::write(notes.join("full"), "").unwrap();
+    eventually("the files are moved", || notes.join("moved").exists() || running.has_ended());
     (0..count).for_each(|number| fs::remove_file(filler(number)).unwrap());
-    fs::write(told.join("roomy"), "").unwrap();
+    fs::write(notes.join("roomy"), "").unwrap();
     running.ends().exits(0).prints("1\n2\n1\n2\n3\n4\n5\n1\n");
     for (name, text) in [("b", "1\n"), ("e/d/f", "2\n"), ("a", "3\n"), ("d/f", "4\n")] {
         scene.holds(name, text.as_bytes());
@@ -362,7 +363,7 @@ fn temporaries_do_not_count_as_undrained() {
         assert_eq!(ended.stdout, "fast\n".repeat(6), "{door:?}");
         assert_eq!(scene.store_files().len(), 0, "{door:?}");
     }
-    // What is drained keeps to it, be it at the end.
+    // Files that are drained count against the limit, even if they are drained only at the end.
     for kept in [&[][..], &["--rule", "*.tmp=keep", "--keep-at-exit", "drain", "--no-preload"]] {
         let options = [&["--quiet-period", "1h", "--dirty-bytes-max", "6M"], kept].concat();
         let ended = scene.run(&options, script).exits(0);

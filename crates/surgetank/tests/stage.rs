@@ -1,4 +1,4 @@
-//! `stage-in` and `stage-out`: trees between directories and servers of objects, cut off and taken up again.
+//! `stage-in` and `stage-out`: trees between directories and object servers, with interruptions and continuations.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![allow(clippy::duplicate_mod, reason = "both kinds of servers make certificates")]
 #![cfg(feature = "s3")]
@@ -17,7 +17,7 @@ struct Scene {
     scratch: TempDir,
 }
 
-/// What a report says: copied and present files, files that are left, failures.
+/// The numbers of a report: copied and present files, remaining files, failures.
 type Counts = (u64, u64, u64, usize);
 
 impl Scene {
@@ -52,7 +52,7 @@ impl Scene {
         command
     }
 
-    /// With the exit code that is expected.
+    /// Runs `stage-in`, and checks the exit code.
     #[track_caller]
     fn stage(&self, server: Option<&S3Server>, code: i32, arguments: &[&str]) -> Counts {
         let output = self.command(server, "stage-in", &[&["--json"], arguments].concat()).output().unwrap();
@@ -106,7 +106,7 @@ fn tree_staged_through_two_buckets_is_the_same() {
     let (here, there) = (server.url("in"), other.url("deep/er"));
     assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (TREE_FILES, 0, 0, 0));
     assert_eq!(fs::read(server.files().join("in/tree/d/hello")).unwrap(), b"hello\n");
-    // Again: all is there. With a change: only that.
+    // Again: all files are present. With a change: only the changed file is copied.
     assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (0, TREE_FILES, 0, 0));
     scene.script("echo other >tree/d/e/n3; touch -d '2021-02-03 04:05:06.5' tree/d/e");
     assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (1, TREE_FILES - 1, 0, 0));
@@ -120,7 +120,7 @@ fn tree_staged_through_two_buckets_is_the_same() {
     scene.same("tree/d", "back/tree/d");
     scene.same("tree/closed", "back/tree/closed");
     scene.stage(Some(&other), 0, &["--to", "whole", &server.url("in/tree")]);
-    // As a tree of its own it has its own times too; what is put into a directory leaves that as it was.
+    // A tree of its own gets its own times too; a directory that only receives a tree keeps its times.
     scene.same("tree", "whole/tree");
     assert!(server.parts().is_empty() && other.parts().is_empty(), "no upload is left");
 }
@@ -153,7 +153,7 @@ fn patterns_and_manifests_choose_source_and_target() {
     scene.script(
         "cmp tree/d/e/n1 out/n1; cmp tree/d/hello out/d/hello; test -d out/empty; test $(find out | wc -l) = 7",
     );
-    // A name that looks like a pattern is a name if there is such a file.
+    // A name that looks like a pattern is a name if the file exists.
     scene.script("echo star >'tree/*'");
     assert_eq!(scene.stage(None, 0, &["--to", "star", "tree/*"]), (1, 0, 0, 0));
     let list = format!(
@@ -164,14 +164,14 @@ fn patterns_and_manifests_choose_source_and_target() {
     assert_eq!(scene.stage(None, 0, &["--manifest", "list"]), (14, 0, 0, 0));
     scene.script("cmp tree/d/hello done/renamed; test -f done/nothing");
     scene.same("tree/d/e", "done/all/e");
-    // What cannot be found does not keep the rest from its turn.
+    // A missing source does not stop the others.
     fs::write(scene.path("list"), "missing\tdone/x\ntree/large\tdone/large\n").unwrap();
     assert_eq!(scene.stage(None, 3, &["--manifest", "list"]), (1, 0, 0, 1));
-    for (wrong, said) in [("one column\n", "line 1"), ("a\tb\tc\n", "line 1"), ("gopher://x/y\tz\n", "gopher")] {
+    for (wrong, word) in [("one column\n", "line 1"), ("a\tb\tc\n", "line 1"), ("gopher://x/y\tz\n", "gopher")] {
         fs::write(scene.path("list"), wrong).unwrap();
         let output = scene.command(None, "stage-out", &["--manifest", "list"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && text.contains(said), "{text}");
+        assert!(output.status.code() == Some(2) && text.contains(word), "{text}");
     }
 }
 
@@ -188,7 +188,7 @@ fn staging_continues_after_a_deadline_or_kill() {
         scene.stage(Some(&server), 3, &["--deadline", "100ms", "--to", &slow, "tree/"]);
     assert!((present, failed) == (0, 0) && left > 0 && copied + left == 301, "{copied} {left}");
     assert!(!server.files().join("in/big").exists());
-    // Killed again and again; what the server has is not sent again.
+    // Killed several times; data that the server has is not sent again.
     const KILLS: u64 = 3;
     for kill in 1..=KILLS {
         let sent = link.sent();
@@ -221,10 +221,10 @@ fn file_changed_during_staging_is_refused() {
     await_part(&scene.path("out"));
     scene.script("echo more >>in/a");
     let output = child.wait_with_output().unwrap();
-    // (Tried again, each time held: it does not change any more.)
+    // (Each try is held. At the second one the source does not change any more.)
     assert_eq!(counts(&output), (1, 0, 0, 0), "{}", String::from_utf8_lossy(&output.stderr));
     scene.script("cmp in/a out/a");
-    // The target: somebody else was first.
+    // The target: another client creates it first.
     let mut child = scene.command(None, "stage-in", &["--json", "--to", "out", "in/b"]);
     let child = child.env("SURGETANK_HOLD", "store.staged:1500").spawn().unwrap();
     await_part(&scene.path("out"));
@@ -275,7 +275,7 @@ fn served_directory_is_staged_in_and_out() {
     assert_eq!(fs::read(server.files().join("out/tree/made")).unwrap(), b"made\n");
 }
 
-/// The parts that stage-in makes are the drain's files like any other: published under their name, then renamed.
+/// The parts that stage-in makes are drained like other files: published under their name, then renamed.
 #[test]
 fn served_bucket_is_staged_in() {
     let Some(server) = S3Server::start() else { return };
@@ -309,9 +309,9 @@ fn two_sources_of_one_name_are_refused() {
     let (copied, present, left, failed) =
         scene.stage(None, 3, &["--to", "out", "run1/result", "run2/result", "run1/other"]);
     assert_eq!((copied, present, left, failed), (2, 0, 0, 1));
-    // The same one twice is one.
+    // The same source twice counts once.
     assert_eq!(scene.stage(None, 0, &["--to", "once", "run1/result", "run1/*"]), (2, 0, 0, 0));
-    // A pattern that matches nothing is no success.
+    // A pattern without a match is a failure.
     assert_eq!(scene.stage(None, 3, &["--to", "none", "run1/*.nc"]), (0, 0, 0, 1));
 }
 
@@ -322,17 +322,17 @@ fn one_stage_process_of_a_node_copies_a_file() {
     let arguments = ["--json", "--to", "out", "in/a"];
     let first = scene.command(None, "stage-in", &arguments).env("SURGETANK_HOLD", "store.copied:2500").spawn().unwrap();
     await_part(&scene.path("out"));
-    // Another one waits, and finds it there.
+    // A second process waits, and finds the file present.
     assert_eq!(counts(&scene.command(None, "stage-in", &arguments).output().unwrap()), (0, 1, 0, 0));
     assert_eq!(counts(&first.wait_with_output().unwrap()), (1, 0, 0, 0));
-    // One that does not know of the first has a part of its own.
+    // A process that does not know of the first one has a part of its own.
     scene.script("rm out/a; mkdir -m 700 other");
     let first = scene.command(None, "stage-in", &arguments).env("SURGETANK_HOLD", "store.copied:2500").spawn().unwrap();
     await_part(&scene.path("out"));
     let mut other = Command::new(env!("CARGO_BIN_EXE_surgetank"));
     other.args(["stage-in", "--state", &scene.shown("other")]).args(arguments).current_dir(scene.scratch.path());
     assert_eq!(counts(&other.output().unwrap()), (1, 0, 0, 0));
-    // (Who comes second is told that somebody was first; it is the same file, and it is looked at again.)
+    // (The second process learns that the target exists. It is the same file, which is examined again.)
     let (copied, present, left, failed) = counts(&first.wait_with_output().unwrap());
     assert_eq!((copied + present + failed as u64, left), (1, 0));
     scene.script("cmp in/a out/a; test $(ls -A out | wc -l) = 1");
@@ -370,7 +370,7 @@ fn wrong_places_are_named_without_secrets() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && text.contains(BUCKET) && !text.contains("hunter2"), "{text}");
-    for (arguments, code, said) in [
+    for (arguments, code, word) in [
         (vec!["x"], 2, "--to"),
         (vec!["--to", "y"], 2, "SOURCE"),
         (vec!["--to", "x/y", "x"], 1, "x"),
@@ -378,11 +378,11 @@ fn wrong_places_are_named_without_secrets() {
     ] {
         let output = scene.command(Some(&server), "stage-out", &arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(code) && text.contains(said), "{arguments:?}: {text}");
+        assert!(output.status.code() == Some(code) && text.contains(word), "{arguments:?}: {text}");
     }
 }
 
-/// Regression: a misspelt prefix was nothing to copy and a success, so a job began without its input.
+/// Regression: a misspelt prefix counted as an empty one, with success, so a job began without its input.
 #[test]
 fn misspelt_prefix_is_a_failure() {
     let Some(server) = S3Server::start() else { return };
@@ -392,7 +392,7 @@ fn misspelt_prefix_is_a_failure() {
     for misspelt in ["lab/inn/", "nowhere/at/all/", "lab/inn"] {
         assert_eq!(scene.stage(Some(&server), 3, &["--to", "out", &server.url(misspelt)]), (0, 0, 0, 1), "{misspelt}");
     }
-    // What is there and empty is no mistake.
+    // A prefix that exists and is empty is a success.
     assert_eq!(scene.stage(Some(&server), 0, &["--to", "out", &server.url("lab/in/empty/")]), (0, 0, 0, 0));
 }
 
@@ -416,7 +416,7 @@ fn store_marker_is_not_copied_as_a_file() {
     assert!(server.files().join("lab/.surgetank-store").exists());
     assert_eq!(scene.stage(Some(&server), 0, &["--to", "out", &server.url("lab")]), (2, 0, 0, 0));
     assert_eq!(scene.stage(Some(&server), 0, &["--to", &server.url("again"), "out/lab/"]), (2, 0, 0, 0));
-    // Somebody's file of that name is a file.
+    // In a plain directory a user's file of that name is a file.
     scene.script("echo mine >in/.surgetank-store");
     assert_eq!(scene.stage(None, 0, &["--to", "plain", "in/"]), (3, 0, 0, 0));
 }
@@ -434,7 +434,7 @@ fn paths_with_any_bytes_and_dots_are_staged() {
     fs::write(scene.path("list"), b"in/b\xff\tout/\xfe\n").unwrap();
     assert_eq!(scene.stage(None, 0, &["--manifest", "list"]), (1, 0, 0, 0));
     scene.script("cmp \"$(printf 'in/b\\377')\" \"$(printf 'out/\\376')\"");
-    // Behind a link `..` is where that leads to, as everywhere.
+    // After a link, `..` is relative to the link's target, as everywhere.
     assert_eq!(scene.stage(None, 0, &["--to", "out", "in/link/../y"]), (1, 0, 0, 0));
     scene.script("cmp far/y out/y");
 }
@@ -469,7 +469,7 @@ fn gc_of_a_store_works_in_a_directory_with_files() {
     scene.script("test $(cat mine) = x");
 }
 
-/// A run refuses a working directory that has files. Regression: the doctor did not ask the server there.
+/// A run refuses a working directory that has files. Regression: the doctor then did not query the server.
 #[test]
 fn doctor_asks_the_server_in_a_directory_with_files() {
     let Some(server) = S3Server::start() else { return };
@@ -486,9 +486,9 @@ fn sources_of_one_name_are_refused_with_both_paths() {
     let scene = Scene::new();
     scene.script("mkdir a b out; echo one > a/f; echo two > b/f");
     let output = scene.command(None, "stage-in", &["--to", "out", "a/f", "b/f"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{text}");
     let (first, second) = (scene.path("a/f").canonicalize().unwrap(), scene.path("b/f").canonicalize().unwrap());
     let refused = format!("{}: {} would have the same name there", second.display(), first.display());
-    assert!(said.contains(&refused), "{refused} is not said in: {said}");
+    assert!(text.contains(&refused), "{refused} is missing in: {text}");
 }

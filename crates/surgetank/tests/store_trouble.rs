@@ -1,5 +1,5 @@
-//! A store that refuses: the exit code and the message say the truth (which file, which store, why, what to try, where
-//! the bytes are safe), and once the trouble is over another run brings everything into the store.
+//! A store that refuses files. The exit code and the message must be right: which file, which store, the cause, what
+//! to try, and where the bytes are safe. Once the store accepts files again, another run drains every file.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs::{self, OpenOptions};
@@ -12,9 +12,9 @@ use crate::scene::server::{Server, unmount};
 use crate::scene::{MIB, Running, Scene, eventually, mount, noise};
 use rustix::mount::MountFlags;
 
-/// So that a store that fails for ever is given up within the patience of a test.
+/// Short, because a test cannot wait long until the agent gives up a store that always fails.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
-/// What every account of a store that refuses has to say, besides the particulars.
+/// The fragments of every report about a store that refuses, besides the particulars.
 const ALWAYS: [&str; 5] =
     ["not durable", "safe at", "/mnt/tier-fast", "surgetank run --state /mnt/state", "--over /mnt/project -- true"];
 
@@ -25,7 +25,7 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// Eight files of 4 MiB in a directory, and a name changed.
+/// Eight files of 4 MiB in a directory, one of which is then renamed.
 const WRITE: &str = "mkdir out
     for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=out/part$i bs=4M count=1 skip=$i status=none; done
     mv out/part7 out/last";
@@ -49,9 +49,9 @@ fn full(name: &str, fill: impl FnOnce(&Scene) -> PathBuf) {
     for path in scene.store_files().into_keys().filter(|path| path.starts_with("out")) {
         assert_eq!(fs::metadata(scene.path(path.to_str().unwrap())).unwrap().len(), 4 * MIB, "{path:?}");
     }
-    // Still full: still the truth.
+    // The store is still full, and the report must be the same.
     scene.run(&SHORT, "true").exits(3).says(&ALWAYS);
-    // (What it says is to be done found nothing: the state was not named.)
+    // (Regression: the advised command found no files, because it did not name the state.)
     scene.verb("wait", &["/mnt/project"]).exits(3).says(&ALWAYS);
     fs::remove_file(ballast).unwrap();
     scene.drain_what_is_left().exits(0);
@@ -81,8 +81,8 @@ fn full_ext4_is_reported_and_drained_later() {
     });
 }
 
-/// Regression: the pause before the last try took as long as all before it, and no message said how long the agent
-/// retries.
+/// Regression: the pause before the last try took as long as all pauses before it. No message reported how long the
+/// agent retries.
 #[test]
 fn full_store_fails_when_retry_window_ends() {
     let Some(scene) = prepare("full_given_up") else { return };
@@ -101,11 +101,11 @@ fn full_store_fails_when_retry_window_ends() {
     ]);
     let report: serde_json::Value = serde_json::from_slice(&fs::read("/mnt/report.json").unwrap()).unwrap();
     let drain_ms = report["drain_ms"].as_u64().unwrap();
-    // (That it is not longer: `last_try_is_when_the_retry_time_ends`.)
+    // (The upper bound: `last_try_is_when_the_retry_time_ends`.)
     assert!(drain_ms >= 4900, "{drain_ms} ms: {}", ended.stderr);
 }
 
-/// There is room for the first file, if the copy of the second is not there.
+/// The first file has room if the second one's copy is not there.
 #[test]
 fn later_file_does_not_take_the_room_of_an_earlier_one() {
     let Some(scene) = prepare("full_for_the_first") else {
@@ -127,7 +127,7 @@ fn later_file_does_not_take_the_room_of_an_earlier_one() {
     scene.is_clean();
 }
 
-/// Tiers and store full: here the program itself is told, and what it closed before is safe.
+/// Tiers and store are full: the program itself gets the error, and the files that it closed before are safe.
 #[test]
 fn write_without_any_room_fails() {
     let Some(mut scene) = Scene::new("no_room") else {
@@ -140,8 +140,8 @@ fn write_without_any_room_fails() {
         .run(
             &[SHORT[0], SHORT[1], "--wait-for-room", "0s"],
             "head -c 3M /mnt/source > before
-             ! dd if=/mnt/source of=large bs=1M 2> /mnt/said
-             grep -q 'No space left' /mnt/said
+             ! dd if=/mnt/source of=large bs=1M 2> /mnt/errors
+             grep -q 'No space left' /mnt/errors
              rm large
              head -c 2M /mnt/source > after",
         )
@@ -161,8 +161,9 @@ fn store_that_turns_read_only_is_reported() {
     scene.ext4("project", 96);
     let slow = ["--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
     let running = scene.start(&slow, WRITE);
-    eventually("the drain goes on", || scene.path("out/part0").exists());
-    // Refused while a file is open for writing, as it is most of the time: the moment between two has to be hit.
+    eventually("the drain continues", || scene.path("out/part0").exists());
+    // The kernel refuses the remount while a file is open for writing, which is most of the time. The loop has to hit
+    // the moment between two files.
     let deadline = Instant::now() + Duration::from_secs(30);
     while rustix::mount::mount_remount("/mnt/project", MountFlags::RDONLY, c"").is_err() {
         assert!(Instant::now() < deadline, "a file was open all the time");
@@ -174,7 +175,8 @@ fn store_that_turns_read_only_is_reported() {
     all_is_there(&scene);
 }
 
-/// Read-only from the beginning: what programs may write is said when they try.
+/// The store is read-only from the start. The test accepts both behaviours: a refused create, and a report at the
+/// end.
 #[test]
 fn read_only_store_is_reported() {
     let Some(scene) = prepare("read_only_from_the_start") else {
@@ -200,14 +202,14 @@ fn read_only_store_is_reported() {
 /// The server of the store dies in the middle of the drain, and is started again.
 #[test]
 fn store_that_goes_away_is_reported_and_drained_later() {
-    let Some(scene) = prepare("gone") else { return };
+    let Some(scene) = prepare("server_killed") else { return };
     fs::create_dir("/mnt/behind").unwrap();
     let store = PathBuf::from("/mnt/store");
     fs::create_dir(&store).unwrap();
     let mut server = Server::start(&store, &[]);
     let slow = ["--store", "/mnt/store", "--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
     let running = scene.start(&slow, WRITE);
-    eventually("the drain goes on", || Path::new("/mnt/behind/out/part0").exists());
+    eventually("the drain continues", || Path::new("/mnt/behind/out/part0").exists());
     server.kill();
     running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/store", "mounted"]);
     unmount(&store);
@@ -222,7 +224,7 @@ fn store_that_goes_away_is_reported_and_drained_later() {
     assert!(Path::new("/mnt/behind/out/last").exists());
 }
 
-/// A store where each operation takes long: slow is not broken.
+/// A store in which each operation takes long: slow does not mean failed.
 #[test]
 fn slow_store_gets_all_files() {
     let Some(scene) = prepare("slow") else { return };
@@ -242,7 +244,7 @@ fn slow_store_gets_all_files() {
     assert_eq!(fs::read_dir("/mnt/behind/out").unwrap().count(), 8);
 }
 
-/// Somebody removes the directory that files are on their way to.
+/// Another client removes the directory to which files are being drained.
 #[test]
 fn removed_directory_is_reported_and_its_files_kept() {
     let Some(scene) = prepare("removed") else {
@@ -256,7 +258,7 @@ fn removed_directory_is_reported_and_its_files_kept() {
         "for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=out/part$i bs=4M count=1 skip=$i status=none; done
          mv out/part7 out/last",
     );
-    eventually("the drain goes on", || scene.path("out/part1").exists());
+    eventually("the drain continues", || scene.path("out/part1").exists());
     eventually("the directory is removed", || {
         let _ = fs::remove_dir_all(scene.path("out"));
         !scene.path("out").exists()
@@ -264,17 +266,18 @@ fn removed_directory_is_reported_and_its_files_kept() {
     running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/project", "no longer there", "Make it again"]);
     fs::create_dir(scene.path("out")).unwrap();
     scene.drain_what_is_left().exits(0);
-    // What was durable and removed by somebody else afterwards stays removed.
+    // A durable file that another client removed afterwards stays removed.
     let bytes = noise(5, 64 * MIB);
     scene.holds("out/last", &bytes[28 << 20..32 << 20]);
     scene.holds("out/part6", &bytes[24 << 20..28 << 20]);
     scene.is_clean();
 }
 
-/// Another client changes, makes and replaces files while the agent's wait. Both versions are kept and named.
+/// Another client changes, makes and replaces files that the agent has yet to drain. Both versions are kept and
+/// named.
 #[test]
 fn conflicts_with_another_client_keep_both_files() {
-    let Some(mut scene) = Scene::new("somebody_else") else {
+    let Some(mut scene) = Scene::new("other_client") else {
         return;
     };
     scene.tier("fast", 32);
@@ -289,7 +292,7 @@ fn conflicts_with_another_client_keep_both_files() {
          touch /mnt/beside/written
          while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
     );
-    eventually("ours are written", || Path::new("/mnt/beside/written").exists());
+    eventually("the run's files are written", || Path::new("/mnt/beside/written").exists());
     OpenOptions::new().append(true).open(scene.path("changed")).unwrap().write_all(b" theirs").unwrap();
     fs::write(scene.path("new"), "theirs").unwrap();
     fs::rename(scene.path("new"), scene.path("replaced")).unwrap();
@@ -311,14 +314,14 @@ fn conflicts_with_another_client_keep_both_files() {
     assert_eq!(ours("replaced"), "of oldours\n");
     assert_eq!(fs::read(scene.path("made")).unwrap(), b"theirs");
     assert_eq!(ours("made"), "ours\n");
-    // It was told; nothing is left to do.
+    // The conflicts have been reported, and no work is left.
     scene.drain_what_is_left().exits(0);
 }
 
-/// Regression: the drain set them, and from then on took that file for its own.
+/// Regression: the drain set the attributes, and from then on took that file for its own.
 #[test]
 fn attributes_are_not_set_on_a_file_of_another_client() {
-    let Some(mut scene) = Scene::new("somebody_elses_attributes") else { return };
+    let Some(mut scene) = Scene::new("other_clients_attributes") else { return };
     scene.tier("fast", 32);
     scene.beside("beside");
     fs::write(scene.path("f"), "of old").unwrap();
@@ -326,10 +329,10 @@ fn attributes_are_not_set_on_a_file_of_another_client() {
     let script =
         "chmod 600 f mine; touch /mnt/beside/written; while ! test -e /mnt/beside/meddled; do sleep 0.01; done";
     let mut command = scene.run_command(&[], script);
-    // The drain is about to.
+    // Holds the drain just before it sets the attributes.
     command.env("SURGETANK_HOLD", "drain.started:2000");
     let running = crate::scene::Running::of(command);
-    eventually("ours is changed", || Path::new("/mnt/beside/written").exists());
+    eventually("the run's files are changed", || Path::new("/mnt/beside/written").exists());
     let mode = |name: &str| fs::metadata(scene.path(name)).unwrap().permissions().mode() & 0o777;
     fs::write(scene.path("new"), "theirs").unwrap();
     fs::set_permissions(scene.path("new"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -343,7 +346,7 @@ fn attributes_are_not_set_on_a_file_of_another_client() {
     assert_eq!((mode("f"), mode("mine")), (0o640, 0o600));
 }
 
-/// A directory of the store where an ordinary user may not write any more when the drain comes to it.
+/// A directory of the store in which an ordinary user may not write any more when the drain reaches it.
 #[test]
 fn permission_denied_is_reported() {
     let Some(mut scene) = Scene::of_user("denied") else {
@@ -360,7 +363,7 @@ fn permission_denied_is_reported() {
          touch /mnt/beside/written
          while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
     );
-    eventually("it is written", || Path::new("/mnt/beside/written").exists());
+    eventually("the file is written", || Path::new("/mnt/beside/written").exists());
     std::os::unix::fs::chown(scene.path("out"), Some(0), Some(0)).unwrap();
     fs::set_permissions(scene.path("out"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write("/mnt/beside/meddled", "").unwrap();
@@ -376,7 +379,7 @@ fn permission_denied_is_reported() {
     scene.is_clean();
 }
 
-/// ext4 returns ENOSPC for attributes that it can never store. Regression: the message called that a full store.
+/// ext4 returns ENOSPC for attributes that it can never store. Regression: the message reported a full store.
 #[test]
 fn attributes_too_large_for_ext4_are_named() {
     let Some(scene) = prepare("large_attributes") else {
@@ -385,7 +388,7 @@ fn attributes_too_large_for_ext4_are_named() {
     scene.ext4("project", 64);
     fs::write(scene.path("old"), "old").unwrap();
     let truth = ["not durable", "extended attributes are larger", "setfattr -x", "bytes of extended attributes"];
-    // Nothing is drained before its attributes are there.
+    // No file is drained before its attributes are set.
     let late = [&SHORT[..], &["--quiet-period", "1h"]].concat();
     let ended = scene.run(
         &late,
@@ -395,7 +398,7 @@ fn attributes_too_large_for_ext4_are_named() {
     );
     let ended = ended.exits(3).says(&truth).says(&["  new: ", "safe at /mnt/tier-fast", "old"]);
     assert!(!ended.stderr.contains("is full"), "{}", ended.stderr);
-    // Still so, and what is said helps.
+    // The failure persists, and the advised command helps.
     scene.run(&late, "cat new; setfattr -x user.big old").exits(3).says(&truth).prints("content\n");
     scene.run(&SHORT, "setfattr -x user.big new").exits(0);
     for (name, content) in [("new", "content\n"), ("other", "beside\n"), ("old", "old")] {

@@ -1,5 +1,6 @@
-//! What `fsync`, `fdatasync`, `msync`, `O_SYNC` and `O_DSYNC` mean: by the kind of tier, by `fsync = auto | tier | store`, and by
-//! each door. "In the store" is looked at in the bare directory while the file is still open.
+//! The meaning of `fsync`, `fdatasync`, `msync`, `O_SYNC` and `O_DSYNC`: for each kind of tier, each value of `fsync
+//! = auto | tier | store`, and each door. The test checks for "in the store" in the bare directory, while the file is
+//! still open.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -8,25 +9,26 @@ use std::path::Path;
 
 use crate::scene::{Running, Scene, eventually};
 
-/// One file for each way to say it; each is announced when its call has returned, and goes on when it was looked at.
+/// One file for each kind of sync. The program announces each one when its call has returned, and continues after the
+/// test has checked it.
 const PROGRAM: &str = "
 import mmap, os, time
 def made(name, flags=0):
     return os.open(name, os.O_CREAT | os.O_RDWR | flags, 0o644)
-def told(name):
+def announce(name):
     open('/mnt/beside/' + name, 'w').close()
     while not os.path.exists('/mnt/beside/seen-' + name): time.sleep(0.01)
-fd = made('fsync'); os.write(fd, b'fsync'); os.fsync(fd); told('fsync'); os.close(fd)
-fd = made('fdatasync'); os.write(fd, b'fdatasync'); os.fdatasync(fd); told('fdatasync'); os.close(fd)
-fd = made('O_SYNC', os.O_SYNC); os.write(fd, b'O_SYNC'); told('O_SYNC'); os.close(fd)
-fd = made('O_DSYNC', os.O_DSYNC); os.write(fd, b'O_DSYNC'); told('O_DSYNC'); os.close(fd)
-fd = made('msync'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096); m[0:5] = b'msync'; m.flush(); told('msync')
+fd = made('fsync'); os.write(fd, b'fsync'); os.fsync(fd); announce('fsync'); os.close(fd)
+fd = made('fdatasync'); os.write(fd, b'fdatasync'); os.fdatasync(fd); announce('fdatasync'); os.close(fd)
+fd = made('O_SYNC', os.O_SYNC); os.write(fd, b'O_SYNC'); announce('O_SYNC'); os.close(fd)
+fd = made('O_DSYNC', os.O_DSYNC); os.write(fd, b'O_DSYNC'); announce('O_DSYNC'); os.close(fd)
+fd = made('msync'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096); m[0:5] = b'msync'; m.flush(); announce('msync')
 m.close(); os.close(fd)
 open('closed', 'w').write('closed')
-os.mkdir('made'); d = os.open('.', os.O_RDONLY); os.fsync(d); told('directory')
+os.mkdir('made'); d = os.open('.', os.O_RDONLY); os.fsync(d); announce('directory')
 ";
 
-/// Which of them are in the store, whole, when they are told. On a thread of its own, as every scene.
+/// The kinds whose data is in the store, complete, when the call returns. Each scene needs a thread of its own.
 fn synced_to_store(
     name: &str,
     volatile: bool,
@@ -34,10 +36,10 @@ fn synced_to_store(
     door: &'static [&str],
 ) -> Option<Vec<&'static str>> {
     let name = name.to_owned();
-    std::thread::spawn(move || told_and_there(&name, volatile, fsync, door)).join().unwrap()
+    std::thread::spawn(move || stored_after_sync(&name, volatile, fsync, door)).join().unwrap()
 }
 
-fn told_and_there(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]) -> Option<Vec<&'static str>> {
+fn stored_after_sync(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]) -> Option<Vec<&'static str>> {
     let mut scene = Scene::new(name)?;
     scene.beside("beside");
     match volatile {
@@ -55,7 +57,7 @@ fn told_and_there(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]
     let mut there = Vec::new();
     for way in ["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"] {
         eventually(way, || {
-            assert!(!running.is_over(), "{}", running.so_far());
+            assert!(!running.has_ended(), "{}", running.so_far());
             Path::new("/mnt/beside").join(way).exists()
         });
         let is = match way {
@@ -87,7 +89,7 @@ fn means_the_store(door_name: &str, door: &'static [&str]) {
         [("auto", true, None), ("memory", true, Some("store")), ("disk", false, Some("store"))]
     {
         let Some(there) = synced_to_store(&format!("synced_{door_name}_{case}"), volatile, fsync, door) else { return };
-        // (The kernel tells nobody of msync on a file that it passes through; docs/semantics.md has it.)
+        // (The kernel does not report msync on a file that it passes through; see docs/semantics.md.)
         let unreported = |way: &str| way == "msync" && fsync.is_none() && door == MOUNT;
         let expected: Vec<&str> = ALL.iter().copied().filter(|way| !unreported(way)).collect();
         assert_eq!(there, expected, "{case}");
@@ -135,7 +137,7 @@ fn sync_means_the_tier_with_the_shim() {
     means_the_tier("shim", SHIM);
 }
 
-/// `surgetank wait PATH` asks for the store, whatever `fsync` is content with.
+/// `surgetank wait PATH` waits for the store, whatever the setting of `fsync`.
 #[test]
 fn wait_means_the_store_on_every_tier() {
     for (case, volatile) in [("memory", true), ("disk", false)] {

@@ -1,4 +1,4 @@
-//! `run --trace`: which process read and wrote what, and where in the file.
+//! `run --trace`: which process read and wrote which bytes, and where in the file.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -11,13 +11,13 @@ use serde_json::Value;
 const PLAIN: [&str; 2] = ["--config", "/mnt/small.toml"];
 const TRACED: [&str; 3] = ["--config", "/mnt/small.toml", "--trace"];
 
-/// A command that runs the text.
+/// A command that runs this program.
 fn python(name: &str, text: &str) -> String {
     fs::write(format!("/mnt/{name}.py"), text).unwrap();
     format!("/usr/bin/python3 /mnt/{name}.py")
 }
 
-/// What processes of that program did to a file: each time (program, access).
+/// The accesses of all processes to a file, each as (program, access).
 fn accesses<'a>(record: &'a Value, path: &str) -> Vec<(&'a str, &'a Value)> {
     let processes = record["processes"].as_array().unwrap().iter();
     processes
@@ -75,7 +75,7 @@ fn trace_names_programs_files_and_bytes() {
     assert_eq!((number(&again["bytes"]), number(&again["distinct_bytes"])), (6 * 4096, 2 * 4096));
     let sorted = of("sort", 0);
     assert_eq!((number(&sorted["read"]["bytes"]), number(&sorted["size_bytes"])), (1_000_000, 1_000_000));
-    // By the pipe, and by nothing else, is it known that the end comes from the data.
+    // Only the pipe shows that the end comes from the data.
     let pipeline = |program: &str| {
         let processes = record["processes"].as_array().unwrap();
         processes.iter().find(|process| process["program"] == program).unwrap()["pipeline"].clone()
@@ -83,7 +83,7 @@ fn trace_names_programs_files_and_bytes() {
     assert_eq!(pipeline("sort"), pipeline("tail"));
     assert!(number(&pipeline("sort")) > 0 && pipeline("head").is_null());
     assert_eq!(uses(&record, "end"), [("tail".to_owned(), false, true)]);
-    // The name that it had for a while is nobody's.
+    // The temporary name of the file has no accesses of its own.
     assert_eq!(uses(&record, "data.tmp"), []);
     let text = scene.verb("report", &[]).exits(0).stdout;
     assert!(text.contains("stride 40000") && text.contains("66%"), "{text}");
@@ -113,7 +113,8 @@ fn mapped_files_and_unshimmed_programs_are_traced() {
     assert_eq!(fs::read("/mnt/project/copied").unwrap()[..8], *b"xxxxxyxx");
 }
 
-/// What the run before it brought into the tier, and who has it open meanwhile without a trace, is no reason to miss anything.
+/// An earlier run filled the tier, and an untraced run has the file open meanwhile. The trace must be complete all
+/// the same.
 #[test]
 fn trace_beside_another_run_has_its_own_run_only() {
     let Some(scene) = small_scene("trace_beside") else { return };
@@ -129,7 +130,7 @@ fn trace_beside_another_run_has_its_own_run_only() {
     assert!(untraced.iter().all(|process| process["files"].is_null()), "{untraced:#?}");
 }
 
-/// What is written down of a run that goes on.
+/// The records that a running run has written so far.
 fn noted(scene: &Scene) -> String {
     let places = fs::read_dir(&scene.state).unwrap().flatten();
     let records = places.filter_map(|place| fs::read_dir(place.path().join("runs")).ok()).flatten().flatten();
@@ -141,11 +142,11 @@ fn trace_continues_after_an_agent_kill() {
     let Some(scene) = small_scene("trace_survives") else { return };
     let running =
         scene.start(&TRACED, "echo a > before; touch ready; until [ -e go ]; do sleep 0.05; done; cat before > after");
-    eventually("it is ready", || scene.over.join("ready").exists());
-    eventually("what was traced is written down", || noted(&scene).contains("before"));
+    eventually("the script is ready", || scene.over.join("ready").exists());
+    eventually("the trace so far is recorded", || noted(&scene).contains("before"));
     scene.replace_agent();
     let joined = || scene.log().matches("joined run=").count() == 2;
-    eventually("the run has joined the next one", joined);
+    eventually("the run has joined the next agent", joined);
     fs::write(scene.over.join("go"), "").unwrap();
     running.ends().exits(0);
     let record = record(&scene);
@@ -160,7 +161,7 @@ fn trace_without_a_mount_is_refused_before_the_run() {
     let refused = scene.run(&[&TRACED[..], &["--door", "seccomp"]].concat(), "touch begun");
     refused.says(&["cannot be traced", "without a mount", "without --trace", "nothing was begun"]);
     assert!(!Path::new("/mnt/project/begun").exists());
-    // It was told of as killed.
+    // Regression: the run was reported as killed.
     let record = record(&scene);
     assert_eq!((number(&record["exit"]), record["traced"].clone()), (1, false.into()));
     assert!(record["reason"].as_str().unwrap().contains("nothing was begun"), "{record:#}");

@@ -1,4 +1,5 @@
-//! An ordinary user without any privilege: their own mount, their own files, and errors as in a plain directory.
+//! An ordinary user without any privilege: a private mount, the user's own files, and the errors of a plain
+//! directory.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::fs;
@@ -56,7 +57,7 @@ fn exit_codes_equal_those_of_the_command() {
     Running::of(scene.surgetank(&["run", "--state", "/mnt/state", "--", "/nowhere/to/be/found"])).ends().exits(127);
 }
 
-/// What a plain directory refuses is refused here too, in the same words; a plain run is the model.
+/// Calls that fail in a plain directory fail here too, with the same message; a plain run is the model.
 #[test]
 fn permission_errors_equal_the_native_ones() {
     let Some(scene) = prepare("user_permission") else {
@@ -118,7 +119,7 @@ fn permission_errors_equal_the_native_ones() {
     let ours = scene.run(&[], &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"));
     assert_eq!(native.stdout, ours.stdout, "{}", ours.stderr);
     ours.exits(0);
-    // In a directory of the group new files are the group's.
+    // In a directory of the group new files belong to the group.
     for name in ["team/new", "team/dir"] {
         let meta = fs::metadata(scene.path(name)).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (USER, TEAM), "{name}");
@@ -153,8 +154,8 @@ fn mount_is_invisible_to_other_processes() {
          while ! test -e /mnt/beside/looked; do sleep 0.01; done
          test \"$(cat held)\" = inside",
     );
-    eventually("it is written", || std::path::Path::new("/mnt/beside/written").exists());
-    assert!(!scene.path("held").exists(), "the file is open: the store has nothing to show");
+    eventually("the file is written", || std::path::Path::new("/mnt/beside/written").exists());
+    assert!(!scene.path("held").exists(), "an open file is in the store");
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     assert!(!mounts.contains(" /mnt/project "), "{mounts}");
     fs::write("/mnt/beside/looked", "").unwrap();
@@ -162,13 +163,13 @@ fn mount_is_invisible_to_other_processes() {
     scene.holds("held", b"inside\n");
 }
 
-/// Regression: the drain made the directory in the store with its last mode, and it took no files any more.
+/// Regression: the drain made the directory in the store with its last mode, so that it took no more files.
 #[test]
 fn directory_that_becomes_read_only_gets_its_files() {
     let Some(scene) = prepare("user_read_only_directory") else {
         return;
     };
-    // Nothing is drained before the end.
+    // No file is drained before the end.
     let script = "for n in $(seq 20); do mkdir -p d$n/sub; echo $n >d$n/sub/x; chmod 555 d$n/sub d$n; done";
     scene.run(&["--quiet-period", "1h"], script).exits(0);
     for n in 1..=20 {
@@ -256,8 +257,8 @@ P"#;
     }
 }
 
-/// Regression: its directory admits no new version. The drain noticed that late: exit 3, and the new content was on the
-/// tier only.
+/// Regression: the directory admits no new version, and the drain noticed that late. The run ended with exit 3, and
+/// the new content was only on the tier.
 #[test]
 fn file_in_a_read_only_directory_is_drained() {
     let Some(scene) = prepare("user_closed") else { return };
@@ -279,8 +280,8 @@ fn file_in_a_read_only_directory_is_drained() {
     }
 }
 
-/// A directory of the team that another user owns. The drain there never sets its attributes, which only its owner may
-/// set, and may change meanwhile.
+/// A directory of the team that another user owns. The drain never sets its attributes: only the owner may set them,
+/// and may change them meanwhile.
 #[test]
 fn directory_of_another_user_keeps_its_attributes() {
     let Some(scene) = prepare("user_teams_directory") else {
@@ -303,8 +304,8 @@ fn directory_of_another_user_keeps_its_attributes() {
     scene.is_clean();
 }
 
-/// A plain file has neither bit, so a write through a descriptor of it took nothing away: set-user-id stayed, and reached the
-/// store.
+/// Regression: the plain file has no set-user-id and set-group-id bits, so a write through its descriptor cleared
+/// none. The bits stayed, and reached the store.
 #[test]
 fn write_to_an_own_file_clears_set_ids() {
     let Some(scene) = prepare("user_set_ids") else { return };

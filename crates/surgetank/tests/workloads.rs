@@ -1,12 +1,12 @@
-//! The scientific programs of `bench/workloads` under `surgetank run`, at the size that takes a second or two.
+//! The scientific programs of `bench/workloads` under `surgetank run`, at a size that takes a second or two.
 //!
-//! Each runs twice from the same inputs: in a plain directory, and in one under `surgetank run`, whose store is then compared
-//! with the plain one and given to the workload's own check, which computes what the outputs must be. That the check can fail
-//! is shown on a byte that is then changed, and on a file that does not belong there.
+//! Each runs twice from the same inputs: in a plain directory, and in one under `surgetank run`. The store is then
+//! compared with the plain directory, and passed to the workload's own check, which computes the expected outputs. A
+//! changed byte, and a file that does not belong there, show that the check can fail.
 //!
-//! Needs what `scripts/setup test` installs. What is missing skips the test; under CI it is a failure.
+//! Needs the programs that `scripts/setup test` installs. A missing one skips the test; under CI it is a failure.
 
-// A test: what cannot be done here is a failure, said where it happened.
+// A test panics at a failed step, so that the failure names its line.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, OpenOptions};
@@ -29,7 +29,7 @@ macro_rules! workloads {
     };
 }
 
-// Each with an output that is final.
+// Each with one of its final outputs.
 workloads! {
     blast: "merged.tsv"
     cybershake: "seismograms/000/00007.x.bin"
@@ -53,20 +53,20 @@ fn every_workload_is_a_case() {
 
 fn run_twice(name: &str, output: &str) {
     let started = SystemTime::now();
-    // Not under /tmp, which may be a tmpfs: the store is a file system that has all a disk's abilities.
+    // Not under /tmp, which may be a tmpfs: the store must be a file system with all abilities of a disk's.
     let scratch = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let place = scratch.path().join("project");
     let plain = scratch.path().join("plain");
 
     fs::create_dir(&place).unwrap();
     let inputs = workload(name, "inputs", &place, &[]);
-    let said = String::from_utf8_lossy(&inputs.stderr).into_owned();
+    let errors = String::from_utf8_lossy(&inputs.stderr).into_owned();
     if inputs.status.code() == Some(2) {
-        assert!(std::env::var_os("CI").is_none(), "scripts/setup test installs it: {said}");
-        eprintln!("skipped: {said}");
+        assert!(std::env::var_os("CI").is_none(), "scripts/setup test installs it: {errors}");
+        eprintln!("skipped: {errors}");
         return;
     }
-    assert!(inputs.status.success(), "{name} inputs: {said}");
+    assert!(inputs.status.success(), "{name} inputs: {errors}");
     succeeds(&workload(name, "run", &place, &[]), "run in a plain directory");
     fs::rename(&place, &plain).unwrap();
 
@@ -90,10 +90,10 @@ fn run_twice(name: &str, output: &str) {
     succeeds(&ran, "run under surgetank");
 
     let lines = String::from_utf8(ran.stdout).unwrap();
-    let told: Vec<String> = lines.lines().map(|line| stage(&serde_json::from_str(line).unwrap())).collect();
+    let stages: Vec<String> = lines.lines().map(|line| stage(&serde_json::from_str(line).unwrap())).collect();
     let described: Value = serde_json::from_slice(&workload(name, "describe", &place, &[]).stdout).unwrap();
     let expected: Vec<String> = described["stages"].as_array().unwrap().iter().map(stage).collect();
-    assert_eq!(told, expected, "stages with their numbers of tasks");
+    assert_eq!(stages, expected, "stages with their numbers of tasks");
 
     let differences: Vec<String> = crate::trees::differences(&plain, &place, started).into_values().collect();
     assert!(differences.is_empty(), "the store differs from a plain directory:\n{}", differences.join("\n"));
@@ -120,7 +120,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/workloads")
 }
 
-/// A verb of a workload, below `words` of surgetank if there are any.
+/// A verb of a workload, run under the `words` of surgetank if there are any.
 fn workload(name: &str, verb: &str, place: &Path, words: &[&str]) -> Output {
     let program = folder().join(name);
     let mut command = match words {
@@ -141,7 +141,7 @@ fn succeeds(output: &Output, what: &str) {
 
 #[track_caller]
 fn fails(output: &Output, words: &str) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(words), "{words:?} is not said in:\n{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains(words), "{words:?} is missing in:\n{errors}");
 }

@@ -1,4 +1,5 @@
-//! A place for one test: directory, state, and the means to run surgetank there as some user. Cleans up when dropped.
+//! A place for one test: a directory, a state directory, and helpers that run surgetank there as a given user. Cleans
+//! up when dropped.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -16,7 +17,7 @@ pub enum Who {
 }
 
 pub const NOBODY: u32 = 65534;
-/// For events that come at once when all is well.
+/// For events that happen at once when the agent works.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Bench {
@@ -25,7 +26,7 @@ pub struct Bench {
     base: PathBuf,
 }
 
-/// What a program said and how it ended.
+/// The output of a program and how it ended.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: Option<i32>,
@@ -47,7 +48,7 @@ impl Bench {
         bench
     }
 
-    /// To the user who runs the test's programs.
+    /// Gives the path to the user that runs the test's programs.
     pub fn give(&self, path: &Path) {
         if self.who == Who::Ordinary && rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -64,7 +65,7 @@ impl Bench {
         self.base.join("state")
     }
 
-    /// Any program, in the directory, as the test's user.
+    /// Any program, in the served directory, as the test's user.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.over()).stdin(Stdio::null());
@@ -83,7 +84,7 @@ impl Bench {
         command
     }
 
-    pub fn say(&self, arguments: &[&str]) -> CommandOutput {
+    pub fn invoke(&self, arguments: &[&str]) -> CommandOutput {
         output_of(self.surgetank(arguments).output().unwrap())
     }
 
@@ -98,7 +99,7 @@ impl Bench {
         command
     }
 
-    /// Started, its streams piped.
+    /// Starts the command with its streams piped.
     pub fn spawn(&self, mut command: Command) -> Child {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
@@ -107,9 +108,9 @@ impl Bench {
     pub fn agents(&self) -> Vec<Value> {
         let mut command = self.surgetank(&["status", "--json"]);
         command.current_dir("/");
-        let said = output_of(command.output().unwrap());
-        assert_eq!(said.code, Some(0), "{said:?}");
-        serde_json::from_str::<Vec<Value>>(&said.out).unwrap()
+        let output = output_of(command.output().unwrap());
+        assert_eq!(output.code, Some(0), "{output:?}");
+        serde_json::from_str::<Vec<Value>>(&output.out).unwrap()
     }
 
     pub fn the_agent(&self) -> Value {
@@ -127,7 +128,7 @@ impl Bench {
         stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// The state directory of the one agent.
+    /// The state directory of the only agent.
     pub fn place(&self) -> PathBuf {
         let entries = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().path());
         let mut places: Vec<_> = entries.filter(|path| path.is_dir()).collect();
@@ -136,13 +137,13 @@ impl Bench {
     }
 
     pub fn await_no_agent(&self) {
-        until("the agent to be gone", || self.agents().is_empty());
+        until("the agent to end", || self.agents().is_empty());
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // Whatever a failed test left: commands inside first, then agents.
+        // What a failed test left: commands inside first, then agents.
         let base = self.base.as_os_str().as_encoded_bytes().to_vec();
         for round in 0..3 {
             let left = ours(&base);
@@ -188,7 +189,7 @@ pub fn output_of(output: Output) -> CommandOutput {
     }
 }
 
-/// Waits for the end, but not for ever: a program that hangs is killed, and its exit code says so.
+/// Waits for the end, with a limit: a program that hangs is killed, and its exit code shows it.
 pub fn finish(child: Child) -> CommandOutput {
     let child_pid = pid(&child);
     let (ended, end) = std::sync::mpsc::channel::<()>();

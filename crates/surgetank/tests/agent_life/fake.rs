@@ -1,7 +1,10 @@
-//! A backend for the tests: a real mount (the adapter's mirror) over a real store, and an engine whose idea of what is
-//! durable is read off the files' names.
+//! A backend for the tests: a real mount (the adapter's mirror) over a real store. Its engine derives from the names
+//! of the files what is durable:
 //!
-//! `stuck*` is never durable, `slow*` is not settled until it is removed, `kept*` is kept; all else is durable at once.
+//! - `stuck*` is never durable;
+//! - `slow*` is not settled until it is removed;
+//! - `kept*` is kept;
+//! - every other file is durable at once.
 
 use std::fs;
 use std::io;
@@ -200,7 +203,7 @@ impl Engine for FakeEngine {
     fn shutdown(&self) {}
 }
 
-/// Just enough configuration for an agent.
+/// The configuration that an agent needs at least.
 pub fn configure(settings: &Settings) -> Result<Config> {
     let given = settings.over.clone().unwrap_or_else(|| ".".into());
     let over = match given.canonicalize() {

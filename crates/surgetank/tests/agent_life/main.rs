@@ -2,9 +2,9 @@
 //!
 //! The program under test is this test binary itself: with `SURGETANK_TEST_PROGRAM` set it is `surgetank` with the
 //! backend of `fake.rs`. Every test runs as root and as an ordinary user (uid 65534) where this machine permits it.
-//! Nothing here measures time; waiting is for events, and bounded so that a failure ends.
+//! No test measures time. Each wait is for an event, with a limit so that a failure ends.
 
-// A failed expectation is how a test fails here; the functions are not #[test] ones, so clippy has to be told.
+// A failed expectation fails the test here. Clippy does not see that, because the functions have no `#[test]`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod bench;
@@ -20,8 +20,8 @@ use surgetank::verbs::{self, Program};
 use bench::{Bench, Who};
 
 fn main() {
-    if let Some(socket) = std::env::var_os("SURGETANK_TEST_STRANGER") {
-        return be_a_stranger(socket.as_ref());
+    if let Some(socket) = std::env::var_os("SURGETANK_TEST_OTHER_USER") {
+        return be_another_user(socket.as_ref());
     }
     if std::env::var_os("SURGETANK_TEST_PROGRAM").is_some() {
         let program = Program {
@@ -58,8 +58,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// A mount namespace for the whole test, in which `/dev/fuse` is open to everybody as on most machines: what the tests
-/// mount stays in here, and goes with them.
+/// A mount namespace for the whole test, in which every user may open `/dev/fuse`, as on most machines. Mounts of the
+/// tests stay in it, and vanish with them.
 fn step_aside() {
     let node = std::env::temp_dir().join(format!("surgetank-agent-life-fuse-{}", std::process::id()));
     surgetank::mount::namespaces::private_namespace_root().unwrap();
@@ -70,12 +70,12 @@ fn step_aside() {
     std::fs::remove_file(&node).unwrap();
 }
 
-/// Another user, who got hold of the socket.
-fn be_a_stranger(socket: &std::path::Path) {
+/// A process of another user that has access to the socket.
+fn be_another_user(socket: &std::path::Path) {
     use std::io::{Read, Write};
     let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
     let mut answer = Vec::new();
-    // Both may fail: the agent hangs up without a word.
+    // Both may fail: the agent closes the connection without an answer.
     let _ = stream.write_all(b"{\"hello\":{\"protocol\":2}}\n");
     let _ = stream.read_to_end(&mut answer);
     println!("{}", if answer.is_empty() { "turned away" } else { "answered" });

@@ -1,4 +1,5 @@
-//! An agent that does not answer: every verb says which one, what it does and what helps, and ends; signals end it earlier.
+//! An agent that does not answer: every verb names the agent, its state and the remedy, and ends. Signals end the
+//! verb earlier.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,21 +14,21 @@ pub const ALL: &[Case] = &[
     ("second_signal_ends_a_run_under_a_stopped_agent", second_signal_ends_a_run_under_a_stopped_agent),
 ];
 
-/// Stops the agent; nothing runs it again but this.
+/// Stops the agent until this value continues it.
 struct Stopped(i32);
 
 impl Stopped {
     fn agent_of(bench: &Bench) -> Self {
         let agent = bench.agent_pid();
         kill(agent, libc::SIGSTOP);
-        until("the agent to stand still", || {
+        until("the agent to stop", || {
             fs::read_to_string(format!("/proc/{agent}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('T')
         });
         Self(agent)
     }
 
     #[track_caller]
-    fn is_named_in(&self, said: &CommandOutput) {
+    fn is_named_in(&self, output: &CommandOutput) {
         let agent = self.0;
         for word in [
             format!("(pid {agent}) does not answer: it is stopped"),
@@ -35,7 +36,7 @@ impl Stopped {
             format!("try:  kill -CONT {agent}"),
             "safe in the tiers".into(),
         ] {
-            assert!(said.err.contains(&word), "{word}: {said:?}");
+            assert!(output.err.contains(&word), "{word}: {output:?}");
         }
     }
 
@@ -69,18 +70,18 @@ fn stopped_agent_is_named_by_every_verb(bench: &Bench) {
         (1, &["fsck"]),
         (1, &["scavenge"]),
     ];
-    // Side by side: each waits some seconds.
+    // In parallel: each waits some seconds.
     let asking: Vec<_> = verbs.iter().map(|(code, words)| (code, words, bench.spawn(bench.surgetank(words)))).collect();
     for (code, words, child) in asking {
-        let said = finish(child);
-        assert_eq!(said.code, Some(*code), "{words:?}: {said:?}");
-        stopped.is_named_in(&said);
+        let output = finish(child);
+        assert_eq!(output.code, Some(*code), "{words:?}: {output:?}");
+        stopped.is_named_in(&output);
     }
     stopped.goes_on();
-    assert_eq!(bench.say(&["wait"]).code, Some(0));
+    assert_eq!(bench.invoke(&["wait"]).code, Some(0));
     fs::write(gate, "").unwrap();
-    let said = finish(child);
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = finish(child);
+    assert_eq!(output.code, Some(0), "{output:?}");
     bench.await_no_agent();
 }
 
@@ -92,23 +93,23 @@ fn signals_end_a_wait_for_a_stopped_agent(bench: &Bench) {
     let log = bench.place().join("agent.log");
     until("the client to wait", || fs::read_to_string(&log).unwrap().contains("a client waits"));
     let stopped = Stopped::agent_of(bench);
-    // It has blocked the signal to count it: the second one ends it.
+    // The client has blocked the first signal to count it, so the second signal ends it.
     kill(pid(&waiter), libc::SIGTERM);
     kill(pid(&waiter), libc::SIGINT);
-    let said = finish(waiter);
-    assert_eq!(said.code, Some(3), "{said:?}");
-    assert!(said.err.contains("a second signal stops waiting"), "{said:?}");
+    let output = finish(waiter);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("a second signal stops waiting"), "{output:?}");
     for (words, signal) in [(["status", "--json"], libc::SIGTERM), (["wait", "slow"], libc::SIGINT)] {
         let asking = bench.spawn(bench.surgetank(&words));
-        // A signal ends any process that still starts.
+        // A signal ends any process that is still starting.
         until("the client to call the agent", || has_socket(pid(&asking)));
         kill(pid(&asking), signal);
         assert_eq!(finish(asking).code, Some(-signal), "{words:?}");
     }
     stopped.goes_on();
     fs::write(gate, "").unwrap();
-    let said = finish(child);
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = finish(child);
+    assert_eq!(output.code, Some(0), "{output:?}");
     bench.await_no_agent();
 }
 
@@ -123,16 +124,16 @@ fn run_ends_under_an_agent_that_is_stopped(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "true");
     let stopped = Stopped::agent_of(bench);
     fs::write(gate, "").unwrap();
-    let said = finish(child);
-    assert_eq!(said.code, Some(3), "{said:?}");
-    stopped.is_named_in(&said);
-    assert!(said.err.contains("whether everything is durable could not be found out"), "{said:?}");
+    let output = finish(child);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    stopped.is_named_in(&output);
+    assert!(output.err.contains("whether everything is durable could not be found out"), "{output:?}");
     stopped.goes_on();
     bench.await_no_agent();
 }
 
 fn second_signal_ends_a_run_under_a_stopped_agent(bench: &Bench) {
-    // It minds no signal, like one that waits in a call for the agent.
+    // The command ignores the signals, like a process that waits in a call for the agent.
     let gate = bench.outside().join("deaf-gate");
     let ready = bench.outside().join("deaf-ready");
     let script =
@@ -141,19 +142,19 @@ fn second_signal_ends_a_run_under_a_stopped_agent(bench: &Bench) {
     until("the command to run", || ready.exists());
     let stopped = Stopped::agent_of(bench);
     let mut err = BufReader::new(child.stderr.take().unwrap());
-    let mut told = String::new();
-    while !told.contains("kill -CONT") {
-        assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
+    let mut printed = String::new();
+    while !printed.contains("kill -CONT") {
+        assert_ne!(err.read_line(&mut printed).unwrap(), 0, "{printed}");
     }
     kill(pid(&child), libc::SIGTERM);
-    while !told.contains("a second signal ends this run") {
-        assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
+    while !printed.contains("a second signal ends this run") {
+        assert_ne!(err.read_line(&mut printed).unwrap(), 0, "{printed}");
     }
     kill(pid(&child), libc::SIGTERM);
-    assert_eq!(child.wait().unwrap().code(), Some(3), "{told}");
+    assert_eq!(child.wait().unwrap().code(), Some(3), "{printed}");
     fs::write(gate, "").unwrap();
-    err.read_to_string(&mut told).unwrap();
-    stopped.is_named_in(&CommandOutput { code: Some(3), out: String::new(), err: told });
+    err.read_to_string(&mut printed).unwrap();
+    stopped.is_named_in(&CommandOutput { code: Some(3), out: String::new(), err: printed });
     stopped.goes_on();
     bench.await_no_agent();
 }

@@ -1,5 +1,5 @@
-//! The rows. In values `{over}` is the directory, `{tier}` the tier, `{file}` a plain file, `{absent}` a name that does not
-//! exist, `{dir}` the directory around them, `{bytes}` a byte that is not UTF-8.
+//! The rows. In values `{over}` is the directory, `{tier}` the tier, `{file}` a plain file, `{absent}` a name that
+//! does not exist. `{dir}` is the directory around them, `{bytes}` a byte that is not UTF-8.
 
 /// A value that an option refuses. `verb`: `*` for every verb that has the option and no row of its own.
 pub struct Refused {
@@ -25,12 +25,12 @@ pub struct Entry {
 pub struct Broken {
     pub file: &'static str,
     pub text: &'static str,
-    /// `SURGETANK_TIERS`; empty: as the file says.
+    /// `SURGETANK_TIERS`; if empty, the file's tiers are used.
     pub tiers: &'static str,
     pub says: &'static [&'static str],
 }
 
-/// What a verb has to be given besides the option in question.
+/// Words that a verb needs besides the option in question.
 pub const REST: &[(&str, &[&str])] = &[
     ("run", &["--", "true"]),
     ("why", &["a"]),
@@ -46,7 +46,7 @@ pub const REST: &[(&str, &[&str])] = &[
     ("advise", &["{file}"]),
 ];
 
-/// For each key a value that is refused, wherever it is written: in a file, a variable, an option.
+/// For each key a value that is refused in a file, a variable and an option.
 pub const KEYS: &[(&str, &str, &[&str])] = &[
     ("over", "{absent}", &["absent", "No such file"]),
     ("store", "gopher://x/y", &["'gopher:'"]),
@@ -87,7 +87,7 @@ const fn of(
     Refused { verb, option, value, exit, says, rest: None }
 }
 
-/// The same with other words besides.
+/// The same row with other words besides.
 const fn with(row: Refused, rest: &'static [&'static str]) -> Refused {
     Refused { rest: Some(rest), ..row }
 }
@@ -95,7 +95,7 @@ const fn with(row: Refused, rest: &'static [&'static str]) -> Refused {
 const MODEL: &[&str] = &["--calibration={calibration}", "{workload}"];
 const NO_AGENT: &[&str] = &["no agent of yours serves"];
 
-/// Options that are keys have their values in [`KEYS`].
+/// The values of options that are keys are in [`KEYS`].
 pub const OPTIONS: &[Refused] = &[
     of("*", "--config", "{absent}", 2, &["absent does not exist"]),
     of("*", "--config", "{over}", 2, &["over can't be read", "Is a directory", "name a file"]),
@@ -215,7 +215,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("help", "about", &["configuraton"], 2, &["'configuraton'", "surgetank help configuration"]),
 ];
 
-/// Variables that are no keys, and what they do where they are bad: name, value, verb, exit code, what is said.
+/// Variables that are not keys, and the effect of a bad value: name, value, verb, exit code, fragments of the output.
 pub const VARIABLES: &[(&str, &str, &str, i32, &[&str])] = &[
     ("SURGETANK_TIERS", ";;", "plan", 2, &["SURGETANK_TIERS: the list of tiers is empty"]),
     ("SURGETANK_TIERS", "fast={tier}/{bytes}", "plan", 2, &["SURGETANK_TIERS", "not UTF-8"]),
@@ -226,7 +226,7 @@ pub const VARIABLES: &[(&str, &str, &str, i32, &[&str])] = &[
     ("SURGETANK_TMP", "{absent}", "plan", 0, &["$SURGETANK_TMP", "No such file"]),
     ("SURGETANK_LOG", "=,=", "doctor", 0, &["SURGETANK_LOG", "`info` is logged"]),
     ("SURGETANK_LOG", "{bytes}", "doctor", 0, &["SURGETANK_LOG", "not UTF-8"]),
-    // For programs, and read there.
+    // For programs under the run, which read them themselves.
     ("SURGETANK_REPORT", "{bytes}", "plan", 0, &[]),
     ("SURGETANK_SHIM", "{bytes}", "plan", 0, &[]),
     ("SURGETANK_FSYNK", "tier", "plan", 0, &["SURGETANK_FSYNK", "did you mean SURGETANK_FSYNC?"]),
@@ -238,7 +238,7 @@ const fn toml(text: &'static str, says: &'static [&'static str]) -> Broken {
     Broken { file: "surgetank.toml", text, tiers: "fast={tier}", says }
 }
 
-/// Whose tiers come from the file.
+/// A file whose tiers are the ones in use.
 const fn tiers(text: &'static str, says: &'static [&'static str]) -> Broken {
     Broken { file: "surgetank.toml", text, tiers: "", says }
 }

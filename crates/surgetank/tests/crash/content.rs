@@ -1,9 +1,9 @@
-//! Content that tells by itself whether it is whole: who finds a file, anywhere and at any time, can check it alone.
+//! Content that proves by itself whether it is complete: a reader can check a file alone, anywhere and at any time.
 
 const MAGIC: &[u8; 8] = b"STCRASH1";
 pub const HEADER_BYTES: usize = 24;
 
-/// What a file with this id holds, `len` bytes long (at least a header).
+/// The content of the file with this id, `len` bytes long (at least a header).
 pub fn make(id: u64, len: usize) -> Vec<u8> {
     let len = len.max(HEADER_BYTES);
     let mut bytes = Vec::with_capacity(len);
@@ -23,7 +23,7 @@ pub fn make(id: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The id of what is whole; otherwise what is wrong with it.
+/// The id of a complete file; otherwise what is wrong with it.
 pub fn check(bytes: &[u8]) -> Result<u64, String> {
     let Some((header, _)) = bytes.split_at_checked(HEADER_BYTES) else {
         return Err(format!("{} bytes, not even a header", bytes.len()));

@@ -1,15 +1,15 @@
-//! How many files were made without asking, and where programs told of them.
+//! How many files programs created without a request, and where they report them to the agent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// By the programs' own words.
-pub fn made(said: &str) -> u64 {
-    let lines = said.lines().filter_map(|line| line.strip_suffix(" created in delegated directories"));
+/// From the programs' own counts.
+pub fn made(output: &str) -> u64 {
+    let lines = output.lines().filter_map(|line| line.strip_suffix(" created in delegated directories"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// What programs share with the agent that has this state.
+/// The files in `/dev/shm` that programs share with the agent of this state directory.
 pub fn in_memory(state: &Path) -> Vec<PathBuf> {
     let places = fs::read_dir(state).into_iter().flatten().flatten();
     let keys: Vec<String> = places.filter_map(|place| place.file_name().into_string().ok()).collect();
@@ -21,7 +21,7 @@ pub fn in_memory(state: &Path) -> Vec<PathBuf> {
     all.filter(is_ours).collect()
 }
 
-/// How many entries were taken in the ring at `path`; `None`: it is something else.
+/// How many entries programs took in the ring at `path`; `None` if the file is not a ring.
 pub fn entries(path: &Path) -> Option<u64> {
     let is_ring = path.extension().is_some_and(|end| end == "ring");
     let bytes = fs::read(path).ok().filter(|_| is_ring)?;

@@ -1,5 +1,5 @@
-//! What the store is. A directory is looked at where it lies; any other store by a program under `surgetank run`, with an agent
-//! that knows nothing of it.
+//! The kind of store. A directory is read directly. Any other store is read by a program under `surgetank run`, whose
+//! agent starts without knowledge of it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +14,13 @@ use surgetank_testkit::servers::s3::S3Server;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Directory,
-    /// A directory in which files lie compressed and deduplicated.
+    /// A directory in which files are stored compressed and deduplicated.
     Packed,
-    /// A real server of objects.
+    /// A real object server.
     Objects,
 }
 
-/// Points that only such a store passes, and how often a workload does.
+/// Points that only such a store passes, and how often a workload passes them.
 const OF_PACKED: &[(&str, u64)] =
     &[("packed.referred", 20), ("packed.behind", 20), ("packed.published", 30), ("packed.renamed", 3)];
 const OF_OBJECTS: &[(&str, u64)] =
@@ -29,7 +29,7 @@ const OF_OBJECTS: &[(&str, u64)] =
 impl Kind {
     pub const ALL: [Self; 3] = [Self::Directory, Self::Packed, Self::Objects];
 
-    /// Cases that failed once.
+    /// Seeds of cases that failed before.
     pub fn kept(self) -> impl Iterator<Item = u64> {
         seeds::kept(&format!("crash-{}", self.word())).into_iter()
     }
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// One of its own points, in half of the cases.
+    /// One of the kind's own points, in half of the cases.
     pub fn point(self, seed: u64) -> Option<(&'static str, u64)> {
         let points = match self {
             Self::Directory => return None,
@@ -54,7 +54,7 @@ impl Kind {
         (dice.below(2) == 0).then(|| (point, 1 + dice.below(passes)))
     }
 
-    /// Hard links and exchanged names.
+    /// Whether it has hard links and can exchange names.
     pub fn has_links(self) -> bool {
         self == Self::Directory
     }
@@ -62,13 +62,14 @@ impl Kind {
 
 pub struct Ground {
     pub kind: Kind,
-    /// A directory that is drained to as to one of a file server: several requests at a time.
+    /// The drain treats the directory as one of a file server: several requests at a time.
     remote: bool,
     server: Option<S3Server>,
 }
 
 impl Ground {
-    /// `None`: it cannot be had here (never under CI). `aside`: for what the options name.
+    /// `None` if this machine does not have it (never under CI). `aside` is a directory for files that the options
+    /// name.
     pub fn new(kind: Kind, seed: u64, aside: &Path, options: &mut Vec<String>) -> Option<Self> {
         let mut server = None;
         match kind {
@@ -97,7 +98,7 @@ impl Ground {
         }
     }
 
-    /// Where whole files, and only those, have their names; `None`: nowhere.
+    /// The directory in which only complete files may have their names; `None` if there is none.
     pub fn in_the_open(&self, over: &Path) -> Option<PathBuf> {
         match (self.kind, &self.server) {
             (Kind::Directory, _) => Some(over.to_owned()),
@@ -107,7 +108,7 @@ impl Ground {
     }
 }
 
-/// What the program does that looks.
+/// Run by the program that reads the store.
 pub fn look(over: &Path, to: &Path) {
     fs::write(to, serde_json::to_vec(&store_of(over)).unwrap()).unwrap();
 }

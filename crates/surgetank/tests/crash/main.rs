@@ -1,12 +1,16 @@
-//! The crash campaign. Each case: writers under `surgetank run`; the agent is killed (SIGKILL) at a crash point or at a random
-//! instant, the next one perhaps too, while it recovers; then a clean run drains what is left, and everything that the writers
-//! were told is compared with the store, which a watcher has looked at all along. In a third of the cases the agent's
-//! supervisor lives: then another agent takes over, and no writer may see an error. In half of the cases the tier is large
-//! enough to delegate directories, and writers make many files in a row.
+//! The crash campaign. Each case runs writers under `surgetank run`, in these steps:
 //!
-//! `SURGETANK_CRASH_CASES` (50), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
-//! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
-//! `SURGETANK_CRASH_OTHERS` (5): so many in a directory with packed files, and as many on a server of objects (`ground`).
+//! - SIGKILL ends the agent at a crash point or at a random instant, and perhaps the next agent while it recovers.
+//! - A clean run drains the remaining files.
+//! - The store is compared with every result that the writers got. A watcher reads the store all the time.
+//!
+//! In a third of the cases the agent's supervisor lives: then another agent takes over, and no writer may see an
+//! error. In half of the cases the tier is large enough to delegate directories, and writers make many files in a
+//! row.
+//!
+//! `SURGETANK_CRASH_CASES` (50) is the number of cases. `SURGETANK_CRASH_SEED` is a different number at each `make
+//! crash`. A case is named by its seed, and `SURGETANK_CRASH_CASE=SEED` runs only that case. `SURGETANK_CRASH_OTHERS`
+//! (5) is the number of cases in a directory with packed files, and on an object server (`ground`).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod content;
@@ -40,19 +44,19 @@ use workload::{Dice, Terms};
 const CASES: u64 = 50;
 const SEED: u64 = 1;
 const CASES_A_TRIAL: u64 = 10;
-/// In each other kind of store.
+/// Cases in each other kind of store.
 const OTHERS: u64 = 5;
-/// One case of so many is a loss of power (where we may mount).
+/// One case of this many is a loss of power, where the process may mount.
 const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
-/// What hangs for so long is ended and fails.
+/// A run that takes longer is killed, and the case fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Of a tier on which directories are delegated (`Delegator::bytes_to_delegate`).
+/// Room of a tier on which the agent delegates directories (`Delegator::bytes_to_delegate`).
 const ROOM_TO_DELEGATE_MIB: u64 = 8192;
 const DISK_ROOM_TO_DELEGATE_MIB: u64 = 4096;
 
-/// Segments of the catalog's log in a case that is about folding, and in every other one.
+/// Segment size of the catalog's log: in a case that tests folding, and in every other case.
 const SEGMENT_BYTES: [Option<u64>; 2] = [Some(16 << 10), None];
 
 fn main() {
@@ -93,7 +97,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// All of them, whatever one finds; together they must have verified something.
+/// Runs all cases, also after a failure. Together they must verify at least one file.
 fn several(kind: Kind, seeds: std::ops::Range<u64>, may_mount: bool) -> Result<(), Failed> {
     let (mut files, mut found) = (0, Vec::new());
     for seed in seeds {
@@ -130,7 +134,7 @@ enum End {
         pass: u64,
     },
     After(Duration),
-    /// Whoever follows the one who ends after that.
+    /// The next agent ends at this point, after the first one ended at that time.
     Recovering {
         point: &'static str,
         after: Duration,
@@ -147,11 +151,11 @@ struct Scene {
     manifests: PathBuf,
     options: Vec<String>,
     direct: bool,
-    /// The agent is killed, and not its supervisor.
+    /// The kill ends the agent and spares its supervisor.
     alone: bool,
-    /// Directories are delegated to the writers.
+    /// The agent delegates directories to the writers.
     delegates: bool,
-    /// So many files were made there.
+    /// How many files the writers made in delegated directories.
     delegated: Cell<u64>,
     segment_bytes: Option<u64>,
 }
@@ -164,9 +168,9 @@ impl Scene {
         let (store, slow) = (disk.path().join("project"), disk.path().join("tier"));
         let state = aside.path().join("state");
         [&store, &slow].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        // Small, so that files are evicted and moved on while they are written.
+        // Small, so that files are evicted and spilled while they are written.
         let (fast_mib, slow_mib) = match ([(64, 64), (4, 64), (1, 1)][dice.below(3) as usize], kind) {
-            // Where nothing can be spilled, what the writers have open has to fit.
+            // In a store that cannot take spilled files, the tiers must hold every open file of the writers.
             ((1, 1), Kind::Packed | Kind::Objects) => (4, 8),
             (room, _) => room,
         };
@@ -184,7 +188,7 @@ impl Scene {
         let direct = dice.below(3) > 0;
         let manifests = aside.path().join("manifests");
         fs::create_dir(&manifests).unwrap();
-        // A dice of its own: what a seed means stays.
+        // A dice of its own, so that each seed keeps its case.
         let alone = Dice::new(seed ^ 0x5afe).below(3) == 0;
         let segment_bytes = SEGMENT_BYTES[Dice::new(seed ^ 0xf01d).below(2) as usize];
         let ground = Ground::new(kind, seed, aside.path(), &mut options)?;
@@ -233,7 +237,7 @@ impl Scene {
         }
         let armed = match end {
             End::At { point, pass } => Some(format!("{point}:{pass}")),
-            // (The first one finds nothing to recover; one who takes over is the second.)
+            // (The first agent finds nothing to recover; the one that takes over is the second.)
             End::Recovering { point, .. } if self.alone => Some(format!(",{point}:1")),
             End::Recovering { point, .. } => Some(format!("{point}:1")),
             End::After(_) | End::Never => None,
@@ -248,12 +252,12 @@ impl Scene {
         run
     }
 
-    /// Where agents that died at a crash point say of which.
+    /// The file in which an agent that dies at a crash point records the point.
     fn deaths(&self) -> PathBuf {
         self.manifests.join("deaths")
     }
 
-    /// Which points killed, and how often.
+    /// The points that killed an agent, and how often.
     fn killed_by(&self) -> BTreeMap<String, u64> {
         let mut by = BTreeMap::new();
         for name in fs::read_to_string(self.deaths()).unwrap_or_default().lines() {
@@ -262,7 +266,7 @@ impl Scene {
         by
     }
 
-    /// What is only met under other terms than the dice gave.
+    /// Changes the settings for points that these settings would not reach.
     fn allow(&mut self, ends: &[End]) {
         let is_about = |names: &[&str]| {
             ends.iter()
@@ -272,14 +276,14 @@ impl Scene {
             self.segment_bytes = SEGMENT_BYTES[0];
         }
         if is_about(&["sync."]) {
-            // Only what lies on a disk is synced there, and only while it is not in the store.
+            // The agent syncs only files on a disk, and only while they are not in the store.
             self.options.extend(["--sync-after", "5ms"].map(str::to_owned));
             self.options.drain(..2);
             let quiet = self.options.iter().position(|option| option == "--quiet-period").unwrap();
             self.options[quiet + 1] = "1s".to_owned();
         }
         if is_about(&["spill."]) && self.ground.kind == Kind::Directory {
-            // Files must outgrow all that are left.
+            // Files must outgrow all remaining tiers.
             for tier in ["fast=", "slow="] {
                 for option in self.options.iter_mut().filter(|option| option.starts_with(tier)) {
                     *option = format!("{}:1M", option.rsplit_once(':').unwrap().0);
@@ -294,22 +298,22 @@ impl Scene {
         }
     }
 
-    /// The writers' own words about the files that `why` names.
+    /// Lines of the writers' manifests about the files that `why` names.
     fn noted(&self, why: &str) -> String {
         let named =
             |word: &str| word.trim_end_matches([':', ';', ',']).rsplit_once('/').map(|(_, name)| name.to_owned());
         let names: BTreeSet<String> = why.split_whitespace().filter_map(named).filter(|name| name.len() > 4).collect();
-        let mut told = String::new();
+        let mut lines = String::new();
         for writer in 0..WRITERS {
             let manifest = fs::read_to_string(self.manifests.join(writer.to_string())).unwrap_or_default();
             let all = std::env::var_os("SURGETANK_LOG").is_some();
             let is_about = |line: &&str| all || names.iter().any(|name| line.contains(name.as_str()));
-            manifest.lines().filter(is_about).for_each(|line| told += &format!("  {writer}: {line}\n"));
+            manifest.lines().filter(is_about).for_each(|line| lines += &format!("  {writer}: {line}\n"));
         }
-        told
+        lines
     }
 
-    /// Runs to the end; the agent ends as is said.
+    /// Runs the command to its end; the agent ends as `end` demands.
     fn run(&self, end: &End, command: &str) -> Result<Ended, String> {
         let began = Instant::now();
         let output = fs::File::create(self.manifests.join("output")).unwrap();
@@ -318,8 +322,8 @@ impl Scene {
         let mut killed = false;
         loop {
             if let Some(status) = child.try_wait().unwrap() {
-                let said = fs::read_to_string(self.manifests.join("output")).unwrap();
-                return Ok(Ended { status, said, killed });
+                let output = fs::read_to_string(self.manifests.join("output")).unwrap();
+                return Ok(Ended { status, output, killed });
             }
             if let End::After(instant) | End::Recovering { after: instant, .. } = end
                 && !killed
@@ -338,24 +342,25 @@ impl Scene {
 
     fn kill_the_agent(&self, alone: bool) -> bool {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
-        let told = places.filter_map(|place| fs::read_to_string(place.path().join("agent.json")).ok());
-        let pids = told.filter_map(|text| serde_json::from_str::<serde_json::Value>(&text).ok()?["pid"].as_i64());
+        let cards = places.filter_map(|place| fs::read_to_string(place.path().join("agent.json")).ok());
+        let pids = cards.filter_map(|text| serde_json::from_str::<serde_json::Value>(&text).ok()?["pid"].as_i64());
         let pids: Vec<i32> = pids.filter_map(|pid| i32::try_from(pid).ok()).collect();
         let supervisors: Vec<i32> = pids.iter().filter_map(|pid| supervisor_of(*pid)).filter(|_| !alone).collect();
         // SAFETY: kill takes any number; these are agents of this scene's own state directory, and their supervisors.
         supervisors.into_iter().chain(pids).filter(|pid| unsafe { libc::kill(*pid, libc::SIGKILL) } == 0).count() > 0
     }
 
-    /// What went wrong by the agents' own words.
+    /// Warnings and errors in the agents' logs.
     fn log(&self) -> String {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
         let logs = places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok());
         let all = std::env::var_os("SURGETANK_LOG").is_some();
-        let told = |line: &&str| all || ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
-        logs.flat_map(|log| log.lines().filter(told).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
+        let matters =
+            |line: &&str| all || ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
+        logs.flat_map(|log| log.lines().filter(matters).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
     }
 
-    /// What is in the store.
+    /// The content of the store.
     fn look(&self) -> Result<BTreeMap<String, Location>, String> {
         if self.ground.kind == Kind::Directory {
             return Ok(store_of(&self.store));
@@ -365,7 +370,7 @@ impl Scene {
         let ended = self.run(&End::Never, &command)?;
         match ended.status.success() {
             true => Ok(ground::looked(&to)),
-            false => Err(format!("a run that only looked ended with {}: {}", ended.status, ended.said)),
+            false => Err(format!("a run that only reads ended with {}: {}", ended.status, ended.output)),
         }
     }
 
@@ -394,7 +399,7 @@ impl Scene {
 
 struct Ended {
     status: ExitStatus,
-    said: String,
+    output: String,
     killed: bool,
 }
 
@@ -416,7 +421,7 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     if kind == Kind::Directory && seed.is_multiple_of(POWER_EVERY) && may_mount {
         return without_power(seed, &mut dice);
     }
-    // (Without its server.)
+    // (`None` if the store's server is missing.)
     let Some(mut scene) = Scene::new(kind, seed, &mut dice) else { return Ok(1) };
     let mut ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
     if let Some((point, pass)) = kind.point(seed) {
@@ -431,10 +436,10 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     let watcher = scene.ground.in_the_open(&scene.store).map(|store| Watcher::start(&store, kind == Kind::Objects));
     let outcome = lives(&scene, &ends);
     let seen = watcher.map_or_else(Default::default, Watcher::stop);
-    let told = |why: String| {
+    let explain = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, delegated: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, delegated: {}, segments: {:?}\nlines of the manifests about it:\n{}\noutput of the last run:\n{output}\nthe agent logged:\n{}",
             kind.word(),
             scene.options,
             scene.direct,
@@ -446,8 +451,8 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
         )
     };
     let stories = scene.stories();
-    let (died, verified) = outcome.map_err(&told)?;
-    verify::excuse(&seen, &stories).map_err(&told)?;
+    let (died, verified) = outcome.map_err(&explain)?;
+    verify::excuse(&seen, &stories).map_err(&explain)?;
     let done: u64 = stories.iter().map(|story| story.done).sum();
     record(&format!(
         "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{},\"delegated\":{},\"points\":{}}}",
@@ -461,7 +466,7 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     Ok(verified.files)
 }
 
-/// The machine goes down while the writers write; what is left is drained after the next boot.
+/// The machine loses its power while the writers write. After the next boot a run drains the remaining files.
 fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut scene = Scene::new(Kind::Directory, seed, dice).ok_or("no scene")?;
     let disk_mib = if scene.delegates { DISK_ROOM_TO_DELEGATE_MIB * 3 / 2 } else { 256 };
@@ -483,14 +488,14 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     }
     let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
     let (after, journal_too) = (Duration::from_millis(50 + dice.below(900)), dice.below(2) == 0);
-    let told = |why: String| {
+    let explain = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}\nthe agent logged:\n{}\n{}",
+            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\noutput of the last run:\n{output}\nthe agent logged:\n{}\n{}",
             scene.options,
             scene.direct,
             scene.log(),
-            power::tell(&scene.store, &manifests)
+            power::describe(&scene.store, &manifests)
         )
     };
     let output = fs::File::create(scene.manifests.join("output")).unwrap();
@@ -500,22 +505,22 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let in_memory = delegation::in_memory(&scene.state);
     scene.delegated.set(in_memory.iter().filter_map(|path| delegation::entries(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
-    // (Else they are as those that lie in the state's directory.)
+    // (Otherwise they are like files in the state directory.)
     if Dice::new(seed ^ 0x3e30).below(2) == 0 {
         in_memory.iter().for_each(|path| fs::remove_file(path).unwrap());
     }
     child.wait().unwrap();
-    let ended = scene.run(&End::Never, "true").map_err(&told)?;
+    let ended = scene.run(&End::Never, "true").map_err(&explain)?;
     if !matches!(ended.status.code(), Some(0 | 3)) {
-        return Err(told(format!("the run after the boot ended with {}", ended.status)));
+        return Err(explain(format!("the run after the boot ended with {}", ended.status)));
     }
-    // What is lost was named; once it is acknowledged nothing is left to report.
+    // The run named the lost files. After the acknowledgement no loss remains to report.
     let forget = concat!(env!("CARGO_BIN_EXE_surgetank"), " scavenge --forget --over . --state");
-    let again = scene.run(&End::Never, &format!("{forget} '{}'", scene.state.display())).map_err(&told)?;
+    let again = scene.run(&End::Never, &format!("{forget} '{}'", scene.state.display())).map_err(&explain)?;
     if !again.status.success() {
-        return Err(told(format!("the second run after the boot ended with {}", again.status)));
+        return Err(explain(format!("the second run after the boot ended with {}", again.status)));
     }
-    let verified = power::verify(&scene.store, &manifests).map_err(&told)?;
+    let verified = power::verify(&scene.store, &manifests).map_err(&explain)?;
     power::end_marked(&scene.manifests);
     let done: u64 = scene.stories().iter().map(|story| story.done).sum();
     record(&format!(
@@ -527,24 +532,27 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     Ok(verified.files)
 }
 
-/// Several lives of the agent, the last one whole. Returns how often it died, and what was verified.
+/// Several lives of the agent, the last one undisturbed. Returns how often it died, and what was verified.
 fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String> {
     let mut died = 0;
     let workload = scene.workload();
     for (life, end) in ends.iter().enumerate() {
         let command = if life == 0 { workload.as_str() } else { "true" };
         let ended = scene.run(end, command)?;
-        scene.delegated.set(scene.delegated.get() + delegation::made(&ended.said));
-        let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
+        scene.delegated.set(scene.delegated.get() + delegation::made(&ended.output));
+        let killed = ended.killed || ended.output.contains("the agent of") || ended.output.contains("the agent died");
         died += u64::from(killed);
-        if scene.alone && life == 0 && !ended.status.success() && !ended.said.contains("while it started") {
-            return Err(format!("only the agent was killed, and the run ended with {}: {}", ended.status, ended.said));
+        if scene.alone && life == 0 && !ended.status.success() && !ended.output.contains("while it started") {
+            return Err(format!(
+                "only the agent was killed, and the run ended with {}: {}",
+                ended.status, ended.output
+            ));
         }
-        // The exit code tells the truth: 0 says that all is in the store, now.
+        // Exit code 0 must be true: all files are in the store at this moment.
         if ended.status.success() {
             verify::verify(&scene.look()?, &scene.stories()).map_err(|why| format!("exit code 0, but {why}"))?;
         } else if !killed {
-            return Err(format!("nobody killed it, and it ended with {}: {}", ended.status, ended.said));
+            return Err(format!("no kill happened, and the run ended with {}: {}", ended.status, ended.output));
         }
     }
     let last = scene.run(&End::Never, "true")?;
@@ -553,11 +561,12 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     }
     let stories = scene.stories();
     if stories.iter().map(|story| story.done).sum::<u64>() == 0 {
-        return Ok((died, verify::Verified::default())); // It died before anything was done, and that is counted.
+        return Ok((died, verify::Verified::default())); // The agent died before any operation was done. The death is counted.
     }
     let verified = verify::verify(&scene.look()?, &stories)?;
-    // (An agent that this run found there is not ended by it, and clears up in its own time.)
-    let timeout = if last.said.contains("is served already") { TIMEOUT } else { Duration::ZERO };
+    // (If another agent served the directory already, this run does not end it. That agent cleans up at its own
+    // pace.)
+    let timeout = if last.output.contains("is served already") { TIMEOUT } else { Duration::ZERO };
     let begun = Instant::now();
     let mut tiers = tier_files(scene);
     while !tiers.is_empty() && begun.elapsed() < timeout {
@@ -590,7 +599,7 @@ fn a_end(dice: &mut Dice) -> End {
     End::At { point, pass: 1 + dice.below(passes) }
 }
 
-/// For the campaign's sum (`make crash`).
+/// For the campaign's totals (`make crash`).
 fn record(line: &str) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crash-cases.jsonl");
     let mut file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();

@@ -1,9 +1,9 @@
-//! What the writers wrote down, and what therefore may, and must, be in the store.
+//! What the writers recorded, and what may and must therefore be in the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What a file is beside its names; it is known by the id of its first content.
+/// A file without its names. The id of its first content identifies it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct File {
     /// Id of its content.
@@ -13,16 +13,17 @@ pub struct File {
     pub mark: Option<String>,
 }
 
-/// One writer's story: all that was done, and at most one operation that was begun and of which nobody knows.
+/// One writer's story: all completed operations, and at most one begun operation whose outcome is unknown.
 #[derive(Debug, Default, Clone)]
 pub struct Story {
     /// Path → file.
     pub names: BTreeMap<String, u64>,
     pub files: BTreeMap<u64, File>,
     pub dirs: BTreeSet<String>,
-    /// Symbolic links and what they say.
+    /// Symbolic links and their targets.
     pub symlinks: BTreeMap<String, String>,
-    /// Every name that a file had which had several at some time: such a file is written in place, in the store too.
+    /// Every name of each file that had several names at some time. Such a file is written in place, in the store
+    /// too.
     held: BTreeSet<(String, u64)>,
     linked: BTreeSet<u64>,
     pub open: Option<Open>,
@@ -33,14 +34,14 @@ pub struct Story {
 #[derive(Debug, Clone)]
 pub struct Open {
     pub words: Vec<String>,
-    /// Its bytes were synced before the end came.
+    /// The file's bytes were synced before the agent died.
     pub synced: bool,
 }
 
 impl Story {
     pub fn read(manifest: &Path) -> Self {
         let mut story = Self::default();
-        // The last line may be cut off: then nobody was told.
+        // The last line may be cut off: no program then depends on it.
         let text = std::fs::read_to_string(manifest).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
         for line in whole.lines() {
@@ -105,7 +106,7 @@ impl Story {
                     rest.map(|rest| format!("{to}{rest}")).unwrap_or(path)
                 };
                 let names = std::mem::take(&mut self.names).into_iter();
-                // Whom it replaces goes first.
+                // The file that the new name replaces is removed first.
                 self.names = names.filter(|(path, _)| path != to).map(|(path, id)| (moved(path), id)).collect();
                 self.symlinks = std::mem::take(&mut self.symlinks)
                     .into_iter()
@@ -127,7 +128,7 @@ impl Story {
         self.held.iter().filter(|(_, id)| self.linked.contains(id)).map(|(path, _)| path.as_str())
     }
 
-    /// All states that are allowed: the open operation was carried out, or it was not.
+    /// All allowed states: the open operation happened, or it did not.
     pub fn allowed(&self) -> Vec<Self> {
         let before = Self { open: None, ..self.clone() };
         let mut all = Vec::new();
@@ -136,7 +137,7 @@ impl Story {
             Some(open) => {
                 let mut after = before.clone();
                 after.apply(&open.words);
-                // What was synced is promised: only with these bytes.
+                // A sync promises the bytes: only the state with them is allowed.
                 if !open.synced {
                     all.push(before);
                 }
@@ -146,7 +147,7 @@ impl Story {
         all
     }
 
-    /// The names of the file that was being written when the end came: its bytes may be any, unless they were synced.
+    /// The names of the file that was being written at the end. Its bytes may be any, unless they were synced.
     pub fn half_written(&self) -> Vec<&str> {
         let Some(open) = self.open.as_ref().filter(|open| !open.synced) else { return Vec::new() };
         let path = open.words[1].as_str();

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libtest_mimic::Failed;
 
-/// The crash points that this workload passes, and how often a life does at most, about (`SURGETANK_CRASH_LOG`).
+/// The crash points that this workload passes, and about how often one life passes them at most
+/// (`SURGETANK_CRASH_LOG`).
 pub const POINTS: &[(&str, u64)] = &[
     ("catalog.append", 190),
     ("catalog.torn", 190),
@@ -92,31 +93,31 @@ pub const POINTS: &[(&str, u64)] = &[
     ("recover.cleaned", 1),
 ];
 
-/// Those that it does not pass, and why.
+/// Points that the workload does not pass, and the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("drain.rename", "the example in the words of `crash`"),
+    ("drain.rename", "an example in the documentation of `crash`"),
     ("packed.behind", "where rules deduplicate: tests/dedup.rs"),
     ("packed.published", "where rules compress: tests/compress.rs"),
     ("packed.referred", "where rules deduplicate: tests/dedup.rs"),
     ("packed.renamed", "where rules compress: tests/compress.rs"),
-    ("fetch.copied", "of a store without plain files: tests/s3.rs, core's tests/fetch.rs"),
-    ("fetch.adopted", "of a store without plain files: tests/s3.rs, core's tests/fetch.rs"),
-    ("prefetch.copied", "of what is brought in ahead: tests/prefetch.rs"),
-    ("prefetch.adopted", "of what is brought in ahead: tests/prefetch.rs"),
+    ("fetch.copied", "a store without plain files: tests/s3.rs, core's tests/fetch.rs"),
+    ("fetch.adopted", "a store without plain files: tests/s3.rs, core's tests/fetch.rs"),
+    ("prefetch.copied", "a prefetch: tests/prefetch.rs"),
+    ("prefetch.adopted", "a prefetch: tests/prefetch.rs"),
     ("memory_pressure.copied", "when memory runs short: tests/memory_limit.rs"),
     ("memory_pressure.written_down", "when memory runs short: tests/memory_limit.rs"),
-    ("remains.held", "of files of more than a megabyte, held, not killed at: tests/races.rs"),
+    ("remains.held", "files of more than a megabyte; held, not killed at: tests/races.rs"),
     ("lookup.found", "held, not killed at: tests/shim.rs"),
-    ("run.joined", "of `surgetank run`, which is no agent: tests/handoff.rs"),
-    ("store.publish", "of the drivers of servers: tests/redis.rs, tests/hdfs.rs"),
-    ("store.overwriting", "of files of several names and of colleagues: tests/recovery.rs"),
-    ("store.rename_copied", "of stores without renames: tests/s3.rs"),
-    ("store.rename_deleted", "of stores without renames: tests/s3.rs"),
-    ("store.upload_begun", "of object stores: tests/s3.rs"),
-    ("store.part_sent", "of object stores: tests/s3.rs"),
+    ("run.joined", "`surgetank run`, which is not an agent: tests/handoff.rs"),
+    ("store.publish", "drivers of servers: tests/redis.rs, tests/hdfs.rs"),
+    ("store.overwriting", "files of several names, and files of other users: tests/recovery.rs"),
+    ("store.rename_copied", "stores without renames: tests/s3.rs"),
+    ("store.rename_deleted", "stores without renames: tests/s3.rs"),
+    ("store.upload_begun", "object stores: tests/s3.rs"),
+    ("store.part_sent", "object stores: tests/s3.rs"),
 ];
 
-/// A point that nobody lists is never tried, and nobody notices.
+/// A point in neither list would never be tested, and no other test would fail.
 pub fn is_complete() -> Result<(), Failed> {
     let mut named = BTreeSet::new();
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,5 +1,6 @@
-//! Cases in which the machine loses its power: tiers and state lie on an ext4 of the case's own, which is shut down without
-//! (or with) its journal while the writers write. What is promised then is less, and is judged by itself.
+//! Cases in which the machine loses its power. Tiers and state are on an ext4 of the case's own. The case shuts it
+//! down without (or with) its journal while the writers write. A power loss allows more states, so this module judges
+//! them itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,18 +13,18 @@ use crate::manifest::Story;
 use crate::verify::{Location, Verified, store_of};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// In the environment of everything that a case starts.
+/// In the environment of every process that a case starts.
 pub const MARK: &str = "SURGETANK_CRASH_SCENE";
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A file system that can be lost.
+/// A file system that a power loss can stop.
 pub struct Disk {
     image: PathBuf,
     pub path: PathBuf,
     boot_id: PathBuf,
 }
 
-/// Mounts of ours are nobody else's. `false`: we may not mount.
+/// Makes the mounts private to this process. `false`: the process may not mount.
 pub fn seclude() -> bool {
     if !rustix::process::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "not root");
@@ -55,23 +56,24 @@ impl Disk {
     fn unmount(&self) {
         let begun = Instant::now();
         while !done(Command::new("umount").arg(&self.path)) {
-            assert!(begun.elapsed() < TIMEOUT, "the dead file system is held");
+            assert!(begun.elapsed() < TIMEOUT, "a process holds the dead file system");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // A dying process is in its name space longer than it shows; until it left, the same image is the same file system.
+        // A process that ends holds its mount namespace after it vanishes from `/proc`. Until it releases the
+        // namespace, the image mounts as the same file system.
         let associated = || Command::new("losetup").arg("--associated").arg(&self.image).output().unwrap().stdout;
         while !associated().is_empty() {
-            assert!(begun.elapsed() < TIMEOUT, "the dead device is held");
+            assert!(begun.elapsed() < TIMEOUT, "a process holds the dead device");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// The power goes, everything with `mark` is gone, and the machine boots.
+    /// The power fails, every process with `mark` ends, and the machine boots.
     pub fn power_fails(&self, journal_too: bool, mark: &Path) {
         const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
         let kind: u32 = if journal_too { 1 } else { 2 };
         let dir = File::open(&self.path).unwrap();
-        // Nobody does anything after that: the store would show it.
+        // From here on no process may act: the store would show the effect.
         stop_marked(mark);
         // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
@@ -104,20 +106,22 @@ fn marked(mark: &Path) -> Vec<i32> {
     pids.filter(is_ours).collect()
 }
 
-/// Returns when none of their threads runs any more. (Only one thread takes the signal; until it gets its turn, the others go
-/// on, and what they do in the store with a catalog that answers EIO is nothing that a power loss leaves.)
+/// Returns when none of their threads runs any more.
+///
+/// Only one thread takes the signal, and until it gets its turn, the others continue. After the shutdown their catalog
+/// answers EIO, and their changes of the store would not be a state that a power loss leaves.
 fn stop_marked(mark: &Path) {
     let begun = Instant::now();
     let stands = |pid: i32| {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).all(|stat| {
             let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
-            // (Who waits for a disk, or for an agent that stands, goes no further than that.)
+            // (A thread that waits for a disk, or for a stopped agent, makes no further change.)
             matches!(state, Some(b'T' | b't' | b'D' | b'Z' | b'X'))
         })
     };
     loop {
-        // (Looked for again: what one of them started in the last moment has the mark, too.)
+        // (Listed again, because a process that one of them started at the last moment has the mark, too.)
         let running: Vec<i32> = marked(mark).into_iter().filter(|pid| !stands(*pid)).collect();
         if running.is_empty() {
             return;
@@ -147,16 +151,16 @@ pub fn end_marked(mark: &Path) {
     }
 }
 
-/// One writer's story, state by state: which one the catalog remembers after a power loss is open, from the last sync on.
+/// One writer's story, state by state. After a power loss the catalog may have any state from the last sync on.
 struct History {
     states: Vec<Story>,
     /// The first state that is allowed.
     floor: usize,
-    /// Contents that a program was told are synced.
+    /// Contents that an fsync reported as synced to a program.
     vouched: BTreeSet<u64>,
-    /// Files of which some bytes were.
+    /// Files of which some bytes were synced.
     promised: BTreeSet<u64>,
-    /// Files that were ever under a name.
+    /// All files that had this name at some time.
     seen_at: BTreeMap<String, BTreeSet<u64>>,
 }
 
@@ -176,7 +180,7 @@ impl History {
             let words: Vec<&str> = line.split(' ').collect();
             match words[0] {
                 "B" => {
-                    // Begun is half done, as far as anybody knows.
+                    // An operation that has begun may be half done.
                     let words: Vec<String> = words[2..].iter().map(|word| (*word).to_owned()).collect();
                     history.advance(&words);
                     open = Some(words);
@@ -197,7 +201,7 @@ impl History {
     fn advance(&mut self, words: &[String]) {
         let mut next = self.states.last().unwrap().clone();
         next.apply(words);
-        // A directory takes along what was in it.
+        // A directory takes its content along.
         if words[0] == "rename" {
             let moved: Vec<(String, BTreeSet<u64>)> = self
                 .seen_at
@@ -236,7 +240,7 @@ impl History {
         Err(whys.join(" | or: "))
     }
 
-    /// Who replaces a synced file by another synced one has one of both under the name, whichever state it is.
+    /// If a synced file replaces another synced one, the name has one of both in every state.
     fn has_one_of_those_synced(&self, found: &BTreeMap<&str, &Location>) -> Result<(), String> {
         let allowed = &self.states[self.floor..];
         let synced = |state: &Story, path: &str| {
@@ -264,26 +268,28 @@ impl History {
         let mut verified = Verified::default();
         for (path, id) in &state.names {
             let content = state.files[id].content;
-            // What was deleted or written over later may be gone without being gone.
+            // A file that was deleted or overwritten later may be missing, because the outcome of the later operation
+            // is open.
             let untouched = last.files[id].content == content && last.names.values().any(|other| other == id);
             let needed = self.vouched.contains(&content) && untouched;
-            let (lies, length_bytes) = match found.get(path.as_str()) {
+            let (is, length_bytes) = match found.get(path.as_str()) {
                 Some(Location::File { content, length_bytes, .. }) => (content, length_bytes),
-                Some(_) => return Err(format!("{path} is no file")),
+                Some(_) => return Err(format!("{path} is not a file")),
                 None if needed => return Err(format!("{path} is lost, and was synced")),
                 None => continue,
             };
-            match lies {
+            match is {
                 Ok(found) if *found == content => {
                     verified.files += 1;
                     verified.bytes += length_bytes;
                 }
                 Ok(found) if needed => return Err(format!("{path} has {found:#x}, and {content:#x} was synced")),
-                // A version before it, or the file that had the name before.
+                // An earlier version, or the file that had the name before.
                 Ok(found) if self.was_at(path, *found) || self.was_of(*id, *found) => verified.files += 1,
                 Ok(found) => return Err(format!("{path} has {found:#x}, which never was there")),
                 Err(why) if needed => return Err(format!("{path}: {why}, and it was synced")),
-                // Written over after a part of it had been promised; or in place, having several names.
+                // Overwritten after a part of the file was synced; or written in place, because the file has several
+                // names.
                 Err(_) if self.promised.contains(id) || last.in_place().any(|name| name == path) => {}
                 Err(why) => return Err(format!("half a file under its own name: {path}: {why}")),
             }
@@ -293,11 +299,11 @@ impl History {
                 || state.symlinks.contains_key(path)
                 || state.dirs.contains(path)
                 || path.contains(".surgetank-unproven-")
-                // What was spilled there by records that the catalog lost.
+                // A spilled file whose records the catalog lost.
                 || path.contains("surgetank-orphan-")
         };
         if let Some(ghost) = found.keys().find(|path| !known(path)) {
-            // The version before of a name that was replaced and then taken from its successor.
+            // The previous version of a replaced name that was then taken from its successor.
             let before = matches!(found[ghost], Location::File { content: Ok(id), .. } if self.was_at(ghost, *id));
             if !before {
                 return Err(format!("{ghost} should not be there"));
@@ -320,13 +326,13 @@ impl History {
         self.seen_at.get(path).is_some_and(|files| files.iter().any(|id| self.was_of(*id, content)))
     }
 
-    /// Was this ever the file's content?
+    /// Whether this was the file's content at some time.
     fn was_of(&self, id: u64, content: u64) -> bool {
         self.states.iter().any(|state| state.files.get(&id).is_some_and(|file| file.content == content))
     }
 }
 
-/// What is in the store must be a state that is allowed after the power failed, for every writer.
+/// For every writer, the store must have a state that a power failure allows.
 pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, String> {
     let found = store_of(directory);
     let mut verified = Verified::default();
@@ -334,7 +340,7 @@ pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, Strin
         let home = format!("w{writer}");
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
         let found: BTreeMap<&str, &Location> =
-            found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
+            found.iter().filter(|(path, _)| mine(path)).map(|(path, location)| (path.as_str(), location)).collect();
         let one = History::read(manifest).judge(&found).map_err(|why| format!("writer {writer}: {why}"))?;
         verified.files += one.files;
         verified.bytes += one.bytes;
@@ -342,14 +348,14 @@ pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, Strin
     Ok(verified)
 }
 
-/// For whoever looks into a failure: what there is, and what the writers did last.
-pub fn tell(directory: &Path, manifests: &[PathBuf]) -> String {
+/// For a failure's message: the names in the store, and the last operations of the writers.
+pub fn describe(directory: &Path, manifests: &[PathBuf]) -> String {
     const LINES_MAX: usize = 150;
     let found = store_of(directory);
     let story = |manifest: &PathBuf| {
-        let told = fs::read_to_string(manifest).unwrap_or_default();
-        let told: Vec<&str> = told.lines().filter(|line| !line.starts_with('E')).collect();
-        format!("{}:\n{}\n", manifest.display(), told[told.len().saturating_sub(LINES_MAX)..].join("\n"))
+        let lines = fs::read_to_string(manifest).unwrap_or_default();
+        let lines: Vec<&str> = lines.lines().filter(|line| !line.starts_with('E')).collect();
+        format!("{}:\n{}\n", manifest.display(), lines[lines.len().saturating_sub(LINES_MAX)..].join("\n"))
     };
     format!("the store has {:?}\n{}", found.keys().collect::<Vec<_>>(), manifests.iter().map(story).collect::<String>())
 }

@@ -1,4 +1,4 @@
-//! Compares what the store has with what the writers were told.
+//! Compares the store with the results that the writers got.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,7 +31,7 @@ pub fn store_of(directory: &Path) -> BTreeMap<String, Location> {
             let path = entry.unwrap().path();
             let name = path.strip_prefix(directory).unwrap().to_str().unwrap().to_owned();
             let stat = fs::symlink_metadata(&path).unwrap();
-            let lies = if stat.is_dir() {
+            let location = if stat.is_dir() {
                 left.push(path);
                 Location::Directory
             } else if stat.is_symlink() {
@@ -44,20 +44,20 @@ pub fn store_of(directory: &Path) -> BTreeMap<String, Location> {
                 let (content, length_bytes) = (content::check(&bytes), bytes.len() as u64);
                 Location::File { content, length_bytes, ino: stat.ino(), mode: stat.mode() & 0o7777, mark }
             };
-            found.insert(name, lies);
+            found.insert(name, location);
         }
     }
     found
 }
 
-/// Every writer's part of the store must be one of the states that his story allows.
+/// Every writer's part of the store must be one of the states that the writer's story allows.
 pub fn verify(found: &BTreeMap<String, Location>, stories: &[Story]) -> Result<Verified, String> {
     let mut verified = Verified::default();
     for (writer, story) in stories.iter().enumerate() {
         let home = format!("w{writer}");
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
         let found: BTreeMap<&str, &Location> =
-            found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
+            found.iter().filter(|(path, _)| mine(path)).map(|(path, location)| (path.as_str(), location)).collect();
         let tried: Vec<Result<Verified, String>> =
             story.allowed().iter().map(|state| is_this(&found, state, &story.half_written())).collect();
         match tried.iter().find_map(|one| one.as_ref().ok()) {
@@ -75,21 +75,21 @@ pub fn verify(found: &BTreeMap<String, Location>, stories: &[Story]) -> Result<V
         (0..stories.len()).any(|writer| *path == format!("w{writer}") || path.starts_with(&format!("w{writer}/")))
     };
     if let Some(ghost) = found.keys().find(|path| !known(path)) {
-        return Err(format!("{ghost} is nobody's"));
+        return Err(format!("{ghost} belongs to no writer"));
     }
     Ok(verified)
 }
 
 fn is_this(found: &BTreeMap<&str, &Location>, state: &Story, half: &[&str]) -> Result<Verified, String> {
     let mut verified = Verified::default();
-    // Names of one file are one file, and no others are.
+    // Names of one file have one inode, and no other file has it.
     let mut inodes: BTreeMap<u64, u64> = BTreeMap::new();
     for (path, id) in &state.names {
         let Some(Location::File { content, length_bytes, ino, mode, mark }) = found.get(path.as_str()) else {
             return Err(format!("{path} is lost"));
         };
         if *inodes.entry(*id).or_insert(*ino) != *ino {
-            return Err(format!("{path} is no name of its file any more"));
+            return Err(format!("{path} no longer names its file"));
         }
         let file = &state.files[id];
         if file.mode.is_some_and(|wanted| wanted != *mode) {
@@ -134,7 +134,7 @@ fn is_this(found: &BTreeMap<&str, &Location>, state: &Story, half: &[&str]) -> R
     }
 }
 
-/// What the watcher saw must be excused by what was open.
+/// Each broken file that the watcher saw must be explained by an operation that was open.
 pub fn excuse(seen: &Seen, stories: &[Story]) -> Result<(), String> {
     let half: Vec<&str> =
         stories.iter().flat_map(|story| story.half_written().into_iter().chain(story.in_place())).collect();

@@ -1,4 +1,4 @@
-//! Looks at the store all along: whatever is there under its own name must be whole, and in order.
+//! Reads the store all the time: each file under its own name must be complete, and in order.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::content;
 
 const OURS: &str = ".surgetank-";
-/// What the server is about to put in the place of another object.
+/// The server's temporary that is about to replace another object.
 const OF_VERSITYGW: &str = ".sgwtmp.";
 
 #[derive(Debug, Default)]
@@ -29,14 +29,14 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// `copies_die`: what is staged is in the agent's memory only.
+    /// `copies_die`: staged data is only in the agent's memory.
     pub fn start(store: &Path, copies_die: bool) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, store) = (Arc::clone(&stop), store.to_owned());
+        let (stopped, store) = (Arc::clone(&stop), store.to_owned());
         let thread = std::thread::spawn(move || {
             let mut seen = Seen::default();
             let mut known = BTreeMap::new();
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 look(&store, &store, copies_die, &mut known, &mut seen);
                 seen.looks += 1;
                 std::thread::sleep(Duration::from_millis(1));
@@ -63,9 +63,9 @@ fn look(store: &Path, dir: &Path, copies_die: bool, known: &mut Known, seen: &mu
         if name.starts_with(OURS) || name.contains(".surgetank-") || name.contains(OF_VERSITYGW) {
             continue;
         }
-        // A link or a file that went meanwhile is nobody's fault.
+        // A link or a file may vanish between the listing and the stat.
         let Ok(stat) = fs::symlink_metadata(&path) else { continue };
-        // (Which a server of objects has as an object with its target.)
+        // (An object server stores a symbolic link as an object that contains its target.)
         if name.starts_with('s') && stat.is_file() {
             continue;
         }
@@ -81,7 +81,8 @@ fn look(store: &Path, dir: &Path, copies_die: bool, known: &mut Known, seen: &mu
             && let Ok(bytes) = fs::read(&path)
         {
             seen.files += 1;
-            // (Of a deleted file whose copy died with the agent an empty one shows until its turn to go.)
+            // (The copy of a deleted file can die with the agent. An empty file then shows until the drain removes
+            // it.)
             if bytes.is_empty() && copies_die {
                 continue;
             }
@@ -91,7 +92,7 @@ fn look(store: &Path, dir: &Path, copies_die: bool, known: &mut Known, seen: &mu
             }
         }
     }
-    // Nobody deletes these: what is earlier than the last one seen must be there now, too.
+    // No writer deletes these files: every file before the last one must exist now, too.
     if let Some(last) = orders.iter().max() {
         let number = |path: &Path| path.file_name().unwrap().to_str().unwrap()[1..].parse::<u64>().unwrap();
         for earlier in 1..number(last) {

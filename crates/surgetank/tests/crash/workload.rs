@@ -1,5 +1,6 @@
-//! What the command under `surgetank run` does: writers with files of their own, each of whom writes down, outside of the
-//! directory, what it begins and what it was told is done. With the first error it stops: the agent is dead.
+//! The command under `surgetank run`: writers with files of their own. Each writer records, outside the directory,
+//! every operation that it begins, and each one that succeeds. A writer stops at the first error, because the agent
+//! is then dead.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,7 +15,7 @@ use crate::content;
 /// The extended attribute that files get.
 pub const MARK: &str = "user.crash";
 
-/// A small generator: the same seed, the same operations.
+/// A small generator: the same seed yields the same operations.
 pub struct Dice(u64);
 
 impl Dice {
@@ -67,7 +68,7 @@ pub fn write(terms: &Terms) -> io::Result<()> {
         ordered: 0,
         step: 0,
     };
-    // Of an earlier life of the same name there may be a directory.
+    // The directory may exist from an earlier life.
     let home = format!("w{}", terms.writer);
     writer.noted(&format!("mkdir {home}"), |writer| fs::create_dir(writer.directory.join(&home)))?;
     writer
@@ -82,20 +83,20 @@ pub fn write(terms: &Terms) -> io::Result<()> {
 }
 
 impl Writer {
-    /// B(egun), then E(nded) or X (an error: nobody knows whether it was carried out).
+    /// B(egun), then E(nded) or X (an error: the operation may or may not have happened).
     fn noted(&mut self, what: &str, act: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
         self.step += 1;
         let step = self.step;
-        self.say(&format!("B {step} {what}"))?;
+        self.log(&format!("B {step} {what}"))?;
         let result = act(self);
-        self.say(&match &result {
+        self.log(&match &result {
             Ok(()) => format!("E {step}"),
             Err(why) => format!("X {step} {why}"),
         })?;
         result
     }
 
-    fn say(&mut self, line: &str) -> io::Result<()> {
+    fn log(&mut self, line: &str) -> io::Result<()> {
         self.manifest.write_all(format!("{line}\n").as_bytes())
     }
 
@@ -142,7 +143,7 @@ impl Writer {
         }
     }
 
-    /// As a program that unpacks an archive: directories in which it creates many files are delegated.
+    /// Like a program that unpacks an archive: the agent delegates directories in which a program creates many files.
     fn burst(&mut self) -> io::Result<()> {
         let in_order = self.dice.below(3) == 0;
         let dir = self.dirs[self.dice.below(self.dirs.len() as u64) as usize].clone();
@@ -177,7 +178,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Files of which a later one must never be in the store without the earlier ones.
+    /// Files in order: a later one must never be in the store without the earlier ones.
     fn in_order(&mut self) -> io::Result<()> {
         self.ordered += 1;
         let (_, id) = self.fresh();
@@ -207,15 +208,16 @@ impl Writer {
         if sync {
             file.sync_all()?;
             let step = self.step;
-            // From here on its bytes are promised, closed or not.
-            self.say(&format!("F {step}"))?;
+            // From here on the bytes are promised, whether the file is closed or not.
+            self.log(&format!("F {step}"))?;
             std::thread::sleep(Duration::from_millis(self.dice.below(20)));
         }
         drop(file);
         Ok(())
     }
 
-    /// As careful programs save: beside it, then over it. The most careful ones sync it before.
+    /// Saves like careful programs: writes a new file, then renames it over the old one. Half of the saves sync it
+    /// first.
     fn replace(&mut self) -> io::Result<()> {
         let Some(index) = self.some_file() else { return Ok(()) };
         let path = self.files[index].clone();
@@ -255,7 +257,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A name that was free until now, in one of the directories.
+    /// A name that is not in use, in one of the directories.
     fn free(&mut self, letter: char) -> String {
         self.next += 1;
         let dir = &self.dirs[self.dice.below(self.dirs.len() as u64) as usize];
@@ -309,7 +311,7 @@ impl Writer {
         })
     }
 
-    /// A directory that was only just made: nothing is in it.
+    /// A directory that has just been made, and is therefore empty.
     fn rmdir(&mut self) -> io::Result<()> {
         let path = self.free('e');
         self.noted(&format!("mkdir {path}"), |writer| fs::create_dir(writer.directory.join(&path)))?;

@@ -1,5 +1,6 @@
-"""Does all kinds of things until STOP is there and checks each against what a plain directory gives; the first difference
-ends it with an error. usage: continues.py NAME STOP"""
+"""Does all kinds of operations until the file STOP exists, and checks each against the result in a plain directory.
+
+The first difference ends it with an error. usage: continues.py NAME STOP"""
 import errno
 import os
 import random
@@ -11,7 +12,7 @@ os.mkdir(name)
 os.chdir(name)
 held = os.open("held", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 reading = os.open("held", os.O_RDONLY)
-told, files, rounds = b"", {}, 0
+appended, files, rounds = b"", {}, 0
 
 
 def check(is_so, what):
@@ -46,9 +47,9 @@ while rounds < 4 or not os.path.exists(stop):
     data = dice.randbytes(dice.randrange(20000))
     line = b"%d\n" % rounds
     os.write(held, line)
-    told += line
-    at = dice.randrange(len(told))
-    check(os.pread(reading, 1000, at) == told[at : at + 1000], "what was appended")
+    appended += line
+    at = dice.randrange(len(appended))
+    check(os.pread(reading, 1000, at) == appended[at : at + 1000], "the appended data")
     path = f"f{rounds}"
     write(path, data)
     files[path] = data
@@ -69,7 +70,7 @@ while rounds < 4 or not os.path.exists(stop):
     os.rename(f"d{rounds}/moved", path)
     os.rmdir(f"d{rounds}")
     refused(errno.ENOENT, os.rmdir, f"d{rounds}")
-    # Open without a name, and what was read at its end is what was written.
+    # Open without a name: a read returns the written data.
     gone = os.open("gone", os.O_RDWR | os.O_CREAT)
     os.write(gone, data)
     os.unlink("gone")
@@ -77,7 +78,7 @@ while rounds < 4 or not os.path.exists(stop):
     os.pwrite(gone, b"end", len(data))
     check(os.pread(gone, len(data) + 10, 0) == data + b"end", "a file without a name")
     os.close(gone)
-    # One over the other.
+    # One file over the other.
     if len(files) > 20:
         old = dice.choice([one for one in files if one != path])
         os.rename(path, old)
@@ -97,12 +98,12 @@ while rounds < 4 or not os.path.exists(stop):
     check((seen.st_mode & 0o777, seen.st_mtime_ns) == (0o600 + rounds % 8, rounds), "attributes")
     check(read(some) == files[some], f"{some} reads otherwise")
 os.lseek(reading, 0, 0)
-check(read("held") == told, "all that was appended")
+check(read("held") == appended, "all appended data")
 os.close(held)
-# What the store must have in the end.
+# The expected content of the store at the end.
 import hashlib
 
 with open(f"/mnt/aside/{name}", "w") as account:
-    for path, data in [*files.items(), ("held", told)]:
+    for path, data in [*files.items(), ("held", appended)]:
         account.write(f"{hashlib.sha256(data).hexdigest()}  {name}/{path}\n")
 print(name, "made", rounds, "rounds")

@@ -1,4 +1,5 @@
-//! fsync returns when the data is in the store, whatever other files are open and whichever agent began what comes before.
+//! fsync returns when the data is in the store. Other open files, and operations that another agent began earlier, do
+//! not delay it.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use crate::scene::{Running, Scene, eventually};
 
 /// A file was opened again during its fsync: the operation of that fsync was cancelled, and the catalog kept it.
-/// Regression: the next agent waited with all later operations until that file was closed (PostgreSQL stood still).
+/// Regression: the next agent delayed all later operations until that file was closed, so PostgreSQL hung.
 #[test]
 fn fsync_does_not_wait_for_another_open_file() {
     let Some(mut scene) = Scene::new("handoff-fsync") else { return };
@@ -41,23 +42,25 @@ END
         "#;
     let mut running = scene.start(&["--no-preload", "--fsync", "store"], script);
     let aside = Path::new("/mnt/aside");
-    eventually("files are written", || aside.join("ready").exists() || running.is_over());
+    eventually("files are written", || aside.join("ready").exists() || running.has_ended());
     scene.replace_agent();
     fs::write(aside.join("go"), "").unwrap();
-    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    eventually("fsync returns", || aside.join("done").exists() || running.has_ended());
     running.ends().exits(0);
     scene.holds("held", b"held");
     scene.holds("later", b"later");
     scene.is_clean();
 }
 
-/// The agent died after it had begun to publish a file that was open again. For a new file that cannot be taken back.
+/// The agent dies after it begins to publish a file that is open again. The publication of a new file cannot be
+/// undone.
 #[test]
 fn fsync_does_not_wait_for_a_begun_publication() {
     begun_and_open("handoff-fsync-begun", None);
 }
 
-/// Regression: of a file that the store already had, the next agent published half of what a program was writing.
+/// Regression: the next agent published a partial version of a file that the store already had, while a program was
+/// writing it.
 #[test]
 fn begun_publication_does_not_replace_the_stored_file() {
     begun_and_open("handoff-fsync-replaced", Some("of the store\n"));
@@ -84,7 +87,7 @@ fn begun_and_open(name: &str, old: Option<&str>) {
     let mut command = scene.run_command(&["-v", "--no-preload", "--quiet-period", "0s", "--fsync", "store"], script);
     command.env("SURGETANK_HOLD", "drain.started:@/mnt/aside/go").env("SURGETANK_CRASH", "drain.started:1");
     let mut running = Running::of(command);
-    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    eventually("fsync returns", || aside.join("done").exists() || running.has_ended());
     if let Some(old) = old {
         scene.holds("held", old.as_bytes());
     }
@@ -95,8 +98,8 @@ fn begun_and_open(name: &str, old: Option<&str>) {
     scene.is_clean();
 }
 
-/// Regression: the agent after a killed one queued the files that programs had open, and waited with all else until
-/// they were closed.
+/// Regression: after a kill the next agent queued the files that programs had open. It then delayed all other
+/// operations until they were closed.
 #[test]
 fn fsync_does_not_wait_for_files_open_at_a_kill() {
     let Some(mut scene) = Scene::new("handoff-fsync-open") else { return };
@@ -114,10 +117,10 @@ fn fsync_does_not_wait_for_files_open_at_a_kill() {
         exec 3>&-";
     let options = ["--no-preload", "--fsync", "store", "--quiet-period", "1h"];
     let mut running = scene.start(&options, script);
-    eventually("a file is open", || aside.join("ready").exists() || running.is_over());
+    eventually("a file is open", || aside.join("ready").exists() || running.has_ended());
     scene.replace_agent();
     fs::write(aside.join("go"), "").unwrap();
-    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    eventually("fsync returns", || aside.join("done").exists() || running.has_ended());
     assert!(!scene.path("held").exists(), "an open file without an fsync is in the store");
     fs::write(aside.join("seen"), "").unwrap();
     running.ends().exits(0);

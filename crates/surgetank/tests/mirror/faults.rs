@@ -11,14 +11,15 @@
 //! rename        lost:EIO       1    # the operation is done, but returns this errno
 //! write         corrupt        2    # one written byte is changed; reported as success
 //! write         short               # half of it is written and reported
-//! fsync         drop           1    # EIO, and the file's bytes are gone (zeros)
+//! fsync         drop           1    # EIO, and the file's bytes are lost (zeros)
 //! ```
 //!
 //! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir
-//! statfs xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of
-//! directories), `all`, and `change`: those that change the file system. An N counts from the last change of the file's
-//! text. Each operation with a fault adds a byte to `FILE.met` (a hanging one does not), so that a test can verify that
-//! its fault occurred. Text that cannot be parsed fails every operation (EPROTO).
+//! statfs xattr`. `create` covers files, symbolic links and special files; `unlink` covers directories too; `syncdir`
+//! is the fsync of directories. `all` means all operations, and `change` those that change the file system. An N
+//! counts from the last change of the file's text. Each operation with a fault adds a byte to `FILE.hits` (a hanging
+//! one does not), so that a test can verify that its fault occurred. Text that cannot be parsed fails every operation
+//! (EPROTO).
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -134,12 +135,12 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub fn told_by(file: PathBuf) -> Self {
+    pub fn read_from(file: PathBuf) -> Self {
         Self { file: Some(file), now: Mutex::default() }
     }
 
     /// Runs before an operation: fails, hangs, or returns its fault.
-    pub fn meet(&self, op: Op) -> FsResult<Wrong> {
+    pub fn apply(&self, op: Op) -> FsResult<Wrong> {
         loop {
             match self.next(op)? {
                 None => return Ok(Wrong::Nothing),
@@ -166,23 +167,27 @@ impl Faults {
             *now = (text, faults);
         }
         let fits = |fault: &&mut Fault| fault.operations.contains(&op) && fault.left != Some(0);
-        let met = now.1.iter_mut().find(fits).map(|fault| {
+        let hit = now.1.iter_mut().find(fits).map(|fault| {
             fault.left = fault.left.map(|left| left - 1);
             fault.what
         });
-        if met.is_some_and(|what| what != What::Hang) {
+        if hit.is_some_and(|what| what != What::Hang) {
             // (A test that misses a byte fails; no other code reads it.)
             drop(
-                OpenOptions::new().create(true).append(true).open(met_of(file)).and_then(|mut met| met.write_all(b"!")),
+                OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(hits_of(file))
+                    .and_then(|mut hit| hit.write_all(b"!")),
             );
         }
-        Ok(met)
+        Ok(hit)
     }
 }
 
-pub fn met_of(file: &Path) -> PathBuf {
+pub fn hits_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
-    name.push(".met");
+    name.push(".hits");
     name.into()
 }
 

@@ -86,7 +86,7 @@ impl Mirror {
     /// This file describes the faults.
     #[must_use]
     pub fn with_faults(mut self, file: PathBuf) -> Self {
-        self.faults = Faults::told_by(file);
+        self.faults = Faults::read_from(file);
         self
     }
 
@@ -115,7 +115,7 @@ impl Mirror {
         if !self.options.latency_metadata.is_zero() {
             std::thread::sleep(self.options.latency_metadata);
         }
-        self.faults.meet(op)
+        self.faults.apply(op)
     }
 }
 

@@ -96,7 +96,7 @@ impl Mirror {
     }
 
     fn sync(&self, handle: &Handle, data_only: bool, op: Op) -> FsResult<()> {
-        let wrong = self.faults.meet(op)?;
+        let wrong = self.faults.apply(op)?;
         if wrong == Wrong::Drop {
             let size_bytes = handle.node.attr()?.size_bytes;
             let file = self.reopen(&handle.node, OFlags::WRONLY | OFlags::CLOEXEC)?;
@@ -316,7 +316,7 @@ impl Filesystem for Mirror {
 
     fn read(&self, _: &Caller, _: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         self.traffic.reads.fetch_add(1, Ordering::Relaxed);
-        self.faults.meet(Op::Read)?;
+        self.faults.apply(Op::Read)?;
         let handle = self.handle(fh)?;
         let mut filled = 0;
         while filled < buffer.len() {
@@ -330,7 +330,7 @@ impl Filesystem for Mirror {
 
     fn write(&self, _: &Caller, _: u64, fh: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> FsResult<usize> {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
-        let wrong = self.faults.meet(Op::Write)?;
+        let wrong = self.faults.apply(Op::Write)?;
         let handle = self.handle(fh)?;
         if flags.kill_suidgid {
             self.kill_suidgid(&handle.node)?;
@@ -358,7 +358,7 @@ impl Filesystem for Mirror {
             && let (Some(id), Some(notifier)) = (opens.backing.take(), self.notifier.get())
             && let Err(error) = notifier.backing_close(id)
         {
-            tracing::warn!(%error, "the kernel did not let go of a backing file");
+            tracing::warn!(%error, "the kernel did not release a backing file");
         }
     }
 
@@ -374,7 +374,7 @@ impl Filesystem for Mirror {
     }
 
     fn fallocate(&self, _: &Caller, _: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
-        self.faults.meet(Op::Write)?;
+        self.faults.apply(Op::Write)?;
         let mode = FallocateFlags::from_bits_retain(mode);
         Ok(rustix::fs::fallocate(&self.handle(fh)?.file, mode, offset, length)?)
     }
@@ -389,7 +389,7 @@ impl Filesystem for Mirror {
     }
 
     fn copy_file_range(&self, _: &Caller, from: FilePlace, to: FilePlace, length: u64, _: u64) -> FsResult<u64> {
-        self.faults.meet(Op::Write)?;
+        self.faults.apply(Op::Write)?;
         let (source, target) = (self.handle(from.fh)?, self.handle(to.fh)?);
         let (mut read_at, mut write_at) = (from.offset, to.offset);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -475,7 +475,7 @@ impl Filesystem for Mirror {
     }
 
     fn syncfs(&self, _: &Caller, id: u64) -> FsResult<()> {
-        self.faults.meet(Op::Fsync)?;
+        self.faults.apply(Op::Fsync)?;
         let root = self.reopen(&*self.nodes.get(id)?, OFlags::RDONLY | OFlags::CLOEXEC)?;
         Ok(rustix::fs::syncfs(root)?)
     }

@@ -9,7 +9,7 @@ use crate::mirror::{Mirror, MirrorOptions};
 use surgetank::mount::{AttachOptions, Filesystem, Options, Session, attach, detach};
 use tempfile::TempDir;
 
-/// Whether this machine lets the tests mount; says so when it doesn't.
+/// Whether this machine lets the tests mount; prints a line if it does not.
 pub fn permitted() -> bool {
     let permitted = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !permitted {
@@ -32,9 +32,9 @@ impl Mounted {
         Self::serving(options, |mirror, _| mirror)
     }
 
-    /// `prepared` has the mirror before it serves, and the directory that it shows.
+    /// `prepared` gets the mirror before it serves, and the directory that it shows.
     pub fn serving(options: MirrorOptions, prepared: impl FnOnce(Mirror, &Path) -> Mirror) -> Self {
-        // The kernel has taken the caller's umask off already; ours would do so again.
+        // The kernel has already applied the caller's umask; this process's would apply a second time.
         static UMASK: Once = Once::new();
         UMASK.call_once(|| {
             rustix::process::umask(rustix::fs::Mode::empty());
@@ -56,7 +56,7 @@ impl Mounted {
     }
 }
 
-/// A place where some file system is served.
+/// A mountpoint at which a file system is served.
 pub struct Place {
     mountpoint: TempDir,
     pub session: Session,

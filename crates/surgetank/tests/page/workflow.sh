@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Something to look at in a report: programs that make files beside and after each other, more than a tier of 80 MiB holds.
-# To be run in an empty directory.
+# A workflow for the pictures of a report: programs that make files in parallel and in sequence, more than a tier of 80 MiB holds.
+# Run it in an empty directory.
 set -e
 mkdir raw out
 for i in 1 2 3 4 5 6; do

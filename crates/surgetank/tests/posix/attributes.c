@@ -1,4 +1,4 @@
-/* Modes, owners, access, extended attributes, what stat tells. */
+/* Modes, owners, access, extended attributes, results of stat. */
 #include "posix.h"
 
 static void chmods(void) {

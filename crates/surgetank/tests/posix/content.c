@@ -1,4 +1,4 @@
-/* Bytes: read, written, cut, allocated, copied. */
+/* Bytes: reads, writes, truncations, allocations, copies. */
 #include "posix.h"
 
 static void read_at_the_end(void) {

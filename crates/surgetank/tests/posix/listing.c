@@ -1,4 +1,4 @@
-/* Directories as they are read. */
+/* Listings of directories. */
 #include "posix.h"
 #include <ftw.h>
 

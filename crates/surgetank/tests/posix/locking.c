@@ -10,7 +10,7 @@ static int set(int fd, int command, short kind, off_t from, off_t length) {
     return fcntl(fd, command, &lock);
 }
 
-/* Who asks a moment after a close may be refused for 20 ms: docs/semantics.md, "Locks". */
+/* For 20 ms after a close a request may be refused: docs/semantics.md, "Locks". */
 static int set_soon(int fd, int command, short kind, off_t from, off_t length) {
     int result = -1;
     for (int n = 0; n < 100 && (result = set(fd, command, kind, from, length)) < 0; n++)
@@ -252,7 +252,7 @@ static void deadlock(void) {
 
 static void leases(void) {
     int fd, other;
-    /* What tells of a broken lease. */
+    /* The signal that reports a broken lease. */
     signal(SIGIO, SIG_IGN);
     put("new", "x");
     D(fd, open("new", O_RDONLY));

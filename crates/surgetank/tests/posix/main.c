@@ -14,7 +14,7 @@ void say(const char *format, ...) {
     fflush(stdout);
 }
 
-long told(const char *call, long result) {
+long print_result(const char *call, long result) {
     int error = errno;
     if (result == -1)
         say("%s: %s", call, strerrorname_np(error));
@@ -91,7 +91,7 @@ static void in_child(void (*run)(void), bool privileged) {
 void aside(void (*run)(void)) { in_child(run, true); }
 void as_user(void (*run)(void)) { in_child(run, false); }
 
-/* A case that hangs is ended, and that is its result. */
+/* A case that hangs is killed, and its result is the signal. */
 static void run_one(const struct one_case *one, const char *root) {
     say("== %s", one->name);
     fflush(stdout);

@@ -1,4 +1,4 @@
-/* Names made and removed: directories, links, special files. */
+/* Creation and removal of names: directories, links, special files. */
 #include "posix.h"
 
 static void mkdir_errors(void) {

@@ -1,4 +1,4 @@
-/* Files in memory. */
+/* Memory-mapped files. */
 #include "posix.h"
 #include <setjmp.h>
 

@@ -1,4 +1,4 @@
-/* open(2): flags, errors, and what a descriptor is. */
+/* open(2): flags, errors, and properties of descriptors. */
 #include "posix.h"
 #include <linux/openat2.h>
 
@@ -200,7 +200,7 @@ static void unnamed_file_is_linked(void) {
     char path[64];
     D(fd, open(".", O_TMPFILE | O_RDWR, 0640));
     T(write(fd, "unnamed", 7));
-    struct stat st = {0}; /* told although there may be no descriptor */
+    struct stat st = {0}; /* printed even without a descriptor */
     T(fstat(fd, &st));
     say("mode %o links %ld size %ld", st.st_mode & 07777, (long)st.st_nlink, (long)st.st_size);
     list(".");

@@ -1,5 +1,5 @@
-/* What the cases share: each runs in a process and a directory of its own and prints what it saw, the same words every time.
- * The directory has, from before the run: `stored` ("0123456789", 0644), `sdir/inner` ("inner") and `slink` -> stored. */
+/* Shared parts of the cases. Each case runs in a process and a directory of its own. Its output is the same every time.
+ * Before the run the directory has: `stored` ("0123456789", 0644), `sdir/inner` ("inner") and `slink` -> stored. */
 #ifndef POSIX_H
 #define POSIX_H
 #define _GNU_SOURCE
@@ -36,17 +36,17 @@ struct one_case {
     const char *name;
     void (*run)(void);
 };
-/* Each ends with an empty one. */
+/* Each table ends with an empty entry. */
 extern const struct one_case opening[], making[], renaming[], attributes[], set_ids[], times[], content[], mapping[], locking[], listing[];
 
 #define USER 1000
 
-/* The call as it is written, and its value or the name of its error. */
-#define T(call) told(#call, (errno = 0, (long)(call)))
-/* The same for a call that gives a descriptor, whose number tells nothing. */
-#define D(fd, call) told(#call, ((fd) = (errno = 0, (call))) < 0 ? -1 : 0)
+/* Prints the source text of the call, and its value or the name of its error. */
+#define T(call) print_result(#call, (errno = 0, (long)(call)))
+/* The same for a call that returns a descriptor, whose number varies. */
+#define D(fd, call) print_result(#call, ((fd) = (errno = 0, (call))) < 0 ? -1 : 0)
 
-long told(const char *call, long result);
+long print_result(const char *call, long result);
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Makes or replaces a file. */
 void put(const char *name, const char *text);
@@ -56,9 +56,9 @@ void show(const char *name);
 void look(const char *name);
 /* Prints the sorted names in a directory. */
 void list(const char *name);
-/* In another process. */
+/* Runs in another process. */
 void aside(void (*run)(void));
-/* In another process, without privileges, in no group but its own. */
+/* Runs in another process, without privileges, in its own group only. */
 void as_user(void (*run)(void));
 void pause_ms(long ms);
 #endif

@@ -1,4 +1,4 @@
-/* rename(2): everything over everything. */
+/* rename(2): every kind of file over every kind. */
 #include "posix.h"
 
 static const char *const kinds[] = {"none", "file", "stored", "empty", "filled", "link", "dangling", "pipe"};

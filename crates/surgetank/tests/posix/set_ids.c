@@ -1,4 +1,4 @@
-/* Set-user-id and set-group-id: what takes them away, and who may keep them. */
+/* Set-user-id and set-group-id: the calls that clear them, and the users that may keep them. */
 #include "posix.h"
 
 static const mode_t modes[] = {04777, 02777, 06777, 02767, 04666};
@@ -9,7 +9,7 @@ static const char *name_of(const char *what, mode_t mode) {
     return name;
 }
 
-/* A kernel that remembers the mode need not ask for it alone, as it does for times and size. */
+/* A kernel with a cached mode need not request the mode alone, as it requests times and size. */
 static void mode_of(const char *name) {
     struct statx out;
     if (statx(AT_FDCWD, name, AT_SYMLINK_NOFOLLOW, STATX_MODE, &out) < 0)
@@ -78,7 +78,7 @@ static void root_keeps_set_ids(void) {
     reading_too();
 }
 
-/* On Linux only a call takes them away. */
+/* On Linux only a call clears them. */
 static void write_mapped(void) {
     int fd = open("mapped", O_RDWR);
     char *mapped = mmap(NULL, 10, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -143,7 +143,7 @@ static void stored_with_set_ids(void) {
     as_user(write_stored);
 }
 
-/* The bits come while the file is open for writing. */
+/* The bits are set while the file is open for writing. */
 static void own_file(void) {
     umask(0);
     int fd = open("own", O_RDWR | O_CREAT, 04755);
@@ -203,7 +203,7 @@ static void set_ids_after_the_open(void) {
     mode_of("before");
 }
 
-/* The descriptor comes from a process with privileges, which it lost. */
+/* The process opens the file with privileges, and then drops them. */
 static int inherited;
 static void write_inherited(void) {
     T(write(inherited, "y", 1));

@@ -1,4 +1,4 @@
-/* Which operation moves which time, and times that are set. */
+/* Which operation changes which time, and times that are set. */
 #include "posix.h"
 
 static void print_times(const char *name) {
@@ -11,7 +11,7 @@ static void print_times(const char *name) {
 
 static bool later(struct timespec a, struct timespec b) { return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec); }
 
-/* What the call moves: of the name itself, and of the directory it is in. (Reading moves atime or not, as the mount says.) */
+/* The times that the call changes: of the name itself, and of its directory. (The mount decides whether a read changes atime.) */
 #define MOVES(name, call) do { \
     struct stat before, up, after, upper; \
     lstat(name, &before), stat(".", &up), pause_ms(12); \
@@ -118,7 +118,7 @@ static void times_set(void) {
     print_times("new");
     T(utimensat(AT_FDCWD, "slink", other, 0));
     print_times("stored");
-    /* Following the link may have moved its atime. */
+    /* Following the link may have changed its atime. */
     struct stat st;
     lstat("slink", &st);
     say("mtime %ld", st.st_mtim.tv_sec);

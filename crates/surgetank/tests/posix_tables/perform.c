@@ -1,9 +1,9 @@
-/* Carries out a script of system calls and prints the outcome of each, one line a step.
+/* Executes a script of system calls and prints the outcome of each step on a line.
  *
- * `perform DIR < SCRIPT`. `= NAME` begins a scenario: an empty directory below DIR becomes the working directory, and what the
- * scenario before it made is removed. Any other line is a step: `WHO CALL WORDS… [, CALL WORDS…]`, WHO being `UID/GID[,GID…]`.
+ * `perform DIR < SCRIPT`. `= NAME` begins a scenario: an empty directory below DIR becomes the working directory, and the files of
+ * the scenario before it are removed. Any other line is a step: `USER CALL WORDS… [, CALL WORDS…]`, with USER as `UID/GID[,GID…]`.
  * Calls of one step share a descriptor. The outcome is that of the last call, or the name of the first error.
- * The user of a step is put on and off in this one process, as servers do it: a fork for each step would take minutes. */
+ * This one process changes its user for each step, as servers do: a fork for each step would take minutes. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -34,10 +34,10 @@ struct words {
 
 static int root, fd = -1;
 static pid_t running;
-static char said[4096];
+static char result_text[4096];
 static sigjmp_buf before;
 
-/* A word that names a path: some stand for pointers that no program may use. */
+/* A word that names a path; some words mean invalid pointers. */
 static const char *path(const char *word) {
     if (!strcmp(word, "NULL"))
         return NULL;
@@ -80,12 +80,12 @@ static const char *kind(mode_t mode) {
         : S_ISSOCK(mode) ? "socket" : S_ISCHR(mode) ? "char" : "block";
 }
 
-/* The fields that a step asks for, in its order. */
+/* The fields that a step requests, in its order. */
 static int fields(int result, const struct stat *st, char *names) {
     if (result < 0)
         return result;
     size_t used = 0;
-    said[0] = 0;
+    result_text[0] = 0;
     for (char *rest = NULL, *one = strtok_r(names, ",", &rest); one; one = strtok_r(NULL, ",", &rest)) {
         char text[64] = "no such field";
 #define FIELD(name, ...) if (!strcmp(one, name)) snprintf(text, sizeof text, __VA_ARGS__)
@@ -100,7 +100,7 @@ static int fields(int result, const struct stat *st, char *names) {
         FIELD("atime", TIME(st->st_atim));
         FIELD("mtime", TIME(st->st_mtim));
         FIELD("ctime", TIME(st->st_ctim));
-        used += (size_t)snprintf(said + used, sizeof said - used, "%s%s", used ? "," : "", text);
+        used += (size_t)snprintf(result_text + used, sizeof result_text - used, "%s%s", used ? "," : "", text);
     }
     return 0;
 }
@@ -172,20 +172,20 @@ static int start(const char *name) {
             return -1;
     close(from);
     close(to);
-    int told[2];
-    if (pipe(told) < 0)
+    int ready[2];
+    if (pipe(ready) < 0)
         return -1;
     running = fork();
     if (running == 0) {
-        dup2(told[1], 1);
-        close(told[0]);
+        dup2(ready[1], 1);
+        close(ready[0]);
         execl(name, name, "wait", NULL);
         _exit(1);
     }
-    close(told[1]);
-    /* It has begun when it says so. */
-    ssize_t length = read(told[0], bytes, 1);
-    close(told[0]);
+    close(ready[1]);
+    /* The copy writes a byte when it runs. */
+    ssize_t length = read(ready[0], bytes, 1);
+    close(ready[0]);
     return length == 1 ? 0 : -1;
 }
 
@@ -221,16 +221,16 @@ static int opens(char **word, int count) {
 }
 
 static int reads(long length, long from) {
-    ssize_t got = pread(fd, said, (size_t)length, from);
+    ssize_t got = pread(fd, result_text, (size_t)length, from);
     if (got >= 0)
-        said[got] = 0;
+        result_text[got] = 0;
     return (int)got;
 }
 
 static int places(const char *name) {
-    ssize_t got = readlink(name, said, sizeof said - 1);
+    ssize_t got = readlink(name, result_text, sizeof result_text - 1);
     if (got >= 0)
-        said[got] = 0;
+        result_text[got] = 0;
     return (int)got;
 }
 
@@ -248,7 +248,7 @@ static int fchowns(const char *word) {
     return fchown(fd, uid, gid);
 }
 
-/* On an open file or directory. */
+/* Calls on an open file or directory. */
 static bool by_descriptor(const char *call, char **word, int *result) {
     struct stat st;
 #define CALL(name, ...) if (!strcmp(call, name)) { *result = (int)(__VA_ARGS__); return true; }
@@ -299,26 +299,26 @@ static int perform(const char *call, char **word, int count) {
     exit(2);
 }
 
-/* Takes the user and the groups of a step on; the saved user id stays root's, by which root comes back. */
-static void become(char *who) {
+/* Takes the user and the groups of a step. The saved user id stays root's, so that the process can become root again. */
+static void become(char *user) {
     gid_t groups[16];
     size_t count = 0;
     char *rest = NULL;
-    uid_t uid = (uid_t)number(strtok_r(who, "/", &rest));
+    uid_t uid = (uid_t)number(strtok_r(user, "/", &rest));
     for (char *one = strtok_r(NULL, ",", &rest); one && count < 16; one = strtok_r(NULL, ",", &rest))
         groups[count++] = (gid_t)number(one);
     if (setgroups(count, groups) < 0 || setresgid(groups[0], groups[0], 0) < 0 || setresuid(uid, uid, 0) < 0) {
-        perror(who);
+        perror(user);
         exit(2);
     }
 }
 
-/* A call that dies of a bad pointer, instead of refusing it, is the end of its step only. */
+/* A call that crashes on a bad pointer, instead of refusing it, ends its step only. */
 static void dies(int signal) { siglongjmp(before, signal); }
 
 static void step(struct words *words) {
-    char who[] = "0/0";
-    bool privileged = !strcmp(words->word[0], who);
+    char root[] = "0/0";
+    bool privileged = !strcmp(words->word[0], root);
     if (!privileged)
         become(words->word[0]);
     volatile int result = 0;
@@ -329,7 +329,7 @@ static void step(struct words *words) {
         while (last < words->count && strcmp(words->word[last], ","))
             last++;
         errno = 0;
-        said[0] = 0;
+        result_text[0] = 0;
         result = perform(words->word[first], words->word + first + 1, last - first - 1);
         first = last + 1;
     }
@@ -341,7 +341,7 @@ static void step(struct words *words) {
         perror("root");
         exit(2);
     }
-    puts(error ? error : result < 0 ? "no error" : *said ? said : "0");
+    puts(error ? error : result < 0 ? "no error" : *result_text ? result_text : "0");
 }
 
 static void fails(const char *call, const char *name) {
@@ -349,7 +349,7 @@ static void fails(const char *call, const char *name) {
     exit(2);
 }
 
-/* What a scenario made; deep, so one directory after the other. */
+/* Removes the files of a scenario. Its paths are deep, so it enters one directory after another. */
 static void clear(int parent, const char *name) {
     int dir = openat(parent, name, O_RDONLY | O_DIRECTORY);
     DIR *list = dir < 0 ? NULL : fdopendir(dir);

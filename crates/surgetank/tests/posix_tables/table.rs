@@ -6,10 +6,10 @@
 //! = NAME                        begins a case
 //! for A/B in 1/2 3/4            or `for A/B in NAME`; inside a step `{A}` stands for the value
 //! let NAME WORDS                another value
-//! WHO: CALL WORDS -> OUTCOME    by WHO (root if left out), with this outcome (`0` if left out)
+//! WHO: CALL WORDS -> OUTCOME    by user WHO (root if left out), with this outcome (`0` if left out)
 //! CALL WORDS => NAME            the outcome is remembered
 //! ```
-//! Outcomes: alternatives are separated by `|`; `@NAME` stands for what was remembered, `>NAME` for a later time.
+//! Outcomes: alternatives are separated by `|`; `@NAME` refers to a remembered value, `>NAME` to a later time.
 
 use std::collections::BTreeMap;
 
@@ -103,15 +103,15 @@ fn scenario(name: &str, lines: &[&str], mut values: Values) -> Scenario {
     Scenario { name: filled(name, &values), steps }
 }
 
-/// `A/7,8: mkdir x` is done by user A with the groups 7 and 8.
+/// In `A/7,8: mkdir x` user A, with the groups 7 and 8, makes the call.
 fn script_line(call: &str) -> String {
-    let Some((who, call)) = call.split_once(": ") else { return format!("0/0 {call}") };
-    let (user, groups) = who.split_once('/').unwrap_or((who, ""));
-    let id = USERS.iter().find(|(name, _)| *name == user).unwrap_or_else(|| panic!("no such user: {who}")).1;
+    let Some((actor, call)) = call.split_once(": ") else { return format!("0/0 {call}") };
+    let (user, groups) = actor.split_once('/').unwrap_or((actor, ""));
+    let id = USERS.iter().find(|(name, _)| *name == user).unwrap_or_else(|| panic!("no such user: {actor}")).1;
     format!("{id}/{} {call}", if groups.is_empty() { id } else { groups })
 }
 
-/// A value may name other values.
+/// A value may contain names of other values.
 fn filled(text: &str, values: &Values) -> String {
     let mut text = text.to_owned();
     while let Some(begin) = text.find('{') {
@@ -124,7 +124,7 @@ fn filled(text: &str, values: &Values) -> String {
     text
 }
 
-/// Owners, and names and paths of the greatest length or one more.
+/// Owners, and names and paths of the maximum length and of one byte more.
 fn constants() -> Values {
     let deep: String = (0..31).map(|_| "d".repeat(127) + "/").collect();
     let deep = format!("{deep}{}", "f".repeat(4095 - deep.len()));

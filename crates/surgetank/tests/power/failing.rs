@@ -1,4 +1,4 @@
-//! Programs that run until the power fails, and what the store has then.
+//! Programs that run until the power fails, and the content of the store afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,17 +13,17 @@ pub fn prepare(name: &str) -> Option<Scene> {
     scene.ext4("disk", 512);
     scene.state = "/mnt/disk/state".into();
     fs::write("/mnt/conf.toml", "").unwrap();
-    scene.beside("told");
+    scene.beside("notes");
     for name in ["old", "result", "log"] {
         fs::write(scene.path(name), "before\n").unwrap();
     }
     Some(scene)
 }
 
-/// Runs the program until it says that it is there, and takes the power away.
+/// Runs the program until it is ready, then fails the power.
 pub fn until_the_power_fails(scene: &Scene, options: &[&str], program: &str, journal_too: bool) {
     let running = begin(scene, options, program);
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     scene.power_fails("disk", journal_too);
     drop(running);
 }
@@ -31,7 +31,7 @@ pub fn until_the_power_fails(scene: &Scene, options: &[&str], program: &str, jou
 pub fn begin(scene: &Scene, options: &[&str], program: &str) -> Running {
     fs::write("/mnt/program.py", program).unwrap();
     for name in ["there", "closed", "go"] {
-        let _ = fs::remove_file(format!("/mnt/told/{name}"));
+        let _ = fs::remove_file(format!("/mnt/notes/{name}"));
     }
     let options = [&TIER[..], options].concat();
     let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
@@ -39,27 +39,27 @@ pub fn begin(scene: &Scene, options: &[&str], program: &str) -> Running {
     Running::of(command)
 }
 
-/// How many closed files agents have synced where they lie, without a program's fsync.
+/// How many closed files the agents have synced on their tier, without a program's fsync.
 pub fn synced(scene: &Scene) -> usize {
     let log = scene.log();
     let counts = log.lines().filter_map(|line| line.split("closed files are synced files=").nth(1)?.parse().ok());
     counts.collect::<Vec<usize>>().iter().sum()
 }
 
-/// The program goes on when so many more files are synced that it closed.
+/// Lets the program continue once this many more of its closed files are synced.
 pub fn go_on_when_synced(scene: &Scene, before: usize, files: usize) {
-    eventually("files are closed", || fs::exists("/mnt/told/closed").unwrap());
-    eventually("they are synced", || synced(scene) >= before + files);
-    fs::write("/mnt/told/go", "").unwrap();
+    eventually("files are closed", || fs::exists("/mnt/notes/closed").unwrap());
+    eventually("the closed files are synced", || synced(scene) >= before + files);
+    fs::write("/mnt/notes/go", "").unwrap();
 }
 
 pub const CLOSED: &str = "
 def closed():
-    open('/mnt/told/closed', 'w').close()
-    while not os.path.exists('/mnt/told/go'): time.sleep(0.01)
+    open('/mnt/notes/closed', 'w').close()
+    while not os.path.exists('/mnt/notes/go'): time.sleep(0.01)
 ";
 
-/// What the store has; what was set apart is told by the first part of its name.
+/// The files in the store. Files set apart are in the second map, under the original name.
 pub fn store_of(scene: &Scene) -> (BTreeMap<String, Vec<u8>>, BTreeMap<String, Vec<u8>>) {
     let (mut there, mut apart) = (BTreeMap::new(), BTreeMap::new());
     let mut dirs = vec![scene.over.clone()];
@@ -87,6 +87,6 @@ def put(name, text, flags=0, sync=False):
     if sync: os.fsync(fd)
     os.close(fd)
 def there():
-    open('/mnt/told/there', 'w').close()
+    open('/mnt/notes/there', 'w').close()
     time.sleep(100)
 ";

@@ -1,4 +1,4 @@
-# What tar and rsync do: mode, owner and times are set through the descriptor of a file that was just made, before its close.
+# Like tar and rsync: mode, owner and times are set through the descriptor of a new file, before its close.
 "$PYTHON" - <<'P'
 import os, subprocess
 
@@ -7,7 +7,7 @@ def seen(path, descriptor):
         return oct(stat.st_mode), stat.st_uid == os.getuid(), stat.st_gid == os.getgid(), stat.st_atime_ns, stat.st_mtime_ns, stat.st_size
     by_path, by_descriptor = of(os.stat(path)), of(os.fstat(descriptor))
     assert by_path == by_descriptor, (by_path, by_descriptor)
-    # A program without the shim asks the mount.
+    # A program without the shim uses the mount.
     other = subprocess.run(["stat", "-c", "%a %X %Y %s", path], capture_output=True, text=True, check=True,
                            env=os.environ | {"SURGETANK_PRELOAD": "0"})
     return by_path, other.stdout.strip()
@@ -38,7 +38,7 @@ os.fchmod(descriptor, 0o600)
 os.utime(descriptor, ns=(OLDER, OLDER))
 print("after fsync", seen("made", descriptor))
 os.close(descriptor)
-# Once more, as an old file now.
+# Again, for a file that is not new any more.
 descriptor = os.open("made", os.O_WRONLY)
 os.fchmod(descriptor, 0o664)
 os.utime(descriptor, ns=(OLD, OLDER))

@@ -1,4 +1,4 @@
-# A directory of 5,000 names, listed while names come and go: none of those that stay is missed or given twice.
+# A directory of 5,000 names, listed while names come and go: each name that stays is listed exactly once.
 "$PYTHON" - <<'P'
 import os, threading
 os.mkdir("many")

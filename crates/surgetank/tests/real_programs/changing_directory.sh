@@ -1,4 +1,4 @@
-# Out of the directory and in again, by every road: absolute, relative, through links and through /proc.
+# Leaving and entering the directory in every way: absolute, relative, through links and through /proc.
 here=$PWD
 mkdir -p sub/deeper
 cd /

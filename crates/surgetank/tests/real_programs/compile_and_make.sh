@@ -1,4 +1,4 @@
-# A project of a few files built by make: up to date means up to date, and one change rebuilds one file.
+# A project of a few files built by make: files that are up to date are not rebuilt, and one change rebuilds one file.
 # needs: gcc make ar
 mkdir -p project/source
 cd project
@@ -27,7 +27,7 @@ make -q program && echo up to date
 sed -i 's/SCALE 3/SCALE 5/' source/all.h
 make -j2 program | wc -l
 ./program || echo "exit $?"
-# Programs that hand files of their own to each other.
+# Programs that pass files to each other.
 gcc -flto -O1 -Isource -o whole source/*.c
 ./whole || echo "exit $?"
 ls

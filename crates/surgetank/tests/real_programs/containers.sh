@@ -1,5 +1,5 @@
 # needs: bwrap python3
-# Tasks in containers, as Apptainer and bubblewrap make them: another root, the directory bound into it, other processes out of sight.
+# Tasks in containers, as Apptainer and bubblewrap make them: another root, the directory bound into it, other processes invisible.
 mkdir in out
 seq 1000 > in/numbers
 contained() { bwrap --ro-bind / / --dev /dev --proc /proc --unshare-pid --unshare-ipc --die-with-parent "$@"; }
@@ -29,6 +29,6 @@ wait
 cat said
 rm go
 
-echo "== as somebody who is root only there"
+echo "== as a user who is root only there"
 contained --unshare-user --uid 0 --gid 0 --bind "$PWD" "$PWD" --chdir "$PWD" sh -c 'id -u; echo mine > by_root; stat -c %u by_root'
 stat -c %u by_root | sed "s/^$(id -u)\$/ours/"

@@ -1,4 +1,4 @@
-# Everyday file handling: copies that keep everything, moves, links, installs, splits and sorts in place.
+# Everyday file handling: copies that keep all attributes, moves, links, installs, splits and sorts in place.
 # needs: cp mv ln install touch truncate dd split sort mktemp sha256sum
 mkdir -p tree/sub
 for n in 1 2 3; do seq $((n * 1000)) >tree/sub/file$n; done

@@ -1,4 +1,4 @@
-# Reads and writes past the page cache, mixed with ordinary ones.
+# Reads and writes without the page cache, mixed with ordinary ones.
 # needs: dd cmp
 seq 400000 | head -c 2097152 >reference
 dd if=reference of=direct bs=64K oflag=direct status=none

@@ -1,5 +1,5 @@
 # needs: python3
-# What conda and pip do to a directory: thousands of small files, links, scripts that name it, programs that run from it.
+# Like conda and pip: thousands of small files, links, scripts that contain the path of the directory, programs that run from it.
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INDEX=1
 echo "== an environment of links, and one of copies"
 "$PYTHON" -m venv env
@@ -38,5 +38,5 @@ echo "== compiled, moved away, and counted"
 (cd env && find . -type f -name '*.py' | wc -l) | sed 's/^[1-9][0-9][0-9][0-9]*$/hundreds/'
 mv env moved
 [ -x moved/bin/python ] && moved/bin/python -c 'print("runs")'
-# Scripts, configuration and compiled files have the directory's name and times in them: not to be compared.
+# Scripts, configuration and compiled files contain the directory's name and times, so they are not compared.
 rm -r moved copied greets-*.whl

@@ -1,4 +1,4 @@
-# Files that were in the store before the run: read, appended to, rewritten, renamed over, removed, linked.
+# Files in the store from before the run: read, appended to, rewritten, renamed over, removed, linked.
 # needs: bash sed
 #: before
 mkdir -p old/deep/er

@@ -1,4 +1,4 @@
-# The command's own end is passed on, whatever it was, and its words go where they should.
+# The run passes on the command's exit code or signal, and its output on both streams.
 echo to standard output
 echo file >made-before-the-end
 exit 42

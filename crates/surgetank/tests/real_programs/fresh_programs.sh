@@ -1,4 +1,4 @@
-# Programs made here and run here: dynamic, static, scripts; with no environment; from within.
+# Programs made and run in the directory: dynamic, static, scripts; with an empty environment; started by other programs.
 # needs: gcc env
 cat >hello.c <<'C'
 #include <stdio.h>
@@ -8,7 +8,7 @@ int main(int count, char **words) {
     if (!out) { perror("fopen"); return 1; }
     fprintf(out, "%s\n", count > 1 ? words[1] : "nothing");
     fclose(out);
-    printf("hello %s\n", count > 1 ? words[1] : "nobody");
+    printf("hello %s\n", count > 1 ? words[1] : "world");
     return 3;
 }
 C

@@ -33,6 +33,6 @@ git -C clone checkout -q HEAD~1
 git -C clone status --short
 git -C clone rev-parse HEAD
 git -C project count-objects -v | grep -E '^(count|in-pack|packs|garbage)'
-# The index holds inode numbers and times, which are nobody's business but its own.
+# The index holds inode numbers and times, which differ in each directory.
 find . -name index -path '*/.git/*' -delete
 find . -path '*/.git/logs*' -type f -exec cat {} + | wc -l

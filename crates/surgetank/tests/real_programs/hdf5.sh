@@ -1,4 +1,4 @@
-# HDF5 as simulations and analyses use it: chunks, compression, growth, links between files, a reader beside the writer.
+# HDF5 as simulations and analyses use it: chunks, compression, growth, links between files, a reader during the writes.
 # needs: h5dump h5repack h5diff h5ls
 # python: h5py numpy
 "$PYTHON" - <<'P'
@@ -30,7 +30,7 @@ with h5py.File("all.h5", "w") as file:
     layout[1] = h5py.VirtualSource("run.h5", "fields/density", shape=(25, 200, 100))[24]
     with h5py.File("chosen.h5", "w") as chosen:
         chosen.create_virtual_dataset("chosen", layout)
-    # Contents that lie in a plain file of their own.
+    # Contents that are stored in a plain file of their own.
     file.create_dataset("outside", (5000,), dtype="i4", track_times=False, external=[("outside.raw", 0, 20_000)])
     file["outside"][:] = np.arange(5000)
 P
@@ -53,7 +53,7 @@ with h5py.File("parts-%d.h5", "w", driver="family", memb_size=100_000) as file:
 with h5py.File("parts-%d.h5", "r", driver="family", memb_size=100_000) as file:
     print(int(file["x"][:].sum()))
 P
-# Who writes locks the file against others.
+# A writer locks the file against other processes.
 cat >"$HOME/busy.py" <<'P'
 import h5py
 try:
@@ -69,7 +69,7 @@ with h5py.File("run.h5", "r+"):
     subprocess.run(look)
 subprocess.run(look)
 P
-# One writer and a reader that looks at what is written while it grows.
+# One writer, and a reader that reads the file while it grows.
 "$PYTHON" - <<'P'
 import h5py, numpy as np, os, sys
 to_reader, to_writer = os.pipe(), os.pipe()
@@ -101,5 +101,5 @@ h5repack -f GZIP=9 run.h5 packed.h5
 h5diff run.h5 packed.h5 && echo same
 h5ls -r all.h5
 ls
-# In these it is written down when they were made.
+# These files contain the time of their creation.
 rm packed.h5 chosen.h5

@@ -1,4 +1,4 @@
-# Space handled by the range: preallocation, holes, copies inside the kernel.
+# Operations on ranges of a file: preallocation, holes, copies inside the kernel.
 # needs: fallocate
 "$PYTHON" - <<'P'
 import ctypes, os

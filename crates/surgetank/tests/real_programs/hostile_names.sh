@@ -1,4 +1,4 @@
-# Names with newlines, of 255 bytes, that are no UTF-8, that look like options or patterns.
+# Names with newlines, of 255 bytes, that are not UTF-8, that look like options or patterns.
 "$PYTHON" - <<'P'
 import os
 names = [b"new\nline", b"\xff\xfe not utf-8", b"-rf", b"*", b"?[a]{b}", b" ", b"trailing ", b"tab\there", b"back\\slash", b"quote'\"",
@@ -26,6 +26,6 @@ os.symlink(b"new\nline-r", b"link\n")
 print(os.readlink(b"link\n"), open(b"link\n", "rb").read())
 print(len(os.listdir(b".")))
 P
-# Deeper than PATH_MAX: walked step by step, taken away again by a program that can.
+# Deeper than PATH_MAX: entered step by step, and removed by a program that supports such paths.
 rm -r dddd*
 ls -b

@@ -1,5 +1,5 @@
 # A real project's build: libgit2, over two hundred C files, configured, compiled, archived, linked and run. Its objects and
-# archives have to be the same to the byte, and what is up to date is not built again.
+# archives must be the same to the byte, and files that are up to date are not rebuilt.
 # needs: cmake make gcc ar
 # sources: libgit2-sys
 cp -r "$SOURCES/libgit2-sys/libgit2" source
@@ -16,5 +16,5 @@ build/git2 --version
 build/git2 hash-object source/README.md
 ar t build/libgit2.a | wc -l
 nm build/libgit2.a 2>/dev/null | grep -c ' T git_'
-# In what order two at a time come, and the names of tries, are chance.
+# The order of parallel steps, and the names of tries, vary.
 rm build.log configure.log build/CMakeFiles/*.log

@@ -1,4 +1,4 @@
-# Locks of both kinds, across processes: one at a time means one at a time.
+# Locks of both kinds, across processes: only one process holds an exclusive lock at a time.
 # needs: flock
 for n in 1 2 3 4; do
     (for _ in $(seq 25); do
@@ -31,8 +31,8 @@ with open("ranges", "w+b") as file:
                 words.append("busy")
         asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 10, 0)
         holder = struct.unpack("hhqqi4x", fcntl.fcntl(other, fcntl.F_GETLK, asked))
-        # Beside the mount, nobody (-1) is told for a lock that was taken through it.
-        words.append("held by my parent" if holder[4] in (os.getppid(), -1) else "held by somebody else")
+        # On the plain file the kernel reports process -1 for a lock that was taken through the mount.
+        words.append("held by my parent" if holder[4] in (os.getppid(), -1) else "held by another process")
         os.write(write, " ".join(words).encode())
         os._exit(0)
     os.wait()

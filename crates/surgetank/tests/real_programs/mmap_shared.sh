@@ -1,4 +1,4 @@
-# A shared map outlives its descriptor; what is written through it is in the file.
+# A shared map outlives its descriptor; data written through it is in the file.
 "$PYTHON" - <<'P'
 import mmap, os
 with open("shared", "w+b") as file:

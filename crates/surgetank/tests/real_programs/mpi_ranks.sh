@@ -1,4 +1,4 @@
-# Ranks of one MPI program: each writes files of its own, all write one file together, one reads what all wrote.
+# Ranks of one MPI program: each writes files of its own, all write one file together, and one rank reads all of them.
 # needs: mpirun
 # python: mpi4py numpy
 cat >"$HOME/ranks.py" <<'P'
@@ -16,7 +16,7 @@ for step in range(5):
     with open(f"own/rank{rank}-step{step}", "wb") as file:
         np.full(10_000, rank * 100 + step, dtype="i4").tofile(file)
 everybody.Barrier()
-# Each reads its neighbour's.
+# Each rank reads its neighbour's file.
 neighbour = (rank + 1) % ranks
 found = [int(np.fromfile(f"own/rank{neighbour}-step{step}", dtype="i4").sum()) for step in range(5)]
 print(f"rank {rank} of {ranks} reads {found}", flush=True)
@@ -47,7 +47,7 @@ for step in range(20):
 together.Close()
 if rank == 0:
     lines = open("appended").read().split("\n")
-    # In what order is chance: sorted for whoever compares.
+    # The order varies, so the output is sorted for the comparison.
     with open("appended", "w") as file:
         file.write("\n".join(sorted(lines)))
     print(len(lines), sorted(os.listdir(".")), flush=True)
@@ -57,9 +57,9 @@ scratch.Write_ordered(bytes([rank]) * 1000)
 scratch.Close()
 print(rank, os.path.exists("scratch"), flush=True)
 P
-# What it needs for itself goes with the scratch directory.
+# MPI's own files are removed with the scratch directory.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TMPDIR=$HOME
-# On one machine, by shared memory, without looking for networks or for others to start ranks on.
+# On one machine, by shared memory, without a search for networks or for other machines.
 mpirun --oversubscribe -n 2 --mca btl self,vader --mca plm isolated --mca oob_tcp_if_include lo \
     "$PYTHON" "$HOME/ranks.py" >ranks.log
 sort ranks.log

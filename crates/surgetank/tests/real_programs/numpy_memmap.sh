@@ -1,4 +1,4 @@
-# An array larger than is read at once, mapped, changed in place, mapped again by another process.
+# An array larger than one read, mapped, changed in place, mapped again by another process.
 # python: numpy
 "$PYTHON" - <<'P'
 import numpy as np
@@ -20,5 +20,5 @@ copy = np.memmap("raw.bin", dtype="i4", mode="c")
 copy[:] = 9
 print(np.memmap("raw.bin", dtype="i4", mode="r").sum(), sorted(np.load("both.npz").files))
 P
-# numpy stamps no times into its archives' members beyond a fixed date.
+# The members of numpy's archives have a fixed date.
 ls

@@ -1,4 +1,4 @@
-# renameat2's flags, directories over directories, and what must be refused.
+# renameat2's flags, directories over directories, and calls that must be refused.
 "$PYTHON" - <<'P'
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-# Mirrors with hard links, permissions, times and attributes; then only what changed.
+# Mirrors with hard links, permissions, times and attributes; then only the changed files.
 # needs: rsync setfattr getfattr
 mkdir -p from/deep
 for n in $(seq 30); do seq $((n * 50)) >from/deep/file$n; done

@@ -1,4 +1,4 @@
-# Pipes and sockets live in a project directory too; the one is used, the other spoken to.
+# Pipes and sockets in a project directory: both transfer data.
 mkfifo pipe
 (echo through the pipe >pipe) &
 cat pipe

@@ -1,4 +1,4 @@
-# A database with a rollback journal, written while others read: no reader sees half a transaction.
+# A database with a rollback journal, written while other processes read: no reader sees a partial transaction.
 # needs: sqlite3
 sqlite3 data.db "PRAGMA journal_mode=delete; CREATE TABLE pair(a INTEGER, b INTEGER);"
 read_all() {

@@ -26,6 +26,6 @@ reader.execute("COMMIT")
 print("and moves on:", reader.execute("SELECT count(*) FROM pair").fetchone()[0])
 P
 sqlite3 data.db "PRAGMA wal_checkpoint(TRUNCATE); PRAGMA integrity_check; SELECT count(*), sum(a), sum(b) FROM pair; VACUUM INTO 'copy.db'"
-# When the log is copied back depends on who reads just then, and so do the database's own bytes.
+# The readers decide when the log is copied back, so the database's own bytes vary.
 rm -f data.db*
 ls

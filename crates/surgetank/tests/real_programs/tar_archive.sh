@@ -20,6 +20,6 @@ echo
 stat -c '%n %a %s %h %y' out/source/numbers out/source/deep out/source/sparse
 [ $(($(stat -c %b out/source/sparse) * 512)) -lt 2000000 ] && echo still sparse
 tar --sort=name -C out -czf - source --mtime=@0 | tar -tzf - | sort
-# Sparse members carry tar's process number in their names: that archive cannot be compared, an ordinary one can.
+# Sparse members have tar's process number in their names, so only an ordinary archive can be compared.
 rm archive.tar
 tar --sort=name --format=gnu -cf archive.tar source

@@ -1,4 +1,4 @@
-# Files without a name: O_TMPFILE that is given one later, and files that lost theirs while open.
+# Files without a name: O_TMPFILE with a later link, and files that are unlinked while open.
 "$PYTHON" - <<'P'
 import os
 os.mkdir("results")
@@ -37,6 +37,6 @@ with open("reborn", "w") as gone:
     os.unlink("reborn")
     with open("reborn", "w") as file:
         file.write("a new file of the same name\n")
-    gone.write("to nobody")
+    gone.write("unnamed")
 print(open("reborn").read())
 P

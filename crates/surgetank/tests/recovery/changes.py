@@ -1,4 +1,4 @@
-"""Changes a directory step by step, the same way for the same seed, and writes down what it began and what it has done.
+"""Changes a directory step by step, the same way for the same seed, and records each step at its start and its end.
 
 changes.py SEED STEPS DIRECTORY LOG: each step is one line in LOG when it begins and one when it is done.
 Every file says in each of its lines which version it is, how many lines there are, and which this one is.
@@ -37,7 +37,7 @@ def write(path, lines):
 
 
 def step(number):
-    """Chooses a step: what it is, the paths it touches, and how it is done."""
+    """Chooses a step: its kind, the paths that it touches, and its function."""
     global files, dirs
     kind = chance.choices(
         ["write", "again", "rename", "over", "renamedir", "unlink", "mkdir", "symlink", "chmod", "replace"],
@@ -54,7 +54,7 @@ def step(number):
         path = chance.choice(plain)
         return kind, [path], lambda: write(path, lines)
     if kind == "replace":
-        # As careful programs do: a complete file takes the place of another.
+        # Like careful programs: a complete file replaces another one.
         path = chance.choice(plain)
 
         def replace():

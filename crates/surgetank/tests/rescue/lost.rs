@@ -1,5 +1,5 @@
-//! Lost files are named with exit 3 by every command, until the user acknowledges them; and a copy is looked at before it
-//! is called safe.
+//! Every command names lost files and exits with 3, until the user acknowledges them. A copy is examined before it is
+//! reported as safe.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::scene::{Ended, Scene, eventually, succeed};
 
 const STATE: [&str; 2] = ["--state", "/mnt/state"];
 
-/// Everything below is removed; the directory stays.
+/// Removes everything below; the directory stays.
 fn empty(dir: &Path) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
         if entry.file_type().unwrap().is_dir() {
@@ -28,7 +28,7 @@ fn wait(scene: &Scene) -> Ended {
     scene.bare_verb("wait", &[&STATE[..], &["/mnt/project"]].concat())
 }
 
-/// Each command that looks at what is left, by its name.
+/// Each command that examines remaining files, with its name.
 fn all(scene: &Scene) -> Vec<(&'static str, Ended)> {
     vec![
         ("wait", wait(scene)),
@@ -63,8 +63,8 @@ fn each_is_content(scene: &Scene, when: &str) {
     }
 }
 
-/// The first command that took up what an agent had left reported the losses; the next ones exited 0 without a word, and
-/// `fsck` said nothing of a tier that was emptied as a whole.
+/// Regression: the first command that took up an agent's remaining files reported the losses, and the next ones
+/// exited with 0 and no message. `fsck` reported nothing for a tier that was emptied completely.
 #[test]
 fn lost_files_are_named_until_acknowledged() {
     for (name, wipe) in [("wiped", true), ("partial", false)] {
@@ -88,14 +88,14 @@ fn lost(name: &str, whole_tier: bool) {
     each_names(&scene, "at first", &names);
     assert!(status().contains(&format!("/mnt/project  (no agent): {lost} files are lost")), "{}", status());
     each_names(&scene, "again", &names);
-    let told =
+    let ended =
         scene.run(&QUIET, "/mnt/surgetank status --state /mnt/state; code=0; /mnt/surgetank wait --state /mnt/state || code=$?; echo $code");
     assert!(
-        told.stdout.contains("LOST: ") && told.stdout.contains("d/new: ") && told.stdout.ends_with("3\n"),
+        ended.stdout.contains("LOST: ") && ended.stdout.contains("d/new: ") && ended.stdout.ends_with("3\n"),
         "{}",
-        told.stdout
+        ended.stdout
     );
-    // In a new file of that name it is not found again.
+    // A new file of that name does not hide the loss.
     scene.run(&[], "echo another >d/new").exits(3).says(&["d/new: it is gone from the tier fast"]);
     assert_eq!(fs::read_to_string(scene.path("d/old")).unwrap(), "the version before\n");
     let forgotten = verb(&scene, &["scavenge", "--forget"]).exits(0);
@@ -108,7 +108,7 @@ fn lost(name: &str, whole_tier: bool) {
     assert!(whole_tier || fs::read_to_string(scene.path("other")).unwrap() == "scratch\n");
 }
 
-/// A living agent takes the acknowledgement, too: a mount need not end for it.
+/// A running agent takes the acknowledgement, too: a mount need not end for it.
 #[test]
 fn lost_files_can_be_acknowledged_in_a_run() {
     let Some(scene) = prepare("lost_in_a_run") else { return };
@@ -117,14 +117,14 @@ fn lost_files_can_be_acknowledged_in_a_run() {
     let script = "
         code=0; /mnt/surgetank fsck --state /mnt/state || code=$?; echo $code
         /mnt/surgetank scavenge --state /mnt/state --forget; echo $?
-        /mnt/surgetank fsck --state /mnt/state >/mnt/told/after; echo $?";
+        /mnt/surgetank fsck --state /mnt/state >/mnt/notes/after; echo $?";
     let ended = scene.run(&QUIET, script).exits(0);
     let codes: Vec<&str> = ended.stdout.lines().filter(|line| line.len() == 1).collect();
     assert_eq!(codes, ["3", "0", "0"], "{}{}", ended.stdout, ended.stderr);
     wait(&scene).exits(0);
 }
 
-/// The tier's path as the fault leaves it.
+/// The state of the tier's path after the fault.
 #[derive(Clone, Copy)]
 enum Fault {
     Unmounted,
@@ -132,8 +132,8 @@ enum Fault {
     Missing,
 }
 
-/// A tier that is not there was one finding without the names of files, `scavenge --list` was silent about it, and the
-/// verdict called the files safe on it.
+/// Three regressions with a missing tier. Its finding named no files, and `scavenge --list` did not mention it. The
+/// verdict reported its files as safe on it.
 #[test]
 fn files_on_an_absent_tier_are_named_and_come_back() {
     for fault in [Fault::Unmounted, Fault::Replaced, Fault::Missing] {
@@ -145,7 +145,7 @@ fn files_on_an_absent_tier_are_named_and_come_back() {
 
 fn absent(fault: Fault, comes_back: bool) {
     let Some(mut scene) = Scene::new("absent_tier") else { return };
-    scene.beside("told");
+    scene.beside("notes");
     let mounted = scene.ext4("tier-fast", 64);
     let below = mounted.join("below");
     fs::create_dir(&below).unwrap();
@@ -166,7 +166,7 @@ fn absent(fault: Fault, comes_back: bool) {
         let here = [&STATE[..], &["--over", "/mnt/project", "--tier", &spec]].concat();
         scene.bare_verb(words[0], &[&here[..], &words[1..]].concat())
     };
-    // (A tier of the configuration has to be there; it is made for the commands that take it up.)
+    // (The commands need the tier's directory, and the test has not made it yet.)
     let missing = matches!(fault, Fault::Missing);
     for _ in 0..2 {
         wait(&scene).exits(3).says(&["d/new"]);
@@ -197,7 +197,8 @@ fn absent(fault: Fault, comes_back: bool) {
     wait(&scene).exits(0);
 }
 
-/// Of a lost state directory `fsck` said that all is well, and a list of what is there exited 0.
+/// Regression: after the loss of the state directory `fsck` reported no finding, and `scavenge --list` listed files
+/// and exited with 0.
 #[test]
 fn files_without_a_state_are_named_by_fsck_and_the_list() {
     let Some(scene) = prepare("no_state") else { return };
@@ -209,8 +210,8 @@ fn files_without_a_state_are_named_by_fsck_and_the_list() {
     }
 }
 
-/// A state directory that was restored from an earlier copy: files that were written since were set aside on the tier, and
-/// `run` and `scavenge` exited 0 without a word.
+/// The state directory is restored from an earlier copy. Regression: the agent set newer files aside on the tier, and
+/// `run` and `scavenge` exited with 0 and no message.
 #[test]
 fn files_newer_than_the_state_are_named() {
     for by in ["run", "scavenge"] {
@@ -221,7 +222,7 @@ fn files_newer_than_the_state_are_named() {
 fn older_state(by: &str) {
     let Some(scene) = prepare(&format!("older_state_{by}")) else { return };
     killed(&scene, &[], "echo first >first");
-    let copy = Path::new("/mnt/told/state");
+    let copy = Path::new("/mnt/notes/state");
     let copied = |from: &Path, to: &Path| succeed(Command::new("cp").arg("-a").arg(from).arg(to));
     copied(&scene.state, copy);
     killed(&scene, &[], "mkdir d; echo second >d/second");
@@ -246,18 +247,19 @@ fn is_of_the_tier(ended: &Ended) {
     }
 }
 
-/// The drain blamed the store for a plain file that was gone, tried it until `--retry` ended, and called it safe.
+/// Regression: the drain reported a missing plain file as a failure of the store, retried until `--retry` ended, and
+/// reported the file as safe.
 #[test]
 fn verdict_names_the_tier_that_lost_the_plain_file() {
     let Some(scene) = prepare("gone_alive") else { return };
-    let script = "echo content >a; exec 3>b; echo more >&3; exec 3>&-; touch /mnt/told/there; until test -e /mnt/told/go; do sleep 0.01; done";
+    let script = "echo content >a; exec 3>b; echo more >&3; exec 3>&-; touch /mnt/notes/there; until test -e /mnt/notes/go; do sleep 0.01; done";
     for order in [&[][..], &["--unordered"]] {
-        let _ = fs::remove_file("/mnt/told/there");
-        let _ = fs::remove_file("/mnt/told/go");
+        let _ = fs::remove_file("/mnt/notes/there");
+        let _ = fs::remove_file("/mnt/notes/go");
         let running = scene.start(&[&QUIET[..], &["--retry", "1h"], order].concat(), script);
-        eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+        eventually("the command runs", || fs::exists("/mnt/notes/there").unwrap());
         empty(Path::new("/mnt/tier-fast"));
-        fs::write("/mnt/told/go", "").unwrap();
+        fs::write("/mnt/notes/go", "").unwrap();
         let ended = running.ends().exits(3).says(&["a: its plain file is gone from the tier fast (/mnt/tier-fast)"]);
         is_of_the_tier(&ended);
         wait(&scene).exits(3).says(&["lost: 2", "a: it is gone from the tier fast"]);
@@ -265,28 +267,28 @@ fn verdict_names_the_tier_that_lost_the_plain_file() {
     }
 }
 
-/// A tier that gave an error was reported as a store that refused the file.
+/// Regression: an error of a tier was reported as a store that refused the file.
 #[test]
 fn verdict_names_the_tier_that_cannot_be_read() {
     let Some(mut scene) = Scene::new("unreadable_tier") else { return };
-    scene.beside("told");
+    scene.beside("notes");
     scene.beside("behind");
     let tier = scene.beside("tier-served");
     faults("");
     let _server = Server::start(&tier, &[]);
     scene.other_tier("fast", &tier, 32);
-    let script = "echo content >a; touch /mnt/told/there; until test -e /mnt/told/go; do sleep 0.01; done";
+    let script = "echo content >a; touch /mnt/notes/there; until test -e /mnt/notes/go; do sleep 0.01; done";
     let running = scene.start(&[&QUIET[..], &["--retry", "1s", "--no-preload"]].concat(), script);
-    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the command runs", || fs::exists("/mnt/notes/there").unwrap());
     faults("read EIO 1000000");
-    fs::write("/mnt/told/go", "").unwrap();
+    fs::write("/mnt/notes/go", "").unwrap();
     let ended = running.ends().exits(3).says(&["a: the tier fast (/mnt/tier-served) cannot be read"]);
     is_of_the_tier(&ended);
     faults("");
     scene.run(&[], "cat a").exits(0).prints("content\n");
 }
 
-/// Regression: `wait` printed what the agent had written down at its end, although the tier was emptied since.
+/// Regression: `wait` printed the agent's note from its end, although the tier had been emptied since.
 #[test]
 fn wait_checks_a_copy_before_it_reports_it_safe() {
     let Some(scene) = prepare("safe_at") else { return };
@@ -307,7 +309,7 @@ fn wait_checks_a_copy_before_it_reports_it_safe() {
     assert!(!ended.stderr.contains("safe at"), "{}", ended.stderr);
 }
 
-/// A lock that another process held read as "no agent was killed here", and `wait` exited 0.
+/// Regression: if another process held a lock, `wait` assumed that no agent had been killed, and exited with 0.
 #[test]
 fn wait_gives_no_answer_while_the_place_is_held() {
     let Some(scene) = prepare("held") else { return };
@@ -321,15 +323,15 @@ fn wait_gives_no_answer_while_the_place_is_held() {
     wait(&scene).exits(3).says(&["the agent of /mnt/project was killed"]);
 }
 
-/// Bytes that a rule keeps out of the store, and copies of what the store has, were counted as at risk.
+/// Regression: bytes that a rule keeps out of the store, and copies of stored files, counted as at risk.
 #[test]
 fn only_bytes_meant_for_the_store_are_at_risk() {
     let Some(scene) = prepare("at_risk") else { return };
-    let rules = ["--rule", "*.keep=keep", "--rule", "*.tmp=remove", "--json", "/mnt/told/report"];
+    let rules = ["--rule", "*.keep=keep", "--rule", "*.tmp=remove", "--json", "/mnt/notes/report"];
     let status = "/mnt/surgetank status --json --state /mnt/state /mnt/project";
     let write = |name: &str, mib: u32| format!("head -c {mib}M /dev/zero >{name}");
     let script = format!(
-        "{}; {}; {status} >/mnt/told/before; {}; {status} >/mnt/told/during; /mnt/surgetank wait --state /mnt/state .; {status} >/mnt/told/after",
+        "{}; {}; {status} >/mnt/notes/before; {}; {status} >/mnt/notes/during; /mnt/surgetank wait --state /mnt/state .; {status} >/mnt/notes/after",
         write("big.keep", 20),
         write("big.tmp", 8),
         write("data", 5)
@@ -337,7 +339,7 @@ fn only_bytes_meant_for_the_store_are_at_risk() {
     let ended = scene.run(&[&QUIET[..], &rules].concat(), &script).exits(0);
     assert!(!ended.stderr.contains("at risk"), "{}", ended.stderr);
     let json = |name: &str| -> serde_json::Value {
-        serde_json::from_slice(&fs::read(Path::new("/mnt/told").join(name)).unwrap()).unwrap()
+        serde_json::from_slice(&fs::read(Path::new("/mnt/notes").join(name)).unwrap()).unwrap()
     };
     let at_risk = |name: &str| {
         let status = &json(name)[0];

@@ -1,4 +1,5 @@
-//! What is owed to a store goes to no other one, and every command that is printed about it can be run as it is printed.
+//! Files that must be drained to one store go to no other one. Every command that is printed about them can be run
+//! unchanged.
 //!
 //! The paths have blanks, quotes and a `$` in them.
 
@@ -12,7 +13,7 @@ const STORE: &str = "/mnt/the $store";
 const TIER: &str = "tier 'a' b";
 const BYTES: u64 = 6 << 20;
 const WRITE: &str = "head -c 6M /dev/zero >big; echo small >small";
-/// A store that takes nothing is given up soon.
+/// A short time limit for a store that refuses all files.
 const SOON: [&str; 2] = ["--retry", "500ms"];
 
 fn prepare(name: &str) -> Option<Scene> {
@@ -25,7 +26,7 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// A store of its own that is too small.
+/// The scene has a store of its own that is too small.
 fn prepare_full(name: &str) -> Option<Scene> {
     let scene = prepare(name)?;
     scene.tmpfs("the $store", 4);
@@ -54,14 +55,15 @@ fn verb(scene: &Scene, verb: &str, words: &[&str]) -> Ended {
     scene.verb(verb, &[&["--tier", "fast=/mnt/tier 'a' b:64M"], words].concat())
 }
 
-/// `run --store` with a full store printed a command without `--store`, which brought the files to the directory itself.
+/// Regression: after a run with a full `--store` the printed command had no `--store`, and put the files into the
+/// directory itself.
 #[test]
 fn printed_run_brings_leftovers_to_their_store() {
     let Some(scene) = prepare_full("owed_run") else { return };
     let line = fails(&scene).printed("run");
     scene.as_printed(&line).exits(0);
     is_all_in(STORE);
-    // Nothing is owed any more: another store is another beginning.
+    // After the drain the directory may get another store.
     scene.run(&[], "cat small 2>/dev/null || echo fresh >small").exits(0).prints("");
     assert_eq!(fs::read_to_string(scene.path("small")).unwrap(), "fresh\n");
 }
@@ -77,7 +79,7 @@ fn printed_commands_of_wait_and_scavenge_name_the_store() {
     scene.verb("wait", &[OVER]).exits(0);
 }
 
-/// Each of them brought the leftovers to the directory itself, or said that nothing is left there.
+/// Regression: each of these commands put the files into the directory itself, or reported that no file was left.
 #[test]
 fn commands_for_another_store_refuse_and_name_the_right_one() {
     let Some(scene) = prepare_full("owed_refused") else { return };
@@ -93,7 +95,7 @@ fn commands_for_another_store_refuse_and_name_the_right_one() {
         printed.push(scene.run(other, "echo other >other").exits(2).says(&[STORE, "another store"]).printed("run"));
         printed.push(verb(&scene, "mount", &[other, &[OVER]].concat()).exits(2).says(&[STORE]).printed("run"));
     }
-    // By a variable, too.
+    // The same with a variable.
     let mut command = scene.run_command(&[], "echo other >other");
     command.env("SURGETANK_STORE", &elsewhere);
     printed.push(crate::scene::Running::of(command).ends().exits(2).says(&[STORE]).printed("run"));
@@ -112,14 +114,14 @@ fn joining_run_for_another_store_is_refused() {
     let elsewhere = scene.beside("elsewhere");
     let begun = "echo one >one; touch /mnt/there; until [ -e /mnt/go ]; do sleep 0.02; done";
     let running = scene.start(&["--store", STORE], begun);
-    eventually("the command is there", || Path::new("/mnt/there").exists());
+    eventually("the command runs", || Path::new("/mnt/there").exists());
     let mut lines = Vec::new();
     for other in [&[][..], &["--store", OVER], &["--store", elsewhere.to_str().unwrap()]] {
         let refused = scene.run(other, "echo two >two").exits(2).says(&["is served already", STORE]);
         lines.push(refused.printed("wait"));
         verb(&scene, "fsck", &[other, &[OVER]].concat()).exits(2).says(&["is served already", STORE]);
     }
-    // The same store, and one that says none from within.
+    // The same store, and a nested run that names no store.
     scene.run(&["--store", STORE], "echo two >two").exits(0);
     let nested = "/mnt/surgetank run --state '/mnt/the state' -- sh -c 'echo three >three'";
     scene.run(&["--store", STORE], nested).exits(0);
@@ -135,7 +137,7 @@ fn joining_run_for_another_store_is_refused() {
     assert!(files_below(Path::new(OVER)).is_empty() && files_below(&elsewhere).is_empty());
 }
 
-/// The store's file system is not mounted: what is at its path is the bare mount point.
+/// The store's file system is not mounted, so its path is the bare mount point.
 #[test]
 fn other_directory_at_the_path_of_the_store_is_refused() {
     let Some(scene) = prepare("owed_unmounted") else { return };
@@ -149,7 +151,7 @@ fn other_directory_at_the_path_of_the_store_is_refused() {
     // For a store that does not come back.
     scene.as_printed(&refused.printed("scavenge")).exits(0);
     assert_eq!(files_below(Path::new("/mnt/rescued")), [("big".into(), 12 << 20)].into());
-    // It comes back, with another device number perhaps.
+    // The store comes back, perhaps with another device number.
     scene.ext4_again("store");
     fs::remove_file("/mnt/store/ballast").unwrap();
     scene.as_printed(&refused.printed("run")).exits(0);
@@ -199,7 +201,8 @@ fn printed_commands_that_only_ask_are_complete() {
     assert!(listed.contains("echo small"), "{listed}");
 }
 
-/// KEY was a hash of the host's name, the user and the state's path: of two clones one removed the other's half-made copies.
+/// Regression: the key was a hash of the host's name, the user and the state's path. One of two clones removed the
+/// other one's incomplete copies.
 #[test]
 fn instance_leaves_the_copies_of_its_clone_alone() {
     let Some(scene) = super::prepare("clones") else { return };

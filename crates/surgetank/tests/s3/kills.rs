@@ -5,12 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::store_node::{LIMIT, Node, told};
+use crate::store_node::{LIMIT, Node, stdout_of};
 use surgetank_testkit::seeds;
 use surgetank_testkit::servers::s3::{BUCKET, S3Server};
 
-/// Kills at random points. Each time no more is sent again than was under way: four parts. `SURGETANK_KILLS`: how many
-/// times.
+/// Kills at random points. After each kill at most the parts in flight are sent again: four. `SURGETANK_KILLS` is the
+/// number of kills.
 #[test]
 fn agent_killed_during_uploads_shows_no_partial_object() {
     let seed = std::env::var("SURGETANK_KILLS_SEED").map_or(7, |seed| seed.parse().unwrap());
@@ -19,7 +19,7 @@ fn agent_killed_during_uploads_shows_no_partial_object() {
 
 fn killed_while_it_uploads(seed: u64) {
     const BYTES: u64 = 200_000_000;
-    const ON_ITS_WAY: u64 = 4 * (16 << 20);
+    const IN_FLIGHT: u64 = 4 * (16 << 20);
     eprintln!("SURGETANK_KILLS_SEED={seed}");
     let Some(server) = S3Server::start() else { return };
     let wanted: u32 = std::env::var("SURGETANK_KILLS").map_or(4, |kills| kills.parse().unwrap());
@@ -38,10 +38,10 @@ fn killed_while_it_uploads(seed: u64) {
         let begun = Instant::now();
         let (mut killed, mut next) = (0, None);
         while child.try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < LIMIT, "seed {seed}, run {run}: it never ends");
+            assert!(begun.elapsed() < LIMIT, "seed {seed}, run {run}: the run does not end");
             assert!(
                 fs::metadata(&big).map_or(true, |big| big.size() == BYTES),
-                "seed {seed}, run {run}: half of it shows"
+                "seed {seed}, run {run}: a partial object is visible"
             );
             if killed < 3 && kills < wanted && next.is_none() && node.has_uploads() {
                 random = (random * 6_364_136_223_846_793_005_u128 + 1_442_695_040_888_963_407) & u128::from(u64::MAX);
@@ -49,7 +49,7 @@ fn killed_while_it_uploads(seed: u64) {
             }
             if next.is_some_and(|next| next <= Instant::now()) {
                 next = None;
-                // (It may have come to its end meanwhile.)
+                // (The agent may have ended meanwhile.)
                 if node.has_uploads() && node.kill_agent() {
                     killed += 1;
                     kills += 1;
@@ -57,18 +57,18 @@ fn killed_while_it_uploads(seed: u64) {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        told(&child.wait_with_output().unwrap());
+        stdout_of(&child.wait_with_output().unwrap());
         node.await_no_agent();
-        assert!(!node.has_uploads(), "seed {seed}, run {run}: what is known of uploads is over with them");
+        assert!(!node.has_uploads(), "seed {seed}, run {run}: a record of an upload remains after its end");
         assert!(server.parts().is_empty(), "seed {seed}, run {run}: {:?}", server.parts());
         let sums = fs::read_to_string(server.files().join(format!("project/sums{run}"))).unwrap();
         let sum = Command::new("sha256sum").arg(&big).output().unwrap();
         assert_eq!(sums.split(' ').next(), String::from_utf8_lossy(&sum.stdout).split(' ').next());
         let more = link.sent().saturating_sub(BYTES);
-        assert!(more < killed * ON_ITS_WAY + 2_000_000, "seed {seed}, run {run}: {more} bytes more for {killed} kills");
+        assert!(more < killed * IN_FLIGHT + 2_000_000, "seed {seed}, run {run}: {more} bytes more for {killed} kills");
         again.push((killed, more));
         fs::remove_file(&big).unwrap();
     }
     println!("kills and bytes sent again, for each file: {again:?}");
-    assert!(again.iter().any(|(killed, more)| *killed > 0 && *more > 0), "nothing was cut off");
+    assert!(again.iter().any(|(killed, more)| *killed > 0 && *more > 0), "no upload was interrupted");
 }

@@ -1,4 +1,4 @@
-//! The scene's agent and its supervisor, and how they come to their ends.
+//! The scene's agent and its supervisor, and how they end.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ impl Scene {
         self.agents().into_iter().find(|pid| !is_supervisor(*pid))
     }
 
-    /// Who replaces an agent that is killed.
+    /// The process that replaces an agent that is killed.
     pub fn supervisor(&self) -> Option<u32> {
         self.agents().into_iter().find(|pid| is_supervisor(*pid))
     }
@@ -23,7 +23,7 @@ impl Scene {
         all
     }
 
-    /// With its supervisor: nobody takes over.
+    /// Kills the supervisor as well, so that no other agent takes over.
     #[track_caller]
     pub fn kill_agent(&self) {
         let agent = self.agent().unwrap();
@@ -46,7 +46,7 @@ impl Scene {
 
     #[track_caller]
     pub fn await_no_agent(&self) {
-        eventually("the agent goes", || self.agents().is_empty());
+        eventually("the agent ends", || self.agents().is_empty());
     }
 
     /// Kills the agent; true when it was replaced, false when it is the last one.
@@ -56,11 +56,13 @@ impl Scene {
         // SAFETY: the process was started by this test.
         unsafe { libc::kill(agent as i32, libc::SIGKILL) };
         eventually("the agent is dead", || self.agent() != Some(agent));
-        eventually("another one, or none", || self.agent().is_some() || self.supervisor().is_none());
+        eventually("another agent takes over, or the supervisor ends", || {
+            self.agent().is_some() || self.supervisor().is_none()
+        });
         self.agent().is_some()
     }
 
-    /// Returns when the agent that lives now can be asked.
+    /// Returns when the agent that runs now answers requests.
     #[track_caller]
     pub fn await_served(&self) {
         eventually("the agent serves", || {

@@ -1,4 +1,5 @@
-//! For tests of delegated directories: what their programs have in common, and how many files they created without a request.
+//! Helpers for tests of delegated directories: the common part of their programs, and the count of files created
+//! without a request.
 
 use std::fs;
 
@@ -13,7 +14,7 @@ pub fn scene(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// The program, with a few words that all here use.
+/// The program, preceded by helper functions that these tests share.
 pub fn python(text: &str) -> &'static str {
     let common = r"
 import errno, os, subprocess, sys, time, signal, random
@@ -31,7 +32,8 @@ def bare(*words):
     "exec env SURGETANK_REPORT=1 python3 -S /mnt/program.py"
 }
 
-/// How many files programs made themselves. How often they ask instead is a matter of time, so one is enough to say that they can.
+/// How many files the programs created without a request. Timing decides how often a program asks the agent instead.
+/// One such file is therefore enough to show that the program can create files itself.
 pub fn created_delegated(ended: &Ended) -> u64 {
     let lines = ended
         .stderr
@@ -40,7 +42,8 @@ pub fn created_delegated(ended: &Ended) -> u64 {
     lines.filter_map(|part| part.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// An intake entry as `shim/abi.h` has it, of one who does not come to an end with it: stopped, or killed.
+/// An intake entry as `shim/abi.h` defines it, from a process that is stopped or killed before it completes the
+/// entry.
 pub const INTAKE: &str = r"
 import glob, mmap, struct
 ring_path = glob.glob('/dev/shm/surgetank-*.index.ring')

@@ -1,4 +1,4 @@
-//! A control group with a limit on memory, of version 2 or 1, whichever has the controller here.
+//! A control group with a limit on memory, of version 2 or 1, according to which of them has the memory controller.
 
 use std::ffi::CString;
 use std::fs;
@@ -15,7 +15,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// `None` where groups cannot be made. What an earlier test of this name left is removed.
+    /// `None` where the test cannot create groups. Removes the group that an earlier test of this name left.
     pub fn new(name: &str) -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup");
         let has = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.contains("memory"));
@@ -49,10 +49,10 @@ impl Group {
         self.path.join(if self.version_2 { version_2 } else { version_1 })
     }
 
-    /// Version 1 refuses what is below the use.
+    /// Version 1 refuses a limit below the current use.
     pub fn try_limit(&self, bytes: u64) -> bool {
         let limited = fs::write(self.file("memory.max", "memory.limit_in_bytes"), bytes.to_string()).is_ok();
-        // No swap, as on compute nodes. (There need not be a controller of it.)
+        // No swap, as on compute nodes. The machine may lack a controller of swap.
         drop(fs::write(
             self.file("memory.swap.max", "memory.memsw.limit_in_bytes"),
             match self.version_2 {
@@ -74,13 +74,13 @@ impl Group {
         text.trim().parse().unwrap()
     }
 
-    /// Whom the kernel killed for want of memory.
+    /// How many processes the kernel killed for lack of memory.
     pub fn kills(&self) -> u64 {
         let text = fs::read_to_string(self.file("memory.events", "memory.oom_control")).unwrap();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().trim().parse().unwrap()
     }
 
-    /// The command and all that it starts are in the group.
+    /// Puts the command, and every process that it starts, into the group.
     pub fn holds(&self, command: &mut Command) {
         let procs = CString::new(self.path.join("cgroup.procs").as_os_str().as_bytes()).unwrap();
         let enter = move || {

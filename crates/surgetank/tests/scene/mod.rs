@@ -1,12 +1,12 @@
-//! A scene for tests of the real program: a directory to serve, tiers of known size, a state directory, and an agent
-//! that is gone when the test is over.
+//! A scene for tests of the real program. It has a directory to serve, tiers of known size, a state directory, and an
+//! agent that ends with the test.
 //!
-//! All lies under `/mnt` in a mount namespace that belongs to the test's thread: whatever is mounted there vanishes
-//! with the thread, also when the test process is killed. The directory behind it is `target/tmp/NAME`, so that an
-//! earlier run that did not clean up is found by its name, and its processes by a variable in their environment.
-//! Needs root (an ordinary user's scene is made by root, too).
+//! Everything is below `/mnt`, in a mount namespace that belongs to the test's thread. Its mounts vanish with the
+//! thread, also when the test process is killed. The directory behind it is `target/tmp/NAME`. By that name, and by a
+//! variable in the environment of its processes, a test finds what an earlier run did not clean up. Needs root, also
+//! for the scene of an ordinary user.
 #![allow(dead_code, reason = "each test file is compiled with its own copy and uses a part of it")]
-// A test: what cannot be done here is a failure, said where it happened.
+// A test panics at a failed step, so that the failure names its line.
 #![allow(clippy::unwrap_used)]
 
 mod agents;
@@ -31,17 +31,18 @@ use serde_json::Value;
 pub use running::Running;
 
 pub const MIB: u64 = 1 << 20;
-/// Who has no privileges. Not `nobody`: in a user namespace everybody else's files look like that one's.
+/// A user without privileges. Not `nobody`: in a user namespace the files of all other users seem to belong to that
+/// user.
 pub const USER: u32 = 1000;
-/// A group of theirs beside their own.
+/// A supplementary group of that user.
 pub const TEAM: u32 = 2000;
-/// Marks our processes, for the next run should this one be killed.
+/// Marks the scene's processes, so that the next run finds them if this one is killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
 const FUSE: &str = "/dev/fuse";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Whatever is waited for longer than this hangs.
+/// A wait that is longer than this counts as a hang.
 pub const LIMIT: Duration = Duration::from_secs(90);
-/// Rules of temporaries and hidden files: no name in the store may begin so in the end.
+/// Names of temporaries and hidden files begin so. At the end the store may have no such name.
 const OURS: &str = ".surgetank-";
 
 pub struct Scene {
@@ -55,7 +56,7 @@ pub struct Scene {
     tiers: Vec<String>,
 }
 
-/// How a command ended.
+/// How a command ended, and its output.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -76,11 +77,11 @@ impl Ended {
         self
     }
 
-    /// Each of these is said.
+    /// Standard error contains each of these.
     #[track_caller]
     pub fn says(self, words: &[&str]) -> Self {
         for word in words {
-            assert!(self.stderr.contains(word), "{word:?} is not said in:\n{}", self.stderr);
+            assert!(self.stderr.contains(word), "{word:?} is missing in:\n{}", self.stderr);
         }
         self
     }
@@ -97,10 +98,10 @@ impl Ended {
     }
 }
 
-/// Two tests that share a name would clear each other's directories away. Held until the process ends.
+/// Two tests that share a name would clear each other's directories. The lock is held until the process ends.
 fn hold_name(behind: &Path) {
     let lock = File::create(behind.with_extension("lock")).unwrap();
-    // Of the process, not of the descriptor: a test may set a scene of the same name up once more.
+    // The lock belongs to the process, not to the descriptor: a test may set up a scene of the same name again.
     let held = rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
     assert!(held.is_ok(), "another test has the scene {}", behind.display());
     std::mem::forget(lock);
@@ -114,7 +115,7 @@ impl Scene {
             eprintln!("skipped: mounting needs root and /dev/fuse");
             return None;
         }
-        // SAFETY: takes nothing from others: this thread gets a namespace of its own, with the directories it had.
+        // SAFETY: affects this thread alone: it gets a namespace of its own, with its present directories.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
         mount(&["--make-rprivate", "/"]);
         let behind = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("scene-{name}"));
@@ -126,21 +127,21 @@ impl Scene {
         fs::create_dir_all(&behind).unwrap();
         fs::set_permissions(&behind, fs::Permissions::from_mode(0o755)).unwrap();
         mount(&["--bind", behind.to_str().unwrap(), "/mnt"]);
-        // Here the program can be run by anybody, wherever it was built; and the device is for everybody, as it is
-        // where users may mount.
+        // From this path every user can run the program, whatever directory it was built in. Every user may open the
+        // device, as on machines where users may mount.
         let program = Path::new("/mnt/surgetank");
         File::create(program).unwrap();
         mount(&["--bind", env!("CARGO_BIN_EXE_surgetank"), "/mnt/surgetank"]);
         succeed(Command::new("mknod").args(["-m", "666", "/mnt/fuse", "c", "10", "229"]));
         mount(&["--bind", "/mnt/fuse", FUSE]);
-        // Where tiers are looked for by those who name none.
+        // Here the program looks for tiers when none is configured.
         mount(&["-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"]);
         let over = PathBuf::from("/mnt/project");
         fs::create_dir(&over).unwrap();
         Some(Self { behind, over, state: "/mnt/state".into(), user: None, tiers: Vec::new() })
     }
 
-    /// The same, belonging to a user without privileges.
+    /// The same, owned by a user without privileges.
     pub fn of_user(name: &str) -> Option<Self> {
         let mut scene = Self::new(name)?;
         scene.user = Some(USER);
@@ -151,14 +152,14 @@ impl Scene {
         Some(scene)
     }
 
-    /// Adds a tier: a tmpfs with a little more than the cap, for its own directories.
+    /// Adds a tier: a tmpfs a little larger than the cap, because the tier's own directories need room.
     pub fn tier(&mut self, name: &str, cap_mib: u64) -> &mut Self {
         let path = self.tmpfs(&format!("tier-{name}"), cap_mib + 1);
         self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
         self
     }
 
-    /// Adds a tier that lies there, after those before it.
+    /// Adds a tier at this path, after those added before.
     pub fn other_tier(&mut self, name: &str, path: &Path, cap_mib: u64) {
         self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
     }
@@ -173,7 +174,7 @@ impl Scene {
         path
     }
 
-    /// An ext4 of its own at `/mnt/NAME`; `again` mounts what an earlier call made.
+    /// An ext4 of its own at `/mnt/NAME`. `ext4_again` mounts the same image again.
     pub fn ext4(&self, name: &str, size_mib: u64) -> PathBuf {
         let image = PathBuf::from(format!("/mnt/{name}.img"));
         File::create(&image).unwrap().set_len(size_mib * MIB).unwrap();
@@ -192,15 +193,15 @@ impl Scene {
         path
     }
 
-    /// The power fails: of this ext4 is left what was synced, or what its journal had besides; every process of the scene
-    /// is gone; the machine boots. (The store is another machine's.)
+    /// The power fails. This ext4 keeps the synced data and, with `journal_too`, what its journal has. Every process
+    /// of the scene ends, and the machine boots. The store keeps everything, because it is another machine's.
     #[track_caller]
     pub fn power_fails(&self, name: &str, journal_too: bool) {
         const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
         let path = Path::new("/mnt").join(name);
         let dir = File::open(&path).unwrap();
         let kind: u32 = if journal_too { 1 } else { 2 };
-        // Nobody does anything after that: the store would show it.
+        // From here on no process may act: the store would show the effect.
         for pid in marked(&self.behind) {
             // SAFETY: the mark says that this scene started it.
             unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
@@ -209,19 +210,20 @@ impl Scene {
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
         drop(dir);
         self.machine_dies(&path);
-        // A dying process is in its name space longer than it shows; until it left, the same image is the same file system.
-        eventually("the dead device is let go", || {
+        // A process that ends holds its mount namespace after it vanishes from `/proc`. Until it releases the
+        // namespace, the image mounts as the same file system.
+        eventually("the dead device is released", || {
             let image = format!("/mnt/{name}.img");
             Command::new("losetup").args(["--associated", &image]).output().unwrap().stdout.is_empty()
         });
         self.ext4_again(name);
     }
 
-    /// Every process of the scene is gone, and what was mounted there; another boot of the machine.
+    /// Ends every process of the scene, unmounts this file system, and simulates another boot of the machine.
     #[track_caller]
     pub fn machine_dies(&self, mounted: &Path) {
         end_marked(&self.behind);
-        eventually("the dead file system is let go", || {
+        eventually("the dead file system is released", || {
             Command::new("umount").arg(mounted).stderr(Stdio::null()).status().unwrap().success()
         });
         let id = fs::read_to_string(BOOT_ID).unwrap();
@@ -231,30 +233,30 @@ impl Scene {
         mount(&["--bind", new.to_str().unwrap(), BOOT_ID]);
     }
 
-    /// Unmounts an ext4 of ours and mounts it again, with another device number.
+    /// Unmounts an ext4 of the scene and mounts it again, with another device number.
     pub fn ext4_renumbered(&self, name: &str) {
         let path = Path::new("/mnt").join(name);
         let number = fs::metadata(&path).unwrap().dev();
-        // Attached once more before the first number is free.
+        // Attached a second time before the first number is free.
         let image = format!("/mnt/{name}.img");
         let attach = Command::new("losetup").args(["--find", "--show", &image]).output().unwrap();
         assert!(attach.status.success(), "{attach:?}");
         let device = String::from_utf8(attach.stdout).unwrap();
         let device = device.trim();
         succeed(Command::new("umount").arg(&path));
-        // The name space of an agent that just ended may hold the file system for an instant.
-        eventually("the first device is let go", || {
+        // The namespace of an agent that has just ended may hold the file system for an instant.
+        eventually("the first device is released", || {
             let devices = Command::new("losetup").args(["--associated", &image]).output().unwrap();
             devices.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count() == 1
         });
         succeed(Command::new("blockdev").args(["--flushbufs", device]));
         mount(&[device, path.to_str().unwrap()]);
-        // Goes when the mount goes.
+        // Detached when the file system is unmounted.
         succeed(Command::new("losetup").args(["--detach", device]));
         assert_ne!(fs::metadata(&path).unwrap().dev(), number, "the same device number: nothing is tested");
     }
 
-    /// A directory beside the served one, where scripts write down what they saw.
+    /// A directory beside the served one, where scripts record what they see.
     pub fn beside(&self, name: &str) -> PathBuf {
         let path = Path::new("/mnt").join(name);
         fs::create_dir_all(&path).unwrap();
@@ -268,7 +270,7 @@ impl Scene {
         }
     }
 
-    /// The program itself, with nothing of the environment that could configure it.
+    /// The program itself, without any variable of the environment that could configure it.
     pub fn surgetank(&self, words: &[&str]) -> Command {
         let mut command = self.command("/mnt/surgetank");
         command.args(words);
@@ -325,7 +327,7 @@ impl Scene {
         Running::of(self.run_command(options, script)).ends()
     }
 
-    /// Whoever in the agent passes this crash point stays there for so long.
+    /// Every thread of the agent that passes this crash point waits there for the given time.
     #[track_caller]
     pub fn run_held(&self, held: &str, options: &[&str], script: &str) -> Ended {
         let mut command = self.run_command(options, script);
@@ -337,7 +339,7 @@ impl Scene {
         Running::of(self.run_command(options, script))
     }
 
-    /// Another verb, asked from outside.
+    /// Another verb, from outside the run.
     #[track_caller]
     pub fn verb(&self, verb: &str, words: &[&str]) -> Ended {
         let mut all = vec![verb, "--state", self.state.to_str().unwrap()];
@@ -345,13 +347,13 @@ impl Scene {
         Running::of(self.surgetank(&all)).ends()
     }
 
-    /// A verb with nothing but these words.
+    /// A verb with these words only, without `--state`.
     #[track_caller]
     pub fn bare_verb(&self, verb: &str, words: &[&str]) -> Ended {
         Running::of(self.surgetank(&[&[verb], words].concat())).ends()
     }
 
-    /// As the last resort a user has: the same directory once more, with everything else left to it.
+    /// The user's last resort: a run over the same directory, with all other settings at their defaults.
     #[track_caller]
     pub fn drain_what_is_left(&self) -> Ended {
         self.run(&[], "true")
@@ -371,7 +373,7 @@ impl Scene {
         same_bytes(name, &self.read(name), bytes);
     }
 
-    /// Nothing of ours is left in the store.
+    /// The store has no temporary and no hidden file.
     #[track_caller]
     pub fn is_clean(&self) {
         let left: Vec<PathBuf> = self.store_files().into_keys().filter(|path| is_ours(path)).collect();
@@ -383,7 +385,7 @@ impl Scene {
         files_below(&self.over)
     }
 
-    /// What every file of the tiers is called there, without hidden ones.
+    /// Relative path of every file of the tiers, without hidden ones.
     pub fn tier_files(&self) -> Vec<PathBuf> {
         self.tiers
             .iter()
@@ -394,7 +396,7 @@ impl Scene {
             .collect()
     }
 
-    /// How many of this name the scene runs.
+    /// How many processes of this name the scene runs.
     pub fn processes(&self, name: &str) -> usize {
         let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
         marked(&self.behind).iter().filter(|pid| is_it(pid)).count()
@@ -411,13 +413,14 @@ impl Drop for Scene {
         if std::thread::panicking() {
             eprintln!("---- agent's log\n{}", self.log());
         }
-        // The namespace goes with the thread; what stood under /mnt is still visible here without the other mounts.
+        // The namespace ends with the thread. Below `/mnt` the files of the directory itself are visible here,
+        // without the other mounts.
         let _ = rustix::mount::unmount("/mnt", rustix::mount::UnmountFlags::DETACH);
-        // What was mounted on one of these while it was a mount already holds a file of the directory.
+        // A mount over one of these may have hidden an earlier mount, which still holds a file of the directory.
         for place in [BOOT_ID, FUSE] {
             while rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH).is_ok() {}
         }
-        // A process has no mark for an instant when it executes a program, and may make a file meanwhile.
+        // While a process executes a program it has no mark for an instant, and may create a file then.
         let deadline = Instant::now() + LIMIT;
         loop {
             end_marked(&self.behind);
@@ -454,7 +457,7 @@ pub fn noise(seed: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Without printing megabytes when they differ.
+/// Compares without printing megabytes when they differ.
 #[track_caller]
 pub fn same_bytes(name: &str, is: &[u8], should: &[u8]) {
     assert_eq!(is.len(), should.len(), "{name}: its length");
@@ -473,7 +476,7 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, u64> {
     let mut found = BTreeMap::new();
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
-        // A directory that goes while we look is no failure of the looker.
+        // A directory that vanishes during the walk is not a failure.
         for entry in fs::read_dir(root.join(&directory)).into_iter().flatten().flatten() {
             let path = directory.join(entry.file_name());
             let Ok(meta) = entry.metadata() else { continue };
@@ -499,7 +502,7 @@ pub fn mount(words: &[&str]) {
 }
 
 fn alive(pid: u32) -> bool {
-    // A zombie has no command line any more.
+    // A zombie has an empty command line.
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
 
@@ -528,7 +531,7 @@ fn end_marked(behind: &Path) {
             return;
         }
         for pid in left {
-            // SAFETY: the mark says that a scene of this very name started it.
+            // SAFETY: the mark says that a scene of this name started it.
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! Commands as the program prints them: taken from its output, and given to a shell as they are.
+//! Commands that the program prints: taken from its output, and given unchanged to a shell.
 
 use super::{Ended, Running, Scene};
 
@@ -23,7 +23,7 @@ impl Ended {
 }
 
 impl Scene {
-    /// In another directory, by a user who has nothing but the line.
+    /// Runs the line in another directory, as a user who has only this line.
     #[track_caller]
     pub fn as_printed(&self, line: &str) -> Ended {
         let mut command = self.command("bash");

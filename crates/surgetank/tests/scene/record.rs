@@ -1,4 +1,4 @@
-//! The record of a run in tests: what it says was moved, and what strace saw of the same run.
+//! The record of a run, compared with what strace sees of the same run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Scene;
 
-/// Files are known to be small, so whoever writes one has it directly.
+/// A rule says that all files are small, so a process that writes one gets it from the shim.
 pub const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
 
 pub fn small_scene(name: &str) -> Option<Scene> {
@@ -31,7 +31,7 @@ pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Bytes read and written by processes of that name (all: ""), in these doors.
+/// Bytes read and written by processes of that name through these doors. An empty name means all processes.
 pub fn moved(record: &Value, program: &str, doors: &[&str]) -> (u64, u64) {
     let mut sum = (0, 0);
     for process in record["processes"].as_array().unwrap() {
@@ -47,11 +47,11 @@ pub fn moved(record: &Value, program: &str, doors: &[&str]) -> (u64, u64) {
 
 pub const COUNTED: [&str; 3] = ["shim", "passthrough", "mediated"];
 
-/// How many bytes of a program the shim reads first, before it starts the program (`shim/foreign.c`).
+/// How many bytes of a program the shim reads before it starts the program (`shim/foreign.c`).
 const HEAD: &str = "511, 0)";
 
-/// What strace saw (`-ff -y`, one file a process) on files below these directories. What the shim itself reads of a program
-/// that is started is left out.
+/// Bytes that strace saw (`-ff -y`, one file for each process) on files below these directories. The shim's own reads
+/// of a started program are left out.
 pub fn traced(logs: &Path, below: &[&str]) -> (u64, u64) {
     let mut sum = (0, 0);
     for log in fs::read_dir(logs).unwrap().flatten() {
@@ -84,7 +84,7 @@ pub fn traced(logs: &Path, below: &[&str]) -> (u64, u64) {
     sum
 }
 
-/// Runs the script with strace around it and compares.
+/// Runs the script under strace, and compares the record with strace's numbers.
 #[track_caller]
 pub fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
     let logs = PathBuf::from(format!("/mnt/trace-{name}"));
@@ -98,13 +98,13 @@ pub fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
     );
     scene.run(&SMALL, &traced_run).exits(0);
     let record = record(scene);
-    let told = moved(&record, "", &COUNTED);
+    let recorded = moved(&record, "", &COUNTED);
     let true_bytes = traced(&logs, &["/mnt/tier-fast/", "/mnt/project/"]);
     assert!(true_bytes.0 + true_bytes.1 > 0, "{name}: strace saw nothing");
-    for (what, told, is) in [("read", told.0, true_bytes.0), ("written", told.1, true_bytes.1)] {
-        let off = told.abs_diff(is);
-        println!("{name}: {what}: recorded {told}, strace {is}");
-        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{:#}", record["programs"]);
+    for (what, recorded, is) in [("read", recorded.0, true_bytes.0), ("written", recorded.1, true_bytes.1)] {
+        let off = recorded.abs_diff(is);
+        println!("{name}: {what}: recorded {recorded}, strace {is}");
+        assert!(off * 100 <= is, "{name}: {what}: recorded {recorded}, strace saw {is}\n{:#}", record["programs"]);
     }
     record
 }

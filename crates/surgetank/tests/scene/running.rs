@@ -1,4 +1,4 @@
-//! A command of the scene that goes on: what it has said so far, and its end.
+//! A command of the scene that is still running: its output so far, and its end.
 
 use std::io::Read;
 use std::process::{Child, Command};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::{Ended, LIMIT};
 
-/// A command that goes on.
+/// A command that is still running.
 pub struct Running {
     child: Option<Child>,
     streams: Vec<std::thread::JoinHandle<String>>,
-    /// Its error output until now.
-    said: Arc<Mutex<Vec<u8>>>,
+    /// Its standard error so far.
+    stderr: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Running {
@@ -31,39 +31,39 @@ impl Running {
                 }
             })
         };
-        let said = Arc::default();
+        let stderr = Arc::default();
         let streams = vec![
             collect(Box::new(child.stdout.take().unwrap()), Arc::default()),
-            collect(Box::new(child.stderr.take().unwrap()), Arc::clone(&said)),
+            collect(Box::new(child.stderr.take().unwrap()), Arc::clone(&stderr)),
         ];
-        Self { child: Some(child), streams, said }
+        Self { child: Some(child), streams, stderr }
     }
 
-    /// Has it said this, until now?
+    /// Whether standard error contains this so far.
     pub fn says(&self, words: &str) -> bool {
-        String::from_utf8_lossy(&self.said.lock().unwrap()).contains(words)
+        String::from_utf8_lossy(&self.stderr.lock().unwrap()).contains(words)
     }
 
     pub fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
-    pub fn is_over(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// What an ended command said.
+    /// The output of a command that has ended.
     pub fn so_far(&mut self) -> String {
         let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
         texts.join("\n")
     }
 
     pub fn kill(&self) {
-        // SAFETY: the child is ours and not yet waited for; it leads a group.
+        // SAFETY: this value started the child and has not waited for it; it leads a group.
         unsafe { libc::kill(-(self.pid() as i32), libc::SIGKILL) };
     }
 
-    /// The command and what it started do nothing more.
+    /// Stops the command and the processes that it started.
     pub fn halt(&self) {
         // SAFETY: as above.
         unsafe { libc::kill(-(self.pid() as i32), libc::SIGSTOP) };
@@ -72,7 +72,7 @@ impl Running {
     #[track_caller]
     pub fn ends(mut self) -> Ended {
         let deadline = Instant::now() + LIMIT;
-        while !self.is_over() {
+        while !self.has_ended() {
             if Instant::now() > deadline {
                 self.kill();
                 let mut child = self.child.take().unwrap();
@@ -92,7 +92,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // SAFETY: the child is ours and not yet waited for; it leads a group.
+            // SAFETY: this value started the child and has not waited for it; it leads a group.
             unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
             child.wait().unwrap();
         }

@@ -1,4 +1,4 @@
-//! A file server as the store: another program, which can be killed, and told to do wrong.
+//! A file server as the store: a separate program, which a test can kill, and in which it can inject faults.
 
 use std::fs;
 use std::path::Path;
@@ -10,18 +10,18 @@ pub struct Server {
     child: Child,
 }
 
-/// What goes wrong is said here.
+/// The file that lists the faults to inject.
 const FAULTS: &str = "/mnt/faults";
 
-/// From now on this goes wrong in the store (`tests/mirror/faults.rs`); nothing if empty.
+/// From now on the store has these faults (`tests/mirror/faults.rs`); none if the text is empty.
 pub fn faults(text: &str) {
     fs::write("/mnt/faults.new", text).unwrap();
     fs::rename("/mnt/faults.new", FAULTS).unwrap();
 }
 
-/// How many operations went wrong because of that.
-pub fn faults_met() -> u64 {
-    fs::metadata(format!("{FAULTS}.met")).map_or(0, |met| met.len())
+/// How many operations failed because of an injected fault.
+pub fn faults_hit() -> u64 {
+    fs::metadata(format!("{FAULTS}.hits")).map_or(0, |file| file.len())
 }
 
 impl Server {

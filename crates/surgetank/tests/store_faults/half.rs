@@ -1,10 +1,10 @@
-//! A version that goes over the store's file in place, and breaks off there: the file was half of two versions, was taken for
-//! somebody else's, and stayed so under all of its names.
+//! A new version overwrites the store's file in place, and the overwrite is interrupted. Regression: the file had
+//! halves of two versions, counted as another client's, and stayed so under all of its names.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use super::{Stage, behind, holds, stage, tell};
+use super::{Stage, behind, holds, mark, stage};
 use crate::scene::server::faults;
 use crate::scene::{Running, eventually, noise};
 
@@ -17,15 +17,15 @@ fn broken_off(name: &str, wrong: &str) {
     let mut command = stage.scene.run_command(&Stage::options(&["--quiet-period", "0s"]), script);
     command.env("SURGETANK_HOLD", "store.overwriting:4000");
     let running = Running::of(command);
-    eventually("it is being written over", || {
+    eventually("the drain overwrites the file", || {
         let length_bytes = fs::metadata(behind("one")).unwrap().len();
-        assert!(length_bytes != 100 << 10, "it was written over before the test looked: the machine is too busy");
+        assert!(length_bytes != 100 << 10, "the overwrite ended before the test looked: the machine is too busy");
         length_bytes == 0
     });
     faults(wrong);
-    eventually("it broke off", || stage.failures() > 0);
+    eventually("the overwrite fails", || stage.failures() > 0);
     faults("");
-    tell("end");
+    mark("end");
     let ended = running.ends().exits(0);
     assert!(!ended.stderr.contains("another client"), "{}", ended.stderr);
     let bytes = noise(5, 100 << 10);
@@ -61,9 +61,9 @@ fn half_written_link_is_completed_after_a_bad_reread() {
     broken_off("half_corrupt", "write corrupt 1");
 }
 
-/// The file is complete, and the removal of the copy beside it was not reported. Regression: the drain missed that copy
-/// for good.
+/// The file is complete, and the answer to the removal of the copy beside it is lost. Regression: the drain then
+/// searched for that copy again and again.
 #[test]
 fn link_is_drained_when_the_copys_removal_is_unreported() {
-    broken_off("half_unsaid", "unlink lost:EIO 1");
+    broken_off("half_unreported", "unlink lost:EIO 1");
 }

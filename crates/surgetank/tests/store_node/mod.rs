@@ -14,7 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// Marks the processes of a node, agents among them.
 const MARK: &str = "SURGETANK_TEST_NODE";
 
-/// A node of its own: nothing of what an earlier one left but what is in the store.
+/// A node without any state of an earlier one: only the store is common.
 pub struct Node {
     scratch: TempDir,
 }
@@ -53,7 +53,8 @@ impl Node {
         ours.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// What a failed test left running would serve for hours, and what its agents had in shared memory would stay.
+    /// Ends the remaining processes of a failed test, which would serve for hours, and removes their agents' shared
+    /// memory.
     fn end_all(&self) {
         const TIMEOUT: Duration = Duration::from_secs(10);
         let begun = Instant::now();
@@ -69,8 +70,8 @@ impl Node {
         drop(doctor.args(["doctor", "--clean"]).current_dir(self.path("over")).output());
     }
 
-    /// Waits for the end of the last agent. One that was killed after it had reported that all is durable has a successor, which
-    /// cleans up while the command's caller goes on.
+    /// Waits for the end of the last agent. An agent that is killed after it reports all files as durable has a
+    /// successor. The successor cleans up while the command's caller continues.
     #[track_caller]
     pub fn await_no_agent(&self) {
         let begun = Instant::now();
@@ -80,13 +81,13 @@ impl Node {
         }
     }
 
-    /// Does an agent know of uploads that it has begun?
+    /// Whether an agent has a record of an upload that it has begun.
     pub fn has_uploads(&self) -> bool {
         let mut places = fs::read_dir(self.path("state")).unwrap().flatten();
         places.any(|place| fs::read_dir(place.path().join("uploads")).is_ok_and(|mut kept| kept.next().is_some()))
     }
 
-    /// `false`: the last one is dead already, and no other has begun.
+    /// `false`: the last agent is dead already, and no other has begun.
     pub fn kill_agent(&self) -> bool {
         let mut killed = false;
         let places = fs::read_dir(self.path("state")).unwrap().flatten();
@@ -106,7 +107,7 @@ impl Node {
     }
 }
 
-/// A test that fails tells what the agents had to say and who still runs: its own words are seldom enough.
+/// A failed test prints the agents' logs and the running processes, because its own message is seldom enough.
 impl Drop for Node {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -123,7 +124,7 @@ impl Drop for Node {
 }
 
 #[track_caller]
-pub fn told(output: &Output) -> String {
+pub fn stdout_of(output: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
     out.into_owned()
@@ -132,7 +133,7 @@ pub fn told(output: &Output) -> String {
 pub fn ends(mut child: Child) -> Output {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < LIMIT, "it never ends");
+        assert!(begun.elapsed() < LIMIT, "the run does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
     child.wait_with_output().unwrap()

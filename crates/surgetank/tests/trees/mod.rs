@@ -1,5 +1,5 @@
-//! Two directories compared: names, types, contents, modes, owners, links, extended attributes, times that were set on
-//! purpose, and that holes stayed holes.
+//! Compares two directories: names, types, contents, modes, owners, links, extended attributes, explicitly set times,
+//! and holes.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What must be equal of a file; each field is in the message when it is not.
+/// The properties of a file that must be equal; the message names each one that differs.
 #[derive(Debug, PartialEq)]
 struct Entry {
     kind: &'static str,
@@ -19,15 +19,15 @@ struct Entry {
     size: u64,
     content: u64,
     target: Option<PathBuf>,
-    /// The first name of this very file.
+    /// The first name of this inode.
     same_as: PathBuf,
     xattrs: BTreeMap<String, Vec<u8>>,
-    /// Only when it was set on purpose: long before the test began.
+    /// Only if it was set explicitly, to a time long before the test began.
     mtime: Option<(i64, i64)>,
     sparse: bool,
 }
 
-/// Where they differ, and how.
+/// The paths that differ, with a description.
 pub fn differences(plain: &Path, store: &Path, started: SystemTime) -> BTreeMap<PathBuf, String> {
     let (plain, store) = (tree(plain, started), tree(store, started));
     plain
@@ -111,7 +111,7 @@ fn xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut names = vec![0u8; 1 << 16];
     let length = match rustix::fs::llistxattr(path, &mut names[..]) {
         Ok(length) => length,
-        // Symbolic links and special files have none that a user may set.
+        // Symbolic links and special files have no attributes that a user may set.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => return BTreeMap::new(),
         Err(error) => panic!("{}: {error}", path.display()),
     };
