@@ -2,7 +2,7 @@
 //!
 //! It is compiled for tests only: those of this crate, and with the feature `conformance` those of other crates.
 
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ pub use program::Program;
     version,
     about = "A burst buffer for scientific workflows: node-local speed, and nothing is ever lost",
     disable_help_subcommand = true,
-    after_help = "Exit codes: the command's own; 1 surgetank failed, 2 usage, 3 something is not durable, 4 the drain goes on detached.\n`surgetank help` lists the topics of the manual."
+    after_help = "Exit codes: the command's own; 1 surgetank failed, 2 usage, 3 something is not durable, 4 the drain continues in the background.\nAll exit codes: surgetank help exit-codes. `surgetank help` lists the topics of the manual."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -1,6 +1,6 @@
 //! Files that the shim opens from a descriptor of their tier's directory. A read must return the file that the path
 //! leads to, whichever door changes directories and names between two opens.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use crate::scene::delegation::{FAST, python, scene};
 

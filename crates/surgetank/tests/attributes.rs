@@ -1,5 +1,5 @@
 //! Hints and queries as extended attributes, through each door to the agent.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use crate::scene::Scene;
 

@@ -3,7 +3,7 @@
 //! A message of surgetank names what failed and where ("surgetank: …"), what to try, and the state of the data. The
 //! tables ([`table`]) are compared with the program's own lists. An entry of those lists without a row here fails the
 //! test.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod table;
 

@@ -1,5 +1,5 @@
 //! `compress = "zstd"` in a rule: programs see plain content, and `zstd -d` opens the files in the store.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![cfg(all(feature = "compress", feature = "s3"))]
 
 use std::fs;

@@ -1,5 +1,5 @@
 //! `dedup = true` in a rule: programs see plain content, and the store has each content once.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![cfg(all(feature = "compress", feature = "dedup", feature = "s3"))]
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! Delegated directories (docs/internals/doors.md, "Delegated directories"). A file that a program creates without a
 //! request is visible at every door at once, exactly once. The drain publishes such files in the order of the closes.
 //! Kills and renames do not change this.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Delegated directories in which other processes use the same names. Their entries stop half-way, they belong to
 //! another run, use another door, or have no privileges.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The documentation and the program: the page of the command line equals the program's own help, and the site has
 //! every page.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
 //! The table of docs/durability.md: failure × state, and what survives. Every cell names its tests here. This file
 //! has the tests that belong to no other one.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeMap;
 use std::fs;

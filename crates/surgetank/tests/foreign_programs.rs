@@ -1,6 +1,6 @@
 //! Programs that cannot take the preload shim, or cannot load it from root's directories: other users' tasks, another
 //! C library, sanitizers. They use the mount. A program that they start gets the shim again if it can take it.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

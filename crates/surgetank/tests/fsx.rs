@@ -4,7 +4,7 @@
 //! file's last content.
 //!
 //! `SURGETANK_FSX_OPERATIONS` is the number of operations in all, `SURGETANK_FSX_SEED` the first seed.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Handoff: programs continue while their agents are killed and replaced (docs/durability.md, "When
 //! the agent dies under a command").
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod fsync;
 

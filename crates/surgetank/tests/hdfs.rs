@@ -1,5 +1,5 @@
 //! A real HDFS behind the mount: whole runs. (HDFS starts slowly, so each test checks several things.)
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![cfg(feature = "webhdfs")]
 
 use std::fs;

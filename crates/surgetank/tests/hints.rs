@@ -1,6 +1,6 @@
 //! Hints that are set during a run: by attributes and by the verb, through every door, and across the death of the
 //! agent.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::HashMap;
 use std::fmt::Write;

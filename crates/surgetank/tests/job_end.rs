@@ -1,7 +1,7 @@
 //! The end of a job: the scheduler announces it, or sends SIGTERM and kills a little later, and wipes the node's
 //! local storage. Then every file that was reported durable is in the store. The next run finds each other file, or
 //! names it as lost.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
 //! Locks of programs: exclusive among all programs at the mount, and against locks on a tier's plain file itself.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use crate::scene::{Ended, Scene};
 

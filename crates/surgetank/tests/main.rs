@@ -2,7 +2,7 @@
 //! its own.
 //!
 //! Not included are `agent_life` and `crash`: they list their cases at run time and are binaries of their own.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test reports by a panic")]
 
 mod anchors;
 mod attributes;

@@ -1,6 +1,6 @@
 //! Files whose bytes the agent moves. A process that only writes bypasses the kernel's page cache, and all other
 //! processes must see its data.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use crate::scene::Scene;
 

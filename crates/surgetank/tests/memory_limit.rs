@@ -1,6 +1,6 @@
 //! A job with a limit on its memory, and a tier in memory whose pages count against the limit. The kernel kills no
 //! process for it, and every byte reaches the store.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 #[cfg(feature = "s3")]
 use std::fs;

@@ -1,6 +1,6 @@
 //! The metrics as Prometheus gets them: the content, the clients that may read them, and the events that they
 //! survive.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
 //! A real shared file system as the store: whole runs over a MooseFS mount, and its servers killed in the middle.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

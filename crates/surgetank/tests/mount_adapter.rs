@@ -1,7 +1,7 @@
 //! The adapter against the real kernel. A mirrored directory must behave like the directory itself, whether the
 //! kernel (passthrough) or the mirror reads and writes its files. Each scenario records its observations, errors
 //! included. The native directory and both mounts must yield the same record. Needs root and /dev/fuse.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::ffi::CString;
 use std::fmt::Display;

@@ -1,6 +1,6 @@
 //! The decoder gets input that no kernel sends: random bytes, truncations and false lengths. It answers EINVAL, and
 //! never panics.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use proptest::prelude::*;
 use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};

@@ -1,7 +1,7 @@
 //! An ordinary user without privileges: a mount in a user and mount namespace of its own works. Processes that enter
 //! the namespace see it, and no other process does. Needs root (to become another user), user namespaces and
 //! /dev/fuse.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

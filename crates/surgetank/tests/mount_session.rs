@@ -1,7 +1,7 @@
 //! The guarantees of the session. Every request is answered, whatever the file system does. No request waits behind
 //! an operation that sleeps. Interrupts arrive. A notification removes entries from the kernel's caches. Needs root
 //! and /dev/fuse.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -1,6 +1,6 @@
 //! The page of a run in a real browser. The page causes no error and loads nothing. No element sticks out or covers
 //! another one. The page shows the record's figures, and shows hostile names as plain text.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

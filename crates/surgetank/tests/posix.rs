@@ -5,7 +5,7 @@
 //! Every difference has an entry in `posix/differences.txt`, with a sentence of `docs/semantics.md` that documents
 //! it. An entry without a difference fails the test. A case by hand: `cc -o cases posix/*.c && ./cases prepare DIR &&
 //! ./cases run DIR CASE`.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

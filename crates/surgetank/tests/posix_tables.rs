@@ -4,7 +4,7 @@
 //! In a plain directory, the reference, every step must have this outcome. Every difference through a door has an
 //! entry in `posix_tables/differences.txt`, with its number and a reason. An entry without a difference fails the
 //! test.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod table;
 

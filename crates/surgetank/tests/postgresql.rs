@@ -2,7 +2,7 @@
 //! works on it while agents are killed.
 //!
 //! Here fsync means the store, and PostgreSQL panics at the first fsync that fails.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The machine loses its power, or crashes: data that the tier's file system has not written is lost. The test shuts
 //! down an ext4 of its own, as the developers of ext4 do in their tests (EXT4_IOC_SHUTDOWN). The machine then
 //! "boots": it gets another boot id.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod failing;
 

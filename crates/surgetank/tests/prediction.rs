@@ -1,6 +1,6 @@
 //! `calibrate`, `model` and `advise` from the command line: their output, the input that they refuse, and the files
 //! that they leave.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

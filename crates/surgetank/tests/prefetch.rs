@@ -1,5 +1,5 @@
 //! Prefetch while programs read the file: through the mount, mediated or by the kernel, and across the agent's death.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 

@@ -1,6 +1,6 @@
 //! Programs that use the same name at once: they make, open, replace and delete it, through one door and through two.
 //! The result must be one that a plain directory can give, and no file may be lost.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -4,7 +4,7 @@
 //! A program changes the directory step by step and records each completed step. The same program, run in a plain
 //! directory for the same number of steps, yields the expected content of the store. The interrupted step may have
 //! happened or not. A file that was being written at that time may have any content.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
 //! A store of values behind the mount: whole runs against a real Redis server.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![cfg(feature = "redis")]
 
 use std::fs;

@@ -1,5 +1,5 @@
 //! Calls that docs/semantics.md says are refused: each fails with the named errno, at the named door.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
 //! Each test is named after a fault that was fixed.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;

@@ -1,5 +1,5 @@
 //! The record of a run equals the bytes that strace saw, for every kind of program and every way in which it ends.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Counting for the report, in arbitrary programs. Regressions: bytes that were counted twice, and counting that
 //! harmed the program.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 

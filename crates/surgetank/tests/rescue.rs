@@ -1,5 +1,5 @@
 //! `surgetank fsck` and `surgetank scavenge`: what they find after a fault, what they repair, and what they leave.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod kept;
 mod lost;

@@ -1,5 +1,5 @@
 //! Rules, Sea's lists and the verbs that query and manage files, with the real program over a real directory.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! A store of objects behind the mount: whole runs against a real server.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![cfg(feature = "s3")]
 
 mod kills;

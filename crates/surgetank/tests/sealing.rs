@@ -1,6 +1,6 @@
 //! Files that are written directly. Such a file is complete only when the kernel reports that no process can write it
 //! any more.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,6 @@
 //! The door without a mount. Programs of all kinds see one directory. The bare directory gets only directories before
 //! the drain. Calls that cannot be served are refused.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The door without a mount at its limits: refused calls and their report, interpreters in the directory, and agents
 //! without access to programs' memory.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::mem::MaybeUninit;

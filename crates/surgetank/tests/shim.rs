@@ -3,7 +3,7 @@
 //!
 //! `$by_mount` is the environment without the shim: a program that is started with it goes through the kernel. The
 //! shell itself leaves its redirections to the mount, so python writes the files here.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use crate::scene::Scene;
 

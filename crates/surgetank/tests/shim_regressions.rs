@@ -1,5 +1,5 @@
 //! The preload shim: regressions and near misses, each with its critical moment prolonged.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! A full tier never ends a run: files larger than the tiers, many files, and writes in the middle all reach the
 //! store.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
 //! `stage-in` and `stage-out`: trees between directories and object servers, with interruptions and continuations.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 #![allow(clippy::duplicate_mod, reason = "both kinds of servers make certificates")]
 #![cfg(feature = "s3")]
 

@@ -1,7 +1,7 @@
 //! A store with failures while programs work. The programs continue in the tiers at their speed. `status` names the
 //! start and the cause. The number of tries is limited. When the store recovers, every file reaches it, complete. No
 //! corrupt file is ever visible under a final name. When no room is left anywhere, the writer waits for it.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod half;
 mod lost;

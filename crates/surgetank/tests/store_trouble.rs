@@ -1,6 +1,6 @@
 //! A store that refuses files. The exit code and the message must be right: which file, which store, the cause, what
 //! to try, and where the bytes are safe. Once the store accepts files again, another run drains every file.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! The meaning of `fsync`, `fdatasync`, `msync`, `O_SYNC` and `O_DSYNC`: for each kind of tier, each value of `fsync
 //! = auto | tier | store`, and each door. The test checks for "in the store" in the bare directory, while the file is
 //! still open.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

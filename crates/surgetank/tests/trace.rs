@@ -1,5 +1,5 @@
 //! `run --trace`: which process read and wrote which bytes, and where in the file.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::path::Path;

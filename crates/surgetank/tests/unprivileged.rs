@@ -1,6 +1,6 @@
 //! An ordinary user without any privilege: a private mount, the user's own files, and the errors of a plain
 //! directory.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

@@ -11,13 +11,13 @@ pub struct Settings {
     /// Directory to serve [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub over: Option<PathBuf>,
-    /// The store: a path or file:///path [default: the directory itself, underneath the mount]
+    /// The store: a path or the URL of a server (docs/stores.md) [default: the directory itself, underneath the mount]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// A tier and its devices, fastest tier first; may be given several times [default: found]
     #[arg(long = "tier", value_name = "NAME=PATH[,PATH…][:SIZE]")]
     pub tiers: Vec<String>,
-    /// surgetank.toml or Sea's sea.ini [default: what lies in the directory]
+    /// surgetank.toml or Sea's sea.ini [default: the one in the directory]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Mode of files that match; may be given several times

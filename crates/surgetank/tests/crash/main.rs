@@ -11,7 +11,7 @@
 //! `SURGETANK_CRASH_CASES` (50) is the number of cases. `SURGETANK_CRASH_SEED` is a different number at each `make
 //! crash`. A case is named by its seed, and `SURGETANK_CRASH_CASE=SEED` runs only that case. `SURGETANK_CRASH_OTHERS`
 //! (5) is the number of cases in a directory with packed files, and on an object server (`ground`).
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod content;
 mod delegation;

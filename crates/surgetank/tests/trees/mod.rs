@@ -1,6 +1,6 @@
 //! Compares two directories: names, types, contents, modes, owners, links, extended attributes, explicitly set times,
 //! and holes.
-#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
