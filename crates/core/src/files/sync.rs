@@ -30,6 +30,8 @@ const BATCH: usize = 256;
 /// A file that was in use comes again after this time, at the earliest.
 const AGAIN: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
+/// A larger file is drained again after a close, rather than compared with its checksum.
+const COMPARED_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Default)]
 pub(crate) struct Unsynced(VecDeque<Closed>);
@@ -82,11 +84,13 @@ impl Syncs {
 
     /// Does the store have exactly the plain file's present bytes and attributes, because an fsync brought them there?
     /// The agent does not see the writes of direct writers: so it compares times, then the checksum (writes through a
-    /// mapping need not change a time). The caller holds the inode's lock.
+    /// mapping need not change a time). The caller holds the inode's lock. A very large file counts as written: reading
+    /// it would delay other files.
     pub(crate) fn is_published(&self, id: FileId, plain: &File) -> bool {
         let known = {
             let tree = self.metadata.read_tree();
             let inode = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none());
+            let inode = inode.filter(|inode| inode.attr.size_bytes <= COMPARED_BYTES_MAX);
             inode.filter(|inode| inode.applied.is_some()).and_then(|inode| Some((inode.attr, inode.checksum?)))
         };
         let Some((attr, sum)) = known else { return false };
