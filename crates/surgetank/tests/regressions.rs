@@ -123,8 +123,7 @@ fn prefetching_ends_with_the_agent() {
     scene.is_clean();
 }
 
-/// Programs fill a tier of 32 MiB three times: pinned files stay, and other files are evicted. Regression: pin rules
-/// had no effect.
+/// Programs fill a tier of 32 MiB three times, and pinned files stay. Regression: pin rules had no effect.
 #[test]
 fn pinned_files_stay_on_a_full_tier() {
     let Some(scene) = prepare("pin_rules") else {
@@ -246,8 +245,7 @@ fn umount_removes_a_dead_mount() {
     scene.asked_at_root("wait", &[over]).exits(0);
 }
 
-/// A run started inside the dead mount continues in the directory underneath it. Regression: it could not read the
-/// configuration.
+/// A run started inside the dead mount continues in the directory underneath. Regression: it read no configuration.
 #[test]
 fn run_started_in_a_dead_mount_works() {
     let Some(scene) = prepare("dead_mount_run") else {
@@ -332,8 +330,7 @@ fn files_survive_a_new_device_number_of_the_store() {
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.asked_at_root("wait", &[over]).exits(0);
 
-    // The same after an orderly end: the agent finds a kept file again, and drains a file that the store refused
-    // before.
+    // The same after an orderly end: the agent finds a kept file, and drains a file that the store refused before.
     scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
     scene.ext4_renumbered("project");
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
@@ -512,8 +509,7 @@ fn changes_between_runs_are_seen_beside_kept_files() {
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Regression: a directory with a kept file was shown empty, and took no new files, after another client had removed
-/// it in the store.
+/// Regression: a directory with a kept file was shown empty after another client had removed it in the store.
 #[test]
 fn removed_directory_with_kept_files_takes_new_files() {
     directory_with_something_kept("removed_directory", |_| {}, "");

@@ -298,8 +298,7 @@ assert os.stat('f').st_ino == before.st_ino and open('f', 'rb').read() == b'x' *
     );
 }
 
-/// A program writes data through the shim and closes it. Then a program at the mount makes the marker that it is
-/// complete.
+/// A program writes data through the shim and closes it. Then a program at the mount makes the marker for it.
 #[test]
 fn marker_made_through_the_mount_follows_its_data() {
     let Some(scene) = scene("shim_order") else { return };
@@ -317,11 +316,7 @@ fn marker_made_through_the_mount_follows_its_data() {
         for n in 1..=60 {
             if scene.path(&format!("out/done-{n}")).exists() {
                 let data = std::fs::metadata(scene.path(&format!("out/data-{n}")));
-                assert_eq!(
-                    data.map(|there| there.len()).ok(),
-                    Some(20_000),
-                    "done-{n} is in the store before its data"
-                );
+                assert_eq!(data.map(|there| there.len()).ok(), Some(20_000), "done-{n} is there before its data");
                 marks += 1;
             }
         }

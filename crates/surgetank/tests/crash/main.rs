@@ -1,16 +1,11 @@
 //! The crash campaign. Each case runs writers under `surgetank run`, in these steps:
-//!
 //! - SIGKILL ends the agent at a crash point or at a random instant, and perhaps the next agent while it recovers.
-//! - A clean run drains the remaining files.
-//! - The store is compared with every result that the writers got. A watcher reads the store all the time.
+//! - A clean run drains the remaining files, and the store is compared with every result that the writers got.
 //!
-//! In a third of the cases the agent's supervisor lives: then another agent takes over, and no writer may see an
-//! error. In half of the cases the tier is large enough to delegate directories, and writers make many files in a
-//! row.
-//!
-//! `SURGETANK_CRASH_CASES` (50) is the number of cases. `SURGETANK_CRASH_SEED` is a different number at each `make
-//! crash`. A case is named by its seed, and `SURGETANK_CRASH_CASE=SEED` runs only that case. `SURGETANK_CRASH_OTHERS`
-//! (5) is the number of cases in a directory with packed files, and on an object server (`ground`).
+//! A watcher reads the store all the time. In a third of the cases the supervisor lives: another agent takes over, and
+//! no writer may see an error. In half of them the tier is large enough to delegate directories.
+//! `SURGETANK_CRASH_CASES` (50): cases. `SURGETANK_CRASH_SEED`: another one at each `make crash`. A case is named by its
+//! seed; `SURGETANK_CRASH_CASE=SEED` runs only that one. `SURGETANK_CRASH_OTHERS` (5): in other stores.
 #![allow(clippy::unwrap_used, reason = "a test reports by a panic")]
 
 mod content;
@@ -355,9 +350,8 @@ impl Scene {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
         let logs = places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok());
         let all = std::env::var_os("SURGETANK_LOG").is_some();
-        let matters =
-            |line: &&str| all || ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
-        logs.flat_map(|log| log.lines().filter(matters).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
+        let keep = |line: &&str| all || ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
+        logs.flat_map(|log| log.lines().filter(keep).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
     }
 
     /// The content of the store.
@@ -564,8 +558,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
         return Ok((died, verify::Verified::default())); // The agent died before any operation was done. The death is counted.
     }
     let verified = verify::verify(&scene.look()?, &stories)?;
-    // (If another agent served the directory already, this run does not end it. That agent cleans up at its own
-    // pace.)
+    // (An agent that served the directory before cleans up at its own pace.)
     let timeout = if last.output.contains("is served already") { TIMEOUT } else { Duration::ZERO };
     let begun = Instant::now();
     let mut tiers = tier_files(scene);
