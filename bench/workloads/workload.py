@@ -106,7 +106,7 @@ def perform(place: Path, task: Task) -> dict:
     if done.returncode or '[struct stat="ERROR"' in printed:
         output = (printed + done.stderr.decode(errors="replace")).strip()
         raise RuntimeError(f"{' '.join(task.words)}\nended with {done.returncode}:\n{output[-2000:]}")
-        return task.report(printed) if task.report else {}
+    return task.report(printed) if task.report else {}
 
 
 def transferred() -> tuple[int, int]:

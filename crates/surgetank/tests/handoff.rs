@@ -378,7 +378,7 @@ rounds = 0
 while not os.path.exists("/mnt/aside/go"):
     rounds += 1
     assert os.pwrite(file, b"%9d" % rounds, 0) == 9 and os.pread(file, 9, 0) == b"%9d" % rounds
-    with open("/mnt/aside/rounds.new", "w") as file: file.write(str(rounds))
+    with open("/mnt/aside/rounds.new", "w") as note: note.write(str(rounds))
     os.rename("/mnt/aside/rounds.new", "/mnt/aside/rounds")
 os.close(file)
 END

@@ -173,7 +173,7 @@ fn long_outage(name: &str, wrong: &str, why: &str) {
 }
 
 fn outage_on(stage: &Stage, wrong: &str, why: &str, options: &[&str], longer: Duration) {
-    let script = format!("mkdir out; echo before >out/before; mark began; await away\n{WORK}\ntell worked; await end");
+    let script = format!("mkdir out; echo before >out/before; mark began; await away\n{WORK}\nmark worked; await end");
     let running = stage.start(options, &script);
     eventually("the first file is drained", || is_marked("began") && behind("out/before").exists());
     // The kernel caches the attributes of the store's root for a second.
@@ -548,7 +548,7 @@ fn writer_waiting_for_room_can_be_interrupted() {
 #[test]
 fn restarted_server_gets_all_files() {
     let Some(mut stage) = stage("fault_restart", 96) else { return };
-    let script = format!("mkdir out; echo before >out/before; mark began; await away\n{WORK}\ntell worked; await end");
+    let script = format!("mkdir out; echo before >out/before; mark began; await away\n{WORK}\nmark worked; await end");
     let running = stage.start(&["--retry", "1s"], &script);
     eventually("the first file is drained", || is_marked("began") && behind("out/before").exists());
     drop(stage.server.take());

@@ -11,7 +11,7 @@ pub struct Settings {
     /// Directory to serve [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub over: Option<PathBuf>,
-    /// The store: a path or the URL of a server (docs/stores.md) [default: the directory itself, underneath the mount]
+    /// The store: a path or the URL of a server; see `surgetank help stores` [default: the directory itself, underneath the mount]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// A tier and its devices, fastest tier first; may be given several times [default: found]
