@@ -103,6 +103,12 @@ impl Open {
             unwritten: Mutex::default(),
         }
     }
+    /// The content counts as written, now and when the write has ended: an fsync in between takes the mark away, and
+    /// must not take this write for one that it brought to the store.
+    pub(crate) fn mark_written(&self) -> WriteMark<'_> {
+        self.written.store(true, Ordering::Relaxed);
+        WriteMark(&self.written)
+    }
     /// A process of this user gets a writable descriptor of the plain file.
     pub fn granted_to(&self, uid: u32) {
         self.others.fetch_or(uid != 0, Ordering::Relaxed);
@@ -159,6 +165,15 @@ impl Open {
     }
     pub fn writers(&self) -> u32 {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).writers
+    }
+}
+
+/// Marks the content as written again when the write has ended.
+pub(crate) struct WriteMark<'a>(&'a AtomicBool);
+
+impl Drop for WriteMark<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

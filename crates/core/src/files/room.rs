@@ -182,7 +182,7 @@ impl Transfers {
 
     /// Mediated writes. Rule 4: a program never sees a full device while any place has room.
     pub(crate) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
-        open.written.store(true, Ordering::Relaxed);
+        let _mark = open.mark_written();
         let mut room_wait = RoomWait::default();
         let about = (Some(open.id), &b""[..], RunId(0));
         loop {
@@ -260,7 +260,7 @@ impl Transfers {
 
     /// Cuts or extends the content of an open inode.
     pub(crate) fn truncate_content(&self, open: &Arc<Open>, size_bytes: u64) -> FsResult<()> {
-        open.written.store(true, Ordering::Relaxed);
+        let _mark = open.mark_written();
         let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = open.content();
         if content.writable {

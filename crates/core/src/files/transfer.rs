@@ -139,7 +139,7 @@ impl Transfers {
     pub fn allocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         let handle = self.open_files.handle(fh)?;
         let open = &handle.open;
-        open.written.store(true, Ordering::Relaxed);
+        let _mark = open.mark_written();
         let mut room_wait = RoomWait::default();
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +204,7 @@ impl Transfers {
         let source = self.open_files.handle(from)?;
         let target = self.open_files.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
-        target.open.written.store(true, Ordering::Relaxed);
+        let _mark = target.open.mark_written();
         let whole = source.open.fetch().is_none();
         if !whole || !target.open.direct || source.open.id == target.open.id {
             // The kernel falls back to reads and writes, which may move the target to another tier meanwhile.

@@ -448,7 +448,7 @@ fn files_are_reported_in_the_order_of_their_closes() {
     }
     assert_eq!(reported(&closings, &[1, 2, 3, 4]), [3, 2, 4, 1]);
     drop(File::options().append(true).open(one.join("a")).unwrap());
-    assert!(reported(&closings, &[1]).is_empty(), "it was closed before, and is somebody else's business now");
+    assert!(reported(&closings, &[1]).is_empty(), "it was closed before, and its id may have another file now");
 }
 
 #[test]
