@@ -19,6 +19,7 @@ mod meter;
 mod overwrite;
 mod pause;
 mod publish;
+mod spares;
 mod spilled;
 mod stage;
 mod throttle;
@@ -151,6 +152,7 @@ impl Drain {
             }
         }
         // A copy that was just cut off leaves a temporary.
+        self.stager.spares.give_up(&mut self.metadata.write_tree(), true);
         self.discard();
         self.attempts.take_back_jobs();
         self.discard();
@@ -231,6 +233,8 @@ impl Drain {
                 Next::Stage(seq) => self.stager.stage(seq),
                 Next::Wait(time) => self.metadata.wait_woken(time),
                 Next::Sleep => {
+                    self.stager.spares.give_up(&mut self.metadata.write_tree(), false);
+                    self.discard();
                     self.files.temporaries.forget_temporaries();
                     self.metadata.wait_woken(Duration::from_millis(500));
                     self.metadata.drain_asleep.store(false, Ordering::Relaxed);
@@ -283,13 +287,8 @@ impl Drain {
             _ => None,
         };
         // A program may wait in fsync for this one file: another thread would come to it later.
-        if let Some(seq) = alone.filter(|_| self.base.store.features().publications_at_once < 2)
-            && tree
-                .ops
-                .get(&seq)
-                .and_then(|op| tree.get(op.file()))
-                .is_some_and(|inode| inode.attr.size_bytes < ALONE_BYTES)
-        {
+        let is_local = self.base.store.features().publications_at_once < 2;
+        if let Some(seq) = alone.filter(|seq| is_local && self.is_short_work(&tree, *seq)) {
             return Next::Stage(seq);
         }
         drop(tree);
@@ -308,6 +307,12 @@ impl Drain {
         let since = *ready_since.get_or_insert(now);
         let company = (more || next.is_staging) && next.batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(next.batch) }
+    }
+
+    fn is_short_work(&self, tree: &surgetank_state::Tree, seq: Seq) -> bool {
+        let Some(id) = tree.ops.get(&seq).map(surgetank_state::Op::file) else { return false };
+        let is_small = tree.get(id).is_some_and(|inode| inode.attr.size_bytes < ALONE_BYTES);
+        is_small || self.stager.spares.has(id)
     }
 
     /// The queue will not progress in this scope by itself: all is done, or the rest is refused for good.

@@ -54,6 +54,11 @@ pub fn joined(first: u64, second: u64, second_bytes: u64) -> u64 {
     crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
 }
 
+/// What a checksum contributes to that of a longer file, in which `count` bytes follow.
+pub fn shift_of_bytes(sum: u64, count: u64) -> u64 {
+    multiply(sum, x_to_the_bytes(count))
+}
+
 /// The checksum of bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     let mut sum = Checksum::default();

@@ -12,6 +12,7 @@
 extern crate surgetank_types;
 
 mod at_once;
+pub mod blocks;
 pub mod checksum;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -35,6 +36,7 @@ pub mod verdict;
 pub mod webhdfs;
 
 pub use at_once::at_once;
+pub use blocks::BlockSums;
 pub use sites::sites;
 pub use source::{Remote, Source};
 
@@ -369,6 +371,27 @@ pub trait Store: Send + Sync {
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Staged>;
+    /// The checksums of a staged copy's blocks, compared with its own. `None` where [`Self::restage_file`] does not work.
+    /// Errors: InvalidData names the difference.
+    fn block_sums(&self, _who: Cred, _path: &StorePath, _staged: &Staged) -> io::Result<Option<BlockSums>> {
+        Ok(None)
+    }
+    /// Makes an earlier version of a file, which has the temporary name `path`, equal to `source`: only the blocks whose
+    /// checksums differ are written. The copy is synced and the written blocks are compared. `former` identifies the earlier
+    /// version and `sums` describes it; after an error neither is true any more. Returns the bytes written, too.
+    ///
+    /// Errors: ResourceBusy if another process has the earlier version open, or changed it.
+    fn restage_file(
+        &self,
+        _who: Cred,
+        _path: &StorePath,
+        _source: &File,
+        _meta: &Meta,
+        _earlier: (&StoreIdentity, &mut BlockSums),
+        _gate: Gate<'_>,
+    ) -> io::Result<(Staged, u64)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Stages a spilled temporary that holds the bytes already: applies `meta` and computes the checksum.
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged>;
     /// Makes a directory under a temporary name; files can be staged inside.
@@ -405,6 +428,17 @@ pub trait Store: Send + Sync {
     /// and the same owner, this is an atomic rename. Otherwise the file is overwritten in place from the temporary, which stays
     /// until the target is synced.
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
+    /// Like [`Self::publish`], but the version before gets the temporary's name. Returns the identities of both; `None` if that
+    /// is not possible, and then nothing was done.
+    fn publish_keeping(
+        &self,
+        _who: Cred,
+        _temporary: &StorePath,
+        _path: &StorePath,
+        _meta: &Meta,
+    ) -> io::Result<Option<(StoreIdentity, StoreIdentity)>> {
+        Ok(None)
+    }
     /// Like [`Self::publish`], but not visible before its turn. Whatever can be done before is done before.
     fn publish_in_turn(
         &self,

@@ -21,6 +21,7 @@ mod durability;
 mod entries;
 mod identity;
 mod publishing;
+mod restaging;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +41,7 @@ use surgetank_types::sync::atomic::AtomicBool;
 
 use super::checksum::checksum;
 use super::{
-    Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify, at_once,
+    BlockSums, Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify, at_once,
 };
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
 use beneath::{Place, Root, open_file_at, without_atime};
@@ -278,6 +279,27 @@ impl Store for PosixStore {
         })
     }
 
+    fn block_sums(&self, who: Cred, path: &StorePath, staged: &Staged) -> io::Result<Option<BlockSums>> {
+        if !self.exchanges() {
+            return Ok(None);
+        }
+        crash_point!("store.verify");
+        self.block_sums_of(who, path, staged).map(Some)
+    }
+
+    fn restage_file(
+        &self,
+        who: Cred,
+        path: &StorePath,
+        source: &File,
+        meta: &Meta,
+        earlier: (&StoreIdentity, &mut BlockSums),
+        gate: Gate<'_>,
+    ) -> io::Result<(Staged, u64)> {
+        crash_point!("store.restage");
+        self.restage_at(who, path, source, meta, earlier, gate)
+    }
+
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
         let place = self.identity.act(who, || self.root.place(path))?;
         let file = self.open_ours(who, &place)?;
@@ -409,6 +431,17 @@ impl Store for PosixStore {
 
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.publish_at(who, temporary, path, meta, false, None)
+    }
+
+    fn publish_keeping(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        meta: &Meta,
+    ) -> io::Result<Option<(StoreIdentity, StoreIdentity)>> {
+        crash_point!("store.exchange");
+        self.publish_keeping_at(who, temporary, path, meta)
     }
 
     fn publish_in_turn(

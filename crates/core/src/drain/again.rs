@@ -70,7 +70,12 @@ impl Recognition {
         path: &StorePath,
         staged: Option<&Copied>,
     ) -> io::Result<Option<StoreStat>> {
-        if self.there(temporary, owner)?.is_some() {
+        // (After an exchange of names, the version before has the temporary's name.)
+        let is_copy = |there: &StoreStat| {
+            let exchanges = self.base.store.exchanges();
+            !exchanges || staged.is_none_or(|copied| copied.staged.identity.ino == there.identity.ino)
+        };
+        if self.there(temporary, owner)?.as_ref().is_some_and(is_copy) {
             return Ok(None);
         }
         if let Some((there, version)) = self.published_before(seq, owner, path)?

@@ -321,12 +321,20 @@ impl Executor {
         }
         // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
+        let keeps = known.is_none() && target == path && is_again && turn.is_none() && self.stager.spares.keeps(file, one.seq);
         let published = self.attempts.as_owner(owner, |who| match turn {
-            _ if replaces => store.replace(who, &temporary, &target, &meta),
-            Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn),
-            None => store.publish(who, &temporary, &target, &meta),
+            _ if replaces => store.replace(who, &temporary, &target, &meta).map(|identity| (identity, None)),
+            Some(turn) => {
+                store.publish_in_turn(who, &temporary, &target, &meta, turn).map(|identity| (identity, None))
+            }
+            None => {
+                if keeps && let Some((identity, kept)) = store.publish_keeping(who, &temporary, &target, &meta)? {
+                    return Ok((identity, Some(kept)));
+                }
+                store.publish(who, &temporary, &target, &meta).map(|identity| (identity, None))
+            }
         });
-        let identity = published.inspect_err(|_| {
+        let (identity, kept) = published.inspect_err(|_| {
             if let Some(known) = known {
                 self.recognition.end_overwrite(file, owner, &target, known);
             }
@@ -335,6 +343,10 @@ impl Executor {
             self.goes_on_there(one, open, (&target, owner), identity);
         }
         drop(gate);
+        let kept = kept.zip(staged.as_ref()).map(|(kept, copied)| (copied.dir, copied.temporary.clone(), owner, kept));
+        if let Some(unused) = self.stager.spares.published(file, one.seq, identity, kept) {
+            self.metadata.write_tree().discards.push(unused);
+        }
         Ok(self.published(one.kind, (at.0, &name), identity, &staged))
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use surgetank_state::{Copied, Inode, Name, Op, Progress, is_first};
-use surgetank_store::{Cred, Meta, StorePath};
+use surgetank_store::{Cred, Meta, StorePath, Verify};
 use surgetank_types::model::{FileId, OpKind, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,6 +14,7 @@ use crate::content::Location;
 use crate::drain::attempts::Attempts;
 use crate::drain::counters::DrainCounters;
 use crate::drain::meter::Meter;
+use crate::drain::spares::{Spare, Spares};
 use crate::drain::throttle::Throttle;
 use crate::files::Files;
 use crate::metadata::Metadata;
@@ -46,6 +47,27 @@ struct Job {
     meta: Meta,
     /// The content is in the store already, under the temporary name.
     in_place: bool,
+    /// An fsync published the file before.
+    again: bool,
+    /// The temporary has an earlier version, of which the copy is made.
+    spare: Option<Spare>,
+}
+
+/// A copy that is complete in the store.
+struct Complete {
+    staged: surgetank_store::Staged,
+    /// It is synced and compared.
+    checked: bool,
+    /// What was written for it.
+    copied_bytes: u64,
+}
+
+/// The content for which an operation copies.
+struct Wanted {
+    seq: Seq,
+    id: FileId,
+    epoch: u32,
+    eager: bool,
 }
 
 /// Copies files to temporaries in the store.
@@ -57,6 +79,7 @@ pub(crate) struct Stager {
     counters: Arc<DrainCounters>,
     meter: Arc<Meter>,
     throttle: Throttle,
+    pub(super) spares: Spares,
     /// Held while the drain stages something by its path, and for writing while a directory of the store moves.
     /// Otherwise a copy could end up in the directory that takes the other's place.
     pub(super) staging: RwLock<()>,
@@ -74,6 +97,7 @@ impl Stager {
     ) -> Self {
         Self {
             throttle: Throttle::new(base.config.drain_bytes_per_second_max),
+            spares: Spares::default(),
             base: base.clone(),
             metadata: metadata.clone(),
             files: files.clone(),
@@ -108,10 +132,10 @@ impl Stager {
     }
 
     /// Returns how many bytes were copied, if any.
-    fn copy(&self, seq: Seq, job: Job) -> Option<u64> {
-        match self.stage_job(&job) {
-            Ok((staged, checked)) => {
-                let copied_bytes = (!job.in_place).then_some(job.size_bytes);
+    fn copy(&self, seq: Seq, mut job: Job) -> Option<u64> {
+        match self.stage_job(&mut job) {
+            Ok(Complete { staged, checked, copied_bytes }) => {
+                let copied_bytes = (!job.in_place).then_some(copied_bytes);
                 let mut tree = self.metadata.write_tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 let copied = Copied { dir: job.dir, temporary: job.temporary, staged, version: job.version };
@@ -121,7 +145,8 @@ impl Stager {
                 copied_bytes
             }
             Err(why) => {
-                let cancelled = !self.current(seq, &job);
+                let (id, epoch, eager) = (job.id, job.epoch, job.eager);
+                let cancelled = !self.current(&Wanted { seq, id, epoch, eager });
                 if !job.in_place {
                     self.metadata.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
@@ -144,6 +169,7 @@ impl Stager {
     pub(super) fn gives_up_copies_in(&self, dir: FileId, (path, owner): (&StorePath, Cred)) -> io::Result<bool> {
         // Also copies of operations in the same batch, a little later.
         let mut given_up = Vec::new();
+        self.spares.forget_in(dir);
         self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, copied| {
             let stays = copied.dir != dir;
             if !stays {
@@ -182,19 +208,27 @@ impl Stager {
         let OpKind::Publish { file: id, dir: bound_dir, .. } = &op.kind else {
             return None;
         };
-        let bound_dir = *bound_dir;
-        let inode = tree.get(*id)?;
+        let (id, bound_dir) = (*id, *bound_dir);
+        let inode = tree.get(id)?;
         let spill = inode.spill().cloned();
         let in_place = spill.is_some();
+        let again = inode.applied.is_some();
         let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(bound_dir), self.attempts.temporary(seq)));
-        let path = tree.applied_path(dir)?.join(&temporary);
+        let spare = if in_place { None } else { self.spares.take(&mut tree, id, dir) };
+        let temporary = spare.as_ref().map_or(temporary, |spare| spare.temporary.clone());
+        let Some(path) = tree.applied_path(dir).map(|dir| dir.join(&temporary)) else {
+            // (A spare is given up with its directory.)
+            return None;
+        };
+        let op = tree.ops.get(&seq)?;
+        let inode = tree.get(id)?;
         let bound = tree.destination(&op.kind).and_then(|(dir, name)| {
             let dir = tree.applied_path(dir).or_else(|| tree.logical_path(dir).map(StorePath))?;
             Some(dir.join(&name))
         });
         let job = Job {
             seq,
-            id: *id,
+            id,
             version: inode.version,
             epoch: inode.epoch,
             eager: op.is_taken_open(inode),
@@ -207,6 +241,8 @@ impl Stager {
             owner: inode.cred(),
             meta: meta_of(inode),
             in_place,
+            again,
+            spare,
         };
         tree.staging.push((seq, job.dir));
         if job.dir != bound_dir {
@@ -220,25 +256,27 @@ impl Stager {
     }
 
     /// Is the operation still wanted, for the content that the thread copies?
-    fn current(&self, seq: Seq, job: &Job) -> bool {
+    fn current(&self, wanted: &Wanted) -> bool {
         let tree = self.metadata.read_tree();
-        tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
-            && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
+        tree.ops.get(&wanted.seq).is_some_and(|op| op.progress == Progress::Staging)
+            && tree.get(wanted.id).is_some_and(|inode| wanted.eager || inode.epoch == wanted.epoch)
     }
 
-    fn stage_job(&self, job: &Job) -> io::Result<(surgetank_store::Staged, bool)> {
+    fn stage_job(&self, job: &mut Job) -> io::Result<Complete> {
         crash_point!("drain.stage");
+        let (seq, in_place) = (job.seq, job.in_place);
+        let wanted = Wanted { seq, id: job.id, epoch: job.epoch, eager: job.eager };
         let gate = |bytes: u64| -> io::Result<()> {
-            let is_wanted = || !self.attempts.stopping() && self.current(job.seq, job);
+            let is_wanted = || !self.attempts.stopping() && self.current(&wanted);
             self.attempts.pause.rests();
             // Content already in the store is only read there, and an empty piece waits for no turn.
-            if !job.in_place && bytes > 0 {
+            if !in_place && bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
             self.attempts.pause.moved();
             self.counters.staged_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.meter.pass(bytes);
-            if let Some(copied) = self.copying.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&job.seq) {
+            if let Some(copied) = self.copying.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&seq) {
                 *copied += bytes;
             }
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
@@ -279,6 +317,9 @@ impl Stager {
                 }
                 Ok(())
             };
+            if let Some(complete) = self.stage_on_spare(job, &file, &counted)? {
+                return Ok(complete);
+            }
             self.attempts
                 .as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &counted))?
         };
@@ -288,8 +329,10 @@ impl Stager {
             let why = format!("its plain file has {is} bytes, and had {was} when it was closed");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        if job.size_bytes < LARGE_BYTES && !store.features().syncs_each_file() {
-            return Ok((staged, false));
+        let copied_bytes = staged.identity.size_bytes;
+        let keeps_blocks = self.keeps_blocks(job);
+        if job.size_bytes < LARGE_BYTES && !keeps_blocks && !store.features().syncs_each_file() {
+            return Ok(Complete { staged, checked: false, copied_bytes });
         }
         self.attempts
             .as_owner(job.owner, |who| {
@@ -297,10 +340,69 @@ impl Stager {
                 if job.in_place && !self.metadata.read_tree().get(job.id).is_some_and(|inode| inode.sealed) {
                     return Ok(());
                 }
+                if keeps_blocks && let Some(sums) = store.block_sums(who, &job.path, &staged)? {
+                    self.spares.staged(job.id, job.seq, sums);
+                    return Ok(());
+                }
                 store.verify(who, &job.path, &staged, self.base.config.verify, &free)
             })
             .inspect_err(|why| self.attempts.found_corrupt(why))?;
-        Ok((staged, true))
+        Ok(Complete { staged, checked: true, copied_bytes })
+    }
+
+    /// Will the next version probably be made of a spare? A program syncs the file repeatedly, and the size is right. A copy
+    /// that is to be read from the device is read as a whole.
+    fn keeps_blocks(&self, job: &Job) -> bool {
+        let repeated = job.eager && job.again && !job.in_place && !job.sealed;
+        repeated && self.base.config.verify == Verify::Cache && self.spares.wants(job.id, job.size_bytes)
+    }
+
+    /// Makes the copy of the file's spare. `None`: it has none, or another program uses the spare; then the job has another
+    /// temporary, for a copy of the whole.
+    fn stage_on_spare(
+        &self,
+        job: &mut Job,
+        file: &std::fs::File,
+        gate: surgetank_store::Gate<'_>,
+    ) -> io::Result<Option<Complete>> {
+        let Some(spare) = job.spare.take() else { return Ok(None) };
+        let sums = Mutex::new(spare.sums);
+        let restaged = self.attempts.as_owner(job.owner, |who| {
+            let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
+            let earlier = (&spare.identity, &mut *sums);
+            self.base.store.restage_file(who, &job.path, file, &job.meta, earlier, gate)
+        });
+        match restaged {
+            Ok((staged, copied_bytes)) => {
+                let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+                // The last version is compared as a whole.
+                if self.keeps_blocks(job) {
+                    self.spares.staged(job.id, job.seq, sums);
+                    return Ok(Some(Complete { staged, checked: true, copied_bytes }));
+                }
+                let is_short = job.sealed && !job.eager && staged.identity.size_bytes != job.size_bytes;
+                if !is_short {
+                    self.attempts
+                        .as_owner(job.owner, |who| {
+                            let how = self.base.config.verify;
+                            self.base.store.verify(who, &job.path, &staged, how, &|_| Ok(()))
+                        })
+                        .inspect_err(|why| self.attempts.found_corrupt(why))?;
+                    return Ok(Some(Complete { staged, checked: true, copied_bytes }));
+                }
+            }
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => return Err(why),
+            Err(why) => {
+                self.attempts.found_corrupt(&why);
+                tracing::debug!(%why, path = %job.path, "a spare copy is not used");
+            }
+        }
+        let mut tree = self.metadata.write_tree();
+        let used = std::mem::replace(&mut job.temporary, self.attempts.temporary(job.seq));
+        tree.discards.push((job.dir, used, job.owner));
+        let dir = tree.applied_path(job.dir).ok_or(io::ErrorKind::NotFound)?;
+        job.path = dir.join(&job.temporary);
+        Ok(None)
     }
 }
 

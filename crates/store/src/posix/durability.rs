@@ -23,8 +23,12 @@ pub const TOGETHER_MIN: usize = 16;
 /// Magic numbers of ext2/3/4, XFS, btrfs, F2FS, bcachefs; and of tmpfs, ramfs, where nothing survives either way.
 const HONOURING: [i64; 7] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994, 0x8584_58f6];
 
+/// Magic number of ext2/3/4.
+const EXT: i64 = 0xef53;
+
 /// The store's file system, for a sync of the whole.
 pub struct FileSystem {
+    kind: i64,
     device: u64,
     handle: OwnedFd,
     begun: AtomicU64,
@@ -43,6 +47,7 @@ impl FileSystem {
         let kind = fstatfs(&root).ok()?.f_type as i64;
         let device = fstat(&root).ok()?.st_dev;
         HONOURING.contains(&kind).then(|| Self {
+            kind,
             device,
             handle: root,
             begun: AtomicU64::new(0),
@@ -52,6 +57,11 @@ impl FileSystem {
 
     pub fn device(&self) -> u64 {
         self.device
+    }
+
+    /// A sync of one directory brings every earlier change of names and attributes to the disk (ext2/3/4: one journal commit).
+    pub fn has_one_journal(&self) -> bool {
+        self.kind == EXT
     }
 
     /// Returns after the end of a sync that began after this call.

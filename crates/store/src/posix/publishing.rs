@@ -102,6 +102,46 @@ impl PosixStore {
         Err(io::Error::new(io::ErrorKind::WouldBlock, "another file comes and goes under the name"))
     }
 
+    /// One exchange of two names. `None`: the file must be overwritten in place, or the file system has no exchange.
+    pub(super) fn publish_keeping_at(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        meta: &Meta,
+    ) -> io::Result<Option<(StoreIdentity, StoreIdentity)>> {
+        let (from, staged) = self.identity.act(who, || {
+            let from = self.root.place(temporary)?;
+            let staged = pin_at(&from)?;
+            Ok((from, staged))
+        })?;
+        let to = self.identity.act(who, || self.root.place_beside(&from, temporary, path))?;
+        let target = self.identity.act(who, || pin_at(&to))?;
+        let (present, stat) = (target.stat()?, staged.stat()?);
+        let are_files = is(&present, FileType::RegularFile) && is(&stat, FileType::RegularFile);
+        if !are_files || goes_over(&present, &stat) {
+            return Ok(None);
+        }
+        let old = subject(&*target, &self.identity, who, false);
+        let new = subject(&*staged, &self.identity, who, true);
+        if carry_over(&old, &new, meta)? {
+            self.counters.fsyncs.add(1);
+            self.open_ours(who, &from)?.sync_all()?;
+        }
+        self.counters.renames.add(1);
+        let exchanged = self.identity.act(who, || {
+            match renameat_with(&from.dir, from.name, &to.dir, to.name, RenameFlags::EXCHANGE) {
+                Err(Errno::INVAL | Errno::NOSYS) => Ok(false),
+                result => Ok(result.map(|()| true)?),
+            }
+        })?;
+        if !exchanged {
+            return Ok(None);
+        }
+        crash_point!("store.replaced");
+        Ok(Some((self.identity_at(who, &to)?, self.identity_at(who, &from)?)))
+    }
+
     /// One rename, which fails if the name is taken; EEXIST also where the file system has no such rename.
     pub(super) fn publish_absent_at(
         &self,
