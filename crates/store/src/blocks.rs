@@ -123,12 +123,7 @@ impl BlockSums {
 }
 
 /// Passes the bytes of `start .. end` in chunks of whole blocks; only the last chunk may be shorter.
-fn each_chunk(
-    file: &File,
-    start: u64,
-    end: u64,
-    take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
-) -> io::Result<()> {
+fn each_chunk(file: &File, start: u64, end: u64, take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut at = start;
     with_buffer(CHUNK_BYTES as u64, |buffer| {
         while at < end {

@@ -41,7 +41,8 @@ use surgetank_types::sync::atomic::AtomicBool;
 
 use super::checksum::checksum;
 use super::{
-    BlockSums, Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify, at_once,
+    BlockSums, Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn,
+    Verify, at_once,
 };
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
 use beneath::{Place, Root, open_file_at, without_atime};

@@ -1,6 +1,6 @@
 //! The base crate, which every other crate uses: ids, attributes and records ([`model`]), errors for people and faults for
 //! programs ([`error`]), the clock ([`clock`]), locks and threads ([`sync`]), crash points ([`crash`]), quoting for shells
-//! ([`shell`]), and the copy ladder between two files ([`ladder`]).
+//! ([`shell`]), threads for jobs that may block ([`workers`]), and the copy ladder between two files ([`ladder`]).
 //!
 //! Invariant: nothing here performs store I/O or decides anything; only [`ladder`] moves bytes.
 
@@ -15,3 +15,4 @@ pub mod ladder;
 pub mod model;
 pub mod shell;
 pub mod sync;
+pub mod workers;

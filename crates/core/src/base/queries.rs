@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use surgetank_store::verdict::Verdict;
@@ -18,6 +18,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::FileId;
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use surgetank_types::workers::Workers;
 
 use crate::base::waits::Waits;
 
@@ -31,8 +32,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const NEVER_THERE: &[u8] = b".surgetank-there";
 /// The number of directories that are remembered as changeable.
 const CHANGEABLE_MAX: usize = 4096;
-
-type Question = Box<dyn FnOnce() + Send>;
 
 /// Requests to the store, each with a limit on how long its caller waits.
 pub struct StoreQueries {
@@ -48,14 +47,13 @@ pub struct StoreQueries {
 }
 
 /// The threads that ask.
-#[derive(Default)]
 struct Asking {
+    workers: Workers,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
-    idle: Vec<Sender<Question>>,
     /// Questions for which no caller waits any more.
     unanswered: u32,
     since: Option<Instant>,
@@ -107,7 +105,7 @@ impl Asking {
         let (answer, answered) = channel();
         let given_up = Arc::new(Mutex::new(false));
         let (state, too_late) = (self.state.clone(), given_up.clone());
-        let question: Question = Box::new(move || {
+        let question = move || {
             let _ = answer.send(question());
             if *locked(&too_late) {
                 let mut state = locked(&state);
@@ -116,15 +114,8 @@ impl Asking {
                     state.since = None;
                 }
             }
-        });
-        let idle = locked(&self.state).idle.pop();
-        match idle {
-            None => self.hire(question)?,
-            Some(idle) => match idle.send(question) {
-                Ok(()) => {}
-                Err(back) => self.hire(back.0)?,
-            },
-        }
+        };
+        self.workers.run(question).ok()?;
         Some(Asked { begun, answered, given_up })
     }
 
@@ -143,28 +134,6 @@ impl Asking {
         None
     }
 
-    fn hire(&self, question: Question) -> Option<()> {
-        let state = self.state.clone();
-        let work = move || {
-            question();
-            let (sender, questions) = channel::<Question>();
-            loop {
-                {
-                    let mut state = locked(&state);
-                    if state.idle.len() >= IDLE_MAX {
-                        return;
-                    }
-                    state.idle.push(sender.clone());
-                }
-                match questions.recv() {
-                    Ok(question) => question(),
-                    Err(_) => return,
-                }
-            }
-        };
-        std::thread::Builder::new().name("ask".to_owned()).stack_size(1 << 20).spawn(work).ok().map(drop)
-    }
-
     fn silent_for(&self) -> Option<Duration> {
         locked(&self.state).since.map(|since| since.elapsed())
     }
@@ -177,7 +146,7 @@ impl StoreQueries {
             retry,
             store_ttl,
             waits,
-            asking: Asking::default(),
+            asking: Asking { workers: Workers::new("ask", IDLE_MAX), state: Arc::default() },
             changeable: Mutex::default(),
             space: Mutex::default(),
         }

@@ -321,12 +321,11 @@ impl Executor {
         }
         // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let keeps = known.is_none() && target == path && is_again && turn.is_none() && self.stager.spares.keeps(file, one.seq);
+        let keeps =
+            known.is_none() && target == path && is_again && turn.is_none() && self.stager.spares.keeps(file, one.seq);
         let published = self.attempts.as_owner(owner, |who| match turn {
             _ if replaces => store.replace(who, &temporary, &target, &meta).map(|identity| (identity, None)),
-            Some(turn) => {
-                store.publish_in_turn(who, &temporary, &target, &meta, turn).map(|identity| (identity, None))
-            }
+            Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn).map(|identity| (identity, None)),
             None => {
                 if keeps && let Some((identity, kept)) = store.publish_keeping(who, &temporary, &target, &meta)? {
                     return Ok((identity, Some(kept)));

@@ -57,7 +57,11 @@ impl PosixStore {
         self.counters.fsyncs.add(1);
         // Where a sync of the directory also brings the file's times to the disk, the bytes suffice here.
         let names_bring_times = self.file_system.as_ref().is_some_and(super::FileSystem::has_one_journal);
-        if names_bring_times { file.sync_data()? } else { file.sync_all()? }
+        if names_bring_times {
+            file.sync_data()?
+        } else {
+            file.sync_all()?
+        }
         self.counters.bytes_read_back.add(written_bytes);
         if !sums.match_in(&file, &written)? {
             let is = BlockSums::of(&file, sums.size_bytes())?.total();

@@ -19,6 +19,7 @@ use rustix::net::{
 use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, STORE_TO_BE_ASKED, SetAttr};
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId, Timestamp};
+use surgetank_types::workers::Workers;
 
 use super::Door;
 use super::abi::{self, Request, op, set};
@@ -36,6 +37,8 @@ pub struct Server {
     clients: HashMap<u64, Arc<OwnedFd>>,
     next: u64,
     uid: u32,
+    /// Threads for requests that wait for the store.
+    asides: Workers,
 }
 
 /// A request and its sender.
@@ -64,7 +67,15 @@ impl Server {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let uid = rustix::process::geteuid().as_raw();
-        Ok(Self { door, listener, epoll, clients: HashMap::new(), next: FIRST_CLIENT, uid })
+        Ok(Self {
+            door,
+            listener,
+            epoll,
+            clients: HashMap::new(),
+            next: FIRST_CLIENT,
+            uid,
+            asides: Workers::new("shim-aside", ASIDES_IDLE_MAX),
+        })
     }
 
     pub fn serve(mut self) {
@@ -141,14 +152,16 @@ impl Server {
         let door = Arc::clone(&self.door);
         let recipient = Arc::clone(&client);
         let slot = ASIDES.fetch_add(1, Ordering::Relaxed) % ASIDE_SLOTS;
-        let act = move || match what {
-            Aside::Open => {
-                SLOT.set(slot);
-                answer_open(&door, &recipient, open(&namespace, &message, true));
+        let act = move || {
+            SLOT.set(slot);
+            match what {
+                Aside::Open => answer_open(&door, &recipient, open(&namespace, &message, true)),
+                Aside::Sync => {
+                    reply(&recipient, sync(&door, &namespace, message.request.dev, message.request.ino), None);
+                }
             }
-            Aside::Sync => reply(&recipient, sync(&door, &namespace, message.request.dev, message.request.ino), None),
         };
-        if let Err(why) = std::thread::Builder::new().name("shim-aside".into()).spawn(act) {
+        if let Err(why) = self.asides.run(act) {
             tracing::warn!(%why, "no thread for a request of the shim");
             let status = match what {
                 Aside::Open => abi::ASK_MOUNT,
@@ -266,6 +279,8 @@ thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 static ASIDES: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for the next request of this kind.
+const ASIDES_IDLE_MAX: usize = 4;
 /// At most this many requests wait for the store at once; beyond that their numbers would be lost with the agent.
 const ASIDE_SLOTS: u64 = 1024;
 const SERVER_SLOT: u64 = ASIDE_SLOTS;
