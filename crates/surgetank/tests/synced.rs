@@ -227,3 +227,159 @@ END"#;
         .unwrap();
     }
 }
+
+/// The drain copies only what changed between two fsyncs: a version is made of the one before the last.
+#[test]
+fn repeated_fsyncs_copy_what_changed() {
+    for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("synced_bytes_{case}")) else { return };
+            scene.tier("fast", 64);
+            let script = r#"python3 - <<'END'
+import os
+file = os.open("data", os.O_RDWR | os.O_CREAT, 0o640)
+os.write(file, os.urandom(4 << 20))
+for turn in range(67):
+    os.pwrite(file, os.urandom(8192), turn * 8192)
+    os.fdatasync(file)
+END"#;
+            let ended = scene.run(door, script).exits(0);
+            // Three whole copies, then 64 times two changes of 8 KiB.
+            let words: Vec<&str> = ended.stderr.split_whitespace().collect();
+            let line = words.windows(5).find(|five| five[0] == "drain:" && five[4] == "MiB,");
+            let copied: f64 = line.unwrap_or_else(|| panic!("{}", ended.stderr))[3].parse().unwrap();
+            assert!((12.5..=14.0).contains(&copied), "{case}: {copied} MiB were copied");
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+/// The store has each version as a whole when the call returns, a reader of an earlier version keeps it, and nothing is left.
+#[test]
+fn repeated_fsyncs_publish_whole_versions() {
+    for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("synced_again_{case}")) else { return };
+            scene.tier("fast", 64);
+            let store = scene.beside("store");
+            let script = r#"python3 - <<'END'
+import mmap, os, random, subprocess
+
+dice = random.Random(7)
+size = 3 << 20
+content = bytearray(dice.randbytes(size))
+file = os.open("data", os.O_RDWR | os.O_CREAT, 0o640)
+os.write(file, content)
+
+def write(at, data):
+    os.pwrite(file, data, at)
+    content[at:at + len(data)] = data
+
+def sync(how=os.fdatasync):
+    how(file)
+    stored = open("/mnt/store/data", "rb").read()
+    assert stored == content, (len(stored), len(content))
+
+for turn in range(12):
+    write(dice.randrange(size // 8192) * 8192, dice.randbytes(8192))
+    sync(os.fsync if turn % 5 == 0 else os.fdatasync)
+
+# A reader keeps the version that it opened.
+readers = []
+for turn in range(6):
+    readers.append((open("/mnt/store/data", "rb"), content[:]))
+    write(100_000 * turn, dice.randbytes(5))
+    sync()
+for reader, version in readers:
+    assert reader.read() == version
+    reader.close()
+
+# Other ways of writing, and other lengths.
+memory = mmap.mmap(file, size)
+memory[70_000:70_003] = content[70_000:70_003] = b"map"
+memory.flush()
+memory.close()
+sync()
+for length in (size + 5, size + 300_000, size - 4097, 1_000_000, 1_000_001, 4096, 100):
+    os.ftruncate(file, length)
+    content = content[:length].ljust(length, b"\0")
+    sync()
+    write(length - 3, b"end")
+    sync()
+os.fchmod(file, 0o604)
+for turn in range(4):
+    write(7 + turn, b"x")
+    sync()
+os.rename("data", "moved")
+write(1, b"moved")
+os.fsync(file)
+assert open("/mnt/store/moved", "rb").read() == content
+# The last version is published by the close.
+write(2, b"last")
+os.close(file)
+subprocess.run(["/mnt/surgetank", "wait", "--state", "/mnt/state", "moved"], check=True)
+assert open("/mnt/store/moved", "rb").read() == content
+END"#;
+            let options = [door, &["--store", store.to_str().unwrap()]].concat();
+            scene.run(&options, script).exits(0);
+            assert_eq!(fs::metadata(store.join("moved")).unwrap().permissions().mode() & 0o777, 0o604);
+            let names: Vec<_> = fs::read_dir(&store).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(names, ["moved"], "an earlier version is left");
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+/// Another client changes the file between two fsyncs, or the earlier version under its hidden name: both versions are kept, and
+/// what the program synced has its own bytes.
+#[test]
+fn change_by_another_client_between_fsyncs_is_kept() {
+    let Some(mut scene) = Scene::new("synced_again_another") else { return };
+    scene.tier("fast", 64);
+    let store = scene.beside("store");
+    let script = r#"python3 - <<'END'
+import glob, os, random
+
+content = bytearray(random.Random(8).randbytes(1 << 20))
+file = os.open("data", os.O_RDWR | os.O_CREAT, 0o640)
+os.write(file, content)
+
+def sync(turn):
+    content[turn * 9000:turn * 9000 + 4] = b"turn"
+    os.pwrite(file, b"turn", turn * 9000)
+    os.fsync(file)
+
+for turn in range(6):
+    sync(turn)
+spares = glob.glob("/mnt/store/.surgetank-tmp-*")
+assert len(spares) == 1, spares
+with open(spares[0], "r+b") as spare:
+    spare.seek(500_000)
+    spare.write(b"another")
+sync(6)
+sync(7)
+assert open("/mnt/store/data", "rb").read() == content
+with open("/mnt/store/data", "r+b") as other:
+    other.seek(600_000)
+    other.write(b"another")
+for turn in range(8, 14):
+    sync(turn)
+os.close(file)
+END"#;
+    let ended = scene.run(&["--store", store.to_str().unwrap()], script);
+    ended.says(&["changed in the store by another client, both kept: 1"]);
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for (path, _) in crate::scene::files_below(&store) {
+        let bytes = fs::read(store.join(&path)).unwrap();
+        assert_eq!(bytes.len(), 1 << 20, "{path:?}");
+        match &bytes[600_000..600_007] == b"another" {
+            true => theirs.push(bytes),
+            false => ours.push(bytes),
+        }
+    }
+    assert_eq!((ours.len(), theirs.len()), (1, 1), "each version once");
+    assert_eq!(&ours[0][13 * 9000..13 * 9000 + 4], b"turn");
+    assert_ne!(&ours[0][500_000..500_007], b"another", "a changed spare was used");
+}

@@ -82,6 +82,12 @@ impl<T> Asked<T> {
     }
 }
 
+impl Default for Asking {
+    fn default() -> Self {
+        Self { workers: Workers::new("ask", IDLE_MAX), state: Arc::default() }
+    }
+}
+
 impl Asking {
     /// `None`: no answer; the caller continues without it.
     fn ask<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
@@ -146,7 +152,7 @@ impl StoreQueries {
             retry,
             store_ttl,
             waits,
-            asking: Asking { workers: Workers::new("ask", IDLE_MAX), state: Arc::default() },
+            asking: Asking::default(),
             changeable: Mutex::default(),
             space: Mutex::default(),
         }

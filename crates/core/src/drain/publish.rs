@@ -326,7 +326,8 @@ impl Drain {
                 // (For a sparse file, the written bytes.)
                 let size_bytes = copied.identity.size_bytes;
                 let data_bytes = tree.get(id).map_or(size_bytes, |inode| data_bytes(size_bytes, inode.attr.blocks));
-                self.counters.bytes.fetch_add(data_bytes, Ordering::Relaxed);
+                let written_bytes = self.stager.spares.written_bytes(id, seq).unwrap_or(data_bytes);
+                self.counters.bytes.fetch_add(written_bytes, Ordering::Relaxed);
                 if let Some(op) = tree.ops.get(&seq) {
                     let path = tree.logical_path(id);
                     self.base.events.durable(op.run, id, size_bytes, op.queued.elapsed(), path);

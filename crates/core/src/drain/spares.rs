@@ -16,8 +16,8 @@ use surgetank_store::{BlockSums, Cred};
 use surgetank_types::model::{FileId, Seq, StoreIdentity};
 use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A smaller file is copied as a whole: that costs as much as the exchange.
-const BYTES_MIN: u64 = 32 << 10;
+/// (An empty file has no blocks.)
+const BYTES_MIN: u64 = 1;
 /// All blocks of a larger file would have to be read too long for each fsync. (Its checksums take 2 MiB.)
 const BYTES_MAX: u64 = 1 << 30;
 /// Each has a second copy in the store.
@@ -40,6 +40,8 @@ struct Synced {
     published: Option<(StoreIdentity, BlockSums)>,
     /// The copy of this operation.
     staged: Option<(Seq, BlockSums)>,
+    /// The bytes that were written for the copy of this operation.
+    written_bytes: Option<(Seq, u64)>,
 }
 
 /// The spares of all files.
@@ -77,8 +79,16 @@ impl Spares {
     }
 
     /// The blocks of the copy for an operation are known.
-    pub(super) fn staged(&self, id: FileId, seq: Seq, sums: BlockSums) {
-        self.files().entry(id).or_default().staged = Some((seq, sums));
+    pub(super) fn staged(&self, id: FileId, seq: Seq, sums: BlockSums, written_bytes: u64) {
+        let mut files = self.files();
+        let synced = files.entry(id).or_default();
+        (synced.staged, synced.written_bytes) = (Some((seq, sums)), Some((seq, written_bytes)));
+    }
+
+    /// How many bytes were written for the operation's copy; `None`: the whole file.
+    pub(super) fn written_bytes(&self, id: FileId, seq: Seq) -> Option<u64> {
+        let written = self.files().get(&id).and_then(|synced| synced.written_bytes);
+        written.filter(|(of, _)| *of == seq).map(|(_, bytes)| bytes)
     }
 
     /// Are the blocks known of the operation's copy, and of the file that it replaces?

@@ -341,7 +341,7 @@ impl Stager {
                     return Ok(());
                 }
                 if keeps_blocks && let Some(sums) = store.block_sums(who, &job.path, &staged)? {
-                    self.spares.staged(job.id, job.seq, sums);
+                    self.spares.staged(job.id, job.seq, sums, copied_bytes);
                     return Ok(());
                 }
                 store.verify(who, &job.path, &staged, self.base.config.verify, &free)
@@ -377,7 +377,7 @@ impl Stager {
                 let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
                 // The last version is compared as a whole.
                 if self.keeps_blocks(job) {
-                    self.spares.staged(job.id, job.seq, sums);
+                    self.spares.staged(job.id, job.seq, sums, copied_bytes);
                     return Ok(Some(Complete { staged, checked: true, copied_bytes }));
                 }
                 let is_short = job.sealed && !job.eager && staged.identity.size_bytes != job.size_bytes;

@@ -89,6 +89,10 @@ fn main() {
             .collect(),
     };
     trials.push(Trial::test("every_crash_point_is_tried_or_excused", is_complete));
+    trials.push(Trial::test("damaged_content_is_found", || {
+        content::damage_is_found();
+        Ok(())
+    }));
     libtest_mimic::run(&arguments, trials).exit();
 }
 

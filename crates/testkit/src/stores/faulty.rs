@@ -12,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use surgetank_store::{
-    Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify,
+    BlockSums, Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn,
+    Verify,
 };
 use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity};
@@ -286,6 +287,29 @@ impl<S: Store> Store for Faulty<S> {
         gate: Gate<'_>,
     ) -> io::Result<Staged> {
         self.run_copy(Operation::StageFile, who, path, || self.inner.stage_file(who, path, bound, source, meta, gate))
+    }
+    fn block_sums(&self, who: Cred, path: &StorePath, staged: &Staged) -> io::Result<Option<BlockSums>> {
+        self.run(Operation::Verify, &[path], || self.inner.block_sums(who, path, staged))
+    }
+    fn restage_file(
+        &self,
+        who: Cred,
+        path: &StorePath,
+        source: &File,
+        meta: &Meta,
+        earlier: (&StoreIdentity, &mut BlockSums),
+        gate: Gate<'_>,
+    ) -> io::Result<(Staged, u64)> {
+        self.run(Operation::StageFile, &[path], || self.inner.restage_file(who, path, source, meta, earlier, gate))
+    }
+    fn publish_keeping(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        meta: &Meta,
+    ) -> io::Result<Option<(StoreIdentity, StoreIdentity)>> {
+        self.run(Operation::Publish, &[path, temporary], || self.inner.publish_keeping(who, temporary, path, meta))
     }
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
         self.run_copy(Operation::StageInPlace, who, path, || self.inner.stage_in_place(who, path, meta, gate))
