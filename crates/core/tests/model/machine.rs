@@ -79,6 +79,7 @@ pub struct Wrong {
     pub held: AtomicBool,
     starting: AtomicBool,
     asked_at_start: AtomicU64,
+    synced: AtomicU64,
 }
 
 /// Queries of the drain only, because programs would see the error of their own.
@@ -157,6 +158,10 @@ fn mount<S: Store + 'static>(
     let (unanswered, asked) = (terms.unanswered, wrong.clone());
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| {
         is_question_of_the_drain(operation) && unanswered.contains(&asked.asked.fetch_add(1, Ordering::SeqCst))
+    }));
+    let (unsynced, synced) = (terms.unsynced, wrong.clone());
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| {
+        operation == faulty::Operation::SyncDirs && synced.synced.fetch_add(1, Ordering::SeqCst) == unsynced
     }));
     let (holds, held) = (terms.holds, wrong.clone());
     store.add(Rule::when(Failure::Delay(HOLD), move |operation, path| {

@@ -191,3 +191,51 @@ fn exchange_before_a_kill_is_decided_after_a_failed_query() {
     let terms = Terms { older_links: true, forgets: true, store_ttl: Duration::from_secs(60), ..spilled(0) };
     holds_often(&terms, &[exchange("c", "b"), Step::Happens(Event::KillDrain { steps: 3 })]);
 }
+
+/// A program that writes and syncs, again and again.
+fn synced_again() -> Vec<Step> {
+    let write = |offset, length, byte| {
+        does(surgetank_testkit::model::operation::Operation::Write { slot: 0, offset, length, byte })
+    };
+    let fsync = || does(surgetank_testkit::model::operation::Operation::Fsync { slot: 0 });
+    let mut steps = vec![create("c", 0), write(0, 20_000, 1), fsync()];
+    for turn in 0..7_u8 {
+        steps.extend([write(u64::from(turn) * 2500, 900, 2 + turn), fsync()]);
+    }
+    steps.extend([rename("c", "a/d"), write(30_000, 1, 9), fsync(), fsync(), write(3, 1, 10), close(0)]);
+    steps
+}
+
+fn synced_terms() -> Terms {
+    Terms { fsync: surgetank_types::model::FsyncTarget::Store, ..Terms::plain() }
+}
+
+/// The names of a file and of its earlier version were exchanged, and the sync of the directory failed: the repetition must not
+/// publish the earlier version.
+#[test]
+fn fsync_after_a_failed_directory_sync_publishes_the_newest_version() {
+    for unsynced in 0..12 {
+        run(&Terms { unsynced, ..synced_terms() }, &synced_again())
+            .unwrap_or_else(|why| panic!("sync {unsynced} fails: {why}"));
+    }
+}
+
+#[test]
+fn repeated_fsyncs_survive_unanswered_queries() {
+    for number in (0..60).step_by(3) {
+        let terms = Terms { unanswered: [number, number + 3, u64::MAX], ..synced_terms() };
+        run(&terms, &synced_again()).unwrap_or_else(|why| panic!("query {number}: {why}"));
+    }
+}
+
+#[test]
+fn repeated_fsyncs_survive_an_agent_kill() {
+    let all = synced_again();
+    for at in 3..all.len() {
+        for cut in [0, 1, 2, 3, 4, 5, 6, 9] {
+            let mut steps = all.clone();
+            steps.insert(at, Step::Happens(Event::KillDrain { steps: cut }));
+            run(&synced_terms(), &steps).unwrap_or_else(|why| panic!("{cut} steps before {at}: {why}"));
+        }
+    }
+}

@@ -41,6 +41,8 @@ pub struct Terms {
     pub unanswered: [u64; 3],
     /// Number of the query that the store does not answer to a starting agent.
     pub unanswered_at_start: u64,
+    /// Number of the sync of directories that fails.
+    pub unsynced: u64,
     /// The first publication is delayed, and then happens even if the agent was killed.
     pub holds: bool,
     /// Number of versions whose write over a file in place is interrupted.
@@ -66,6 +68,7 @@ impl Terms {
             ranges_only: false,
             unanswered: ALL_ANSWERED,
             unanswered_at_start: u64::MAX,
+            unsynced: u64::MAX,
             holds: false,
             broken_off: 0,
         }
@@ -84,7 +87,8 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let older_links = prop::bool::weighted(0.3);
     let unanswered = prop_oneof![2 => Just(ALL_ANSWERED), 1 => prop::array::uniform3(0..80_u64)];
     let at_start = prop_oneof![2 => Just(u64::MAX), 1 => 0..8_u64];
-    let store = (older_links, unanswered, 0..3_u64, at_start);
+    let unsynced = prop_oneof![2 => Just(u64::MAX), 1 => 0..12_u64];
+    let store = (older_links, unanswered, 0..3_u64, at_start, unsynced);
     (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), store).prop_map(
         |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, store)| Terms {
             caps,
@@ -101,6 +105,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             unanswered: store.1,
             broken_off: store.2,
             unanswered_at_start: store.3,
+            unsynced: store.4,
             holds: false,
         },
     )

@@ -75,7 +75,8 @@ pub fn check(bytes: &[u8]) -> Result<u64, String> {
     if len != bytes.len() as u64 {
         return Err(format!("{} bytes of the {len} of {id:#x}", bytes.len()));
     }
-    match make_revision(id, bytes.len(), revision_of(bytes, id)).iter().zip(bytes).position(|(want, have)| want != have) {
+    match make_revision(id, bytes.len(), revision_of(bytes, id)).iter().zip(bytes).position(|(want, have)| want != have)
+    {
         None => Ok(id),
         Some(at) => Err(format!("{id:#x} differs from byte {at} on")),
     }

@@ -34,7 +34,7 @@ use manifest::Story;
 use points::{POINTS, is_complete};
 use verify::{Location, store_of};
 use watch::Watcher;
-use workload::{Dice, Terms};
+use workload::{Dice, SYNCS_AGAIN, Terms};
 
 const CASES: u64 = 50;
 const SEED: u64 = 1;
@@ -229,6 +229,10 @@ impl Scene {
         run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
         run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         run.env("SURGETANK_REPORT", "1");
+        // (After a loss of power, a file of which some bytes were synced on its tier has them, complete or not.)
+        if !self.options.iter().any(|option| option == "--fsync") {
+            run.env(SYNCS_AGAIN, "1");
+        }
         run.env("SURGETANK_DIRECT", self.direct.to_string()).env(power::MARK, &self.manifests);
         self.ground.arm(&mut run);
         if let Some(bytes) = self.segment_bytes {

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use surgetank_store::{
-    BlockSums, Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn,
-    Verify,
+    BlockSums, Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat,
+    Turn, Verify,
 };
 use surgetank_types::error::Errno;
 use surgetank_types::model::{Kind, StoreIdentity};
