@@ -91,6 +91,17 @@ impl Spares {
         written.filter(|(of, _)| *of == seq).map(|(_, bytes)| bytes)
     }
 
+    pub(super) fn knows_published(&self, id: FileId) -> bool {
+        self.files().get(&id).is_some_and(|synced| synced.published.is_some())
+    }
+
+    /// The store's present version has these blocks.
+    pub(super) fn is_published(&self, id: FileId, identity: StoreIdentity, sums: Option<BlockSums>) {
+        if let Some(synced) = self.files().get_mut(&id) {
+            synced.published = sums.map(|sums| (identity, sums));
+        }
+    }
+
     /// Are the blocks known of the operation's copy, and of the file that it replaces?
     pub(super) fn keeps(&self, id: FileId, seq: Seq) -> bool {
         self.files().get(&id).is_some_and(|synced| {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use surgetank_state::{Copied, Inode, Name, Op, Progress, is_first};
-use surgetank_store::{Cred, Meta, StorePath, Verify};
+use surgetank_store::{Cred, Meta, Staged, StorePath, Verify};
 use surgetank_types::model::{FileId, OpKind, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -55,7 +55,7 @@ struct Job {
 
 /// A copy that is complete in the store.
 struct Complete {
-    staged: surgetank_store::Staged,
+    staged: Staged,
     /// It is synced and compared.
     checked: bool,
     /// What was written for it.
@@ -342,6 +342,7 @@ impl Stager {
                 }
                 if keeps_blocks && let Some(sums) = store.block_sums(who, &job.path, &staged)? {
                     self.spares.staged(job.id, job.seq, sums, copied_bytes);
+                    self.know_published(job, who);
                     return Ok(());
                 }
                 store.verify(who, &job.path, &staged, self.base.config.verify, &free)
@@ -355,6 +356,19 @@ impl Stager {
     fn keeps_blocks(&self, job: &Job) -> bool {
         let repeated = job.eager && job.again && !job.in_place && !job.sealed;
         repeated && self.base.config.verify == Verify::Cache && self.spares.wants(job.id, job.size_bytes)
+    }
+
+    /// The blocks of the version that the store has now: it can become the spare. An error means that it does not.
+    fn know_published(&self, job: &Job, who: Cred) {
+        let known = {
+            let tree = self.metadata.read_tree();
+            tree.get(job.id).and_then(|inode| Some((*inode.identity.as_deref()?, inode.checksum?)))
+        };
+        let Some((identity, checksum)) = known.filter(|_| !self.spares.knows_published(job.id)) else { return };
+        match self.base.store.block_sums(who, &job.bound, &Staged { identity, checksum }) {
+            Ok(sums) => self.spares.is_published(job.id, identity, sums),
+            Err(why) => tracing::debug!(%why, path = %job.bound, "the version before is not kept"),
+        }
     }
 
     /// Makes the copy of the file's spare. `None`: it has none, or another program uses the spare; then the job has another
