@@ -13,7 +13,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from suite import claims, expect, plots
+from suite import claims, expect, fast_disk, plots
 from suite.figures import MIB, faster, latest, mean, newest, of, same_cell
 from suite.records import load
 from suite.statistics import spread
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--check", action="store_true")
     words = parser.parse_args(argv)
     records = load(RESULTS)
-    texts = {REPORT: document(records), PAGE: page(PAGE.read_text(), records)}
+    texts = {REPORT: document(records), PAGE: fast_disk.page(page(PAGE.read_text(), records), fast_disk.load())}
     pictures = plots.wanted(newest(records))
     if not words.check:
         write(texts, pictures)

@@ -147,8 +147,15 @@ impl Stager {
             Err(why) => {
                 let (id, epoch, eager) = (job.id, job.epoch, job.eager);
                 let cancelled = !self.current(&Wanted { seq, id, epoch, eager });
-                if !job.in_place {
-                    self.metadata.write_tree().discards.push((job.dir, job.temporary.clone(), job.owner));
+                {
+                    let mut tree = self.metadata.write_tree();
+                    if !job.in_place {
+                        tree.discards.push((job.dir, job.temporary.clone(), job.owner));
+                    }
+                    // Second copies take room that a first one needs.
+                    if matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) {
+                        self.spares.give_up(&mut tree, true);
+                    }
                 }
                 // An operation before it moves its directory, or moved it before a crash.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
