@@ -1,6 +1,6 @@
 //! The checksums of a file's blocks: what two versions of it have in common, without reading the earlier one.
 //!
-//! Invariant: the checksums describe the bytes of one file in the store. Whoever writes that file otherwise must forget them.
+//! Invariant: the checksums describe the bytes of one file in the store. A component that writes that file otherwise must forget them.
 //!
 //! The danger that this avoids: a version that is made of an earlier one has a block of neither.
 
@@ -24,6 +24,9 @@ pub struct BlockSums {
     sums: Vec<u64>,
     size_bytes: u64,
 }
+
+/// Runs a write with the ids of the user for whom it is done.
+pub type Act<'a> = &'a dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>;
 
 /// Bytes that were written over an earlier version: offset and length, in order.
 pub type Written = Vec<(u64, u64)>;
@@ -61,13 +64,7 @@ impl BlockSums {
     /// new and only zeros stays a hole. `gate` is called with the bytes written. After an error the checksums mean nothing.
     ///
     /// Errors: those of reading, writing and the gate; `UnexpectedEof` if the source becomes shorter meanwhile.
-    pub fn bring(
-        &mut self,
-        source: &File,
-        target: &File,
-        write: &dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>,
-        gate: Gate<'_>,
-    ) -> io::Result<Written> {
+    pub fn bring(&mut self, source: &File, target: &File, write: Act<'_>, gate: Gate<'_>) -> io::Result<Written> {
         let size_bytes = source.metadata()?.len();
         let mut written = Written::new();
         each_chunk(source, 0, size_bytes, &mut |start, chunk| {

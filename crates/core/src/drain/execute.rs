@@ -41,6 +41,9 @@ fn no_place() -> io::Error {
     not_yet("its directory is not in the store yet")
 }
 
+/// A copy, the name for it, and the attributes.
+type Publication<'a> = (&'a StorePath, &'a StorePath, &'a Meta);
+
 /// Carries out one operation in the store.
 pub(crate) struct Executor {
     pub(super) base: Base,
@@ -250,11 +253,9 @@ impl Executor {
             let inode = tree.get(file).ok_or_else(|| not_yet("the file is not known"))?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
-            let temporary = match &staged {
-                // (Its directory was removed, and the copy with it.)
-                Some(copied) => tree.applied_path(copied.dir).map(|dir| dir.join(&copied.temporary)),
-                None => None,
-            };
+            // (`None`: its directory was removed, and the copy with it.)
+            let temporary =
+                staged.as_ref().and_then(|copied| Some(tree.applied_path(copied.dir)?.join(&copied.temporary)));
             // The name belongs to another file.
             let replaces = !is_again && over.is_some_and(|over| over != file);
             (at, is_again, inode.cred(), meta_of(inode), temporary, replaces)
@@ -321,19 +322,13 @@ impl Executor {
         }
         // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let keeps =
-            known.is_none() && target == path && is_again && turn.is_none() && self.stager.spares.keeps(file, one.seq);
-        let published = self.attempts.as_owner(owner, |who| match turn {
-            _ if replaces => store.replace(who, &temporary, &target, &meta).map(|identity| (identity, None)),
-            Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn).map(|identity| (identity, None)),
-            None => {
-                if keeps && let Some((identity, kept)) = store.publish_keeping(who, &temporary, &target, &meta)? {
-                    return Ok((identity, Some(kept)));
-                }
-                store.publish(who, &temporary, &target, &meta).map(|identity| (identity, None))
-            }
-        });
-        let (identity, kept) = published.inspect_err(|_| {
+        let with = (&temporary, &target, &meta);
+        let keeps = is_again && known.is_none() && target == path && self.stager.spares.keeps(file, one.seq);
+        let published = match (turn, &staged) {
+            (None, Some(copied)) if keeps => self.publish_keeping(one.seq, file, owner, copied, with),
+            _ => self.publish_replacing((file, one.seq), owner, with, turn, replaces),
+        };
+        let identity = published.inspect_err(|_| {
             if let Some(known) = known {
                 self.recognition.end_overwrite(file, owner, &target, known);
             }
@@ -342,11 +337,48 @@ impl Executor {
             self.goes_on_there(one, open, (&target, owner), identity);
         }
         drop(gate);
-        let kept = kept.zip(staged.as_ref()).map(|(kept, copied)| (copied.dir, copied.temporary.clone(), owner, kept));
-        if let Some(unused) = self.stager.spares.published(file, one.seq, identity, kept) {
+        Ok(self.published(one.kind, (at.0, &name), identity, &staged))
+    }
+
+    /// Publishes a copy; the version before becomes the spare.
+    fn publish_keeping(
+        &self,
+        seq: Seq,
+        file: FileId,
+        owner: Cred,
+        copied: &Copied,
+        (temporary, target, meta): Publication<'_>,
+    ) -> io::Result<StoreIdentity> {
+        let store = &self.base.store;
+        let (identity, kept) =
+            self.attempts.as_owner(owner, |who| match store.publish_keeping(who, temporary, target, meta)? {
+                Some((identity, kept)) => Ok((identity, Some(kept))),
+                None => store.publish(who, temporary, target, meta).map(|identity| (identity, None)),
+            })?;
+        let kept = kept.map(|kept| (copied.dir, copied.temporary.clone(), owner, kept));
+        if let Some(unused) = self.stager.spares.published(file, seq, identity, kept) {
             self.metadata.write_tree().discards.push(unused);
         }
-        Ok(self.published(one.kind, (at.0, &name), identity, &staged))
+        Ok(identity)
+    }
+
+    /// Publishes a copy; no name is left for the version before.
+    fn publish_replacing(
+        &self,
+        (file, seq): (FileId, Seq),
+        owner: Cred,
+        (temporary, target, meta): Publication<'_>,
+        turn: Option<Turn<'_>>,
+        replaces: bool,
+    ) -> io::Result<StoreIdentity> {
+        let store = &self.base.store;
+        let identity = self.attempts.as_owner(owner, |who| match turn {
+            _ if replaces => store.replace(who, temporary, target, meta),
+            Some(turn) => store.publish_in_turn(who, temporary, target, meta, turn),
+            None => store.publish(who, temporary, target, meta),
+        })?;
+        let _ = self.stager.spares.published(file, seq, identity, None);
+        Ok(identity)
     }
 
     /// An earlier agent's copy is not in place. The catalog records this agent's copy, so that the next agent

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::counters::Counters;
 use crate::Gate;
+use crate::blocks::Act;
 use crate::checksum::{Checksum, checksum, read_extent};
 use crate::extents::{Extent, Extents};
 
@@ -23,9 +24,6 @@ const WINDOW_BYTES: u64 = 8 << 20;
 const REST_BYTES_MIN: u64 = 1 << 20;
 /// Bytes by which write-back may lag behind the copy.
 const BEHIND_BYTES: u64 = 4 * WINDOW_BYTES;
-
-/// Runs an operation with the ids of the user for whom it is done.
-pub type Act<'a> = &'a dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>;
 
 /// Copies into files of one store.
 pub struct Copier {

@@ -116,3 +116,10 @@ pub fn look(over: &Path, to: &Path) {
 pub fn looked(at: &Path) -> BTreeMap<String, Location> {
     serde_json::from_slice(&fs::read(at).unwrap()).unwrap()
 }
+
+pub fn supervisor_of(agent: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{agent}/stat")).ok()?;
+    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    (name.trim() == "surgetank-super").then_some(parent)
+}

@@ -29,12 +29,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tempfile::TempDir;
 
-use ground::{Ground, Kind};
+use ground::{Ground, Kind, supervisor_of};
 use manifest::Story;
 use points::{POINTS, is_complete};
 use verify::{Location, store_of};
 use watch::Watcher;
-use workload::{Dice, SYNCS_AGAIN, Terms};
+use workload::{Dice, Terms};
 
 const CASES: u64 = 50;
 const SEED: u64 = 1;
@@ -89,10 +89,7 @@ fn main() {
             .collect(),
     };
     trials.push(Trial::test("every_crash_point_is_tried_or_excused", is_complete));
-    trials.push(Trial::test("damaged_content_is_found", || {
-        content::damage_is_found();
-        Ok(())
-    }));
+    trials.push(Trial::test("damaged_content_is_found", content::damage_is_found));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -229,10 +226,7 @@ impl Scene {
         run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
         run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         run.env("SURGETANK_REPORT", "1");
-        // (After a loss of power, a file of which some bytes were synced on its tier has them, complete or not.)
-        if !self.options.iter().any(|option| option == "--fsync") {
-            run.env(SYNCS_AGAIN, "1");
-        }
+        workload::sync_again_if_it_means_the_store(&mut run, &self.options);
         run.env("SURGETANK_DIRECT", self.direct.to_string()).env(power::MARK, &self.manifests);
         self.ground.arm(&mut run);
         if let Some(bytes) = self.segment_bytes {
@@ -409,13 +403,6 @@ impl Drop for Scene {
     fn drop(&mut self) {
         self.kill_the_agent(false);
     }
-}
-
-fn supervisor_of(agent: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{agent}/stat")).ok()?;
-    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-    let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    (name.trim() == "surgetank-super").then_some(parent)
 }
 
 fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {

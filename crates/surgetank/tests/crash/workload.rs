@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, XattrFlags};
@@ -15,8 +16,14 @@ use crate::content;
 /// The extended attribute that files get.
 pub const MARK: &str = "user.crash";
 
-/// Set where each fsync means the store.
-pub const SYNCS_AGAIN: &str = "SURGETANK_CRASH_SYNCS_AGAIN";
+const SYNCS_AGAIN: &str = "SURGETANK_CRASH_SYNCS_AGAIN";
+
+/// (After a loss of power, a file of which some bytes were synced on its tier has them, complete or not.)
+pub fn sync_again_if_it_means_the_store(run: &mut Command, options: &[String]) {
+    if !options.iter().any(|option| option == "--fsync") {
+        run.env(SYNCS_AGAIN, "1");
+    }
+}
 
 /// A small generator: the same seed yields the same operations.
 pub struct Dice(u64);
