@@ -235,7 +235,9 @@ impl Drain {
                 Next::Sleep => {
                     self.stager.spares.give_up(&mut self.metadata.write_tree(), false);
                     self.discard();
-                    self.files.temporaries.forget_temporaries();
+                    if self.stager.spares.is_empty() {
+                        self.files.temporaries.forget_temporaries();
+                    }
                     self.metadata.wait_woken(Duration::from_millis(500));
                     self.metadata.drain_asleep.store(false, Ordering::Relaxed);
                 }

@@ -380,7 +380,7 @@ pub trait Store: Send + Sync {
     /// checksums differ are written. The copy is synced and the written blocks are compared. `former` identifies the earlier
     /// version and `sums` describes it; after an error neither is true any more. Returns the bytes written, too.
     ///
-    /// Errors: ResourceBusy if another process has the earlier version open, or changed it.
+    /// Errors: ResourceBusy if another process has the earlier version open, or changed it, or if it has extended attributes.
     fn restage_file(
         &self,
         _who: Cred,

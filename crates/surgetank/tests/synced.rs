@@ -311,6 +311,16 @@ os.fchmod(file, 0o604)
 for turn in range(4):
     write(7 + turn, b"x")
     sync()
+os.setxattr(file, "user.a", b"1")
+for turn in range(3):
+    write(20 + turn, b"a")
+    sync()
+    assert os.getxattr("/mnt/store/data", "user.a") == b"1"
+os.removexattr(file, "user.a")
+for turn in range(3):
+    write(30 + turn, b"r")
+    sync()
+    assert os.listxattr("/mnt/store/data") == [], turn
 os.rename("data", "moved")
 write(1, b"moved")
 os.fsync(file)

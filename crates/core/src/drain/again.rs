@@ -70,12 +70,7 @@ impl Recognition {
         path: &StorePath,
         staged: Option<&Copied>,
     ) -> io::Result<Option<StoreStat>> {
-        // (After an exchange of names, the version before has the temporary's name.)
-        let is_copy = |there: &StoreStat| {
-            let exchanges = self.base.store.exchanges();
-            !exchanges || staged.is_none_or(|copied| copied.staged.identity.ino == there.identity.ino)
-        };
-        if self.there(temporary, owner)?.as_ref().is_some_and(is_copy) {
+        if self.there(temporary, owner)?.is_some() && !self.is_version_before(owner, temporary, staged)? {
             return Ok(None);
         }
         if let Some((there, version)) = self.published_before(seq, owner, path)?
@@ -88,8 +83,35 @@ impl Recognition {
         {
             return self.attempts.as_owner(owner, |who| self.base.store.stat(who, path)).map(Some);
         }
+        Err(self.is_copied_again(seq))
+    }
+
+    /// After an exchange of names, does the version before have the temporary's name?
+    fn is_version_before(&self, owner: Cred, temporary: &StorePath, staged: Option<&Copied>) -> io::Result<bool> {
+        let Some(copied) = staged.filter(|_| self.base.store.exchanges()) else { return Ok(false) };
+        Ok(self.there(temporary, owner)?.is_some_and(|there| there.identity.ino != copied.staged.identity.ino))
+    }
+
+    /// An error means that the copy was published, and is made again.
+    pub(super) fn is_still_copied(
+        &self,
+        seq: Seq,
+        owner: Cred,
+        temporary: &StorePath,
+        staged: Option<&Copied>,
+    ) -> io::Result<()> {
+        let doubtful = self.metadata.read_tree().ops.get(&seq).is_some_and(|op| op.doubtful);
+        if doubtful && self.is_version_before(owner, temporary, staged)? {
+            Err(self.is_copied_again(seq))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The copy for an operation is not there any more: it was published, or its directory was removed.
+    pub(super) fn is_copied_again(&self, seq: Seq) -> io::Error {
         self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-        Err(not_yet("its copy is neither in place nor beside it, and is made again"))
+        not_yet("its copy is neither in place nor beside it, and is made again")
     }
 
     /// An error means that the answer is unknown. Without it, the drain would take its own file for another client's.

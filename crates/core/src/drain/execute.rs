@@ -37,6 +37,14 @@ pub(super) struct Work<'a> {
     pub kind: &'a OpKind,
 }
 
+/// `None`: the name is taken.
+fn unless_taken<T>(published: io::Result<T>) -> io::Result<Option<T>> {
+    match published {
+        Err(why) if why.raw_os_error() == Some(libc::EEXIST) => Ok(None),
+        published => published.map(Some),
+    }
+}
+
 fn no_place() -> io::Error {
     not_yet("its directory is not in the store yet")
 }
@@ -262,12 +270,9 @@ impl Executor {
         };
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
-        let Some(temporary) = temporary else {
-            self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
-            return Err(not_yet("the directory of its copy was removed, so the copy is made again"));
-        };
+        let temporary = temporary.ok_or_else(|| self.recognition.is_copied_again(one.seq))?;
         let store = &self.base.store;
-        let mut name: Box<[u8]> = Box::from(at.1);
+        let (mut name, mut beside): (Box<[u8]>, bool) = (Box::from(at.1), false);
         let expect = |tree: &Tree| match is_again {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
@@ -275,10 +280,9 @@ impl Executor {
         let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
         let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
         if new && expect(&self.metadata.read_tree()) == Expect::Absent {
-            match self.attempts.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
-                Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(why) => return Err(why),
-                Ok(identity) => return Ok(self.published(one.kind, at, identity, &staged)),
+            let published = self.attempts.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn));
+            if let Some(identity) = unless_taken(published)? {
+                return Ok(self.published(one.kind, at, identity, &staged));
             }
         }
         if !self.is_as_known(owner, &path, expect)? {
@@ -301,14 +305,16 @@ impl Executor {
                     Some(copied) => self.recognition.has_these_bytes(owner, &path, &copied.staged)?,
                     None => false,
                 };
-            if !same {
-                name = self.beside(one, &dir, at.1);
-            }
+            beside = !same;
         } else if is_again
             && self.is_doubtful(one.seq)
             && self.recognition.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?.is_some()
         {
             return self.found_published(one, at, (&path, owner), &staged);
+        }
+        self.recognition.is_still_copied(one.seq, owner, &temporary, staged.as_ref())?;
+        if beside {
+            name = self.beside(one, &dir, at.1);
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
@@ -323,9 +329,12 @@ impl Executor {
         // A program that writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
         let with = (&temporary, &target, &meta);
-        let keeps = is_again && known.is_none() && target == path && self.stager.spares.keeps(file, one.seq);
+        let keeps = |dir| self.stager.spares.keeps(&self.metadata.read_tree(), file, one.seq, dir);
+        let stays = is_again && known.is_none() && target == path;
         let published = match (turn, &staged) {
-            (None, Some(copied)) if keeps => self.publish_keeping(one.seq, file, owner, copied, with),
+            (None, Some(copied)) if stays && keeps(copied.dir) => {
+                self.publish_keeping(one.seq, file, owner, copied, with)
+            }
             _ => self.publish_replacing((file, one.seq), owner, with, turn, replaces),
         };
         let identity = published.inspect_err(|_| {

@@ -11,15 +11,17 @@
 
 use std::collections::HashMap;
 
-use surgetank_state::{Name, Tree};
+use surgetank_state::{Name, Op, Tree};
 use surgetank_store::{BlockSums, Cred};
-use surgetank_types::model::{FileId, Seq, StoreIdentity};
+use surgetank_types::model::{FileId, OpKind, Seq, StoreIdentity};
 use surgetank_types::sync::{Mutex, MutexGuard, PoisonError};
 
 /// (An empty file has no blocks.)
 const BYTES_MIN: u64 = 1;
 /// All blocks of a larger file would have to be read too long for each fsync. (Its checksums take 2 MiB.)
 const BYTES_MAX: u64 = 1 << 30;
+/// With more operations in the queue, a look at all of them for each fsync would cost more than a copy.
+const OPERATIONS_MAX: usize = 256;
 /// Each has a second copy in the store.
 const FILES_MAX: usize = 64;
 
@@ -102,8 +104,17 @@ impl Spares {
         }
     }
 
-    /// Are the blocks known of the operation's copy, and of the file that it replaces?
-    pub(super) fn keeps(&self, id: FileId, seq: Seq) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
+        self.files().is_empty()
+    }
+
+    /// Are the blocks known of the operation's copy, and of the file that it replaces? Where the directory will be removed,
+    /// nothing stays in it.
+    pub(super) fn keeps(&self, tree: &Tree, id: FileId, seq: Seq, dir: FileId) -> bool {
+        let goes = |op: &Op| matches!(&op.kind, OpKind::RemoveDir { file, .. } if *file == dir);
+        if tree.ops.len() > OPERATIONS_MAX || tree.ops.values().any(goes) {
+            return false;
+        }
         self.files().get(&id).is_some_and(|synced| {
             synced.published.is_some() && synced.staged.as_ref().is_some_and(|(staged, _)| *staged == seq)
         })

@@ -387,15 +387,15 @@ impl Stager {
         gate: surgetank_store::Gate<'_>,
     ) -> io::Result<Option<Complete>> {
         let Some(spare) = job.spare.take() else { return Ok(None) };
-        let sums = Mutex::new(spare.sums);
-        let restaged = self.attempts.as_owner(job.owner, |who| {
-            let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
-            let earlier = (&spare.identity, &mut *sums);
-            self.base.store.restage_file(who, &job.path, file, &job.meta, earlier, gate)
+        let made = self.attempts.as_owner(job.owner, |who| {
+            // (Another attempt, with other ids, begins with what the spare has.)
+            let mut sums = spare.sums.clone();
+            let earlier = (&spare.identity, &mut sums);
+            let restaged = self.base.store.restage_file(who, &job.path, file, &job.meta, earlier, gate);
+            restaged.map(|(staged, copied_bytes)| (staged, copied_bytes, sums))
         });
-        match restaged {
-            Ok((staged, copied_bytes)) => {
-                let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match made {
+            Ok((staged, copied_bytes, sums)) => {
                 // The last version is compared as a whole.
                 if self.keeps_blocks(job) {
                     self.spares.staged(job.id, job.seq, sums, copied_bytes);
@@ -420,7 +420,10 @@ impl Stager {
         }
         let mut tree = self.metadata.write_tree();
         let used = std::mem::replace(&mut job.temporary, self.attempts.temporary(job.seq));
-        tree.discards.push((job.dir, used, job.owner));
+        // (A copy under the same name replaces it.)
+        if used != job.temporary {
+            tree.discards.push((job.dir, used, job.owner));
+        }
         let dir = tree.applied_path(job.dir).ok_or(io::ErrorKind::NotFound)?;
         job.path = dir.join(&job.temporary);
         Ok(None)

@@ -119,6 +119,13 @@ impl Subject<'_> {
         self.set_times(&path, meta)
     }
 
+    /// Whether the file has none of the attributes that [`carry_over`] knows: no access ACL, no `user.*`.
+    pub fn is_bare(&self) -> io::Result<bool> {
+        let path = handle_path(self.inode)?;
+        let names = self.act(|| xattr_names(&path))?;
+        Ok(!names.iter().any(|name| **name == *ACCESS_ACL || name.starts_with(USER_PREFIX)))
+    }
+
     /// Changes the attributes to exactly `meta`, touching only what differs.
     pub fn change(&self, meta: &Meta) -> io::Result<()> {
         let path = handle_path(self.inode)?;

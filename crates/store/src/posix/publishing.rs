@@ -139,7 +139,9 @@ impl PosixStore {
             return Ok(None);
         }
         crash_point!("store.replaced");
-        Ok(Some((self.identity_at(who, &to)?, self.identity_at(who, &from)?)))
+        // The exchange is done: an error that lets the caller try with other ids would exchange the names back.
+        let done = |why: io::Error| io::Error::other(format!("after the exchange: {why}"));
+        Ok(Some((self.identity_at(who, &to).map_err(done)?, self.identity_at(who, &from).map_err(done)?)))
     }
 
     /// One rename, which fails if the name is taken; EEXIST also where the file system has no such rename.

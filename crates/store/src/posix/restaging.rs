@@ -45,7 +45,9 @@ impl PosixStore {
         let place = self.identity.act(who, || self.root.place(path))?;
         let open = || without_atime(|flags| open_file_at(&place, flags), OFlags::RDWR);
         let file = self.identity.act(who, open)?;
-        if identity_of(&fstat(&file)?) != *former || !is_open_only_here(&file) {
+        // (An attribute of the earlier version may be removed by now.)
+        let is_bare = subject(&file, &self.identity, who, true).is_bare()?;
+        if identity_of(&fstat(&file)?) != *former || !is_bare || !is_open_only_here(&file) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         let written = sums.bring(source, &file, &|write| self.identity.act(who, write), gate)?;
