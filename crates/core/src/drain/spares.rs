@@ -2,7 +2,7 @@
 //! temporary's name. The next version is made of it, so that an fsync writes what changed and not the whole file.
 //!
 //! A spare is made by an exchange of names: the copy becomes the file, and the file becomes the spare. So each version is
-//! published as a whole, as by a rename. Spares go when their files are closed.
+//! published as a whole, as by a rename. The spares of closed files go when the queue is empty.
 //!
 //! Invariant: a spare has exactly the recorded blocks, and its identity is as after the exchange. Otherwise the drain copies the
 //! whole file.
