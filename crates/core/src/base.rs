@@ -15,6 +15,7 @@ pub mod users;
 pub mod waits;
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use deferred::DeferredSeals;
@@ -84,6 +85,8 @@ pub struct Base {
     pub catalog: Arc<dyn Catalog>,
     /// The part of the names of temporaries in the store that identifies this agent.
     pub key: Arc<str>,
+    /// Directory for what `fsync` syncs of files on volatile tiers; `None`: such an `fsync` publishes the file.
+    pub synced_copies: Option<PathBuf>,
     pub queries: Arc<StoreQueries>,
     pub waits: Arc<Waits>,
     pub succession: Arc<Succession>,
@@ -111,6 +114,7 @@ impl Base {
         survival: Survival,
     ) -> Result<Self> {
         let waits = Arc::new(Waits::default());
+        let synced_copies = survival.synced_copies.clone();
         let succession = Arc::new(Succession::new(survival));
         let events = Arc::new(Events::default());
         let end = Arc::new(End::default());
@@ -122,6 +126,7 @@ impl Base {
             tiers,
             catalog,
             key: key.into(),
+            synced_copies,
             waits,
             door: Arc::default(),
             counters: Arc::default(),

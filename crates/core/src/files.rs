@@ -27,6 +27,7 @@ pub mod room_wait;
 pub mod scrub;
 pub mod seal;
 pub mod sync;
+pub(crate) mod synced_copies;
 pub mod temporaries;
 pub mod transfer;
 pub(crate) mod waiting;
@@ -45,6 +46,7 @@ use room_wait::RoomWaits;
 use scrub::Scrub;
 use seal::Sealer;
 use sync::Syncs;
+use synced_copies::SyncedCopies;
 use temporaries::StoreTemporaries;
 use transfer::Transfers;
 
@@ -82,6 +84,7 @@ pub struct Files {
     pub eviction: Arc<Eviction>,
     pub(crate) placer: Arc<Placer>,
     pub(crate) fetches: Arc<Fetches>,
+    pub(crate) synced_copies: Arc<SyncedCopies>,
     /// The promise of fsync.
     pub syncs: Arc<Syncs>,
     /// Reads and writes of mediated files.
@@ -114,7 +117,8 @@ impl Files {
             Arc::new(Placer::new(base, &deadline, &eviction, &metadata, &open_files, &room_waits, &temporaries));
         let fetches =
             Arc::new(Fetches::new(base, &access, &copies, &eviction, &metadata, &open_files, &placer, &room_waits));
-        let syncs = Arc::new(Syncs::new(base, &metadata, &open_files));
+        let synced_copies = Arc::new(SyncedCopies::new(base, &metadata));
+        let syncs = Arc::new(Syncs::new(base, &metadata, &open_files, &synced_copies));
         let transfers = Arc::new(Transfers::new(
             base,
             &deadline,
@@ -156,6 +160,7 @@ impl Files {
             eviction,
             placer,
             fetches,
+            synced_copies,
             syncs,
             transfers,
             sealer,

@@ -11,11 +11,13 @@ mod prefetcher;
 pub(crate) mod recorder;
 mod runs;
 pub(crate) mod stores;
+mod synced_copies;
 mod tally;
 mod trace;
 mod unshimmed;
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +25,7 @@ use std::time::Duration;
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::drain::Drain;
-use surgetank_core::namespace::Namespace;
+use surgetank_core::namespace::{Namespace, Survival};
 use surgetank_core::report::{Audit, Visibility};
 use surgetank_store::Cred;
 use surgetank_tier::Tiers;
@@ -95,9 +97,11 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let Opening { config, store, bare, state, key, .. } = opening;
     let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
     let guard = bare.map(|bare| guard::Guard::new(&config.over, bare));
+    let synced_copies = synced_copies::directory(store.as_ref().map(OwnedFd::as_fd), &state)?;
     let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
-    let namespace = Namespace::open(config, store, tiers, catalog, key, true)?;
+    let survival = Survival { synced_copies, ..Survival::default() };
+    let namespace = Namespace::open_after(config, store, tiers, catalog, key, true, survival)?;
     Ok((namespace, guard))
 }
 
@@ -106,6 +110,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
     let guard = bare.map(|bare| guard::Guard::new(&over, bare));
+    let synced_copies = synced_copies::directory(store.as_ref().map(OwnedFd::as_fd), &state)?;
     let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
@@ -113,6 +118,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let mut afterlife = afterlife::Mount::of(survival);
     let mut survival = afterlife.survival();
     survival.intake = shimdoor::left(&key, &state);
+    survival.synced_copies = synced_copies;
     if !survival.again {
         let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
         if found.files > 0 {

@@ -66,6 +66,7 @@ mod store_faults;
 mod store_node;
 mod store_trouble;
 mod synced;
+mod synced_copies;
 mod trace;
 mod trees;
 mod unprivileged;

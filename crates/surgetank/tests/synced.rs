@@ -21,12 +21,19 @@ def announce(name):
 fd = made('fsync'); os.write(fd, b'fsync'); os.fsync(fd); announce('fsync'); os.close(fd)
 fd = made('fdatasync'); os.write(fd, b'fdatasync'); os.fdatasync(fd); announce('fdatasync'); os.close(fd)
 fd = made('O_SYNC', os.O_SYNC); os.write(fd, b'O_SYNC'); announce('O_SYNC'); os.close(fd)
+fd = os.open('write_only', os.O_CREAT | os.O_WRONLY | os.O_SYNC, 0o644); os.write(fd, b'write_only'); announce('write_only'); os.close(fd)
 fd = made('O_DSYNC', os.O_DSYNC); os.write(fd, b'O_DSYNC'); announce('O_DSYNC'); os.close(fd)
 fd = made('msync'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096); m[0:5] = b'msync'; m.flush(); announce('msync')
 m.close(); os.close(fd)
 open('closed', 'w').write('closed')
 os.mkdir('made'); d = os.open('.', os.O_RDONLY); os.fsync(d); announce('directory')
 ";
+
+/// Puts the agent's state on another file system than the store: there `fsync` publishes a file of a volatile tier.
+fn keep_state_elsewhere(scene: &Scene) {
+    let state = scene.tmpfs("state", 64);
+    fs::set_permissions(state, fs::Permissions::from_mode(0o700)).unwrap();
+}
 
 /// The kinds whose data is in the store, complete, when the call returns. Each scene needs a thread of its own.
 fn synced_to_store(
@@ -41,6 +48,7 @@ fn synced_to_store(
 
 fn stored_after_sync(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]) -> Option<Vec<&'static str>> {
     let mut scene = Scene::new(name)?;
+    keep_state_elsewhere(&scene);
     scene.beside("beside");
     match volatile {
         true => drop(scene.tier("fast", 1100)),
@@ -55,7 +63,7 @@ fn stored_after_sync(name: &str, volatile: bool, fsync: Option<&str>, door: &[&s
     options.extend(door);
     let mut running: Running = scene.start(&options, "exec python3 /mnt/program.py");
     let mut there = Vec::new();
-    for way in ["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"] {
+    for way in ["fsync", "fdatasync", "O_SYNC", "write_only", "O_DSYNC", "msync", "directory"] {
         eventually(way, || {
             assert!(!running.has_ended(), "{}", running.so_far());
             Path::new("/mnt/beside").join(way).exists()
@@ -70,7 +78,7 @@ fn stored_after_sync(name: &str, volatile: bool, fsync: Option<&str>, door: &[&s
         fs::write(format!("/mnt/beside/seen-{way}"), "").unwrap();
     }
     running.ends().exits(0);
-    for way in ["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "closed"] {
+    for way in ["fsync", "fdatasync", "O_SYNC", "write_only", "O_DSYNC", "closed"] {
         scene.holds(way, way.as_bytes());
     }
     scene.is_clean();
@@ -105,7 +113,7 @@ fn means_the_tier(door_name: &str, door: &'static [&str]) {
     }
 }
 
-const ALL: &[&str] = &["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"];
+const ALL: &[&str] = &["fsync", "fdatasync", "O_SYNC", "write_only", "O_DSYNC", "msync", "directory"];
 
 #[test]
 fn sync_means_the_store_through_the_mount() {
@@ -171,6 +179,7 @@ fn close_after_fsync_publishes_only_later_writes() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_close_{case}")) else { return };
+            keep_state_elsewhere(&scene);
             scene.tier("fast", 64);
             let store = scene.beside("store");
             let script = r#"python3 - <<'END'
@@ -234,6 +243,7 @@ fn repeated_fsyncs_copy_what_changed() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_bytes_{case}")) else { return };
+            keep_state_elsewhere(&scene);
             scene.tier("fast", 64);
             let script = r#"python3 - <<'END'
 import os
@@ -261,6 +271,7 @@ fn repeated_fsyncs_publish_whole_versions() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_again_{case}")) else { return };
+            keep_state_elsewhere(&scene);
             scene.tier("fast", 64);
             let store = scene.beside("store");
             let script = r#"python3 - <<'END'
@@ -347,6 +358,7 @@ END"#;
 #[test]
 fn change_by_another_client_between_fsyncs_is_kept() {
     let Some(mut scene) = Scene::new("synced_again_another") else { return };
+    keep_state_elsewhere(&scene);
     scene.tier("fast", 64);
     let store = scene.beside("store");
     let script = r#"python3 - <<'END'

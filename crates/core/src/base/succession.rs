@@ -61,6 +61,8 @@ pub struct Survival {
     pub again: bool,
     /// Files that processes created in delegated directories, and that an earlier agent did not record.
     pub intake: Vec<super::intake_file::IntakeFile>,
+    /// Directory for synced copies, if `fsync` may make some ([`Base::synced_copies`](super::Base)).
+    pub synced_copies: Option<std::path::PathBuf>,
 }
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;
@@ -85,7 +87,7 @@ pub struct Succession {
 
 impl Succession {
     pub fn new(survival: Survival) -> Self {
-        let Survival { handoff, keeper, kept, again, intake } = survival;
+        let Survival { handoff, keeper, kept, again, intake, synced_copies: _ } = survival;
         let left = handoff.as_ref().filter(|_| again).map(|handoff| handoff.left()).unwrap_or_default();
         Self {
             log: handoff,

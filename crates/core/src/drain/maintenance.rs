@@ -37,6 +37,7 @@ impl Maintenance {
                 self.files.delegation.watch_delegations();
                 self.files.eviction.watch_direct_writers();
                 self.files.descriptors.retry_grants();
+                self.files.synced_copies.sweep();
                 if asked.elapsed() >= HANGS && self.attempts.hangs_for().is_some_and(|time| time >= HANGS) {
                     asked = clock::tick();
                     self.base.queries.ask_whether_alive();

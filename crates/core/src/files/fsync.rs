@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use surgetank_policy::config::Survives;
+use surgetank_state::Inode;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, FsyncTarget, OpKind};
 use surgetank_types::sync::atomic::Ordering;
@@ -20,21 +21,42 @@ const LOOKS_MAX: usize = 1000;
 /// How often a thread that waits looks again.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// Where an fsync of a file brings its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// The disk of its tier.
+    Tier,
+    /// A synced copy beside the agent's state.
+    Copy,
+    /// Its name in the store.
+    Store,
+}
+
+impl From<FsyncTarget> for Reach {
+    fn from(target: FsyncTarget) -> Self {
+        match target {
+            FsyncTarget::Tier => Self::Tier,
+            FsyncTarget::Store => Self::Store,
+        }
+    }
+}
+
 impl Syncs {
     /// The promise of fsync for the file: its tier or the store.
-    pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], location: Location) -> FsyncTarget {
+    pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], location: Location) -> Reach {
         let decision = self.rules.decide(path);
         if !is_drained(self.metadata.mode_for(&self.metadata.read_tree(), id, path)) {
-            return FsyncTarget::Tier;
+            return Reach::Tier;
         }
-        let wanted = decision.fsync.or(self.config.fsync);
+        let wanted = decision.fsync.or(self.config.fsync).map(Reach::from);
         match location {
-            Location::Store | Location::Arriving => FsyncTarget::Tier,
+            Location::Store | Location::Arriving => Reach::Tier,
             // The bytes survive the node there, but only the published name is found again without the agent.
-            Location::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
+            Location::StoreTemporary => wanted.unwrap_or(Reach::Tier),
             Location::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
-                Survives::Agent => FsyncTarget::Store,
-                Survives::Reboot | Survives::Node => FsyncTarget::Tier,
+                Survives::Agent if self.synced_copies.dir().is_some() => Reach::Copy,
+                Survives::Agent => Reach::Store,
+                Survives::Reboot | Survives::Node => Reach::Tier,
             }),
         }
     }
@@ -49,10 +71,9 @@ impl Syncs {
     pub(crate) fn fsync_open(&self, open: &Arc<Open>, data_only: bool) -> FsResult<()> {
         let content = open.content();
         let path = self.metadata.read_tree().logical_path(open.id);
-        let target =
-            path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.location));
+        let target = path.as_deref().map_or(Reach::Tier, |path| self.fsync_target(open.id, path, content.location));
         match target {
-            FsyncTarget::Tier => {
+            Reach::Tier => {
                 // The gate keeps the file on its tier meanwhile.
                 let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
                 let content = open.content();
@@ -65,8 +86,37 @@ impl Syncs {
                 self.metadata.sync_catalog()?;
                 Ok(())
             }
-            FsyncTarget::Store => self.flush_to_store(open),
+            Reach::Copy => match self.sync_copy(open) {
+                Ok(()) => Ok(()),
+                Err(why) => {
+                    if why.kind() != std::io::ErrorKind::Unsupported {
+                        tracing::warn!(%why, id = open.id.0, "a synced copy could not be made: the file is published");
+                    }
+                    self.flush_to_store(open)
+                }
+            },
+            Reach::Store => self.flush_to_store(open),
         }
+    }
+
+    /// Brings the present content of an open file to its synced copy, and its names to the catalog's disk.
+    fn sync_copy(&self, open: &Arc<Open>) -> std::io::Result<()> {
+        // The gate keeps the file on its tier meanwhile.
+        let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let content = open.content();
+        if !matches!(content.location, Location::Tier(_)) {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
+        let version = {
+            let tree = self.metadata.read_tree();
+            // The store has everything, or the file has no name any more.
+            let needs = |inode: &&Inode| !inode.sealed || inode.dirty();
+            let Some(inode) = tree.get(open.id).filter(needs) else { return Ok(()) };
+            inode.present_version()
+        };
+        self.promise_bytes(open.id);
+        self.synced_copies.sync(open.id, version, &content.file)?;
+        self.metadata.sync_catalog()
     }
 
     /// fsync of a file that is sealed by now.
@@ -84,7 +134,7 @@ impl Syncs {
             (replica.map(|plain| (path, Location::Tier(plain.device))), version)
         };
         match path {
-            Some((path, location)) if self.fsync_target(id, &path, location) == FsyncTarget::Store => {
+            Some((path, location)) if self.fsync_target(id, &path, location) != Reach::Tier => {
                 self.metadata.wake();
                 self.wait_durable(id, version)
             }
@@ -203,7 +253,7 @@ impl Syncs {
         let path = self.metadata.read_tree().logical_path(dir).unwrap_or_default();
         let volatile = self.tiers.devices().next().is_some_and(|device| device.survives() == Survives::Agent);
         let decision = self.rules.decide(&path);
-        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile {
+        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile && self.synced_copies.dir().is_none() {
             FsyncTarget::Store
         } else {
             FsyncTarget::Tier

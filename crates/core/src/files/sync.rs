@@ -23,6 +23,7 @@ use crate::base::queries::{StoreQueries, is_absent};
 use crate::base::users::own_cred;
 use crate::base::waits::Waits;
 use crate::files::open_files::OpenFiles;
+use crate::files::synced_copies::SyncedCopies;
 use crate::metadata::Metadata;
 
 /// The number of files that are synced before the catalog records them.
@@ -62,12 +63,18 @@ pub struct Syncs {
     pub(super) waits: Arc<Waits>,
     pub(super) metadata: Arc<Metadata>,
     pub(super) open_files: Arc<OpenFiles>,
+    pub(super) synced_copies: Arc<SyncedCopies>,
     unsynced: Mutex<Unsynced>,
     unsynced_came: Condvar,
 }
 
 impl Syncs {
-    pub(crate) fn new(base: &Base, metadata: &Arc<Metadata>, open_files: &Arc<OpenFiles>) -> Self {
+    pub(crate) fn new(
+        base: &Base,
+        metadata: &Arc<Metadata>,
+        open_files: &Arc<OpenFiles>,
+        synced_copies: &Arc<SyncedCopies>,
+    ) -> Self {
         Self {
             config: base.config.clone(),
             queries: base.queries.clone(),
@@ -77,6 +84,7 @@ impl Syncs {
             waits: base.waits.clone(),
             metadata: metadata.clone(),
             open_files: open_files.clone(),
+            synced_copies: synced_copies.clone(),
             unsynced: Mutex::default(),
             unsynced_came: Condvar::new(),
         }

@@ -15,6 +15,7 @@ use crate::files::Files;
 use crate::files::evict::{Eviction, THE_END};
 use crate::files::open::Opener;
 use crate::files::sync::Syncs;
+use crate::files::synced_copies::SyncedCopies;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 use crate::namespace::hints::FileHints;
@@ -36,6 +37,7 @@ pub struct Emptying {
     metadata: Arc<Metadata>,
     opener: Arc<Opener>,
     revalidation: Arc<Revalidation>,
+    synced_copies: Arc<SyncedCopies>,
     syncs: Arc<Syncs>,
     /// Odd from the end of the last command until the next user arrives.
     emptyings: AtomicU32,
@@ -54,6 +56,7 @@ impl Emptying {
             metadata: files.metadata.clone(),
             opener: files.opener.clone(),
             revalidation: revalidation.clone(),
+            synced_copies: files.synced_copies.clone(),
             syncs: files.syncs.clone(),
             emptyings: AtomicU32::new(0),
         }
@@ -147,6 +150,7 @@ impl Emptying {
             let _inode = self.metadata.lock_inode(id);
             self.eviction.evict_locked(id, THE_END, true);
         }
+        self.synced_copies.sweep();
         let (left, queued) = {
             let tree = self.metadata.read_tree();
             let left = tree.iter().any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
@@ -160,7 +164,7 @@ impl Emptying {
             self.hints.end_hints();
             self.revalidation.forget_what_the_store_has();
         } else {
-            if let Err(why) = self.catalog.clear() {
+            if let Err(why) = self.synced_copies.clear().and_then(|()| self.catalog.clear()) {
                 tracing::warn!(%why, "the catalog could not be cleared");
             }
             self.metadata.write_down_doubt();

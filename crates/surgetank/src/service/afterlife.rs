@@ -81,7 +81,7 @@ impl Mount {
             keeper: Some(Arc::clone(&afterlife.channel) as Arc<dyn Keeper>),
             kept,
             again,
-            intake: Vec::new(),
+            ..Survival::default()
         }
     }
 

@@ -115,8 +115,11 @@ impl Door {
         // A process that only writes needs no pages in between: one copy less. The kernel drops pages that readers
         // have.
         let access = flags.bits() as i32 & libc::O_ACCMODE;
+        // The agent syncs synchronous writes itself: the kernel sends no FSYNC for writes without pages in between.
+        let is_synchronous = access != libc::O_RDONLY && is_synchronous(flags.bits());
         // A trace wants every request, including those that the kernel would answer from memory.
-        let uncached = opened.shared || access == libc::O_WRONLY || self.tally.traces.is_on();
+        let uncached =
+            opened.shared || access == libc::O_WRONLY || is_synchronous || self.tally.traces.is_on();
         let direct_io = backing.is_none() && uncached;
         // POSIX locks end with the first close, and the kernel reports that close only on request. The report costs a
         // round trip, so only files where programs use locks ask for it: databases lock what they read and write.
@@ -422,6 +425,12 @@ impl Filesystem for Door {
             }
             Ok(count)
         });
+        let written = match written {
+            Ok(count) if is_synchronous(flags.open) && !flags.cached => {
+                self.change(|ns| ns.files.syncs.fsync(fh, false)).map(|()| count)
+            }
+            written => written,
+        };
         if let Ok(count) = &written {
             self.tally.wrote(&Request::of(caller, (id, fh), offset, *count, begun));
         }
@@ -574,4 +583,9 @@ impl Filesystem for Door {
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
         self.serve(|ns| ns.attributes.access(caller, FileId(id), mask))
     }
+}
+
+/// `O_DSYNC`, `O_SYNC`, or `pwritev2` with `RWF_DSYNC`.
+fn is_synchronous(flags: u32) -> bool {
+    flags & libc::O_DSYNC as u32 != 0
 }

@@ -1,0 +1,235 @@
+//! Synced copies: what an `fsync` of a file on a volatile tier brought to the disk of the agent's state, where that is the store's
+//! disk too. Such an `fsync` writes the blocks that changed since the one before, and syncs one file. The drain publishes the file
+//! after its close, as without an `fsync`.
+//!
+//! States of a copy: being made, complete (its head has the checksum of the whole), changing (each `fsync` writes into it, as a
+//! program writes into its file).
+//!
+//! Invariants: a copy has the blocks that its checksums say, or is not used again. It stays until the store has its version, or
+//! until the catalog on the disk has no such file.
+//!
+//! The danger that this avoids: fsync returns, the machine goes down, and neither the tier nor the store has the bytes.
+
+mod file;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use surgetank_state::Tree;
+use surgetank_store::BlockSums;
+use surgetank_types::model::FileId;
+use surgetank_types::sync::atomic::{AtomicU64, Ordering};
+use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::base::Base;
+use crate::metadata::Metadata;
+use file::{CopyFile, HEAD_BYTES, Name};
+pub(crate) use file::{Content, Left, left_in, sync_directory};
+
+/// All blocks of a larger file would have to be read too long for each fsync. (Their checksums take 2 MiB.)
+const BYTES_MAX: u64 = 1 << 30;
+
+/// The copies of all files that need one.
+pub(crate) struct SyncedCopies {
+    /// `None`: the state is on another file system than the store.
+    dir: Option<PathBuf>,
+    metadata: Arc<Metadata>,
+    files: Mutex<HashMap<FileId, Arc<Slot>>>,
+    number: AtomicU64,
+}
+
+/// The copy of one file.
+#[derive(Default)]
+struct Slot {
+    /// Number of the last sync that has begun.
+    begun: AtomicU64,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    copy: Option<Copy>,
+    /// Number of the last sync that succeeded.
+    ended: u64,
+    /// Copies that the present one replaces, and copies of an earlier agent.
+    before: Vec<(u32, PathBuf)>,
+}
+
+struct Copy {
+    version: u32,
+    path: PathBuf,
+    /// `None`: closed, because no program writes the file.
+    file: Option<CopyFile>,
+    sums: BlockSums,
+    /// No sync has changed it yet.
+    is_complete: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SyncedCopies {
+    pub(crate) fn new(base: &Base, metadata: &Arc<Metadata>) -> Self {
+        let dir = base.synced_copies.clone();
+        Self { dir, metadata: metadata.clone(), files: Mutex::default(), number: AtomicU64::new(0) }
+    }
+
+    /// Where the copies are; `None`: there are none, and fsync publishes.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
+
+    /// Copies of an earlier agent, which stay as long as they are needed.
+    pub(crate) fn take_over(&self, left: Vec<Left>) {
+        let mut files = locked(&self.files);
+        for one in left {
+            self.number.fetch_max(one.name.number + 1, Ordering::Relaxed);
+            let slot = files.entry(one.name.id).or_default();
+            locked(&slot.held).before.push((one.name.version, one.path));
+        }
+    }
+
+    /// Brings the present content of `source`, version `version` of a file, to its copy. Errors: those of the disk; `Unsupported`
+    /// where there are no copies, or not of so large a file. After an error an earlier copy may be between two syncs.
+    pub(crate) fn sync(&self, id: FileId, version: u32, source: &File) -> io::Result<()> {
+        let dir = self.dir.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        if source.metadata()?.len() > BYTES_MAX {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let slot = locked(&self.files).entry(id).or_default().clone();
+        let before = slot.begun.load(Ordering::Acquire);
+        let mut held = locked(&slot.held);
+        let present = held.copy.take_if(|copy| copy.version == version && copy.file.is_some());
+        // Another thread began after this call, and has finished.
+        if present.is_some() && held.ended > before {
+            held.copy = present;
+            return Ok(());
+        }
+        let turn = slot.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let copy = match present {
+            Some(mut copy) => {
+                if let Err(why) = copy.bring(source) {
+                    // Its blocks are not known any more: the next sync makes another copy.
+                    held.before.push((copy.version, copy.path));
+                    return Err(why);
+                }
+                copy
+            }
+            None => {
+                let name = Name { id, version, number: self.number.fetch_add(1, Ordering::Relaxed) };
+                Copy::make(&name, dir.join(name.text()), source)?
+            }
+        };
+        held.remove_all();
+        (held.copy, held.ended) = (Some(copy), turn);
+        Ok(())
+    }
+
+    /// Removes the copies that are not needed any more.
+    pub(crate) fn sweep(&self) {
+        let goes = self.not_needed();
+        if goes.is_empty() {
+            return;
+        }
+        // A file that is gone must not come back without its copy.
+        if let Err(why) = self.metadata.sync_catalog() {
+            tracing::warn!(%why, "synced copies stay: the catalog could not be synced");
+            return;
+        }
+        let tree = self.metadata.read_tree();
+        let mut files = locked(&self.files);
+        for id in goes {
+            // (A thread that has the slot needs it.)
+            let Some(slot) = files.get(&id).filter(|slot| Arc::strong_count(slot) == 1) else { continue };
+            let mut held = locked(&slot.held);
+            if held.versions().any(|version| is_needed(&tree, id, version)) {
+                continue;
+            }
+            held.remove_all();
+            drop(held);
+            files.remove(&id);
+        }
+    }
+
+    /// The files without a version that needs a copy. Closes copies that no program will change.
+    fn not_needed(&self) -> Vec<FileId> {
+        if locked(&self.files).is_empty() {
+            return Vec::new();
+        }
+        let tree = self.metadata.read_tree();
+        let files = locked(&self.files);
+        let mut goes = Vec::new();
+        for (id, slot) in files.iter() {
+            let Ok(mut held) = slot.held.try_lock() else { continue };
+            if !held.versions().any(|version| is_needed(&tree, *id, version)) {
+                goes.push(*id);
+            } else if tree.get(*id).is_some_and(|inode| inode.sealed)
+                && let Some(copy) = &mut held.copy
+            {
+                copy.file = None;
+            }
+        }
+        goes
+    }
+
+    /// Removes all copies, and their names from the disk: the numbers of files begin again. Nothing is left that only a copy has.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        if self.number.swap(0, Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        locked(&self.files).drain().for_each(|(_, slot)| locked(&slot.held).remove_all());
+        sync_directory(dir)
+    }
+}
+
+fn is_needed(tree: &Tree, id: FileId, version: u32) -> bool {
+    tree.get(id).is_some_and(|inode| inode.durable < version)
+}
+
+impl Held {
+    fn versions(&self) -> impl Iterator<Item = u32> {
+        self.copy.iter().map(|copy| copy.version).chain(self.before.iter().map(|(version, _)| *version))
+    }
+
+    fn remove_all(&mut self) {
+        self.copy.take().iter().for_each(|copy| remove(&copy.path));
+        self.before.drain(..).for_each(|(_, path)| remove(&path));
+    }
+}
+
+impl Copy {
+    /// A new copy, complete and synced.
+    fn make(name: &Name, path: PathBuf, source: &File) -> io::Result<Self> {
+        let mut sums = BlockSums::default();
+        let made = CopyFile::create(&path).and_then(|mut file| {
+            sums.bring(source, (file.file(), HEAD_BYTES), &|write| write(), &|_| Ok(()))?;
+            file.complete(name, sums.size_bytes(), sums.total())?;
+            Ok(file)
+        });
+        let file = made.inspect_err(|_| remove(&path))?;
+        Ok(Self { version: name.version, path, file: Some(file), sums, is_complete: true })
+    }
+
+    /// Makes the copy equal to `source`.
+    fn bring(&mut self, source: &File) -> io::Result<()> {
+        let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
+        if self.is_complete {
+            file.will_change()?;
+            self.is_complete = false;
+        }
+        self.sums.bring(source, (file.file(), HEAD_BYTES), &|write| write(), &|_| Ok(()))?;
+        file.file().sync_data()
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(why) = std::fs::remove_file(path)
+        && why.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%why, path = %path.display(), "a synced copy that is not needed stays");
+    }
+}

@@ -1,0 +1,195 @@
+//! A synced copy on the disk: one file, with a head of one block before the content.
+//!
+//! ```text
+//! offset
+//!    0  magic "SURGSYNC", format = 1 (u32), state (u32): 1 complete, 2 changing
+//!   16  file id (u64), version (u64)
+//!   32  length of the content, its CRC-64/NVME (u64 each; they count while it is complete)
+//!   48  CRC-64/NVME of [0, 48)
+//! 4096  content
+//! ```
+//!
+//! All numbers are little endian. The file's name has file id, version, and the copy's own number.
+//!
+//! The danger that this avoids: a copy that was being made when the machine went down counts as complete.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use surgetank_store::checksum::{Checksum, of_bytes};
+use surgetank_types::model::{FileId, Timestamp};
+
+/// Length of the head in bytes: a block, so that the content's blocks are the file's.
+pub(super) const HEAD_BYTES: u64 = 4096;
+const MAGIC: &[u8; 8] = b"SURGSYNC";
+const FORMAT: u32 = 1;
+const COMPLETE: u32 = 1;
+const CHANGING: u32 = 2;
+const SUMMED_BYTES: usize = 48;
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What a copy's name says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub id: FileId,
+    pub version: u32,
+    /// A later copy of the file has a higher one.
+    pub number: u64,
+}
+
+impl Name {
+    pub fn text(&self) -> String {
+        format!("{:x}-{:x}-{:x}", self.id.0, self.version, self.number)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
+        let (id, version, number) = (parts.next()??, parts.next()??, parts.next()??);
+        parts.next().is_none().then_some(Self { id: FileId(id), version: u32::try_from(version).ok()?, number })
+    }
+}
+
+/// A copy that this agent writes.
+#[derive(Debug)]
+pub(super) struct CopyFile {
+    file: File,
+    head: [u8; SUMMED_BYTES],
+}
+
+impl CopyFile {
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        Ok(Self { file, head: [0; SUMMED_BYTES] })
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The content is written: syncs it, with the head that proves it. (The file systems on which copies are made bring a new
+    /// file's name to the disk with it.)
+    pub fn complete(&mut self, name: &Name, size_bytes: u64, checksum: u64) -> io::Result<()> {
+        let numbers = [name.id.0, u64::from(name.version), size_bytes, checksum];
+        self.head[..8].copy_from_slice(MAGIC);
+        self.head[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+        for (place, number) in self.head[16..].chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        self.write_head(COMPLETE)?;
+        crash_point!("synced_copy.written");
+        self.file.sync_all()
+    }
+
+    /// From now on the content changes, and its checksum says nothing.
+    pub fn will_change(&mut self) -> io::Result<()> {
+        self.write_head(CHANGING)?;
+        self.file.sync_data()
+    }
+
+    fn write_head(&mut self, state: u32) -> io::Result<()> {
+        self.head[12..16].copy_from_slice(&state.to_le_bytes());
+        let mut block = [0; HEAD_BYTES as usize];
+        block[..SUMMED_BYTES].copy_from_slice(&self.head);
+        block[SUMMED_BYTES..SUMMED_BYTES + 8].copy_from_slice(&of_bytes(&self.head).to_le_bytes());
+        self.file.write_all_at(&block, 0)
+    }
+}
+
+/// A copy of an earlier agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Left {
+    pub name: Name,
+    pub path: PathBuf,
+}
+
+/// The copies in a directory. A directory that is absent has none. Errors: those of reading it.
+pub(crate) fn left_in(dir: &Path) -> io::Result<Vec<Left>> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut left = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some(name) = entry.file_name().to_str().and_then(Name::parse) {
+            left.push(Left { name, path: entry.path() });
+        }
+    }
+    Ok(left)
+}
+
+/// What a copy has, for a reader.
+#[derive(Debug)]
+pub(crate) struct Content {
+    file: File,
+    pub size_bytes: u64,
+    /// Time of the last sync that changed it.
+    pub mtime: Timestamp,
+}
+
+impl Left {
+    /// The content of the copy; `None`: it was being made, so no fsync has returned for it. Errors: those of reading.
+    pub fn content(&self) -> io::Result<Option<Content>> {
+        let file = File::open(&self.path)?;
+        let mut block = [0; SUMMED_BYTES + 8];
+        match file.read_exact_at(&mut block, 0) {
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let number = |at: usize| block[at..at + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let is_head = &block[..8] == MAGIC
+            && number(8) as u32 == FORMAT
+            && number(SUMMED_BYTES) == of_bytes(&block[..SUMMED_BYTES])
+            && (number(16), number(24)) == (self.name.id.0, u64::from(self.name.version));
+        let stat = rustix::fs::fstat(&file)?;
+        let size_bytes = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(HEAD_BYTES);
+        let mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+        let content = Content { file, size_bytes, mtime };
+        let is_whole = match (number(8) >> 32) as u32 {
+            COMPLETE => size_bytes == number(32) && content.checksum()? == number(40),
+            CHANGING => true,
+            _ => false,
+        };
+        Ok((is_head && is_whole).then_some(content))
+    }
+}
+
+impl Content {
+    fn checksum(&self) -> io::Result<u64> {
+        let mut sum = Checksum::default();
+        self.each(&mut |_, chunk| {
+            sum.bytes(chunk);
+            Ok(())
+        })?;
+        Ok(sum.value())
+    }
+
+    /// Writes the content to an empty file.
+    pub fn write_to(&self, target: &File) -> io::Result<()> {
+        self.each(
+            &mut |at, chunk| {
+                if chunk.iter().any(|byte| *byte != 0) { target.write_all_at(chunk, at) } else { Ok(()) }
+            },
+        )?;
+        target.set_len(self.size_bytes)
+    }
+
+    fn each(&self, take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut at = 0;
+        while at < self.size_bytes {
+            let want = usize::try_from(self.size_bytes - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            self.file.read_exact_at(&mut buffer[..want], HEAD_BYTES + at)?;
+            take(at, &buffer[..want])?;
+            at += want as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Brings the names in a directory to the disk.
+pub(crate) fn sync_directory(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
