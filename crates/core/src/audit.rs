@@ -4,6 +4,7 @@
 //! The danger that it avoids: a repair before the inspection. The findings describe the state as it was found;
 //! recovery, which changes it, comes later.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -11,13 +12,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::catalog::Damage;
+use crate::files::synced_copies::{Left, left_in};
 use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use surgetank_store::{Cred, Store, StorePath, checksum};
 use surgetank_tier::{Device, Plain, Remembered, Standing, Tiers};
-use surgetank_types::error::Result;
+use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
+
+const IN_PART: &str = "the machine went down while it was being written: what was synced is there, what was written after that may not be";
 
 /// What the audit inspects.
 pub struct Ground<'a> {
@@ -35,6 +39,8 @@ pub struct Ground<'a> {
     pub store_path: &'a Path,
     /// Identifies this agent's temporaries.
     pub key: &'a str,
+    /// Directory of the copies that fsync made of files on volatile tiers.
+    pub synced_copies: &'a Path,
     /// Read every byte whose checksum is known.
     pub scrub: bool,
 }
@@ -50,6 +56,7 @@ struct Look<'a> {
     ids: HashMap<DeviceId, DeviceId>,
     /// Devices that cannot be read; a file that is not found may be on them.
     unread: HashSet<DeviceId>,
+    copies: Vec<Left>,
     audit: Audit,
 }
 
@@ -57,15 +64,17 @@ struct Look<'a> {
 pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
     let ids = take_up(ground)?;
     let records: HashMap<FileId, &FileRecord> = ground.image.files.iter().map(|(id, record)| (*id, record)).collect();
-    let mut look = Look { ground, records, ids, unread: HashSet::new(), audit: Audit::default() };
+    let cannot = |why| Error::new(format!("{} cannot be read", ground.synced_copies.display())).why(why);
+    let copies = left_in(ground.synced_copies).map_err(cannot)?;
+    let mut look = Look { ground, records, ids, unread: HashSet::new(), copies, audit: Audit::default() };
     look.damage();
     let mut found = look.walk_tiers();
     let mut files: Vec<(&FileId, &FileRecord)> = ground.image.files.iter().map(|(id, record)| (id, record)).collect();
     files.sort_unstable_by_key(|(id, _)| **id);
-    for (_, record) in files {
+    for (id, record) in files {
         if record.attr.kind == Kind::File {
             look.audit.files += 1;
-            look.file(record, &mut found);
+            look.file(*id, record, &mut found);
         }
     }
     look.recorded_losses();
@@ -177,7 +186,7 @@ impl Look<'_> {
         self.ground.store_path.join(std::ffi::OsStr::from_bytes(&path.0))
     }
 
-    fn file(&mut self, record: &FileRecord, found: &mut HashMap<(DeviceId, u64), OnTier>) {
+    fn file(&mut self, id: FileId, record: &FileRecord, found: &mut HashMap<(DeviceId, u64), OnTier>) {
         let path = self.path_of(record.logical.as_ref());
         let dirty = record.version != record.durable_version || !record.sealed;
         let device = record.replica.and_then(|replica| self.ids.get(&replica.device).copied());
@@ -207,11 +216,31 @@ impl Look<'_> {
             let at = on_device(device, &path);
             if self.unread.contains(&device.id()) {
                 self.report(What::Unread, &path, &at, "it is on a tier that is not there, or cannot be read");
-            } else {
+            } else if !self.synced_copy(id, record, &path) {
                 self.report(What::Lost, &path, &at, missing_from(device, !record.applied.is_empty()));
             }
         }
         self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));
+    }
+
+    /// Reports what fsync synced of a file whose plain file is gone. `false`: there is no such copy.
+    fn synced_copy(&mut self, id: FileId, record: &FileRecord, path: &[u8]) -> bool {
+        let is_newer = |one: &&Left| one.name.id == id && u64::from(one.name.version) > record.durable_version;
+        let mut copies: Vec<&Left> = self.copies.iter().filter(is_newer).collect();
+        copies.sort_unstable_by_key(|one| Reverse((one.name.version, one.name.number)));
+        let newest = copies.into_iter().find_map(|one| Some((one.path.clone(), one.content().ok()??.size_bytes)));
+        let Some((at, size_bytes)) = newest else { return false };
+        self.report(What::Unproven, path, &at, IN_PART);
+        self.audit.undrained.push(Undrained {
+            path: path.into(),
+            at: at.as_path().into(),
+            size_bytes,
+            open: !record.sealed,
+            proven: Proven::InPart,
+            perm: record.attr.perm,
+            mtime: record.attr.mtime,
+        });
+        true
     }
 
     /// Its newest version is a temporary in the store.
@@ -259,12 +288,7 @@ impl Look<'_> {
             _ => Proven::Whole,
         };
         match proven {
-            Proven::InPart => self.report(
-                What::Unproven,
-                path,
-                at,
-                "the machine went down while it was being written: what was synced is there, what was written after that may not be",
-            ),
+            Proven::InPart => self.report(What::Unproven, path, at, IN_PART),
             Proven::Nothing if size_bytes == 0 => {
                 self.report(What::Lost, path, at, "the machine went down before its bytes were on the disk");
                 return proven;

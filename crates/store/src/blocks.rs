@@ -60,17 +60,11 @@ impl BlockSums {
         self.size_bytes.saturating_sub(index as u64 * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64)
     }
 
-    /// Makes `target` from `begin` on, where its blocks have these checksums, equal to `source`; writes only blocks that differ, by
-    /// `write`. What is new and only zeros stays a hole. `gate` is called with the bytes written. After an error the checksums mean nothing.
+    /// Makes `target`, whose blocks have these checksums, equal to `source`; writes only blocks that differ, by `write`. What is
+    /// new and only zeros stays a hole. `gate` is called with the bytes written. After an error the checksums mean nothing.
     ///
     /// Errors: those of reading, writing and the gate; `UnexpectedEof` if the source becomes shorter meanwhile.
-    pub fn bring(
-        &mut self,
-        source: &File,
-        (target, begin): (&File, u64),
-        write: Act<'_>,
-        gate: Gate<'_>,
-    ) -> io::Result<Written> {
+    pub fn bring(&mut self, source: &File, target: &File, write: Act<'_>, gate: Gate<'_>) -> io::Result<Written> {
         let size_bytes = source.metadata()?.len();
         let mut written = Written::new();
         each_chunk(source, 0, size_bytes, &mut |start, chunk| {
@@ -79,7 +73,7 @@ impl BlockSums {
             let flush = |run: &mut Option<(usize, usize)>, written: &mut Written| -> io::Result<()> {
                 let Some((from, to)) = run.take() else { return Ok(()) };
                 let at = start + from as u64;
-                write(&|| target.write_all_at(&chunk[from..to], begin + at))?;
+                write(&|| target.write_all_at(&chunk[from..to], at))?;
                 written.push((at, (to - from) as u64));
                 gate((to - from) as u64)
             };
@@ -103,7 +97,7 @@ impl BlockSums {
             gate(0)
         })?;
         if size_bytes != self.size_bytes {
-            write(&|| target.set_len(begin + size_bytes))?;
+            write(&|| target.set_len(size_bytes))?;
         }
         self.sums.truncate(usize::try_from(size_bytes).unwrap_or(usize::MAX).div_ceil(BLOCK_BYTES));
         self.size_bytes = size_bytes;
@@ -216,7 +210,7 @@ mod tests {
             let written = sums
                 .bring(
                     &file_of(&after),
-                    (&target, 0),
+                    &target,
                     &|write| {
                         passed.set(passed.get() + 1);
                         write()
@@ -244,7 +238,7 @@ mod tests {
         let mut sums = BlockSums::of(&target, 5).unwrap();
         source.set_len(8 << 20).unwrap();
         source.write_all_at(b"end", (8 << 20) - 3).unwrap();
-        sums.bring(&source, (&target, 0), &|write| write(), &|_| Ok(())).unwrap();
+        sums.bring(&source, &target, &|write| write(), &|_| Ok(())).unwrap();
         assert_eq!(content(&target), content(&source));
         assert!(target.metadata().unwrap().blocks() * 512 < 1 << 20, "zeros were written");
     }

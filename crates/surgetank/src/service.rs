@@ -32,6 +32,7 @@ use surgetank_tier::Tiers;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
+use crate::agent::place::SYNCED_COPIES;
 use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};
 use crate::shimdoor;
 use stores::open_store;
@@ -78,9 +79,10 @@ impl Backend for Service {
         let described = store.describe();
         let store_path = if config.store_url().is_some() { Path::new(&described) } else { &config.store };
         let key = key.as_str();
+        let synced_copies = state.join(SYNCED_COPIES);
         let damage = recovery.damage.as_ref();
         let store = Some(&*store);
-        let ground = Ground { image: &image, damage, tiers: &tiers, store, who, store_path, key, scrub };
+        let ground = Ground { image: &image, damage, tiers: &tiers, store, who, store_path, key, synced_copies: &synced_copies, scrub };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
             // Removes empty directories that the inspection made.

@@ -2,7 +2,7 @@
 //! disk too. Such an `fsync` writes the blocks that changed since the one before, and syncs one file. The drain publishes the file
 //! after its close, as without an `fsync`.
 //!
-//! States of a copy: being made, complete (its head has the checksum of the whole), changing (each `fsync` writes into it, as a
+//! States of a copy: being made, complete (its checksum is known), changing (each `fsync` writes into it, as a
 //! program writes into its file).
 //!
 //! Invariants: a copy has the blocks that its checksums say, or is not used again. It stays until the store has its version, or
@@ -12,6 +12,7 @@
 
 mod file;
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -25,7 +26,7 @@ use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::Base;
 use crate::metadata::Metadata;
-use file::{CopyFile, HEAD_BYTES, Name};
+use file::{CopyFile, Name};
 pub(crate) use file::{Content, Left, left_in, sync_directory};
 
 /// All blocks of a larger file would have to be read too long for each fsync. (Their checksums take 2 MiB.)
@@ -54,11 +55,11 @@ struct Held {
     /// Number of the last sync that succeeded.
     ended: u64,
     /// Copies that the present one replaces, and copies of an earlier agent.
-    before: Vec<(u32, PathBuf)>,
+    before: Vec<Left>,
 }
 
 struct Copy {
-    version: u32,
+    name: Name,
     path: PathBuf,
     /// `None`: closed, because no program writes the file.
     file: Option<CopyFile>,
@@ -88,8 +89,16 @@ impl SyncedCopies {
         for one in left {
             self.number.fetch_max(one.name.number + 1, Ordering::Relaxed);
             let slot = files.entry(one.name.id).or_default();
-            locked(&slot.held).before.push((one.name.version, one.path));
+            locked(&slot.held).before.push(one);
         }
+    }
+
+    /// The copies of a file that an earlier agent left, the newest first.
+    pub(crate) fn left_of(&self, id: FileId) -> Vec<Left> {
+        let slot = locked(&self.files).get(&id).cloned();
+        let mut left = slot.map(|slot| locked(&slot.held).before.clone()).unwrap_or_default();
+        left.sort_unstable_by_key(|one| Reverse((one.name.version, one.name.number)));
+        left
     }
 
     /// Brings the present content of `source`, version `version` of a file, to its copy. Errors: those of the disk; `Unsupported`
@@ -102,7 +111,7 @@ impl SyncedCopies {
         let slot = locked(&self.files).entry(id).or_default().clone();
         let before = slot.begun.load(Ordering::Acquire);
         let mut held = locked(&slot.held);
-        let present = held.copy.take_if(|copy| copy.version == version && copy.file.is_some());
+        let present = held.copy.take_if(|copy| copy.name.version == version && copy.file.is_some());
         // Another thread began after this call, and has finished.
         if present.is_some() && held.ended > before {
             held.copy = present;
@@ -113,14 +122,14 @@ impl SyncedCopies {
             Some(mut copy) => {
                 if let Err(why) = copy.bring(source) {
                     // Its blocks are not known any more: the next sync makes another copy.
-                    held.before.push((copy.version, copy.path));
+                    held.before.push(Left { name: copy.name, path: copy.path });
                     return Err(why);
                 }
                 copy
             }
             None => {
                 let name = Name { id, version, number: self.number.fetch_add(1, Ordering::Relaxed) };
-                Copy::make(&name, dir.join(name.text()), source)?
+                Copy::make(name, dir.join(name.text()), source)?
             }
         };
         held.remove_all();
@@ -192,26 +201,26 @@ fn is_needed(tree: &Tree, id: FileId, version: u32) -> bool {
 
 impl Held {
     fn versions(&self) -> impl Iterator<Item = u32> {
-        self.copy.iter().map(|copy| copy.version).chain(self.before.iter().map(|(version, _)| *version))
+        self.copy.iter().map(|copy| copy.name.version).chain(self.before.iter().map(|left| left.name.version))
     }
 
     fn remove_all(&mut self) {
         self.copy.take().iter().for_each(|copy| remove(&copy.path));
-        self.before.drain(..).for_each(|(_, path)| remove(&path));
+        self.before.drain(..).for_each(|left| remove(&left.path));
     }
 }
 
 impl Copy {
     /// A new copy, complete and synced.
-    fn make(name: &Name, path: PathBuf, source: &File) -> io::Result<Self> {
+    fn make(name: Name, path: PathBuf, source: &File) -> io::Result<Self> {
         let mut sums = BlockSums::default();
         let made = CopyFile::create(&path).and_then(|mut file| {
-            sums.bring(source, (file.file(), HEAD_BYTES), &|write| write(), &|_| Ok(()))?;
-            file.complete(name, sums.size_bytes(), sums.total())?;
+            sums.bring(source, file.file(), &|write| write(), &|_| Ok(()))?;
+            file.complete(&name, sums.size_bytes(), sums.total())?;
             Ok(file)
         });
         let file = made.inspect_err(|_| remove(&path))?;
-        Ok(Self { version: name.version, path, file: Some(file), sums, is_complete: true })
+        Ok(Self { name, path, file: Some(file), sums, is_complete: true })
     }
 
     /// Makes the copy equal to `source`.
@@ -221,7 +230,7 @@ impl Copy {
             file.will_change()?;
             self.is_complete = false;
         }
-        self.sums.bring(source, (file.file(), HEAD_BYTES), &|write| write(), &|_| Ok(()))?;
+        self.sums.bring(source, file.file(), &|write| write(), &|_| Ok(()))?;
         file.file().sync_data()
     }
 }

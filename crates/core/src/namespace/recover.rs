@@ -81,7 +81,7 @@ impl Recovery<'_> {
         self.take_up_doubt(&image);
         if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_left_intake() {
             self.hints.take_up_hints(&mut image);
-            self.restore_synced(&image, damage.is_some())?;
+            self.take_up_synced_copies(damage.is_some())?;
             let pending_unlinks = crate::metadata::pending_unlink::remembered(&image);
             let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
             self.remember_boot(&image, &walked);
@@ -109,7 +109,7 @@ impl Recovery<'_> {
             self.leave_out_blind_operations();
         }
         crash_point!("recover.settled");
-        self.restore_synced(&image, damage.is_some())?;
+        self.take_up_synced_copies(damage.is_some())?;
         let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
         crash_point!("recover.matched");
         self.take_over_copies();

@@ -33,6 +33,9 @@ use surgetank_types::shell;
 
 use super::line::{self, Broken, Limits};
 
+/// The directory of a place with the copies that `fsync` made of files on volatile tiers.
+pub const SYNCED_COPIES: &str = "synced";
+
 /// The state root, checked.
 pub struct StateRoot {
     path: PathBuf,

@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, fstat, fstatfs, openat};
 use surgetank_types::error::{Error, Result};
 
+use crate::agent::place::SYNCED_COPIES;
+
 /// Magic numbers of ext2/3/4, XFS and btrfs: an fsync of a new file also brings its name to the disk.
 const NAMES_WITH_FILES: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
-
-const DIRECTORY: &str = "synced";
 
 /// The directory for synced copies in the agent's state. `None`: there are none, and fsync publishes. `store`: root of the store,
 /// if that is a directory.
 pub fn directory(store: Option<BorrowedFd<'_>>, state: &Path) -> Result<Option<PathBuf>> {
-    let path = state.join(DIRECTORY);
+    let path = state.join(SYNCED_COPIES);
     let cannot = |why: io::Error| Error::new(format!("{} cannot be used", path.display())).why(why);
     let may_make = store.map_or(Ok(false), |store| is_on_same_disk(store, state)).map_err(cannot)?;
     if !may_make && !path.exists() {

@@ -15,7 +15,7 @@ use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;
 
 use crate::agent::commands::Commands;
-use crate::agent::place::{Place, StateRoot};
+use crate::agent::place::{Place, StateRoot, SYNCED_COPIES};
 
 use super::words::count;
 
@@ -57,6 +57,7 @@ fn audit_of(place: &Place) -> Result<Audit> {
         who,
         store_path: Path::new(""),
         key: &key,
+        synced_copies: &place.path().join(SYNCED_COPIES),
         scrub: false,
     };
     audit::audit(&ground)

@@ -1,13 +1,12 @@
-//! A synced copy on the disk: one file, with a head of one block before the content.
+//! A synced copy on the disk: a plain file with the content, and what it is in an extended attribute.
 //!
-//! ```text
-//! offset
-//!    0  magic "SURGSYNC", format = 1 (u32), state (u32): 1 complete, 2 changing
-//!   16  file id (u64), version (u64)
-//!   32  length of the content, its CRC-64/NVME (u64 each; they count while it is complete)
-//!   48  CRC-64/NVME of [0, 48)
-//! 4096  content
-//! ```
+//! | bytes of the attribute | |
+//! |---|---|
+//! | 0–8 | "SURGSYNC" |
+//! | 8–16 | format = 1, state: 1 complete, 2 changing (u32 each) |
+//! | 16–32 | file id, version (u64 each) |
+//! | 32–48 | length of the content, its CRC-64/NVME (u64 each; they count while it is complete) |
+//! | 48–56 | CRC-64/NVME of the bytes before |
 //!
 //! All numbers are little endian. The file's name has file id, version, and the copy's own number.
 //!
@@ -18,16 +17,18 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstat};
+use rustix::io::Errno;
 use surgetank_store::checksum::{Checksum, of_bytes};
 use surgetank_types::model::{FileId, Timestamp};
 
-/// Length of the head in bytes: a block, so that the content's blocks are the file's.
-pub(super) const HEAD_BYTES: u64 = 4096;
+const ATTRIBUTE: &str = "user.surgetank.synced";
 const MAGIC: &[u8; 8] = b"SURGSYNC";
 const FORMAT: u32 = 1;
 const COMPLETE: u32 = 1;
 const CHANGING: u32 = 2;
 const SUMMED_BYTES: usize = 48;
+const ATTRIBUTE_BYTES: usize = 56;
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// What a copy's name says.
@@ -55,45 +56,44 @@ impl Name {
 #[derive(Debug)]
 pub(super) struct CopyFile {
     file: File,
-    head: [u8; SUMMED_BYTES],
+    about: [u8; SUMMED_BYTES],
 }
 
 impl CopyFile {
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        Ok(Self { file, head: [0; SUMMED_BYTES] })
+        Ok(Self { file, about: [0; SUMMED_BYTES] })
     }
 
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The content is written: syncs it, with the head that proves it. (The file systems on which copies are made bring a new
-    /// file's name to the disk with it.)
+    /// The content is written: syncs it, with the attribute that proves it. (The file systems on which copies are made bring a
+    /// new file's name to the disk with it.)
     pub fn complete(&mut self, name: &Name, size_bytes: u64, checksum: u64) -> io::Result<()> {
         let numbers = [name.id.0, u64::from(name.version), size_bytes, checksum];
-        self.head[..8].copy_from_slice(MAGIC);
-        self.head[8..12].copy_from_slice(&FORMAT.to_le_bytes());
-        for (place, number) in self.head[16..].chunks_exact_mut(8).zip(numbers) {
+        self.about[..8].copy_from_slice(MAGIC);
+        self.about[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+        for (place, number) in self.about[16..].chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
-        self.write_head(COMPLETE)?;
+        self.set(COMPLETE)?;
         crash_point!("synced_copy.written");
         self.file.sync_all()
     }
 
     /// From now on the content changes, and its checksum says nothing.
     pub fn will_change(&mut self) -> io::Result<()> {
-        self.write_head(CHANGING)?;
-        self.file.sync_data()
+        self.set(CHANGING)?;
+        self.file.sync_all()
     }
 
-    fn write_head(&mut self, state: u32) -> io::Result<()> {
-        self.head[12..16].copy_from_slice(&state.to_le_bytes());
-        let mut block = [0; HEAD_BYTES as usize];
-        block[..SUMMED_BYTES].copy_from_slice(&self.head);
-        block[SUMMED_BYTES..SUMMED_BYTES + 8].copy_from_slice(&of_bytes(&self.head).to_le_bytes());
-        self.file.write_all_at(&block, 0)
+    fn set(&mut self, state: u32) -> io::Result<()> {
+        self.about[12..16].copy_from_slice(&state.to_le_bytes());
+        let sum = of_bytes(&self.about).to_le_bytes();
+        let value: Vec<u8> = self.about.iter().chain(&sum).copied().collect();
+        Ok(fsetxattr(&self.file, ATTRIBUTE, &value, XattrFlags::empty())?)
     }
 }
 
@@ -133,18 +133,19 @@ impl Left {
     /// The content of the copy; `None`: it was being made, so no fsync has returned for it. Errors: those of reading.
     pub fn content(&self) -> io::Result<Option<Content>> {
         let file = File::open(&self.path)?;
-        let mut block = [0; SUMMED_BYTES + 8];
-        match file.read_exact_at(&mut block, 0) {
-            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            read => read?,
+        let mut about = [0; ATTRIBUTE_BYTES];
+        match fgetxattr(&file, ATTRIBUTE, &mut about) {
+            Ok(ATTRIBUTE_BYTES) => {}
+            Ok(_) | Err(Errno::NODATA | Errno::RANGE) => return Ok(None),
+            Err(why) => return Err(why.into()),
         }
-        let number = |at: usize| block[at..at + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        let is_head = &block[..8] == MAGIC
+        let number = |at: usize| about[at..at + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let is_known = &about[..8] == MAGIC
             && number(8) as u32 == FORMAT
-            && number(SUMMED_BYTES) == of_bytes(&block[..SUMMED_BYTES])
+            && number(SUMMED_BYTES) == of_bytes(&about[..SUMMED_BYTES])
             && (number(16), number(24)) == (self.name.id.0, u64::from(self.name.version));
-        let stat = rustix::fs::fstat(&file)?;
-        let size_bytes = u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(HEAD_BYTES);
+        let stat = fstat(&file)?;
+        let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         let mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
         let content = Content { file, size_bytes, mtime };
         let is_whole = match (number(8) >> 32) as u32 {
@@ -152,7 +153,7 @@ impl Left {
             CHANGING => true,
             _ => false,
         };
-        Ok((is_head && is_whole).then_some(content))
+        Ok((is_known && is_whole).then_some(content))
     }
 }
 
@@ -181,7 +182,7 @@ impl Content {
         let mut at = 0;
         while at < self.size_bytes {
             let want = usize::try_from(self.size_bytes - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
-            self.file.read_exact_at(&mut buffer[..want], HEAD_BYTES + at)?;
+            self.file.read_exact_at(&mut buffer[..want], at)?;
             take(at, &buffer[..want])?;
             at += want as u64;
         }

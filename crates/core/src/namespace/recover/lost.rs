@@ -147,6 +147,10 @@ impl Recovery<'_> {
             tree.txn.file(id);
             return;
         };
+        let was_on = if let Held::Tier(device) = held { Some(*device) } else { None };
+        if self.put_copy_back(tree, id, &path, was_on) {
+            return;
+        }
         let is_temporary = self.metadata.mode_for(tree, id, &path) == Mode::Remove;
         let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
         self.lose(tree, id);
@@ -181,6 +185,10 @@ impl Recovery<'_> {
         }
         drop(tree);
         self.look_at_reverted();
+        // What fsync synced of them may be back.
+        if let Err(why) = self.seal_recovered() {
+            tracing::warn!(%why, "files that were put back wait for the next start");
+        }
     }
 
     /// From now on the catalog and these devices belong to the present boot. An absent device is checked when it is back.
