@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use crate::Gate;
 use crate::checksum::{joined, of_bytes, shift_of_bytes};
 use crate::extents::with_buffer;
+use surgetank_types::mapped::Mapped;
 
 /// Size of a block: a page, the least that a file system writes.
 pub const BLOCK_BYTES: usize = 4096;
@@ -61,40 +62,32 @@ impl BlockSums {
     }
 
     /// Makes `target`, whose blocks have these checksums, equal to `source`; writes only blocks that differ, by `write`. What is
-    /// new and only zeros stays a hole. `gate` is called with the bytes written. After an error the checksums mean nothing.
+    /// new and only zeros stays a hole. `mapped`: the source's bytes in memory, so that chunks without a change need not be read.
+    /// `gate` is called with the bytes written. After an error the checksums mean nothing.
     ///
     /// Errors: those of reading, writing and the gate; `UnexpectedEof` if the source becomes shorter meanwhile.
-    pub fn bring(&mut self, source: &File, target: &File, write: Act<'_>, gate: Gate<'_>) -> io::Result<Written> {
+    pub fn bring(
+        &mut self,
+        (source, mapped): (&File, Option<&Mapped>),
+        target: &File,
+        write: Act<'_>,
+        gate: Gate<'_>,
+    ) -> io::Result<Written> {
         let size_bytes = source.metadata()?.len();
         let mut written = Written::new();
-        each_chunk(source, 0, size_bytes, &mut |start, chunk| {
-            let first = usize::try_from(start).unwrap_or(usize::MAX) / BLOCK_BYTES;
-            let mut run: Option<(usize, usize)> = None;
-            let flush = |run: &mut Option<(usize, usize)>, written: &mut Written| -> io::Result<()> {
-                let Some((from, to)) = run.take() else { return Ok(()) };
-                let at = start + from as u64;
-                write(&|| target.write_all_at(&chunk[from..to], at))?;
-                written.push((at, (to - from) as u64));
-                gate((to - from) as u64)
-            };
-            for (index, block) in chunk.chunks(BLOCK_BYTES).enumerate() {
-                let (sum, number, from) = (of_bytes(block), first + index, index * BLOCK_BYTES);
-                let before = self.block_bytes(number);
-                let same = match self.sums.get_mut(number) {
-                    Some(known) => std::mem::replace(known, sum) == sum && before == block.len() as u64,
-                    None => {
-                        self.sums.push(sum);
-                        block.iter().all(|byte| *byte == 0)
-                    }
-                };
-                if same {
-                    flush(&mut run, &mut written)?;
+        with_buffer(CHUNK_BYTES as u64, |buffer| {
+            let mut at = 0;
+            while at < size_bytes {
+                let want = usize::try_from(size_bytes - at).unwrap_or(usize::MAX).min(CHUNK_BYTES).min(buffer.len());
+                if mapped.is_some_and(|mapped| self.is_equal(mapped, at, want)) {
+                    gate(0)?;
                 } else {
-                    run = Some((run.map_or(from, |(from, _)| from), from + block.len()));
+                    source.read_exact_at(&mut buffer[..want], at)?;
+                    self.bring_chunk((at, &buffer[..want]), target, &mut written, write, gate)?;
                 }
+                at += want as u64;
             }
-            flush(&mut run, &mut written)?;
-            gate(0)
+            Ok::<(), io::Error>(())
         })?;
         if size_bytes != self.size_bytes {
             write(&|| target.set_len(size_bytes))?;
@@ -102,6 +95,57 @@ impl BlockSums {
         self.sums.truncate(usize::try_from(size_bytes).unwrap_or(usize::MAX).div_ceil(BLOCK_BYTES));
         self.size_bytes = size_bytes;
         Ok(written)
+    }
+
+    fn bring_chunk(
+        &mut self,
+        (start, chunk): (u64, &[u8]),
+        target: &File,
+        written: &mut Written,
+        write: Act<'_>,
+        gate: Gate<'_>,
+    ) -> io::Result<()> {
+        let first = usize::try_from(start).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let mut run: Option<(usize, usize)> = None;
+        let mut flush = |run: &mut Option<(usize, usize)>| -> io::Result<()> {
+            let Some((from, to)) = run.take() else { return Ok(()) };
+            let at = start + from as u64;
+            write(&|| target.write_all_at(&chunk[from..to], at))?;
+            written.push((at, (to - from) as u64));
+            gate((to - from) as u64)
+        };
+        for (index, block) in chunk.chunks(BLOCK_BYTES).enumerate() {
+            let (sum, number, from) = (of_bytes(block), first + index, index * BLOCK_BYTES);
+            let before = self.block_bytes(number);
+            let same = match self.sums.get_mut(number) {
+                Some(known) => std::mem::replace(known, sum) == sum && before == block.len() as u64,
+                None => {
+                    self.sums.push(sum);
+                    block.iter().all(|byte| *byte == 0)
+                }
+            };
+            if same {
+                flush(&mut run)?;
+            } else {
+                run = Some((run.map_or(from, |(from, _)| from), from + block.len()));
+            }
+        }
+        flush(&mut run)?;
+        gate(0)
+    }
+
+    /// Whether `len` bytes from `start` on have the recorded checksums. Other processes may write them meanwhile: a block that
+    /// changes during the look has one of neither state, and counts as different.
+    fn is_equal(&self, mapped: &Mapped, start: u64, len: usize) -> bool {
+        let Some(at) = usize::try_from(start).ok().filter(|at| at + len <= mapped.bytes()) else { return false };
+        let first = at / BLOCK_BYTES;
+        let same = mapped.look(at, len, |bytes| {
+            bytes.chunks(BLOCK_BYTES).enumerate().all(|(index, block)| {
+                let number = first + index;
+                self.sums.get(number) == Some(&of_bytes(block)) && self.block_bytes(number) == block.len() as u64
+            })
+        });
+        same && !mapped.is_cut()
     }
 
     /// Whether these parts of the file have the recorded checksums. Errors: those of reading.
@@ -194,7 +238,8 @@ mod tests {
     #[test]
     fn target_becomes_equal_by_writing_only_what_differs() {
         let sizes = [0, 1, 4095, 4096, 4097, 70_000, 300_000, 1_000_000];
-        for (from, to) in sizes.iter().flat_map(|from| sizes.iter().map(move |to| (*from, *to))) {
+        let pairs = sizes.iter().flat_map(|from| sizes.iter().map(move |to| (*from, *to)));
+        for ((from, to), mapped) in pairs.flat_map(|pair| [(pair, false), (pair, true)]) {
             let before = noise(from, 1);
             let mut after = before.clone();
             after.resize(to, 0);
@@ -207,9 +252,11 @@ mod tests {
             let mut sums = BlockSums::of(&target, from as u64).unwrap();
             let passed = Cell::new(0);
             let passed_bytes = std::sync::atomic::AtomicU64::new(0);
+            let source = file_of(&after);
+            let mapped = (mapped && to > 0).then(|| Mapped::of(&source, to).unwrap());
             let written = sums
                 .bring(
-                    &file_of(&after),
+                    (&source, mapped.as_ref()),
                     &target,
                     &|write| {
                         passed.set(passed.get() + 1);
@@ -238,7 +285,7 @@ mod tests {
         let mut sums = BlockSums::of(&target, 5).unwrap();
         source.set_len(8 << 20).unwrap();
         source.write_all_at(b"end", (8 << 20) - 3).unwrap();
-        sums.bring(&source, &target, &|write| write(), &|_| Ok(())).unwrap();
+        sums.bring((&source, None), &target, &|write| write(), &|_| Ok(())).unwrap();
         assert_eq!(content(&target), content(&source));
         assert!(target.metadata().unwrap().blocks() * 512 < 1 << 20, "zeros were written");
     }

@@ -12,6 +12,7 @@ pub mod crash;
 pub mod clock;
 pub mod error;
 pub mod ladder;
+pub mod mapped;
 pub mod model;
 pub mod shell;
 pub mod sync;

@@ -18,8 +18,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::fstat;
 use surgetank_state::Tree;
 use surgetank_store::BlockSums;
+use surgetank_types::mapped::Mapped;
 use surgetank_types::model::FileId;
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +33,9 @@ pub(crate) use file::{Content, Left, left_in, sync_directory};
 
 /// All blocks of a larger file would have to be read too long for each fsync. (Their checksums take 2 MiB.)
 const BYTES_MAX: u64 = 1 << 30;
+
+/// Smaller files are read.
+const MAPPED_BYTES_MIN: usize = 1 << 20;
 
 /// The copies of all files that need one.
 pub(crate) struct SyncedCopies {
@@ -66,6 +71,16 @@ struct Copy {
     sums: BlockSums,
     /// No sync has changed it yet.
     is_complete: bool,
+    mapped: Option<Mapping>,
+}
+
+/// The plain file in memory. It keeps the file's room, so it goes when no sync uses it.
+struct Mapping {
+    memory: Mapped,
+    /// Device and inode number of the plain file.
+    file: (u64, u64),
+    /// No sync has used it since the last sweep.
+    is_idle: bool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -175,10 +190,11 @@ impl SyncedCopies {
             let Ok(mut held) = slot.held.try_lock() else { continue };
             if !held.versions().any(|version| is_needed(&tree, *id, version)) {
                 goes.push(*id);
-            } else if tree.get(*id).is_some_and(|inode| inode.sealed)
-                && let Some(copy) = &mut held.copy
-            {
-                copy.file = None;
+            } else if let Some(copy) = &mut held.copy {
+                copy.mapped.take_if(|mapped| std::mem::replace(&mut mapped.is_idle, true));
+                if tree.get(*id).is_some_and(|inode| inode.sealed) {
+                    (copy.file, copy.mapped) = (None, None);
+                }
             }
         }
         goes
@@ -215,12 +231,12 @@ impl Copy {
     fn make(name: Name, path: PathBuf, source: &File) -> io::Result<Self> {
         let mut sums = BlockSums::default();
         let made = CopyFile::create(&path).and_then(|mut file| {
-            sums.bring(source, file.file(), &|write| write(), &|_| Ok(()))?;
+            sums.bring((source, None), file.file(), &|write| write(), &|_| Ok(()))?;
             file.complete(&name, sums.size_bytes(), sums.total())?;
             Ok(file)
         });
         let file = made.inspect_err(|_| remove(&path))?;
-        Ok(Self { name, path, file: Some(file), sums, is_complete: true })
+        Ok(Self { name, path, file: Some(file), sums, is_complete: true, mapped: None })
     }
 
     /// Makes the copy equal to `source`.
@@ -230,8 +246,33 @@ impl Copy {
             file.will_change()?;
             self.is_complete = false;
         }
-        self.sums.bring(source, file.file(), &|write| write(), &|_| Ok(()))?;
+        let mapped = self.mapped.take().map_or_else(|| Mapping::of(source), |mapped| mapped.or_again(source))?;
+        let present = (source, mapped.as_ref().map(|mapped| &mapped.memory));
+        self.sums.bring(present, file.file(), &|write| write(), &|_| Ok(()))?;
+        self.mapped = mapped;
         file.file().sync_data()
+    }
+}
+
+impl Mapping {
+    /// `None`: the file is small, or cannot be mapped.
+    fn of(source: &File) -> io::Result<Option<Self>> {
+        let stat = fstat(source)?;
+        let bytes = usize::try_from(stat.st_size).unwrap_or(0);
+        let memory = if bytes < MAPPED_BYTES_MIN { None } else { Mapped::of(source, bytes).ok() };
+        Ok(memory.map(|memory| Self { memory, file: (stat.st_dev, stat.st_ino), is_idle: false }))
+    }
+
+    /// The same mapping, if it still is of this file at its present length.
+    fn or_again(mut self, source: &File) -> io::Result<Option<Self>> {
+        let stat = fstat(source)?;
+        let is_same = self.file == (stat.st_dev, stat.st_ino) && u64::try_from(stat.st_size) == Ok(self.memory.bytes() as u64);
+        if !is_same || self.memory.is_cut() {
+            drop(self);
+            return Self::of(source);
+        }
+        self.is_idle = false;
+        Ok(Some(self))
     }
 }
 

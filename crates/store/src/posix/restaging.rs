@@ -50,7 +50,7 @@ impl PosixStore {
         if identity_of(&fstat(&file)?) != *former || !is_bare || !is_open_only_here(&file) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let written = sums.bring(source, &file, &|write| self.identity.act(who, write), gate)?;
+        let written = sums.bring((source, None), &file, &|write| self.identity.act(who, write), gate)?;
         let written_bytes = written.iter().map(|(_, len)| len).sum();
         self.counters.bytes_written.add(written_bytes);
         crash_point!("store.copied");
