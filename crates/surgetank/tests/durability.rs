@@ -46,6 +46,8 @@ const CELLS: &[(&str, [&[&str]; 4])] = &[
             &[
                 "durability::reboot_with_a_memory_tier_names_lost_files",
                 "power::files_only_in_memory_are_named_after_a_reboot",
+                "synced_copies::synced_content_survives_power_loss",
+                "synced_copies::synced_content_survives_loss_of_the_tier",
             ],
             &["power::files_only_in_memory_are_named_after_a_reboot"],
             &["durability::reboot_with_a_memory_tier_names_lost_files"],

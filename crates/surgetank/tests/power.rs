@@ -228,14 +228,14 @@ open('/mnt/notes/there', 'w').close()
 time.sleep(100)
 ";
 
-/// Runs on a tier in memory, with its own state, until the machine dies. (The default of `fsync` is the store there.)
-fn on_memory(name: &str, door: &[&str], state_too: bool) {
+/// Runs on a tier in memory, with its own state, until the machine dies. (`fsync` means a copy beside the state there, or the store.)
+fn on_memory(name: &str, options: &[&str], state_too: bool) {
     let Some(mut scene) = Scene::new(name) else { return };
     scene.beside("notes");
     fs::write(scene.path("old"), "before\n").unwrap();
     scene.tier("ram", 64);
     fs::write("/mnt/program.py", VOLATILE).unwrap();
-    let running = scene.start(&[&["--quiet-period", "1h"], door].concat(), "exec /usr/bin/python3 /mnt/program.py");
+    let running = scene.start(&[&["--quiet-period", "1h"], options].concat(), "exec /usr/bin/python3 /mnt/program.py");
     eventually("the program runs", || fs::exists("/mnt/notes/there").unwrap());
     scene.machine_dies("/mnt/tier-ram".as_ref());
     drop(running);
@@ -271,7 +271,7 @@ fn files_only_in_memory_are_named_after_a_reboot_with_the_shim() {
 
 #[test]
 fn lost_node_leaves_data_synced_to_the_store() {
-    on_memory("power_lost", &[], true);
+    on_memory("power_lost", &["--fsync", "store"], true);
 }
 
 /// Regression: the publication of a lost file preceded that of the file that replaces it. The second publication

@@ -254,7 +254,7 @@ fn absent_name_is_found(name: &str, script: &str, meanwhile: impl FnOnce(&Scene)
          find() {{ for turn in $(seq 300); do [ -e $1/theirs ] && break; sleep 0.1; done; cat $1/theirs; }}
          {script}"
     );
-    let running = scene.start(&["--no-preload", "--quiet-period", "0s"], &script);
+    let running = scene.start(&["--no-preload", "--quiet-period", "0s", "--fsync", "store"], &script);
     crate::scene::eventually("the name is looked up", || aside.join("looked").exists());
     meanwhile(&scene);
     fs::write(aside.join("made"), "").unwrap();

@@ -221,6 +221,7 @@ int main(void)
 #[test]
 fn fsync_on_a_memory_tier_means_the_store() {
     let Some(scene) = scene("gaps_fsync") else { return };
+    scene.state_elsewhere();
     let script =
         "python3 -c 'import os; f = open(\"synced\", \"w\"); f.write(\"safe\"); f.flush(); os.fsync(f.fileno()); \
         open(\"/mnt/synced\", \"w\").close()

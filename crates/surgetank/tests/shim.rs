@@ -225,6 +225,7 @@ for n in range(150):
 #[test]
 fn fsync_in_memory_means_the_store() {
     let Some(mut scene) = Scene::new("shim_fsync") else { return };
+    scene.state_elsewhere();
     let memory = scene.tmpfs("memory", 64);
     let tier = format!("ram={}:48M", memory.display());
     scene.tier("unused", 8);

@@ -29,12 +29,6 @@ open('closed', 'w').write('closed')
 os.mkdir('made'); d = os.open('.', os.O_RDONLY); os.fsync(d); announce('directory')
 ";
 
-/// Puts the agent's state on another file system than the store: there `fsync` publishes a file of a volatile tier.
-fn keep_state_elsewhere(scene: &Scene) {
-    let state = scene.tmpfs("state", 64);
-    fs::set_permissions(state, fs::Permissions::from_mode(0o700)).unwrap();
-}
-
 /// The kinds whose data is in the store, complete, when the call returns. Each scene needs a thread of its own.
 fn synced_to_store(
     name: &str,
@@ -48,7 +42,7 @@ fn synced_to_store(
 
 fn stored_after_sync(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]) -> Option<Vec<&'static str>> {
     let mut scene = Scene::new(name)?;
-    keep_state_elsewhere(&scene);
+    scene.state_elsewhere();
     scene.beside("beside");
     match volatile {
         true => drop(scene.tier("fast", 1100)),
@@ -179,7 +173,7 @@ fn close_after_fsync_publishes_only_later_writes() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_close_{case}")) else { return };
-            keep_state_elsewhere(&scene);
+            scene.state_elsewhere();
             scene.tier("fast", 64);
             let store = scene.beside("store");
             let script = r#"python3 - <<'END'
@@ -243,7 +237,7 @@ fn repeated_fsyncs_copy_what_changed() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_bytes_{case}")) else { return };
-            keep_state_elsewhere(&scene);
+            scene.state_elsewhere();
             scene.tier("fast", 64);
             let script = r#"python3 - <<'END'
 import os
@@ -271,7 +265,7 @@ fn repeated_fsyncs_publish_whole_versions() {
     for (case, door) in [("mount", MOUNT), ("mediated", MEDIATED), ("shim", SHIM)] {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("synced_again_{case}")) else { return };
-            keep_state_elsewhere(&scene);
+            scene.state_elsewhere();
             scene.tier("fast", 64);
             let store = scene.beside("store");
             let script = r#"python3 - <<'END'
@@ -358,7 +352,7 @@ END"#;
 #[test]
 fn change_by_another_client_between_fsyncs_is_kept() {
     let Some(mut scene) = Scene::new("synced_again_another") else { return };
-    keep_state_elsewhere(&scene);
+    scene.state_elsewhere();
     scene.tier("fast", 64);
     let store = scene.beside("store");
     let script = r#"python3 - <<'END'

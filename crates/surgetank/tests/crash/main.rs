@@ -461,12 +461,19 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let disk_mib = if scene.delegates { DISK_ROOM_TO_DELEGATE_MIB * 3 / 2 } else { 256 };
     let disk = power::Disk::new(scene.kept.0.path(), disk_mib);
     scene.state = disk.path.join("state");
+    // Files in memory: what fsync synced of them is in copies beside the state, where the store is on its disk.
+    let volatile = Dice::new(seed ^ 0x7e57).below(2) == 0;
+    if volatile {
+        scene.store = disk.path.join("project");
+        fs::create_dir(&scene.store).unwrap();
+        assert!(fs::File::open(&disk.path).is_ok_and(|dir| rustix::fs::syncfs(dir).is_ok()));
+    }
     let cap_mib = if scene.delegates { DISK_ROOM_TO_DELEGATE_MIB } else { [64, 4][dice.below(2) as usize] };
     scene.options = vec![
         "--tier".to_owned(),
-        format!("disk={}:{cap_mib}M", disk.path.display()),
+        format!("disk={}:{cap_mib}M", if volatile { scene.kept.1.path() } else { &disk.path }.display()),
         "--fsync".to_owned(),
-        "tier".to_owned(),
+        if volatile { "auto" } else { "tier" }.to_owned(),
         "--quiet-period".to_owned(),
         ["0s", "20ms", "1h"][dice.below(3) as usize].to_owned(),
         "--sync-after".to_owned(),
@@ -495,10 +502,15 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     scene.delegated.set(in_memory.iter().filter_map(|path| delegation::entries(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
     // (Otherwise they are like files in the state directory.)
-    if Dice::new(seed ^ 0x3e30).below(2) == 0 {
+    if volatile || Dice::new(seed ^ 0x3e30).below(2) == 0 {
         in_memory.iter().for_each(|path| fs::remove_file(path).unwrap());
     }
     child.wait().unwrap();
+    if volatile {
+        for entry in fs::read_dir(scene.kept.1.path()).unwrap() {
+            fs::remove_dir_all(entry.unwrap().path()).unwrap();
+        }
+    }
     let ended = scene.run(&End::Never, "true").map_err(&explain)?;
     if !matches!(ended.status.code(), Some(0 | 3)) {
         return Err(explain(format!("the run after the boot ended with {}", ended.status)));

@@ -159,6 +159,12 @@ impl Scene {
         self
     }
 
+    /// Puts the agent's state on another file system than the store: there `fsync` publishes a file of a volatile tier.
+    pub fn state_elsewhere(&self) {
+        let state = self.tmpfs("state", 64);
+        fs::set_permissions(state, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+
     /// Adds a tier at this path, after those added before.
     pub fn other_tier(&mut self, name: &str, path: &Path, cap_mib: u64) {
         self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
