@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::catalog::Damage;
-use crate::files::synced_copies::{Left, left_in};
+use crate::files::synced_copies::{Left, kept_in, left_in};
 use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
@@ -78,6 +78,7 @@ pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
         }
     }
     look.recorded_losses();
+    look.kept_copies(&kept_in(ground.synced_copies).map_err(cannot)?);
     look.orphans(found);
     look.leftovers();
     Ok(look.audit)
@@ -211,7 +212,7 @@ impl Look<'_> {
                 self.report(What::WrongSize, &path, &at, text);
             }
         } else if let Some(spill) = &record.spill {
-            self.spilled(&path, record, spill);
+            self.spilled(id, &path, record, spill);
         } else if let (true, Some(device)) = (dirty, device) {
             let at = on_device(device, &path);
             if self.unread.contains(&device.id()) {
@@ -244,7 +245,7 @@ impl Look<'_> {
     }
 
     /// Its newest version is a temporary in the store.
-    fn spilled(&mut self, path: &[u8], record: &FileRecord, spill: &(FileId, Box<[u8]>)) {
+    fn spilled(&mut self, id: FileId, path: &[u8], record: &FileRecord, spill: &(FileId, Box<[u8]>)) {
         let Some(store) = self.ground.store else { return };
         let place = self.path_in_store(spill);
         let at = place.as_ref().map(|at| self.in_store(at)).unwrap_or_default();
@@ -261,9 +262,19 @@ impl Look<'_> {
                 );
             }
             Some(Err(_)) | None => {
-                let why = lost_from("the temporary in the store that held it", !record.applied.is_empty());
-                self.report(What::Lost, path, &at, why);
+                if !self.synced_copy(id, record, path) {
+                    let why = lost_from("the temporary in the store that held it", !record.applied.is_empty());
+                    self.report(What::Lost, path, &at, why);
+                }
             }
+        }
+    }
+
+    /// Synced copies that could not be put back.
+    fn kept_copies(&mut self, kept: &[PathBuf]) {
+        for path in kept {
+            let text = "a program synced it, and it could not be put back: copy it to where it belongs, or remove it";
+            self.report(What::Orphan, b"", path, text);
         }
     }
 

@@ -75,6 +75,15 @@ pub struct Counters {
     pub store_lists: AtomicU64,
 }
 
+/// The place of the copies that `fsync` makes of files in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyncedCopiesAt {
+    /// The directory, which exists.
+    pub dir: PathBuf,
+    /// The directory survives what the store survives. Otherwise it only has copies of an earlier agent, and `fsync` publishes.
+    pub may_make: bool,
+}
+
 /// What every component shares.
 #[derive(Clone)]
 pub struct Base {
@@ -85,8 +94,8 @@ pub struct Base {
     pub catalog: Arc<dyn Catalog>,
     /// The part of the names of temporaries in the store that identifies this agent.
     pub key: Arc<str>,
-    /// Directory for what `fsync` syncs of files on volatile tiers; `None`: such an `fsync` publishes the file.
-    pub synced_copies: Option<PathBuf>,
+    /// Copies of what `fsync` syncs of files in memory.
+    pub synced_copies: Option<SyncedCopiesAt>,
     pub queries: Arc<StoreQueries>,
     pub waits: Arc<Waits>,
     pub succession: Arc<Succession>,

@@ -63,7 +63,7 @@ pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};
 pub use crate::base::succession::{Keeper, Request, Survival};
 pub use crate::base::waits::Waits;
-pub use crate::base::{Counters, Door};
+pub use crate::base::{Counters, Door, SyncedCopiesAt};
 pub(crate) use crate::files::HIDDEN_PREFIX;
 pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;

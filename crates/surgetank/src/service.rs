@@ -99,7 +99,7 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let Opening { config, store, bare, state, key, .. } = opening;
     let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
     let guard = bare.map(|bare| guard::Guard::new(&config.over, bare));
-    let synced_copies = synced_copies::directory(store.as_ref().map(OwnedFd::as_fd), &state)?;
+    let synced_copies = synced_copies::place(store.as_ref().map(OwnedFd::as_fd), &state)?;
     let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let survival = Survival { synced_copies, ..Survival::default() };
@@ -112,7 +112,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
     let guard = bare.map(|bare| guard::Guard::new(&over, bare));
-    let synced_copies = synced_copies::directory(store.as_ref().map(OwnedFd::as_fd), &state)?;
+    let synced_copies = synced_copies::place(store.as_ref().map(OwnedFd::as_fd), &state)?;
     let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;

@@ -86,6 +86,7 @@ put('removed', b'x' * 5000); os.unlink('removed')
 put('over', b'1' * 5000); put('over.tmp', b'2' * 6000); os.rename('over.tmp', 'over')
 put('old', b'after')
 put('twice', b'1' * 9000); put('twice', b'2' * 3000)
+dir = os.open('.', os.O_RDONLY); os.fsync(dir)
 put('unsynced', b'u' * 3000, sync=False)
 put('result.tmp', b'after', sync=False); os.rename('result.tmp', 'result')
 again = made('again', b'a' * 1000000)
@@ -99,7 +100,6 @@ mapped = made('mapped', b'm' * 8192)
 m = mmap.mmap(mapped, 8192); m[4096:4100] = b'page'; m.flush()
 direct = os.open('direct', os.O_CREAT | os.O_WRONLY | os.O_SYNC, 0o644); os.write(direct, b'd' * 4000)
 log = os.open('log', os.O_WRONLY | os.O_APPEND); os.write(log, b'more\\n'); os.fsync(log)
-dir = os.open('.', os.O_RDONLY); os.fsync(dir)
 there()
 ";
     let mut again = vec![b'a'; 1_000_000];
@@ -177,7 +177,7 @@ there()
     let changed = [&b"changed"[..], &[b'o'; 60000 - 7]].concat();
     for dir in ["/mnt/notes/out", "/mnt/disk/project"] {
         if dir != "/mnt/notes/out" {
-            scene.run(&[], "true").exits(3).says(&["what was synced is there"]);
+            scene.run(&[], "true").exits(3).says(&["what fsync synced of it is there"]);
         }
         let read = |name: &str| fs::read(std::path::Path::new(dir).join(name)).unwrap();
         assert!(read("closed") == vec![b'c'; 50000] && read("open") == changed, "{dir}");
@@ -232,3 +232,55 @@ time.sleep(100)
     }
     crate::scene::same_bytes("data", &scene.read("data"), &expected);
 }
+
+/// An fsync of a directory covers names whose files have no copy: empty ones, and one that was synced before it had a name.
+#[test]
+fn synced_directory_keeps_files_without_copies() {
+    let Some(scene) = scene("synced_copies_dir") else { return };
+    let program = "
+os.mkdir('d')
+put('d/empty', b'', sync=False)
+new = os.open('d', os.O_TMPFILE | os.O_RDWR, 0o644); os.write(new, b'n' * 7000); os.fsync(new)
+dir = os.open('d', os.O_RDONLY)
+os.link(f'/proc/self/fd/{new}', 'named', src_dir_fd=dir, dst_dir_fd=dir)
+os.close(new)
+os.fsync(dir)
+there()
+";
+    power_fails(&scene, &["--no-preload"], program, false);
+    scene.run(&[], "true");
+    scene.holds("d/empty", b"");
+    scene.holds("d/named", &[b'n'; 7000]);
+}
+
+/// The start that puts copies back is killed in the middle.
+#[test]
+fn copies_are_put_back_after_a_killed_start() {
+    let Some(scene) = scene("synced_copies_start") else { return };
+    power_fails(&scene, &[], "for name in 'abcdef': put(name, name.encode() * 5000)\nthere()\n", false);
+    let mut killed = scene.run_command(&[], "true");
+    killed.env("SURGETANK_CRASH", "recover.put_back:4").env("SURGETANK_CRASH_SUPERVISOR", "1");
+    assert!(!killed.output().unwrap().status.success());
+    let ended = scene.run(&[], "true").exits(3);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        assert!(fs::read(scene.path(name)).is_ok_and(|read| read == name.repeat(5000).into_bytes()), "{name}: {}", ended.stderr);
+    }
+    assert_eq!((copies(&scene), scene.store_files().len()), (0, 6 + 3), "{}", ended.stderr);
+}
+
+/// Looks at a mapped hole fill it: a file with holes is read.
+#[test]
+fn fsync_of_a_sparse_file_takes_no_memory() {
+    let Some(scene) = scene("synced_copies_sparse") else { return };
+    let program = "
+file = made('sparse', b's' * 4096)
+os.ftruncate(file, 100 << 20); os.fsync(file)
+for n in range(3): os.pwrite(file, b'%d' % n, n << 20); os.fsync(file)
+";
+    let script = format!("cat >/mnt/sparse.py <<'END'{BEGIN}{program}END\npython3 /mnt/sparse.py; du -k /mnt/tier-fast | tail -1");
+    let ended = scene.run(&LATER_MOUNTED, &script).exits(0);
+    let used: u64 = ended.stdout.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(used < 1000, "{used} KiB on the tier");
+}
+
+const LATER_MOUNTED: [&str; 3] = ["--no-preload", "--quiet-period", "1h"];

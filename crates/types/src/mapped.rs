@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 const MAPPINGS_MAX: usize = 64;
 
 struct Range {
-    /// 0: free.
+    /// 0: free; 1: being made or removed.
     start: AtomicUsize,
     bytes: AtomicUsize,
     cut: AtomicBool,
@@ -48,21 +48,19 @@ impl Mapped {
     /// Maps the first `bytes` of a file. Errors: those of the system; `OutOfMemory` with 64 mappings.
     pub fn of(file: &File, bytes: usize) -> io::Result<Self> {
         handle_signals();
+        let free = |range: &Range| range.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let range = RANGES.iter().position(free).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: a new mapping, at an address that the kernel chooses; the descriptor is open.
         let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            let why = io::Error::last_os_error();
+            RANGES[range].start.store(0, Ordering::Release);
+            return Err(why);
         }
-        let free = |range: &Range| range.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let Some(range) = RANGES.iter().position(free) else {
-            // SAFETY: the mapping that was just made; nothing refers to it.
-            unsafe { libc::munmap(start, bytes) };
-            return Err(io::ErrorKind::OutOfMemory.into());
-        };
-        RANGES[range].cut.store(false, Ordering::Relaxed);
-        RANGES[range].bytes.store(bytes, Ordering::Relaxed);
-        RANGES[range].start.store(start as usize, Ordering::Release);
+        RANGES[range].cut.store(false, Ordering::SeqCst);
+        RANGES[range].bytes.store(bytes, Ordering::SeqCst);
+        RANGES[range].start.store(start as usize, Ordering::SeqCst);
         Ok(Self { start, bytes, range })
     }
 
@@ -94,6 +92,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        // (While its addresses are given to another mapping, the range is nobody's.)
+        RANGES[self.range].start.store(1, Ordering::SeqCst);
         // SAFETY: this mapping; nothing refers to it any more.
         unsafe { libc::munmap(self.start, self.bytes) };
         RANGES[self.range].start.store(0, Ordering::Release);
@@ -124,9 +124,10 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO.
     let address = unsafe { (*info).si_addr() } as usize;
     for range in &RANGES {
-        let start = range.start.load(Ordering::Acquire);
-        let end = start.saturating_add(range.bytes.load(Ordering::Relaxed));
-        if start <= 1 || !(start..end).contains(&address) {
+        let start = range.start.load(Ordering::SeqCst);
+        let end = start.saturating_add(range.bytes.load(Ordering::SeqCst));
+        // (The owner of the range that has the address is in `look`, so that range does not change.)
+        if start <= 1 || !(start..end).contains(&address) || range.start.load(Ordering::SeqCst) != start {
             continue;
         }
         range.cut.store(true, Ordering::Relaxed);

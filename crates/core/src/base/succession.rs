@@ -61,8 +61,8 @@ pub struct Survival {
     pub again: bool,
     /// Files that processes created in delegated directories, and that an earlier agent did not record.
     pub intake: Vec<super::intake_file::IntakeFile>,
-    /// Directory for synced copies, if `fsync` may make some ([`Base::synced_copies`](super::Base)).
-    pub synced_copies: Option<std::path::PathBuf>,
+    /// Copies of what `fsync` synced of files in memory.
+    pub synced_copies: Option<super::SyncedCopiesAt>,
 }
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use surgetank_policy::config::Survives;
-use surgetank_state::Inode;
+use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{FileId, FsyncTarget, OpKind};
 use surgetank_types::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl Syncs {
             // The bytes survive the node there, but only the published name is found again without the agent.
             Location::StoreTemporary => wanted.unwrap_or(Reach::Tier),
             Location::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
-                Survives::Agent if self.synced_copies.dir().is_some() => Reach::Copy,
+                Survives::Agent if self.synced_copies.are_made() && self.tiers.device(device).in_memory() => Reach::Copy,
                 Survives::Agent => Reach::Store,
                 Survives::Reboot | Survives::Node => Reach::Tier,
             }),
@@ -246,21 +246,27 @@ impl Syncs {
         newest.is_some()
     }
 
+    /// Does the operation publish a file that the machine's end would cost?
+    fn is_only_in_memory(&self, tree: &Tree, kind: &OpKind) -> bool {
+        let OpKind::Publish { file, .. } = kind else { return false };
+        tree.get(*file).is_some_and(|inode| {
+            let is_lost = |plain: PlainId| self.tiers.device(plain.device).survives() == Survives::Agent;
+            inode.dirty() && inode.replica.is_some_and(is_lost) && !self.synced_copies.has(*file, inode.version)
+        })
+    }
+
     /// Makes names in a directory durable. On the tier, a sync of the catalog does that; in the store, the operations
-    /// on the names do.
+    /// on the names do. Where fsync makes copies, a name is as durable as its file: files in memory without a copy are published.
     pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
         self.metadata.sync_catalog()?;
         let path = self.metadata.read_tree().logical_path(dir).unwrap_or_default();
         let volatile = self.tiers.devices().next().is_some_and(|device| device.survives() == Survives::Agent);
         let decision = self.rules.decide(&path);
-        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile && self.synced_copies.dir().is_none() {
-            FsyncTarget::Store
-        } else {
-            FsyncTarget::Tier
-        });
-        if wanted == FsyncTarget::Tier {
+        let wanted = decision.fsync.or(self.config.fsync);
+        if wanted == Some(FsyncTarget::Tier) || wanted.is_none() && !volatile {
             return Ok(());
         }
+        let all = wanted == Some(FsyncTarget::Store) || !self.synced_copies.are_made();
         let last = {
             let mut tree = self.metadata.write_tree();
             let last = tree
@@ -268,8 +274,9 @@ impl Syncs {
                 .iter()
                 .rev()
                 .find(|(_, op)| {
-                    surgetank_state::places(&op.kind).iter().any(|place| place.0 == dir)
-                        || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
+                    let is_of_dir = surgetank_state::places(&op.kind).iter().any(|place| place.0 == dir)
+                        || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir);
+                    is_of_dir && (all || self.is_only_in_memory(&tree, &op.kind))
                 })
                 .map(|(seq, _)| *seq);
             tree.hurry(last);

@@ -18,29 +18,30 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::fstat;
+use rustix::fs::{Stat, fstat, fstatvfs};
 use surgetank_state::Tree;
 use surgetank_store::BlockSums;
 use surgetank_types::mapped::Mapped;
 use surgetank_types::model::FileId;
-use surgetank_types::sync::atomic::{AtomicU64, Ordering};
+use surgetank_types::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::Base;
+use crate::base::{Base, SyncedCopiesAt};
 use crate::metadata::Metadata;
 use file::{CopyFile, Name};
-pub(crate) use file::{Content, Left, left_in, sync_directory};
+pub(crate) use file::{Content, KEPT, Left, kept_in, left_in, sync_directory};
 
 /// All blocks of a larger file would have to be read too long for each fsync. (Their checksums take 2 MiB.)
 const BYTES_MAX: u64 = 1 << 30;
 
+/// Room that copies leave on the store's disk.
+const FREE_BYTES_MIN: u64 = 64 << 20;
 /// Smaller files are read.
 const MAPPED_BYTES_MIN: usize = 1 << 20;
 
 /// The copies of all files that need one.
 pub(crate) struct SyncedCopies {
-    /// `None`: the state is on another file system than the store.
-    dir: Option<PathBuf>,
+    at: Option<SyncedCopiesAt>,
     metadata: Arc<Metadata>,
     files: Mutex<HashMap<FileId, Arc<Slot>>>,
     number: AtomicU64,
@@ -51,6 +52,8 @@ pub(crate) struct SyncedCopies {
 struct Slot {
     /// Number of the last sync that has begun.
     begun: AtomicU64,
+    /// The last version of which this agent has made a copy.
+    version: AtomicU32,
     held: Mutex<Held>,
 }
 
@@ -89,13 +92,23 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl SyncedCopies {
     pub(crate) fn new(base: &Base, metadata: &Arc<Metadata>) -> Self {
-        let dir = base.synced_copies.clone();
-        Self { dir, metadata: metadata.clone(), files: Mutex::default(), number: AtomicU64::new(0) }
+        let at = base.synced_copies.clone();
+        Self { at, metadata: metadata.clone(), files: Mutex::default(), number: AtomicU64::new(0) }
     }
 
-    /// Where the copies are; `None`: there are none, and fsync publishes.
+    /// Where the copies are, also those of an earlier agent.
     pub(crate) fn dir(&self) -> Option<&Path> {
-        self.dir.as_deref()
+        self.at.as_ref().map(|at| &*at.dir)
+    }
+
+    /// Does an fsync of a file in memory make a copy? Otherwise it publishes.
+    pub(crate) fn are_made(&self) -> bool {
+        self.at.as_ref().is_some_and(|at| at.may_make)
+    }
+
+    /// Was this version of the file synced to a copy?
+    pub(crate) fn has(&self, id: FileId, version: u32) -> bool {
+        locked(&self.files).get(&id).is_some_and(|slot| slot.version.load(Ordering::Acquire) >= version)
     }
 
     /// Copies of an earlier agent, which stay as long as they are needed.
@@ -119,8 +132,9 @@ impl SyncedCopies {
     /// Brings the present content of `source`, version `version` of a file, to its copy. Errors: those of the disk; `Unsupported`
     /// where there are no copies, or not of so large a file. After an error an earlier copy may be between two syncs.
     pub(crate) fn sync(&self, id: FileId, version: u32, source: &File) -> io::Result<()> {
-        let dir = self.dir.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        if source.metadata()?.len() > BYTES_MAX {
+        let at = self.at.as_ref().filter(|at| at.may_make).ok_or(io::ErrorKind::Unsupported)?;
+        let size_bytes = source.metadata()?.len();
+        if size_bytes > BYTES_MAX {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let slot = locked(&self.files).entry(id).or_default().clone();
@@ -143,18 +157,27 @@ impl SyncedCopies {
                 copy
             }
             None => {
+                // The file itself needs its room, too, before the copy goes.
+                let free = fstatvfs(File::open(&at.dir)?)?;
+                if free.f_bavail.saturating_mul(free.f_frsize) < 2 * size_bytes + FREE_BYTES_MIN {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
                 let name = Name { id, version, number: self.number.fetch_add(1, Ordering::Relaxed) };
-                Copy::make(name, dir.join(name.text()), source)?
+                Copy::make(name, at.dir.join(name.text()), source)?
             }
         };
+        slot.version.store(version, Ordering::Release);
         held.remove_all();
         (held.copy, held.ended) = (Some(copy), turn);
         Ok(())
     }
 
-    /// Removes the copies that are not needed any more.
+    /// Removes the copies that are not needed any more, and closes those that no program changes.
     pub(crate) fn sweep(&self) {
-        let goes = self.not_needed();
+        // (Closed after the locks are released: a file that is gone gives its memory back.)
+        let mut closed = Vec::new();
+        let goes = self.not_needed(&mut closed);
+        drop(closed);
         if goes.is_empty() {
             return;
         }
@@ -163,23 +186,23 @@ impl SyncedCopies {
             tracing::warn!(%why, "synced copies stay: the catalog could not be synced");
             return;
         }
-        let tree = self.metadata.read_tree();
-        let mut files = locked(&self.files);
-        for id in goes {
-            // (A thread that has the slot needs it.)
-            let Some(slot) = files.get(&id).filter(|slot| Arc::strong_count(slot) == 1) else { continue };
-            let mut held = locked(&slot.held);
-            if held.versions().any(|version| is_needed(&tree, id, version)) {
-                continue;
+        let mut removed = Vec::new();
+        {
+            let tree = self.metadata.read_tree();
+            let mut files = locked(&self.files);
+            for id in goes {
+                // (A thread that has the slot needs it.)
+                let Some(slot) = files.get(&id).filter(|slot| Arc::strong_count(slot) == 1) else { continue };
+                if !locked(&slot.held).versions().any(|version| is_needed(&tree, id, version)) {
+                    removed.extend(files.remove(&id));
+                }
             }
-            held.remove_all();
-            drop(held);
-            files.remove(&id);
         }
+        removed.iter().for_each(|slot| locked(&slot.held).remove_all());
     }
 
-    /// The files without a version that needs a copy. Closes copies that no program will change.
-    fn not_needed(&self) -> Vec<FileId> {
+    /// The files without a version that needs a copy.
+    fn not_needed(&self, closed: &mut Vec<(Option<CopyFile>, Option<Mapping>)>) -> Vec<FileId> {
         if locked(&self.files).is_empty() {
             return Vec::new();
         }
@@ -188,12 +211,15 @@ impl SyncedCopies {
         let mut goes = Vec::new();
         for (id, slot) in files.iter() {
             let Ok(mut held) = slot.held.try_lock() else { continue };
-            if !held.versions().any(|version| is_needed(&tree, *id, version)) {
+            let needed = held.versions().any(|version| is_needed(&tree, *id, version));
+            if !needed {
                 goes.push(*id);
-            } else if let Some(copy) = &mut held.copy {
-                copy.mapped.take_if(|mapped| std::mem::replace(&mut mapped.is_idle, true));
-                if tree.get(*id).is_some_and(|inode| inode.sealed) {
-                    (copy.file, copy.mapped) = (None, None);
+            }
+            if let Some(copy) = &mut held.copy {
+                let is_idle = copy.mapped.as_mut().is_some_and(|mapped| std::mem::replace(&mut mapped.is_idle, true));
+                let ends = !needed || tree.get(*id).is_some_and(|inode| inode.sealed);
+                if ends || is_idle {
+                    closed.push((copy.file.take_if(|_| ends), copy.mapped.take()));
                 }
             }
         }
@@ -202,7 +228,7 @@ impl SyncedCopies {
 
     /// Removes all copies, and their names from the disk: the numbers of files begin again. Nothing is left that only a copy has.
     pub(crate) fn clear(&self) -> io::Result<()> {
-        let Some(dir) = &self.dir else { return Ok(()) };
+        let Some(dir) = self.dir() else { return Ok(()) };
         if self.number.swap(0, Ordering::Relaxed) == 0 {
             return Ok(());
         }
@@ -212,7 +238,8 @@ impl SyncedCopies {
 }
 
 fn is_needed(tree: &Tree, id: FileId, version: u32) -> bool {
-    tree.get(id).is_some_and(|inode| inode.durable < version)
+    // (A version that was not written at its close never came to be.)
+    tree.get(id).is_some_and(|inode| (inode.durable + 1..=inode.present_version()).contains(&version))
 }
 
 impl Held {
@@ -255,11 +282,12 @@ impl Copy {
 }
 
 impl Mapping {
-    /// `None`: the file is small, or cannot be mapped.
+    /// `None`: the file is small or has holes, or cannot be mapped.
     fn of(source: &File) -> io::Result<Option<Self>> {
         let stat = fstat(source)?;
         let bytes = usize::try_from(stat.st_size).unwrap_or(0);
-        let memory = if bytes < MAPPED_BYTES_MIN { None } else { Mapped::of(source, bytes).ok() };
+        let is_mapped = bytes >= MAPPED_BYTES_MIN && is_dense(&stat);
+        let memory = if is_mapped { Mapped::of(source, bytes).ok() } else { None };
         Ok(memory.map(|memory| Self { memory, file: (stat.st_dev, stat.st_ino), is_idle: false }))
     }
 
@@ -267,13 +295,18 @@ impl Mapping {
     fn or_again(mut self, source: &File) -> io::Result<Option<Self>> {
         let stat = fstat(source)?;
         let is_same = self.file == (stat.st_dev, stat.st_ino) && u64::try_from(stat.st_size) == Ok(self.memory.bytes() as u64);
-        if !is_same || self.memory.is_cut() {
+        if !is_same || !is_dense(&stat) || self.memory.is_cut() {
             drop(self);
             return Self::of(source);
         }
         self.is_idle = false;
         Ok(Some(self))
     }
+}
+
+/// A look at a hole in a mapping makes tmpfs fill it.
+fn is_dense(stat: &Stat) -> bool {
+    stat.st_blocks.saturating_mul(512) >= stat.st_size
 }
 
 fn remove(path: &Path) {

@@ -5,33 +5,35 @@
 
 use std::fs::DirBuilder;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, fstatfs, openat};
+use rustix::fs::fstat;
+use surgetank_core::namespace::SyncedCopiesAt;
+use surgetank_policy::config::machine::Machine;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::place::SYNCED_COPIES;
 
-/// Magic numbers of ext2/3/4, XFS and btrfs: an fsync of a new file also brings its name to the disk.
-const NAMES_WITH_FILES: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
+/// An fsync of a new file also brings its name to the disk. (The kernel's own ext2 does not.)
+const NAMES_WITH_FILES: [&str; 4] = ["ext4", "ext3", "xfs", "btrfs"];
 
-/// The directory for synced copies in the agent's state. `None`: there are none, and fsync publishes. `store`: root of the store,
-/// if that is a directory.
-pub fn directory(store: Option<BorrowedFd<'_>>, state: &Path) -> Result<Option<PathBuf>> {
-    let path = state.join(SYNCED_COPIES);
-    let cannot = |why: io::Error| Error::new(format!("{} cannot be used", path.display())).why(why);
+/// The copies in the agent's state: of this agent, or only those of an earlier one. `store`: root of the store, if that is a
+/// directory.
+pub fn place(store: Option<BorrowedFd<'_>>, state: &Path) -> Result<Option<SyncedCopiesAt>> {
+    let dir = state.join(SYNCED_COPIES);
+    let cannot = |why: io::Error| Error::new(format!("{} cannot be used", dir.display())).why(why);
     let may_make = store.map_or(Ok(false), |store| is_on_same_disk(store, state)).map_err(cannot)?;
-    if !may_make && !path.exists() {
-        return Ok(None);
+    if !may_make {
+        return Ok(dir.exists().then_some(SyncedCopiesAt { dir, may_make }));
     }
-    match DirBuilder::new().mode(0o700).create(&path) {
-        Ok(()) => std::fs::File::open(state).and_then(|dir| dir.sync_all()).map_err(cannot)?,
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Ok(()) => std::fs::File::open(state).and_then(|state| state.sync_all()).map_err(cannot)?,
         Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
         Err(why) => return Err(cannot(why)),
     }
-    Ok(Some(path))
+    Ok(Some(SyncedCopiesAt { dir, may_make }))
 }
 
 fn is_on_same_disk(store: BorrowedFd<'_>, state: &Path) -> io::Result<bool> {
@@ -40,7 +42,8 @@ fn is_on_same_disk(store: BorrowedFd<'_>, state: &Path) -> io::Result<bool> {
     if std::env::var_os("SURGETANK_STORE_IS_REMOTE").is_some() {
         return Ok(false);
     }
-    let state = openat(CWD, state, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let is_known = NAMES_WITH_FILES.contains(&(fstatfs(&state)?.f_type as i64));
-    Ok(is_known && fstat(state.as_fd())?.st_dev == fstat(store)?.st_dev)
+    let state = state.canonicalize()?;
+    let mount = Machine::below("/").mount_of(&state);
+    let is_known = mount.is_some_and(|mount| NAMES_WITH_FILES.contains(&mount.kind.as_str()));
+    Ok(is_known && state.metadata()?.dev() == fstat(store)?.st_dev)
 }

@@ -114,6 +114,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("store.overwriting", "files of several names, and files of other users: tests/recovery.rs"),
     ("store.rename_copied", "stores without renames: tests/s3.rs"),
     ("store.rename_deleted", "stores without renames: tests/s3.rs"),
+    ("recover.put_back", "where the state is on the store's disk: tests/synced_copies.rs"),
     ("synced_copy.written", "where the state is on the store's disk: tests/synced_copies.rs"),
     ("store.upload_begun", "object stores: tests/s3.rs"),
     ("store.part_sent", "object stores: tests/s3.rs"),

@@ -31,6 +31,9 @@ const SUMMED_BYTES: usize = 48;
 const ATTRIBUTE_BYTES: usize = 56;
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// Names of copies that recovery could not put back, or whose file a damaged catalog does not have, begin so.
+pub(crate) const KEPT: &str = "kept-";
+
 /// What a copy's name says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
@@ -118,6 +121,17 @@ pub(crate) fn left_in(dir: &Path) -> io::Result<Vec<Left>> {
         }
     }
     Ok(left)
+}
+
+/// Copies that recovery kept for the user. Errors: those of reading the directory.
+pub(crate) fn kept_in(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths: io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let is_kept = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(KEPT.as_bytes()));
+    Ok(paths?.into_iter().filter(is_kept).collect())
 }
 
 /// What a copy has, for a reader.

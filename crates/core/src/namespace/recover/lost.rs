@@ -139,24 +139,25 @@ pub(crate) enum Held<'a> {
 }
 
 impl Recovery<'_> {
-    /// What had the newest version does not have it.
-    pub(crate) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) {
+    /// What had the newest version does not have it. Returns the device of a plain file that was made of a synced copy, under the
+    /// file's hidden name.
+    pub(crate) fn replica_missing(&self, tree: &mut Tree, id: FileId, held: &Held<'_>) -> Option<DeviceId> {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
         let (Some(path), true) = (tree.logical_path(id), dirty) else {
             tree.drop_replica(id);
             tree.txn.file(id);
-            return;
+            return None;
         };
         let was_on = if let Held::Tier(device) = held { Some(*device) } else { None };
-        if self.put_copy_back(tree, id, &path, was_on) {
-            return;
+        if let Some(device) = self.put_copy_back(tree, id, &path, was_on) {
+            return Some(device);
         }
         let is_temporary = self.metadata.mode_for(tree, id, &path) == Mode::Remove;
         let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
         self.lose(tree, id);
         // Of no use without the run that made it.
         if is_temporary {
-            return;
+            return None;
         }
         let (at, why) = match held {
             Held::Tier(device) => {
@@ -169,6 +170,7 @@ impl Recovery<'_> {
             }
         };
         self.losses.record_loss(tree, &path, at, why);
+        None
     }
 
     /// The user says that the absent tiers do not come back. Runs only while the agent serves no program.
@@ -180,10 +182,13 @@ impl Recovery<'_> {
             .filter_map(|(id, inode)| Some((id, inode.replica?.device)))
             .filter(|(_, device)| !self.base.tiers.device(*device).is_there())
             .collect();
+        let mut aside = Vec::new();
         for (id, device) in only_there {
-            self.replica_missing(&mut tree, id, &Held::Tier(device));
+            let put_back = self.replica_missing(&mut tree, id, &Held::Tier(device));
+            aside.extend(put_back.zip(tree.logical_path(id)).map(|(device, path)| (id, device, path)));
         }
         drop(tree);
+        self.put_in_place(&aside);
         self.look_at_reverted();
         // What fsync synced of them may be back.
         if let Err(why) = self.seal_recovered() {

@@ -129,7 +129,8 @@ impl Recovery<'_> {
         let mut aside = None;
         let hidden = name.starts_with(HIDDEN_PREFIX);
         let result = if hidden && !damaged {
-            device.unlink(path)
+            // (By now a file that is put back may have that path.)
+            device.unlink_if(path, ino)
         } else {
             let mut to = ORPHANS.to_vec();
             if hidden {

@@ -75,7 +75,11 @@ impl Recovery<'_> {
                     if let Some(inode) = tree.get_mut(id) {
                         inode.extra_mut().spill = None;
                     }
-                    self.replica_missing(&mut tree, id, &Held::Store(&path));
+                    let put_back = self.replica_missing(&mut tree, id, &Held::Store(&path));
+                    let aside = put_back.zip(tree.logical_path(id)).map(|(device, path)| (id, device, path));
+                    drop(tree);
+                    self.put_in_place(aside.as_slice());
+                    continue;
                 }
                 Some(there) if went_down => {
                     let plain = Plain {

@@ -5,17 +5,17 @@
 
 use std::io;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use surgetank_state::{PlainId, Tree};
 use surgetank_tier::{Device, Plain};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Attr, DeviceId, FileId, RunId};
 
-use crate::files::Given;
-use crate::files::synced_copies::{Content, Left, left_in, sync_directory};
+use crate::files::synced_copies::{Content, KEPT, Left, left_in, sync_directory};
+use crate::files::{Given, hidden_name};
 use crate::namespace::recover::Recovery;
 
-/// Copies that could not be put back, or whose file a damaged catalog does not have.
-const SET_ASIDE: &str = "kept-";
 
 impl Recovery<'_> {
     /// Finds the copies of an earlier agent. `damaged`: no copy is removed because its file has no record. Errors: the directory
@@ -45,54 +45,101 @@ impl Recovery<'_> {
     }
 
     fn set_copy_aside(&self, one: &Left, what: &str) -> io::Result<()> {
-        let aside = one.path.with_file_name(format!("{SET_ASIDE}{}", one.name.text()));
-        std::fs::rename(&one.path, &aside)?;
+        let mut aside = one.path.with_file_name(format!("{KEPT}{}", one.name.text()));
+        loop {
+            match renameat_with(CWD, &one.path, CWD, &aside, RenameFlags::NOREPLACE) {
+                // A copy from an earlier start.
+                Err(Errno::EXIST) => aside.as_mut_os_string().push("+"),
+                renamed => break renamed?,
+            }
+        }
         self.base.notes.note(RunId(0), aside.display().to_string(), what, true);
         Ok(())
     }
 
-    /// The file's plain file is gone: puts its newest synced copy in its place. `false`: it has none.
-    pub(crate) fn put_copy_back(&self, tree: &mut Tree, id: FileId, path: &[u8], was_on: Option<DeviceId>) -> bool {
-        let Some(inode) = tree.get(id) else { return false };
-        let (attr, durable) = (inode.attr, inode.durable);
+    /// The file's plain file is gone: makes another one of its newest synced copy, under the file's hidden name. Returns its
+    /// device; `None`: there is no copy.
+    pub(crate) fn put_copy_back(
+        &self,
+        tree: &mut Tree,
+        id: FileId,
+        path: &[u8],
+        was_on: Option<DeviceId>,
+    ) -> Option<DeviceId> {
+        let inode = tree.get(id)?;
+        let (attr, version, durable) = (inode.attr, inode.version, inode.durable);
         let left = self.files.synced_copies.left_of(id);
         for one in left.iter().filter(|one| one.name.version > durable) {
-            let put = one.content().and_then(|content| {
-                let Some(content) = content else { return Ok(false) };
-                let devices = was_on.map(|device| self.base.tiers.device(device)).into_iter();
-                let device = devices.chain(self.base.tiers.devices()).find(|device| device.is_there());
-                let device = device.ok_or_else(|| io::Error::other("no tier is there"))?;
-                let plain = plain_of(device, path, attr, &content)?;
-                adopt(tree, id, device, &plain, one.name.version);
-                Ok(true)
-            });
-            match put {
-                Ok(true) => {
-                    self.note_promised(path);
-                    return true;
+            match one.content() {
+                Ok(Some(content)) => {
+                    // The times that a program set belong to the version that it closed.
+                    let is_closed_version = one.name.version == version && content.size_bytes == attr.size_bytes;
+                    let mtime = if is_closed_version { attr.mtime } else { content.mtime };
+                    let made = self.plain_of(id, Attr { mtime, ..attr }, &content, was_on);
+                    match made {
+                        Ok((device, plain)) => {
+                            adopt(tree, id, device, &plain, one.name.version);
+                            self.note_put_back(path);
+                            crash_point!("recover.put_back");
+                            return Some(device.id());
+                        }
+                        Err(why) => self.keep_copy_of(path, one, &why),
+                    }
                 }
                 // No fsync has returned for it.
-                Ok(false) => {}
+                Ok(None) => tracing::info!(path = %one.path.display(), "a copy that fsync was making is not used"),
+                Err(why) => self.keep_copy_of(path, one, &why),
+            }
+        }
+        None
+    }
+
+    /// On the first tier that has room.
+    fn plain_of(
+        &self,
+        id: FileId,
+        attr: Attr,
+        content: &Content,
+        was_on: Option<DeviceId>,
+    ) -> io::Result<(&Device, Plain)> {
+        let mut failed = io::Error::other("no tier is there");
+        let devices = was_on.map(|device| self.base.tiers.device(device)).into_iter().chain(self.base.tiers.devices());
+        for device in devices.filter(|device| device.is_there()) {
+            let name = hidden_name(id);
+            // (Left by a start that was killed.)
+            drop(device.unlink(&name));
+            let made = device.create(&name, 0o600).and_then(|file| {
+                content.write_to(&file)?;
+                Given::known(&attr).give(&file)?;
+                Plain::of(&file)
+            });
+            match made {
+                Ok(plain) => return Ok((device, plain)),
                 Err(why) => {
-                    let path = String::from_utf8_lossy(path);
-                    let what = format!("what fsync synced of {path} is in this file, which could not be put back: {why}");
-                    if let Err(why) = self.set_copy_aside(one, &what) {
-                        self.base.notes.note(RunId(0), one.path.display().to_string(), format!("{what}; {why}"), true);
-                    }
+                    drop(device.unlink(&name));
+                    failed = why;
                 }
             }
         }
-        false
+        Err(failed)
     }
-}
 
-fn plain_of(device: &Device, path: &[u8], attr: Attr, content: &Content) -> io::Result<Plain> {
-    let file = device.create(path, 0o600)?;
-    let written = content
-        .write_to(&file)
-        .and_then(|()| Given::known(&Attr { mtime: content.mtime, ..attr }).give(&file))
-        .and_then(|()| Plain::of(&file));
-    written.inspect_err(|_| drop(device.unlink(path)))
+    fn keep_copy_of(&self, path: &[u8], one: &Left, why: &io::Error) {
+        let path = String::from_utf8_lossy(path);
+        let what = format!("what fsync synced of {path} is in this file, which could not be put back: {why}");
+        if let Err(why) = self.set_copy_aside(one, &what) {
+            self.base.notes.note(RunId(0), one.path.display().to_string(), format!("{what}; {why}"), true);
+        }
+    }
+
+    fn note_put_back(&self, path: &[u8]) {
+        self.base.notes.note(
+            RunId(0),
+            String::from_utf8_lossy(path).into_owned(),
+            "the tier's memory was lost: what fsync synced of it is there, what was written after that is not",
+            true,
+        );
+    }
 }
 
 fn adopt(tree: &mut Tree, id: FileId, device: &Device, plain: &Plain, version: u32) {

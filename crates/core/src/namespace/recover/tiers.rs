@@ -90,7 +90,10 @@ impl Recovery<'_> {
             match matching.unread.get_mut(&known.device).filter(|_| only_there) {
                 // It may be there all the same.
                 Some(files) => *files += 1,
-                None => self.replica_missing(tree, id, &Held::Tier(known.device)),
+                None => {
+                    let put_back = self.replica_missing(tree, id, &Held::Tier(known.device));
+                    matching.aside.extend(put_back.zip(tree.logical_path(id)).map(|(device, path)| (id, device, path)));
+                }
             }
             return;
         };
@@ -156,7 +159,7 @@ impl Recovery<'_> {
         }
     }
 
-    fn put_in_place(&self, aside: &[(FileId, DeviceId, Vec<u8>)]) {
+    pub(crate) fn put_in_place(&self, aside: &[(FileId, DeviceId, Vec<u8>)]) {
         for (id, device, want) in aside {
             if let Err(why) = self.base.tiers.device(*device).follow(&hidden_name(*id), want) {
                 let path = String::from_utf8_lossy(want).into_owned();
