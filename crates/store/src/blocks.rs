@@ -62,7 +62,7 @@ impl BlockSums {
     }
 
     /// Makes `target`, whose blocks have these checksums, equal to `source`; writes only blocks that differ, by `write`. What is
-    /// new and only zeros stays a hole. `mapped`: the source's bytes in memory, so that chunks without a change need not be read.
+    /// new and only zeros stays a hole. `mapped`: the source's bytes in memory, so that only what changed is read.
     /// `gate` is called with the bytes written. After an error the checksums mean nothing.
     ///
     /// Errors: those of reading, writing and the gate; `UnexpectedEof` if the source becomes shorter meanwhile.
@@ -79,11 +79,13 @@ impl BlockSums {
             let mut at = 0;
             while at < size_bytes {
                 let want = usize::try_from(size_bytes - at).unwrap_or(usize::MAX).min(CHUNK_BYTES).min(buffer.len());
-                if mapped.is_some_and(|mapped| self.is_equal(mapped, at, want)) {
-                    gate(0)?;
+                let changed = mapped.map_or(Some((0, want)), |mapped| self.changed_in(mapped, at, want));
+                if let Some((from, to)) = changed {
+                    let start = at + from as u64;
+                    source.read_exact_at(&mut buffer[from..to], start)?;
+                    self.bring_chunk((start, &buffer[from..to]), target, &mut written, write, gate)?;
                 } else {
-                    source.read_exact_at(&mut buffer[..want], at)?;
-                    self.bring_chunk((at, &buffer[..want]), target, &mut written, write, gate)?;
+                    gate(0)?;
                 }
                 at += want as u64;
             }
@@ -134,18 +136,23 @@ impl BlockSums {
         gate(0)
     }
 
-    /// Whether `len` bytes from `start` on have the recorded checksums. Other processes may write them meanwhile: a block that
-    /// changes during the look has one of neither state, and counts as different.
-    fn is_equal(&self, mapped: &Mapped, start: u64, len: usize) -> bool {
-        let Some(at) = usize::try_from(start).ok().filter(|at| at + len <= mapped.bytes()) else { return false };
+    /// The part of `len` bytes from `start` on that has all blocks without the recorded checksums; `None`: there are none. Other
+    /// processes may write the bytes meanwhile: a block that changes during the look has a checksum of neither state, and counts
+    /// as changed.
+    fn changed_in(&self, mapped: &Mapped, start: u64, len: usize) -> Option<(usize, usize)> {
+        let Some(at) = usize::try_from(start).ok().filter(|at| at + len <= mapped.bytes()) else { return Some((0, len)) };
         let first = at / BLOCK_BYTES;
-        let same = mapped.look(at, len, |bytes| {
-            bytes.chunks(BLOCK_BYTES).enumerate().all(|(index, block)| {
+        let changed = mapped.look(at, len, |bytes| {
+            let is_changed = |(index, block): (usize, &[u8])| {
                 let number = first + index;
-                self.sums.get(number) == Some(&of_bytes(block)) && self.block_bytes(number) == block.len() as u64
-            })
+                let is_same = self.sums.get(number) == Some(&of_bytes(block));
+                (!is_same || self.block_bytes(number) != block.len() as u64).then_some(index * BLOCK_BYTES)
+            };
+            let mut changed = bytes.chunks(BLOCK_BYTES).enumerate().filter_map(is_changed);
+            let from = changed.next()?;
+            Some((from, (changed.last().unwrap_or(from) + BLOCK_BYTES).min(len)))
         });
-        same && !mapped.is_cut()
+        if mapped.is_cut() { Some((0, len)) } else { changed }
     }
 
     /// Whether these parts of the file have the recorded checksums. Errors: those of reading.

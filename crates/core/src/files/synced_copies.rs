@@ -37,7 +37,7 @@ const BYTES_MAX: u64 = 1 << 30;
 /// Room that copies leave on the store's disk.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// Smaller files are read.
-const MAPPED_BYTES_MIN: usize = 1 << 20;
+const MAPPED_BYTES_MIN: usize = 128 << 10;
 
 /// The copies of all files that need one.
 pub(crate) struct SyncedCopies {
@@ -291,11 +291,13 @@ impl Mapping {
         Ok(memory.map(|memory| Self { memory, file: (stat.st_dev, stat.st_ino), is_idle: false }))
     }
 
-    /// The same mapping, if it still is of this file at its present length.
+    /// The same mapping, if it still is of this file, and of most of it.
     fn or_again(mut self, source: &File) -> io::Result<Option<Self>> {
         let stat = fstat(source)?;
-        let is_same = self.file == (stat.st_dev, stat.st_ino) && u64::try_from(stat.st_size) == Ok(self.memory.bytes() as u64);
-        if !is_same || !is_dense(&stat) || self.memory.is_cut() {
+        let (size_bytes, mapped_bytes) = (usize::try_from(stat.st_size).unwrap_or(0), self.memory.bytes());
+        // (What a growing file has behind the mapping is read.)
+        let covers = (mapped_bytes..=mapped_bytes + mapped_bytes / 16).contains(&size_bytes);
+        if self.file != (stat.st_dev, stat.st_ino) || !covers || !is_dense(&stat) || self.memory.is_cut() {
             drop(self);
             return Self::of(source);
         }
