@@ -140,7 +140,9 @@ impl BlockSums {
     /// processes may write the bytes meanwhile: a block that changes during the look has a checksum of neither state, and counts
     /// as changed.
     fn changed_in(&self, mapped: &Mapped, start: u64, len: usize) -> Option<(usize, usize)> {
-        let Some(at) = usize::try_from(start).ok().filter(|at| at + len <= mapped.bytes()) else { return Some((0, len)) };
+        let Some(at) = usize::try_from(start).ok().filter(|at| at + len <= mapped.bytes()) else {
+            return Some((0, len));
+        };
         let first = at / BLOCK_BYTES;
         let changed = mapped.look(at, len, |bytes| {
             let is_changed = |(index, block): (usize, &[u8])| {
@@ -150,7 +152,7 @@ impl BlockSums {
             };
             let mut changed = bytes.chunks(BLOCK_BYTES).enumerate().filter_map(is_changed);
             let from = changed.next()?;
-            Some((from, (changed.last().unwrap_or(from) + BLOCK_BYTES).min(len)))
+            Some((from, (changed.next_back().unwrap_or(from) + BLOCK_BYTES).min(len)))
         });
         if mapped.is_cut() { Some((0, len)) } else { changed }
     }

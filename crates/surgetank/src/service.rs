@@ -82,7 +82,17 @@ impl Backend for Service {
         let synced_copies = state.join(SYNCED_COPIES);
         let damage = recovery.damage.as_ref();
         let store = Some(&*store);
-        let ground = Ground { image: &image, damage, tiers: &tiers, store, who, store_path, key, synced_copies: &synced_copies, scrub };
+        let ground = Ground {
+            image: &image,
+            damage,
+            tiers: &tiers,
+            store,
+            who,
+            store_path,
+            key,
+            synced_copies: &synced_copies,
+            scrub,
+        };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
             // Removes empty directories that the inspection made.

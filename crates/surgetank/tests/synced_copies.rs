@@ -145,7 +145,10 @@ there()
                 }
                 assert_eq!(there.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>(), "{}", ended.stderr);
                 assert_eq!(copies(&scene), 0, "{door}");
-                scene.run(&["--config", "/mnt/conf.toml"], "rm -f [^olr]* over; for f in old log result; do echo before >$f; done");
+                scene.run(
+                    &["--config", "/mnt/conf.toml"],
+                    "rm -f [^olr]* over; for f in old log result; do echo before >$f; done",
+                );
                 scene.run(&[], "true");
             }
         })
@@ -167,8 +170,9 @@ there()
     // (A second agent makes another copy of a file that it did not copy itself.)
     scene.replace_agent();
     scene.await_served();
-    running.kill();
+    // (Without the run, the agent would drain.)
     scene.kill_agent();
+    running.kill();
     drop(running);
     empty_the_tier(&scene);
     let found = scene.verb("fsck", &["--json"]).exits(3).json();
@@ -193,7 +197,10 @@ fn copy_that_cannot_be_put_back_is_kept() {
     assert!(Command::new("umount").arg("/mnt/tier-fast").status().unwrap().success());
     scene.tmpfs("tier-fast", 4);
     let ended = scene.run(&[], "true").exits(3).says(&["could not be put back", "/synced/kept-"]);
-    let kept = ended.stderr.split_whitespace().find_map(|word| word.strip_suffix(':').filter(|word| word.contains("/synced/kept-")));
+    let kept = ended
+        .stderr
+        .split_whitespace()
+        .find_map(|word| word.strip_suffix(':').filter(|word| word.contains("/synced/kept-")));
     let kept = kept.unwrap_or_else(|| panic!("{}", ended.stderr));
     assert!(fs::read(kept).unwrap() == vec![b'l'; 20_000_000], "{kept}");
 }
@@ -263,7 +270,11 @@ fn copies_are_put_back_after_a_killed_start() {
     assert!(!killed.output().unwrap().status.success());
     let ended = scene.run(&[], "true").exits(3);
     for name in ["a", "b", "c", "d", "e", "f"] {
-        assert!(fs::read(scene.path(name)).is_ok_and(|read| read == name.repeat(5000).into_bytes()), "{name}: {}", ended.stderr);
+        assert!(
+            fs::read(scene.path(name)).is_ok_and(|read| read == name.repeat(5000).into_bytes()),
+            "{name}: {}",
+            ended.stderr
+        );
     }
     assert_eq!((copies(&scene), scene.store_files().len()), (0, 6 + 3), "{}", ended.stderr);
 }
@@ -277,7 +288,9 @@ file = made('sparse', b's' * 4096)
 os.ftruncate(file, 100 << 20); os.fsync(file)
 for n in range(3): os.pwrite(file, b'%d' % n, n << 20); os.fsync(file)
 ";
-    let script = format!("cat >/mnt/sparse.py <<'END'{BEGIN}{program}END\npython3 /mnt/sparse.py; du -k /mnt/tier-fast | tail -1");
+    let script = format!(
+        "cat >/mnt/sparse.py <<'END'{BEGIN}{program}END\npython3 /mnt/sparse.py; du -k /mnt/tier-fast | tail -1"
+    );
     let ended = scene.run(&LATER_MOUNTED, &script).exits(0);
     let used: u64 = ended.stdout.split_whitespace().next().unwrap().parse().unwrap();
     assert!(used < 1000, "{used} KiB on the tier");

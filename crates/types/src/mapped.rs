@@ -23,7 +23,8 @@ struct Range {
 }
 
 static RANGES: [Range; MAPPINGS_MAX] =
-    [const { Range { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), cut: AtomicBool::new(false) } }; MAPPINGS_MAX];
+    [const { Range { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), cut: AtomicBool::new(false) } };
+        MAPPINGS_MAX];
 
 /// Size of a page in bytes, a power of two.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
@@ -92,7 +93,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // (While its addresses are given to another mapping, the range is nobody's.)
+        // (While its addresses are given to another mapping, the range belongs to no mapping.)
         RANGES[self.range].start.store(1, Ordering::SeqCst);
         // SAFETY: this mapping; nothing refers to it any more.
         unsafe { libc::munmap(self.start, self.bytes) };
@@ -113,7 +114,10 @@ fn handle_signals() {
             action.sa_sigaction = on_bus as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before);
-            BEFORE.store(if before.sa_flags & libc::SA_SIGINFO != 0 { before.sa_sigaction } else { 0 }, Ordering::Release);
+            BEFORE.store(
+                if before.sa_flags & libc::SA_SIGINFO != 0 { before.sa_sigaction } else { 0 },
+                Ordering::Release,
+            );
             libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
         }
     });
@@ -148,7 +152,8 @@ extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     // process when it is repeated.
     unsafe {
         if before > 1 {
-            let before: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(before);
+            let before: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                std::mem::transmute(before);
             before(signal, info, context);
         } else {
             libc::signal(signal, libc::SIG_DFL);

@@ -54,7 +54,9 @@ impl Syncs {
             // The bytes survive the node there, but only the published name is found again without the agent.
             Location::StoreTemporary => wanted.unwrap_or(Reach::Tier),
             Location::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
-                Survives::Agent if self.synced_copies.are_made() && self.tiers.device(device).in_memory() => Reach::Copy,
+                Survives::Agent if self.synced_copies.are_made() && self.tiers.device(device).in_memory() => {
+                    Reach::Copy
+                }
                 Survives::Agent => Reach::Store,
                 Survives::Reboot | Survives::Node => Reach::Tier,
             }),

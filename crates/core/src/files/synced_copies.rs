@@ -28,8 +28,8 @@ use surgetank_types::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::{Base, SyncedCopiesAt};
 use crate::metadata::Metadata;
-use file::{CopyFile, Name};
 pub(crate) use file::{Content, KEPT, Left, kept_in, left_in, sync_directory};
+use file::{CopyFile, Name};
 
 /// All blocks of a larger file would have to be read too long for each fsync. (Their checksums take 2 MiB.)
 const BYTES_MAX: u64 = 1 << 30;

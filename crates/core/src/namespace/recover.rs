@@ -18,6 +18,7 @@ mod tiers;
 use std::collections::{HashMap, HashSet};
 
 use load::load_names;
+use synced::PutBack;
 
 use surgetank_state::{Inode, Tree};
 use surgetank_tier::{Plain, Remembered, Standing};
@@ -81,7 +82,7 @@ impl Recovery<'_> {
         self.take_up_doubt(&image);
         if image.files.is_empty() && image.ops.is_empty() && !self.metadata.has_left_intake() {
             self.hints.take_up_hints(&mut image);
-            self.take_up_synced_copies(damage.is_some())?;
+            PutBack::of(self).take_up(damage.is_some())?;
             let pending_unlinks = crate::metadata::pending_unlink::remembered(&image);
             let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
             self.remember_boot(&image, &walked);
@@ -109,7 +110,7 @@ impl Recovery<'_> {
             self.leave_out_blind_operations();
         }
         crash_point!("recover.settled");
-        self.take_up_synced_copies(damage.is_some())?;
+        PutBack::of(self).take_up(damage.is_some())?;
         let walked = self.match_tiers(&strange, &pending_unlinks, &image, damage.is_some());
         crash_point!("recover.matched");
         self.take_over_copies();

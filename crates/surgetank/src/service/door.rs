@@ -118,8 +118,7 @@ impl Door {
         // The agent syncs synchronous writes itself: the kernel sends no FSYNC for writes without pages in between.
         let is_synchronous = access != libc::O_RDONLY && is_synchronous(flags.bits());
         // A trace wants every request, including those that the kernel would answer from memory.
-        let uncached =
-            opened.shared || access == libc::O_WRONLY || is_synchronous || self.tally.traces.is_on();
+        let uncached = opened.shared || access == libc::O_WRONLY || is_synchronous || self.tally.traces.is_on();
         let direct_io = backing.is_none() && uncached;
         // POSIX locks end with the first close, and the kernel reports that close only on request. The report costs a
         // round trip, so only files where programs use locks ask for it: databases lock what they read and write.

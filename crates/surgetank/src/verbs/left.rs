@@ -15,7 +15,7 @@ use surgetank_types::error::{Error, Result};
 use surgetank_types::shell;
 
 use crate::agent::commands::Commands;
-use crate::agent::place::{Place, StateRoot, SYNCED_COPIES};
+use crate::agent::place::{Place, SYNCED_COPIES, StateRoot};
 
 use super::words::count;
 

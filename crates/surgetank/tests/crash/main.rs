@@ -21,8 +21,7 @@ mod workload;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use tempfile::TempDir;
 
 use ground::{Ground, Kind, supervisor_of};
-use manifest::Story;
+use manifest::{Story, record};
 use points::{POINTS, is_complete};
 use verify::{Location, store_of};
 use watch::Watcher;
@@ -597,11 +596,4 @@ fn a_end(dice: &mut Dice) -> End {
     }
     let (point, passes) = POINTS[dice.below(POINTS.len() as u64) as usize];
     End::At { point, pass: 1 + dice.below(passes) }
-}
-
-/// For the campaign's totals (`make crash`).
-fn record(line: &str) {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crash-cases.jsonl");
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-    file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }

@@ -130,7 +130,8 @@ pub(crate) fn kept_in(dir: &Path) -> io::Result<Vec<PathBuf>> {
         entries => entries?,
     };
     let paths: io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
-    let is_kept = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(KEPT.as_bytes()));
+    let is_kept =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(KEPT.as_bytes()));
     Ok(paths?.into_iter().filter(is_kept).collect())
 }
 
@@ -183,11 +184,9 @@ impl Content {
 
     /// Writes the content to an empty file.
     pub fn write_to(&self, target: &File) -> io::Result<()> {
-        self.each(
-            &mut |at, chunk| {
-                if chunk.iter().any(|byte| *byte != 0) { target.write_all_at(chunk, at) } else { Ok(()) }
-            },
-        )?;
+        self.each(&mut |at, chunk| {
+            if chunk.iter().any(|byte| *byte != 0) { target.write_all_at(chunk, at) } else { Ok(()) }
+        })?;
         target.set_len(self.size_bytes)
     }
 

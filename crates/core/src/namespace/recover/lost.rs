@@ -16,6 +16,7 @@ use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mark, Mo
 use crate::base::users::own_cred;
 use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::recover::Recovery;
+use crate::namespace::recover::synced::PutBack;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAME_BYTES_MAX: usize = 255;
@@ -149,7 +150,7 @@ impl Recovery<'_> {
             return None;
         };
         let was_on = if let Held::Tier(device) = held { Some(*device) } else { None };
-        if let Some(device) = self.put_copy_back(tree, id, &path, was_on) {
+        if let Some(device) = PutBack::of(self).put_back(tree, id, &path, was_on) {
             return Some(device);
         }
         let is_temporary = self.metadata.mode_for(tree, id, &path) == Mode::Remove;

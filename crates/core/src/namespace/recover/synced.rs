@@ -12,26 +12,39 @@ use surgetank_tier::{Device, Plain};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Attr, DeviceId, FileId, RunId};
 
-use crate::files::synced_copies::{Content, KEPT, Left, left_in, sync_directory};
+use crate::base::Base;
+use crate::files::synced_copies::{Content, KEPT, Left, SyncedCopies, left_in, sync_directory};
 use crate::files::{Given, hidden_name};
+use crate::metadata::Metadata;
 use crate::namespace::recover::Recovery;
 
+/// Puts synced copies in the place of plain files that are gone.
+pub(super) struct PutBack<'a> {
+    base: &'a Base,
+    metadata: &'a Metadata,
+    copies: &'a SyncedCopies,
+}
 
-impl Recovery<'_> {
+impl<'a> PutBack<'a> {
+    pub fn of(recovery: &Recovery<'a>) -> Self {
+        Self { base: recovery.base, metadata: recovery.metadata, copies: &recovery.files.synced_copies }
+    }
+
     /// Finds the copies of an earlier agent. `damaged`: no copy is removed because its file has no record. Errors: the directory
     /// cannot be read or changed.
-    pub(crate) fn take_up_synced_copies(&self, damaged: bool) -> Result<()> {
-        let copies = &self.files.synced_copies;
-        let Some(dir) = copies.dir() else { return Ok(()) };
-        let cannot =
-            |why: io::Error| Error::new(format!("the copies that fsync made in {} cannot be read", dir.display())).why(why);
+    pub fn take_up(&self, damaged: bool) -> Result<()> {
+        let Some(dir) = self.copies.dir() else { return Ok(()) };
+        let cannot = |why: io::Error| {
+            Error::new(format!("the copies that fsync made in {} cannot be read", dir.display())).why(why)
+        };
         let (known, without_record): (Vec<Left>, Vec<Left>) = {
             let tree = self.metadata.read_tree();
             left_in(dir).map_err(cannot)?.into_iter().partition(|one| tree.get(one.name.id).is_some())
         };
         for one in &without_record {
             if damaged {
-                self.set_copy_aside(one, "a program synced it, and the catalog has no record of its file").map_err(cannot)?;
+                self.set_aside(one, "a program synced it, and the catalog has no record of its file")
+                    .map_err(cannot)?;
             } else {
                 std::fs::remove_file(&one.path).map_err(cannot)?;
             }
@@ -40,11 +53,11 @@ impl Recovery<'_> {
         if !without_record.is_empty() {
             sync_directory(dir).map_err(cannot)?;
         }
-        copies.take_over(known);
+        self.copies.take_over(known);
         Ok(())
     }
 
-    fn set_copy_aside(&self, one: &Left, what: &str) -> io::Result<()> {
+    fn set_aside(&self, one: &Left, what: &str) -> io::Result<()> {
         let mut aside = one.path.with_file_name(format!("{KEPT}{}", one.name.text()));
         loop {
             match renameat_with(CWD, &one.path, CWD, &aside, RenameFlags::NOREPLACE) {
@@ -59,16 +72,10 @@ impl Recovery<'_> {
 
     /// The file's plain file is gone: makes another one of its newest synced copy, under the file's hidden name. Returns its
     /// device; `None`: there is no copy.
-    pub(crate) fn put_copy_back(
-        &self,
-        tree: &mut Tree,
-        id: FileId,
-        path: &[u8],
-        was_on: Option<DeviceId>,
-    ) -> Option<DeviceId> {
+    pub fn put_back(&self, tree: &mut Tree, id: FileId, path: &[u8], was_on: Option<DeviceId>) -> Option<DeviceId> {
         let inode = tree.get(id)?;
         let (attr, version, durable) = (inode.attr, inode.version, inode.durable);
-        let left = self.files.synced_copies.left_of(id);
+        let left = self.copies.left_of(id);
         for one in left.iter().filter(|one| one.name.version > durable) {
             match one.content() {
                 Ok(Some(content)) => {
@@ -79,16 +86,16 @@ impl Recovery<'_> {
                     match made {
                         Ok((device, plain)) => {
                             adopt(tree, id, device, &plain, one.name.version);
-                            self.note_put_back(path);
+                            self.note(path);
                             crash_point!("recover.put_back");
                             return Some(device.id());
                         }
-                        Err(why) => self.keep_copy_of(path, one, &why),
+                        Err(why) => self.keep(path, one, &why),
                     }
                 }
                 // No fsync has returned for it.
                 Ok(None) => tracing::info!(path = %one.path.display(), "a copy that fsync was making is not used"),
-                Err(why) => self.keep_copy_of(path, one, &why),
+                Err(why) => self.keep(path, one, &why),
             }
         }
         None
@@ -124,15 +131,15 @@ impl Recovery<'_> {
         Err(failed)
     }
 
-    fn keep_copy_of(&self, path: &[u8], one: &Left, why: &io::Error) {
+    fn keep(&self, path: &[u8], one: &Left, why: &io::Error) {
         let path = String::from_utf8_lossy(path);
         let what = format!("what fsync synced of {path} is in this file, which could not be put back: {why}");
-        if let Err(why) = self.set_copy_aside(one, &what) {
+        if let Err(why) = self.set_aside(one, &what) {
             self.base.notes.note(RunId(0), one.path.display().to_string(), format!("{what}; {why}"), true);
         }
     }
 
-    fn note_put_back(&self, path: &[u8]) {
+    fn note(&self, path: &[u8]) {
         self.base.notes.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),
