@@ -210,7 +210,7 @@ int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uin
     const struct st_domain *domain = place->from.domain;
     struct st_ring *ring = ring_of(domain);
     char text[ST_TEXT];
-    if (!ring || (permissions & ~0777u) || (permissions & 0600) != 0600 ||
+    if (!ring || (permissions & ~0777u) ||
         (place->name_bytes >= sizeof OWN_NAMES - 1 && !memcmp(place->name, OWN_NAMES, sizeof OWN_NAMES - 1)) || !all_given(ring))
         return ST_PASS;
     place->record.device = place->dir_device;
@@ -232,7 +232,8 @@ int st_delegated_make(struct st_place *place, int flags, mode_t permissions, uin
         return ST_PASS;
     long opened = -1;
     if (__atomic_load_n(&ring->epoch, __ATOMIC_SEQ_CST) == epoch)
-        opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & PASSED_ON) | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY, permissions,
+        opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & PASSED_ON) | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY,
+                        permissions | 0600, /* (the agent reads and writes every plain file) */
                         0, ST_OWN_CALL);
     struct stat stat;
     if (st_sys_failed(opened)) {

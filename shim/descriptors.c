@@ -49,12 +49,13 @@ static int ask_about(const struct st_diverted *diverted, struct st_request *requ
 
 #define OWNER_ONLY 07600 /* of a mode: these bits must be exactly the owner's right to read and write */
 
-/* The plain file's own attributes are valid, and will be until this descriptor is closed. */
+/* The plain file's own attributes are valid, and will be until this descriptor is closed. (Not its mode, where the owner may
+ * not read and write the file: the plain file's owner may.)
+ */
 static bool is_fresh(const struct st_diverted *diverted, int descriptor)
 {
     const struct st_record *record = &diverted->record;
-    if (!(record->flags & ST_FRESH) || (record->mode & OWNER_ONLY) != 0600 || !st_on(ST_ON_INDEX) ||
-        !st_index_alive(diverted->domain))
+    if (!(record->flags & ST_FRESH) || !st_on(ST_ON_INDEX) || !st_index_alive(diverted->domain))
         return false;
     long flags = st_sys(__NR_fcntl, descriptor, F_GETFL);
     return !st_sys_failed(flags) && (flags & O_ACCMODE) != O_RDONLY;
@@ -65,7 +66,7 @@ static int change_mode(int descriptor, mode_t mode)
     struct st_diverted diverted;
     if (!diverted_by_mount(descriptor, &diverted))
         return ST_PASS;
-    if ((mode & OWNER_ONLY) == 0600 && is_fresh(&diverted, descriptor))
+    if ((mode & OWNER_ONLY) == 0600 && (diverted.record.mode & OWNER_ONLY) == 0600 && is_fresh(&diverted, descriptor))
         return result_of(st_sys(__NR_fchmod, descriptor, mode & 0777));
     struct st_request request = {.op = ST_SETATTR, .valid = ST_SET_MODE, .mode = mode & 07777};
     int result = ask_about(&diverted, &request);

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::scene::delegation::{FAST, INTAKE, created_delegated, python, scene};
@@ -50,6 +51,42 @@ assert set(os.listdir('d')) == expected
     assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     let stored: BTreeSet<_> = scene.store_files().into_keys().collect();
     assert_eq!(stored.len(), 8 + 300 - 43);
+    scene.is_clean();
+}
+
+/// `cp -a` creates a read-only file without the owner's right to write (git's objects): no request but that for its mode.
+#[test]
+fn delegated_create_of_a_read_only_file_keeps_mode_and_times() {
+    let Some(scene) = scene("delegation_modes") else { return };
+    let script = python(
+        r"
+os.mkdir('d'); delegate('d')
+modes = [0o400, 0o444, 0o555, 0o200, 0o000, 0o640]
+for n in range(120):
+    name, mode = f'd/file-{n}', modes[n % 6]
+    made = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    os.write(made, b'data')
+    os.utime(made, (1000 + n, 2000 + n))
+    for seen in (os.fstat(made), os.stat(name)):
+        assert (seen.st_mode & 0o7777, seen.st_size, seen.st_mtime) == (mode, 4, 2000 + n), (oct(seen.st_mode), seen)
+    if n % 5 == 0: mode = 0o444; os.fchmod(made, mode)
+    if n % 7 == 0: mode = 0o600; os.chmod(name, mode)
+    assert os.fstat(made).st_mode & 0o7777 == mode == os.stat(name).st_mode & 0o7777, (n, oct(os.fstat(made).st_mode))
+    os.close(made)
+    assert os.stat(name).st_mode & 0o7777 == mode
+    if n % 20 == 0: assert bare('stat', '-c', '%a %Y', name).stdout.split() == [f'{mode:o}', str(2000 + n)]
+    assert open(name).read() == 'data'
+",
+    );
+    let ended = scene.run(FAST, script).exits(0);
+    assert!(created_delegated(&ended) > 60, "not delegated: {}", ended.stderr);
+    let modes = [0o400, 0o444, 0o555, 0o200, 0o000, 0o640];
+    for n in 0..120_usize {
+        let stored = fs::metadata(scene.path(&format!("d/file-{n}"))).unwrap();
+        let changed = if n % 7 == 0 { Some(0o600) } else { (n % 5 == 0).then_some(0o444) };
+        let expected = (changed.unwrap_or(modes[n % 6]), 2000 + i64::try_from(n).unwrap(), 4);
+        assert_eq!((stored.mode() & 0o7777, stored.mtime(), stored.len()), expected, "file {n}");
+    }
     scene.is_clean();
 }
 
