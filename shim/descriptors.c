@@ -47,10 +47,10 @@ static int ask_about(const struct st_diverted *diverted, struct st_request *requ
 
 /* ---- Attributes */
 
-#define OWNER_ONLY 07600 /* of a mode: these bits must be exactly the owner's right to read and write */
+#define OWNER_ONLY 07600 /* of a mode: the owner's right to read and write, and the special bits */
 
-/* The plain file's own attributes are valid, and will be until this descriptor is closed. (Not its mode, where the owner may
- * not read and write the file: the plain file's owner may.)
+/* The plain file's own attributes are valid, and will be until this descriptor is closed. (Of its mode not the owner's right to
+ * read and write, which a plain file always has: that is the record's.)
  */
 static bool is_fresh(const struct st_diverted *diverted, int descriptor)
 {
@@ -66,8 +66,8 @@ static int change_mode(int descriptor, mode_t mode)
     struct st_diverted diverted;
     if (!diverted_by_mount(descriptor, &diverted))
         return ST_PASS;
-    if ((mode & OWNER_ONLY) == 0600 && (diverted.record.mode & OWNER_ONLY) == 0600 && is_fresh(&diverted, descriptor))
-        return result_of(st_sys(__NR_fchmod, descriptor, mode & 0777));
+    if (!(mode & 07000) && (mode & OWNER_ONLY) == (diverted.record.mode & OWNER_ONLY) && is_fresh(&diverted, descriptor))
+        return result_of(st_sys(__NR_fchmod, descriptor, (mode & 0777) | 0600));
     struct st_request request = {.op = ST_SETATTR, .valid = ST_SET_MODE, .mode = mode & 07777};
     int result = ask_about(&diverted, &request);
     if (result != ST_PASS)

@@ -48,6 +48,8 @@ static void put_over(const struct st_domain *domain, const struct st_record *rec
     put_identity(domain, record, out);
     if ((record->flags & ST_FRESH) && (record->mode & 07600) == 0600)
         out->st_mode = (record->mode & ~0777u) | plain;
+    else if ((record->flags & ST_FRESH) && !(record->mode & 07000) && (plain & 0600) == 0600)
+        out->st_mode = (record->mode & ~0177u) | (plain & 0177); /* (every plain file has the owner's rights) */
     if (!(record->flags & ST_LIVE))
         put_times(record, out);
     else if (later(&changed, &out->st_ctim))

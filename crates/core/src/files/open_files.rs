@@ -36,7 +36,9 @@ pub(crate) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&O
     attr.atime = if inode.is_fresh() { atime } else { attr.atime.max(atime) };
     let perm = stat.st_mode & 0o777;
     if inode.is_fresh() && perm != attr.perm & 0o777 | 0o600 {
-        attr.perm = attr.perm & 0o7000 | perm;
+        // The owner may always read and write a plain file: whether the file's owner may, only the record says.
+        let owner = if perm & 0o600 == 0o600 { attr.perm & 0o600 | perm & 0o177 } else { perm };
+        attr.perm = attr.perm & 0o7000 | owner;
     }
     if open.is_some_and(|open| open.is_written_by_others(stat)) {
         attr.perm &= !SET_IDS;
