@@ -78,7 +78,7 @@ fn creation(id: u64) -> [Change; 3] {
         file(id),
         entry(id),
         Change::PutOp(
-            Seq(id),
+            Seq::new(id),
             OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false, certain: false },
         ),
     ]
@@ -198,7 +198,7 @@ fn load(base: &Path, files: u64) -> Outcome<()> {
         last = catalog.commit(&creation(id))?;
         // Drained a little later.
         if id > 100 {
-            catalog.commit(&[file(id - 100), Change::DropOp(Seq(id - 100))])?;
+            catalog.commit(&[file(id - 100), Change::DropOp(Seq::new(id - 100))])?;
         }
     }
     println!("{files} files committed in {:.2} s ({} commits)", start.elapsed().as_secs_f64(), last.0);

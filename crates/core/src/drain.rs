@@ -312,7 +312,7 @@ impl Drain {
     }
 
     fn is_short_work(&self, tree: &surgetank_state::Tree, seq: Seq) -> bool {
-        let Some(id) = tree.ops.get(&seq).map(surgetank_state::Op::file) else { return false };
+        let Some(id) = tree.ops.get(&seq).map(|op| op.file()) else { return false };
         let is_small = tree.get(id).is_some_and(|inode| inode.attr.size_bytes < ALONE_BYTES);
         is_small || self.stager.spares.has(id)
     }

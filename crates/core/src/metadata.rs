@@ -17,7 +17,7 @@ use foldhash::HashMap;
 use surgetank_policy::config::{Config, KeepAtExit, Survives};
 use surgetank_policy::hint::Advice;
 use surgetank_policy::rule::{Decision, RuleSet};
-use surgetank_state::{Inode, Name, Op, Tree};
+use surgetank_state::{Inode, Name, Tree};
 use surgetank_store::{Store, StorePath};
 use surgetank_tier::Tiers;
 use surgetank_types::model::{Change, FileId, Kind, Mark, Mode, OpKind, RunId, Seq};
@@ -142,7 +142,7 @@ impl Metadata {
     /// change of the owner needs its own operation: a new version keeps the owner of the store's file, as a write
     /// would.)
     pub(crate) fn queue_meta(&self, tree: &mut Tree, id: FileId, run: RunId, gives_away: bool) {
-        let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(Op::is_last);
+        let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.is_last());
         let last = tree.get(id).is_some_and(last);
         self.queue_meta_behind(tree, id, run, gives_away, last);
     }
@@ -459,8 +459,8 @@ impl Metadata {
         }
         for id in tree.applied_below(dir) {
             let Some(inode) = tree.get_mut(id).filter(|inode| !inode.is_dir()) else { continue };
-            if let Some(known) = inode.identity.as_deref().filter(|known| !known.is_touched()) {
-                inode.identity = Some(Box::new(known.touched()));
+            if let Some(known) = inode.identity.as_ref().filter(|known| !known.is_touched()) {
+                inode.identity = Some(known.touched());
                 if inode.owned {
                     tree.txn.file(id);
                 }

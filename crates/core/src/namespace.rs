@@ -149,7 +149,7 @@ impl Namespace {
                 .remedy("check that the directory exists and that you may enter it")
         })?;
         let mut root = Inode::new(stat.attr);
-        root.identity = Some(Box::new(stat.identity));
+        root.identity = Some(stat.identity);
         root.owned = true;
         let keeper = survival.keeper.clone();
         let base = Base::new(config, store, tiers, catalog, key, checks_permissions, survival)?;

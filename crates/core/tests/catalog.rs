@@ -29,10 +29,10 @@ fn batch(number: u64) -> Vec<Change> {
         Change::PutEntry(id, name.clone(), record),
         Change::DropEntry(FileId(number * 31 % 503), name),
         Change::PutOp(
-            Seq(number),
+            Seq::new(number),
             OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false, certain: false },
         ),
-        Change::DropOp(Seq(number.saturating_sub(40))),
+        Change::DropOp(Seq::new(number.saturating_sub(40))),
         Change::PutMark(BATCH, number),
     ]
 }

@@ -16,7 +16,7 @@ pub struct Before {
     /// The names that the store had for the file.
     pub names: Vec<Place>,
     /// The version that the store had.
-    pub identity: Option<Box<StoreIdentity>>,
+    pub identity: Option<StoreIdentity>,
 }
 
 impl Inode {
@@ -96,7 +96,7 @@ impl Tree {
     pub fn hold_books(&mut self, kind: &OpKind) {
         for id in files_of(kind) {
             if let Some(inode) = self.get(id) {
-                let before = Before { names: inode.names_in_store(), identity: inode.identity.clone() };
+                let before = Before { names: inode.names_in_store(), identity: inode.identity };
                 self.before.entry(id).or_insert(before);
             }
         }

@@ -119,7 +119,7 @@ impl DrainQueue<'_> {
     /// operation in progress will show whether the store is back.
     pub fn next(&mut self, limits: &Limits, temporary_of: &dyn Fn(Seq) -> Name) -> Option<Next> {
         let tree = &mut *self.tree;
-        let is_under_way = |op: &Op| matches!(op.progress, Progress::Staging | Progress::Committing);
+        let is_under_way = |op: &Box<Op>| matches!(op.progress, Progress::Staging | Progress::Committing);
         if limits.one && tree.ops.values().take(WINDOW_OPS).any(is_under_way) {
             return None;
         }
@@ -173,7 +173,7 @@ impl DrainQueue<'_> {
     /// become due, and refused ones are tried again.
     pub fn begin_final_drain(&mut self, run: Option<RunId>, now: Instant) {
         let tree = &mut *self.tree;
-        let is_of_run = |op: &Op| run.is_none_or(|run| op.run == run || op.run == RunId(0));
+        let is_of_run = |op: &Box<Op>| run.is_none_or(|run| op.run == run || op.run == RunId(0));
         let waiting = tree.for_the_end.iter();
         let hastened: Vec<Seq> = waiting.filter(|seq| tree.ops.get(seq).is_some_and(is_of_run)).collect();
         for seq in hastened {
@@ -214,7 +214,7 @@ impl DrainQueue<'_> {
             op.progress = Progress::Waiting;
             return false;
         }
-        op.progress = Progress::Staged { copied: copied.clone(), checked: is_checked };
+        op.progress = Progress::Staged { copied: Box::new(copied.clone()), checked: is_checked };
         true
     }
 
@@ -262,7 +262,7 @@ impl DrainQueue<'_> {
             tree.txn.op(*seq);
             tree.hold_books(&kind);
             plan(tree, &kind);
-            begun.push((*seq, copied));
+            begun.push((*seq, copied.map(|copied| *copied)));
         }
         begun
     }
@@ -276,7 +276,7 @@ impl DrainQueue<'_> {
             let Some(op) = tree.ops.get_mut(&seq) else {
                 continue;
             };
-            op.progress = copied.map_or(Progress::Waiting, |copied| Progress::Staged { copied, checked: true });
+            op.progress = copied.map_or(Progress::Waiting, |copied| Progress::Staged { copied: Box::new(copied), checked: true });
             let (kind, may_be_done) = (op.kind.clone(), op.doubtful);
             if !may_be_done {
                 tree.release_books(&kind);
@@ -320,7 +320,7 @@ impl DrainQueue<'_> {
                     match copied {
                         Some(copied) => {
                             inode.durable = inode.durable.max(copied.version);
-                            inode.checksum = Some(copied.checksum);
+                            inode.set_checksum(Some(copied.checksum));
                             inode.reopened = 0;
                         }
                         None => inode.durable = inode.version,
@@ -356,7 +356,7 @@ impl DrainQueue<'_> {
         let first = *op.first_failure.get_or_insert_with(clock::tick);
         let (due, trouble) = judge(op.failures, first);
         op.due = due;
-        op.error = Some(trouble);
+        op.error = Some(Box::new(trouble));
         unless_staged(op);
     }
 }
@@ -390,7 +390,7 @@ impl Look<'_> {
                 if due && goes && !self.is_short && !taken && (!self.limits.one || nothing_taken) {
                     self.next.to_stage.push(seq);
                 }
-                self.is_short |= self.limits.ordered && op.error.as_ref().is_some_and(Trouble::is_full);
+                self.is_short |= self.limits.ordered && op.error.as_deref().is_some_and(Trouble::is_full);
                 false
             }
             // A temporary that is still to be removed there would change its times.
@@ -455,7 +455,7 @@ fn plan(tree: &mut Tree, kind: &OpKind) {
 fn plan_links(tree: &mut Tree, file: FileId) {
     let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
     for (dir, name) in more.unwrap_or_default() {
-        let links = |op: &Op| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
+        let links = |op: &Box<Op>| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
         if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(links) {
             tree.bind(dir, &name, |entry| entry.set_planned(Some(file)));
             tree.txn.entry(dir, &name);

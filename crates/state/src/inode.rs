@@ -170,7 +170,7 @@ pub struct Inode {
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     /// The version that the store has, as far as the agent knows.
-    pub identity: Option<Box<StoreIdentity>>,
+    pub identity: Option<StoreIdentity>,
     /// The content whose pages the kernel may have; they are valid as long as the content stays that.
     pub pages: Option<Box<Pages>>,
     /// The name that processes see; `None`: removed.
@@ -199,8 +199,9 @@ pub struct Inode {
     pub epoch: u32,
     /// When the store was last asked about it.
     pub checked: Option<Moment>,
-    /// CRC-64/NVME of the durable version.
-    pub checksum: Option<u64>,
+    /// CRC-64/NVME of the durable version, if `has_checksum`.
+    checksum: u64,
+    has_checksum: bool,
     /// Its share of the evictable bytes of its device.
     pub(crate) clean_bytes: u64,
     /// Opens for reading since it has been on its tier, and the last of them.
@@ -244,7 +245,8 @@ impl Inode {
             pinned: false,
             epoch: 0,
             checked: None,
-            checksum: None,
+            checksum: 0,
+            has_checksum: false,
             clean_bytes: 0,
             reads: 0,
             used: None,
@@ -274,6 +276,15 @@ impl Inode {
     /// The owner.
     pub fn cred(&self) -> Cred {
         Cred { uid: self.attr.uid, gid: self.attr.gid }
+    }
+
+    /// CRC-64/NVME of the durable version.
+    pub fn checksum(&self) -> Option<u64> {
+        self.has_checksum.then_some(self.checksum)
+    }
+    /// Remembers the checksum of the durable version.
+    pub fn set_checksum(&mut self, checksum: Option<u64>) {
+        (self.has_checksum, self.checksum) = (checksum.is_some(), checksum.unwrap_or_default());
     }
 
     /// The kernel gets to know the directory.

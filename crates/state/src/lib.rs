@@ -21,6 +21,7 @@ mod final_ops;
 mod hints;
 mod inode;
 mod kernel_entries;
+mod name;
 mod negative_cache;
 mod operation;
 mod queue;
@@ -29,7 +30,6 @@ mod tree;
 mod txn;
 
 use surgetank_types::model::FileId;
-use surgetank_types::sync::Arc;
 
 pub use bindings::Before;
 pub use charges::CleanFiles;
@@ -38,13 +38,12 @@ pub use drain_queue::{BATCH_OPS_MAX, Copied, DrainQueue, Limits, Next, is_first}
 pub use hints::{HintHistory, KnownHints, parent};
 pub use inode::{Dir, Entry, Extra, Inode, Pages, PlainId, State};
 pub use kernel_entries::KernelNegativeEntries;
+pub use name::Name;
 pub use negative_cache::{NAMES_LISTED_MAX, NegativeCache};
 pub use operation::{Op, Progress, Trouble, file_of, files_of, places};
 pub use temporaries::{Temporaries, are_expected as temporaries_are_expected};
 pub use tree::{OWN_INODE_BASE, Tree};
 pub use txn::Txn;
 
-/// One component of a path, as any bytes but `/` and NUL.
-pub type Name = Arc<[u8]>;
 /// A name in a directory.
 pub type Place = (FileId, Name);

@@ -16,7 +16,7 @@ pub enum Progress {
     /// A complete copy is in a temporary of the store, synced if it is `checked`.
     Staged {
         /// The copy.
-        copied: Copied,
+        copied: Box<Copied>,
         /// It was compared with what it should be.
         checked: bool,
     },
@@ -49,7 +49,7 @@ pub struct Op {
     /// When it failed for the first time.
     pub first_failure: Option<Instant>,
     /// The last failure.
-    pub error: Option<Trouble>,
+    pub error: Option<Box<Trouble>>,
     /// The store may have carried it out already (an agent died, a sync failed).
     pub doubtful: bool,
     /// It was begun once: programs' later operations build on it, so it can no longer be taken back.

@@ -174,7 +174,8 @@ impl Tree {
     }
 
     fn discard_staged(&mut self, file: FileId, progress: Progress) {
-        if let Progress::Staged { copied: Copied { dir, temporary, .. }, .. } = progress {
+        if let Progress::Staged { copied, .. } = progress {
+            let Copied { dir, temporary, .. } = *copied;
             let inode = self.get(file);
             // A spilled file's temporary is not a copy: the content is nowhere else.
             if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {

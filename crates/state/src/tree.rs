@@ -32,7 +32,7 @@ pub const OWN_INODE_BASE: u64 = 1 << 56;
 pub struct Tree {
     pub(crate) inodes: HashMap<FileId, Box<Inode>>,
     /// The queue, in order.
-    pub ops: BTreeMap<Seq, Op>,
+    pub ops: BTreeMap<Seq, Box<Op>>,
     /// How many operations of the queue a file has.
     operations: HashMap<FileId, u32>,
     /// The operations that wait for the end of their run.
@@ -347,7 +347,7 @@ impl Tree {
 
     /// Puts an operation at the end of the queue.
     pub fn queue(&mut self, kind: OpKind, run: RunId, due: Instant, last: bool) -> Seq {
-        let seq = Seq(self.next_seq);
+        let seq = Seq::new(self.next_seq);
         self.next_seq += 1;
         self.enqueue(seq, Op::new(kind, run, due, last));
         seq
@@ -375,7 +375,7 @@ impl Tree {
         } else {
             self.before_the_end.insert(seq);
         }
-        self.ops.insert(seq, op);
+        self.ops.insert(seq, Box::new(op));
     }
 
     /// Is an operation of the queue about the file, or about one that it replaces?
@@ -406,7 +406,7 @@ impl Tree {
                 d.queued = d.queued.saturating_sub(1);
             }
         }
-        Some((op, places))
+        Some((*op, places))
     }
 
     /// Does nothing refer to the file any more?

@@ -150,13 +150,13 @@ fn record(tree: &Tree, id: FileId) -> Option<FileRecord> {
             born: plain.born,
         }),
         spill: inode.spill().map(place),
-        identity: identity.as_deref().copied(),
+        identity: *identity,
         logical: inode.logical.as_ref().map(place),
         applied: applied.iter().map(place).collect(),
         target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
         xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
         pinned: inode.pinned,
-        checksum: inode.checksum,
+        checksum: inode.checksum(),
         run: inode.run,
     })
 }

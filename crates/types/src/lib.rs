@@ -11,6 +11,7 @@ pub mod crash;
 
 pub mod clock;
 pub mod error;
+pub mod heap;
 pub mod ladder;
 pub mod mapped;
 pub mod model;

@@ -11,6 +11,8 @@ pub use record::{
     StoreIdentity, Xattrs,
 };
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 
 /// Identity of a file for as long as the catalog has a record of it; also the FUSE node id. Never reused. 1 is the root.
@@ -24,7 +26,21 @@ impl FileId {
 
 /// Position in the one global order of the operations that must reach the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Seq(pub u64);
+pub struct Seq(NonZeroU64);
+
+impl Seq {
+    /// The operation with this number; 0 counts as 1, the first.
+    pub const fn new(number: u64) -> Self {
+        match NonZeroU64::new(number) {
+            Some(number) => Self(number),
+            None => Self(NonZeroU64::MIN),
+        }
+    }
+    /// Its number, from 1.
+    pub const fn number(self) -> u64 {
+        self.0.get()
+    }
+}
 
 /// A compute node. Always 0 for now: a replica names its node so that a later format can have several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

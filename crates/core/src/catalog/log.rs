@@ -349,6 +349,8 @@ impl Shared {
                 // Nothing is lost; the log only grows, and the next closed segment tries again.
                 tracing::warn!(%error, "the catalog's log could not be folded into its snapshot");
             }
+            // A segment in memory and the pages of the snapshot, which the next fold needs again, but maybe hours later.
+            surgetank_types::heap::give_back();
         }
     }
 

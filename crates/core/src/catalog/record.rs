@@ -124,7 +124,7 @@ mod tests {
     fn sample() -> Vec<u8> {
         let mut buffer = Vec::new();
         let changes =
-            [Change::DropFile(FileId(300)), Change::PutMark(Mark::Request(300), u64::MAX), Change::DropOp(Seq(9))];
+            [Change::DropFile(FileId(300)), Change::PutMark(Mark::Request(300), u64::MAX), Change::DropOp(Seq::new(9))];
         append(&mut buffer, Lsn(7), &changes).unwrap();
         buffer
     }

@@ -188,8 +188,8 @@ fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Er
         let mut ops = write.open_table(OPS)?;
         for (seq, record) in &digest.ops {
             match record {
-                Some(record) => drop(ops.insert(seq.0, &*bytes(record)?)?),
-                None => drop(ops.remove(seq.0)?),
+                Some(record) => drop(ops.insert(seq.number(), &*bytes(record)?)?),
+                None => drop(ops.remove(seq.number())?),
             }
         }
         let mut marks = write.open_table(MARKS)?;
@@ -279,7 +279,7 @@ fn ops_and_marks(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_
     if let Some(below) = below {
         for row in below.open_table(OPS)?.iter()? {
             let (key, bytes) = row?;
-            ops.insert(Seq(key.value()), Some(value("operation", bytes.value())?));
+            ops.insert(Seq::new(key.value()), Some(value("operation", bytes.value())?));
         }
         for row in below.open_table(MARKS)?.iter()? {
             let (key, number) = row?;

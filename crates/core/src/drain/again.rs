@@ -41,7 +41,7 @@ impl Recognition {
             tree.doubts.remove(&id);
             let ours = there.filter(|there| prepared.is(there) && prepared.identity.ino == there.ino);
             if let (Some(ours), Some(inode)) = (ours, tree.get_mut(id)) {
-                inode.identity = Some(Box::new(ours));
+                inode.identity = Some(ours);
             }
         }
         Ok(())
@@ -142,6 +142,6 @@ impl Recognition {
     }
 
     pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.metadata.read_tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
+        self.metadata.read_tree().get(file).and_then(|inode| inode.identity)
     }
 }

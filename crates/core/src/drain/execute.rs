@@ -82,7 +82,7 @@ impl Executor {
     /// How the store must have a file; if it differs, another client changed it.
     fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
         let inode = tree.get(id)?;
-        let identity = *inode.identity.as_deref()?;
+        let identity = *inode.identity.as_ref()?;
         let in_place = || self.metadata.open_of(id).is_some_and(|open| open.content().location == Location::Store);
         Some(if identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
@@ -227,7 +227,7 @@ impl Executor {
             let mut tree = self.metadata.write_tree();
             let removed = tree.carried_out(kind, at);
             if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
-                inode.identity = Some(Box::new(identity));
+                inode.identity = Some(identity);
             }
             removed
         };
@@ -555,7 +555,7 @@ impl Executor {
                 if let Some(inode) = self.metadata.write_tree().get_mut(file)
                     && !inode.is_dir()
                 {
-                    inode.identity = Some(Box::new(identity));
+                    inode.identity = Some(identity);
                 }
                 Ok(Done::default())
             }
@@ -573,13 +573,13 @@ impl Executor {
         match there {
             Ok(Some(stat)) => {
                 if inode.identity.as_ref().is_none_or(|known| known.touched().is(&stat.identity) && !known.is_bare()) {
-                    inode.identity = Some(Box::new(stat.identity));
+                    inode.identity = Some(stat.identity);
                 }
             }
             Ok(None) => {}
             Err(why) => {
                 tracing::info!(%path, %why, "the identity of a file in the store is unknown after a change");
-                inode.identity = inode.identity.as_deref().map(|known| Box::new(known.touched()));
+                inode.identity = inode.identity.as_ref().map(|known| known.touched());
             }
         }
     }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use surgetank_types::clock;
 use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::{clock, heap};
 
 use crate::base::Base;
 use crate::drain::attempts::{Attempts, HANGS};
 use crate::files::Files;
 
 const POLL_PERIOD: Duration = Duration::from_millis(100);
+
+/// After so many operations, and when the drain rests, freed memory is given back.
+const OPERATIONS_MIN: u64 = 10_000;
 
 /// The background work on open and closed files, and on tiers.
 pub(crate) struct Maintenance {
@@ -27,6 +31,7 @@ impl Maintenance {
     pub(super) fn tend_loop(&self) {
         let mut polled = clock::tick();
         let mut asked = polled;
+        let (mut seen, mut given_back) = (0, 0);
         while !self.attempts.stopping() {
             self.files.opener.end_promises(crate::files::KEPT_FOR);
             let next = self.files.descriptors.seal_deferred();
@@ -38,6 +43,12 @@ impl Maintenance {
                 self.files.eviction.watch_direct_writers();
                 self.files.descriptors.retry_grants();
                 self.files.synced_copies.sweep();
+                let done = self.attempts.counters.operations.load(Ordering::Relaxed);
+                if done == seen && done - given_back >= OPERATIONS_MIN {
+                    given_back = done;
+                    heap::give_back();
+                }
+                seen = done;
                 if asked.elapsed() >= HANGS && self.attempts.hangs_for().is_some_and(|time| time >= HANGS) {
                     asked = clock::tick();
                     self.base.queries.ask_whether_alive();

@@ -44,12 +44,12 @@ impl Recognition {
     fn know(&self, file: FileId, identity: StoreIdentity) {
         let mut tree = self.metadata.write_tree();
         if let Some(inode) = tree.get_mut(file) {
-            inode.identity = Some(Box::new(identity));
+            inode.identity = Some(identity);
         }
         // The next agent uses this record.
         let before = tree.before.get_mut(&file).and_then(|before| before.identity.as_mut());
         if let Some(before) = before.filter(|before| before.ino == identity.ino) {
-            **before = identity;
+            *before = identity;
         }
         tree.txn.file(file);
     }

@@ -92,7 +92,7 @@ impl Pause {
     pub fn back_off(&self, seq: Seq, failures: u32) -> Duration {
         let factor = 1_u32 << failures.min(10).saturating_sub(1);
         let wait = (RETRY_FIRST * factor).min(RETRY_MAX);
-        let random = self.random.hash_one((seq.0, failures)) as u32;
+        let random = self.random.hash_one((seq.number(), failures)) as u32;
         wait + wait.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0)
     }
 
@@ -118,7 +118,7 @@ impl Pause {
             // Operations that were handed out together fail together.
             if state.until.is_none_or(|until| until <= clock::tick()) {
                 state.tries += 1;
-                state.until = Some(clock::tick() + self.back_off(Seq(0), state.tries));
+                state.until = Some(clock::tick() + self.back_off(Seq::new(0), state.tries));
             }
         }
     }
@@ -193,7 +193,7 @@ mod tests {
         let pause = Pause::default();
         for failures in 1..40 {
             let least = (RETRY_FIRST * (1 << failures.min(10_u32).saturating_sub(1))).min(RETRY_MAX);
-            let wait = pause.back_off(Seq(7), failures);
+            let wait = pause.back_off(Seq::new(7), failures);
             assert!(wait >= least && wait <= least + least / 2, "{failures}: {wait:?}");
         }
     }
@@ -207,37 +207,37 @@ mod tests {
         let (mut now, mut tries) = (first, 0);
         while now < last {
             tries += 1;
-            now = pause.next_try(Seq(7), tries, now, last);
+            now = pause.next_try(Seq::new(7), tries, now, last);
         }
         assert_eq!(now, last);
         assert!((5..=6).contains(&tries), "{tries} tries");
         // A later operation has its own pause.
-        assert!(pause.next_try(Seq(7), tries, last, last) > last);
+        assert!(pause.next_try(Seq::new(7), tries, last, last) > last);
     }
 
     /// Regression: the random part of a wait was a hash of the operation's number, so all nodes retried at the same
     /// time.
     #[test]
     fn retry_waits_differ_between_nodes() {
-        let waits = |pause: &Pause| (1..9).map(|failures| pause.back_off(Seq(1), failures)).collect::<Vec<_>>();
+        let waits = |pause: &Pause| (1..9).map(|failures| pause.back_off(Seq::new(1), failures)).collect::<Vec<_>>();
         assert_ne!(waits(&Pause::default()), waits(&Pause::default()));
     }
 
     #[test]
     fn unavailable_store_gets_one_request_at_a_time() {
         let pause = Pause::default();
-        pause.failed(Seq(1), Errno::NOSPC);
-        pause.failed(Seq(2), Errno::IO);
-        pause.failed(Seq(2), Errno::IO);
+        pause.failed(Seq::new(1), Errno::NOSPC);
+        pause.failed(Seq::new(2), Errno::IO);
+        pause.failed(Seq::new(2), Errno::IO);
         assert_eq!(pause.may(), May::All, "one file's trouble");
         assert!(pause.since_unix_seconds().is_some());
         pause.succeeded();
         assert_eq!(pause.since_unix_seconds(), None);
-        pause.failed(Seq(3), Errno::TIMEDOUT);
+        pause.failed(Seq::new(3), Errno::TIMEDOUT);
         assert!(matches!(pause.may(), May::Nothing(_)));
         pause.succeeded();
         for seq in 1..=ROW as u64 {
-            pause.failed(Seq(seq), Errno::IO);
+            pause.failed(Seq::new(seq), Errno::IO);
         }
         assert!(matches!(pause.may(), May::Nothing(_)));
         pause.hurry();

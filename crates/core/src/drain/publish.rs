@@ -223,11 +223,8 @@ impl Drain {
                 .iter()
                 .filter_map(|seq| {
                     let op = tree.ops.get(seq)?;
-                    let Progress::Staged { copied: Copied { dir, temporary, staged, .. }, checked: false } =
-                        &op.progress
-                    else {
-                        return None;
-                    };
+                    let Progress::Staged { copied, checked: false } = &op.progress else { return None };
+                    let Copied { dir, temporary, staged, .. } = &**copied;
                     let inode = tree.get(op.file())?;
                     let is_spill = inode.spill().is_some_and(|spill| *spill == (*dir, temporary.clone()));
                     let (owner, is_written) = (inode.cred(), is_spill && !inode.sealed);
@@ -315,7 +312,7 @@ impl Drain {
         let mut tree = self.metadata.write_tree();
         let mut leaving = Vec::new();
         for (seq, outcome) in done {
-            let Some(id) = tree.ops.get(&seq).map(surgetank_state::Op::file) else {
+            let Some(id) = tree.ops.get(&seq).map(|op| op.file()) else {
                 continue;
             };
             let staged = self.attempts.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);

@@ -369,7 +369,7 @@ impl Stager {
     fn know_published(&self, job: &Job, who: Cred) {
         let known = {
             let tree = self.metadata.read_tree();
-            tree.get(job.id).and_then(|inode| Some((*inode.identity.as_deref()?, inode.checksum?)))
+            tree.get(job.id).and_then(|inode| Some((*inode.identity.as_ref()?, inode.checksum()?)))
         };
         let Some((identity, checksum)) = known.filter(|_| !self.spares.knows_published(job.id)) else { return };
         match self.base.store.block_sums(who, &job.bound, &Staged { identity, checksum }) {

@@ -159,9 +159,9 @@ impl Fetches {
         let mut tree = self.metadata.write_tree();
         let moved = tree.applied_path(id).as_ref() != Some(path);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
-        let known = inode.identity.as_deref().copied();
+        let known = inode.identity;
         if known.is_some_and(|known| known.is_still(&is)) {
-            inode.identity = Some(Box::new(is));
+            inode.identity = Some(is);
             inode.checked = Some(surgetank_types::clock::Moment::now());
             return Ok(Version::Known);
         }

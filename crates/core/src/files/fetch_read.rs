@@ -136,7 +136,7 @@ impl Fetches {
                 let tree = self.metadata.read_tree();
                 let Some(inode) = tree.get(id) else { return false };
                 // Only the drain changes these while a process has the file open.
-                let known = inode.identity.as_deref().copied();
+                let known = inode.identity;
                 let ours = known != Some(before.identity()) || tree.applied_path(id).as_ref() != Some(&path);
                 (tree.is_queued(id), ours)
             };
@@ -163,7 +163,7 @@ impl Fetches {
         };
         let source = self.queries.must_ask((own_cred(owner), &path), |store, who, path| store.source(who, path));
         let Ok(Source::Remote(remote)) = source else { return None };
-        let known = self.metadata.read_tree().get(id)?.identity.as_deref().copied();
+        let known = self.metadata.read_tree().get(id)?.identity;
         let is = remote.identity();
         let same = known.is_some_and(|known| known.is_still(&is)) && is.size_bytes == size_bytes;
         same.then_some(There { remote, path })
@@ -185,7 +185,7 @@ impl Fetches {
         let at = || {
             let tree = self.metadata.read_tree();
             let inode = tree.get(open.id).filter(|inode| inode.logical.is_some())?;
-            Some((tree.applied_path(open.id)?, inode.cred(), inode.identity.as_deref().copied()?))
+            Some((tree.applied_path(open.id)?, inode.cred(), inode.identity?))
         };
         let Some((path, owner, known)) = at() else { return false };
         let (who, there) = (own_cred(owner), path.clone());

@@ -48,7 +48,7 @@ impl Copies {
             let Some(path) = tree.applied_path(id) else {
                 return Ok(false);
             };
-            (path, inode.cred(), inode.identity.as_deref().copied())
+            (path, inode.cred(), inode.identity)
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
         let stat =
@@ -60,7 +60,7 @@ impl Copies {
             return Ok(false);
         };
         inode.checked = Some(surgetank_types::clock::Moment::now());
-        let now = inode.identity.as_deref().copied();
+        let now = inode.identity;
         // The drain changed the file during the look, or is about to (a new link, new attributes): the known identity
         // is right.
         if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
@@ -71,7 +71,7 @@ impl Copies {
         };
         let ino = inode.attr.ino;
         inode.attr = surgetank_types::model::Attr { ino, ..stat.attr };
-        inode.identity = Some(Box::new(stat.identity));
+        inode.identity = Some(stat.identity);
         if inode.owned {
             tree.txn.file(id);
         }

@@ -146,7 +146,7 @@ impl Opener {
             return Ok(());
         };
         crate::files::Given::known(&inode.attr).give_times(file)?;
-        inode.identity = Some(Box::new(crate::files::identity_of(&rustix::fs::fstat(file)?)));
+        inode.identity = Some(crate::files::identity_of(&rustix::fs::fstat(file)?));
         Ok(())
     }
 }

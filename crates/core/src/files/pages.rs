@@ -59,7 +59,7 @@ fn of_what(inode: &Inode, open: &Open, location: Location) -> Option<Pages> {
     match location {
         Location::Tier(_) | Location::StoreTemporary => Some(Pages::Ours(inode.epoch)),
         Location::Store => {
-            let found = open.found.filter(|found| inode.identity.as_deref() == Some(found))?;
+            let found = open.found.filter(|found| inode.identity.as_ref() == Some(found))?;
             is_settled(&found).then_some(Pages::Store(found))
         }
         Location::Arriving => None,

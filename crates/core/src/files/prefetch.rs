@@ -261,7 +261,7 @@ impl Fetches {
             store_path: tree.applied_path(id)?,
             size_bytes: inode.attr.size_bytes,
             owner: inode.cred(),
-            identity: inode.identity.as_deref().copied(),
+            identity: inode.identity,
             perm: inode.attr.perm,
             readers,
         })
@@ -275,7 +275,7 @@ impl Fetches {
         let Some(copied) = self.eviction.take_waiting(id) else { return };
         let at = |tree: &Tree| {
             let inode = tree.get(id).filter(|inode| inode.logical.is_some() && tree.is_at_rest(id))?;
-            let known = inode.identity.as_deref().copied().filter(|known| *known == copied.version)?;
+            let known = inode.identity.filter(|known| *known == copied.version)?;
             Some((tree.applied_path(id)?, inode.cred(), known))
         };
         let found = at(&self.metadata.read_tree());

@@ -108,7 +108,7 @@ impl Scrub {
             plain: inode.replica?,
             path: tree.logical_path(id)?,
             in_store: tree.applied_path(id)?,
-            right: inode.checksum?,
+            right: inode.checksum()?,
         })
     }
 
@@ -125,7 +125,7 @@ impl Scrub {
         let on_tier = device.open(&pair.path, false).and_then(|file| sum(Source::Plain(file)));
         let who = own_cred(self.metadata.read_tree().get(pair.id)?.cred());
         // Another client may have changed the store's copy, so its identity is checked before its bytes are read.
-        let known = self.metadata.read_tree().get(pair.id)?.identity.as_deref().copied();
+        let known = self.metadata.read_tree().get(pair.id)?.identity;
         let unchanged = self
             .store
             .stat(who, &pair.in_store)

@@ -119,7 +119,7 @@ impl Sealer {
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;
-                inode.identity = Some(Box::new(identity_of(&stat)));
+                inode.identity = Some(identity_of(&stat));
             }
         }
         inode.sealed = true;

@@ -99,7 +99,7 @@ impl Syncs {
             let tree = self.metadata.read_tree();
             let inode = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none());
             let inode = inode.filter(|inode| inode.attr.size_bytes <= COMPARED_BYTES_MAX);
-            inode.filter(|inode| inode.applied.is_some()).and_then(|inode| Some((inode.attr, inode.checksum?)))
+            inode.filter(|inode| inode.applied.is_some()).and_then(|inode| Some((inode.attr, inode.checksum()?)))
         };
         let Some((attr, sum)) = known else { return false };
         let unchanged = || {

@@ -48,7 +48,7 @@ impl StoreTemporaries {
     /// The drain's temporary for an operation.
     pub(crate) fn staged_name(&self, seq: Seq) -> Name {
         let mut name = STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-{:x}", self.key, seq.0).as_bytes());
+        name.extend_from_slice(format!("{}-{:x}", self.key, seq.number()).as_bytes());
         Name::from(name)
     }
 

@@ -62,7 +62,7 @@ impl Access {
             let Ok(identity) = self.store.set_meta(who, &path, kind, &meta) else { continue };
             given = true;
             if let Some(inode) = self.metadata.write_tree().get_mut(id).filter(|inode| !inode.is_dir()) {
-                inode.identity = Some(Box::new(identity));
+                inode.identity = Some(identity);
             }
         }
         given
@@ -80,7 +80,7 @@ impl Access {
     ) -> io::Result<bool> {
         let known = {
             let tree = self.metadata.read_tree();
-            tree.get(id).filter(|inode| !inode.is_dir()).and_then(|inode| inode.identity.as_deref().copied())
+            tree.get(id).filter(|inode| !inode.is_dir()).and_then(|inode| inode.identity)
         };
         let Some(known) = known else { return Ok(true) };
         let there = self.store.stat(who, path)?.identity;

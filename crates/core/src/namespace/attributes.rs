@@ -275,7 +275,7 @@ impl FileAttributes {
         if change.mtime.is_some() || change.atime.is_some() || change.perm.is_some() {
             let in_place = self.follow_on_tier(&tree, id, open.as_deref(), change);
             if let (Some(identity), Some(inode)) = (in_place, tree.get_mut(id)) {
-                inode.identity = Some(Box::new(identity));
+                inode.identity = Some(identity);
             }
         }
         if let Some(open) = &open {

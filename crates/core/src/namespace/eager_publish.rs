@@ -135,7 +135,7 @@ impl EagerPublish {
             self.metadata.recall_delegation(&mut tree, Some(id));
         }
         if let Some(inode) = tree.get_mut(id) {
-            inode.identity = Some(Box::new(identity));
+            inode.identity = Some(identity);
             inode.applied = Some(at);
             if let Some(d) = inode.dir.as_mut()
                 && !made

@@ -229,7 +229,7 @@ impl Questions {
         {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
-        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(Pending::of);
+        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| Pending::of(op));
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.open_files.attr_of(id, inode).size_bytes,
@@ -242,7 +242,7 @@ impl Questions {
             placed: inode.placed.as_deref().unwrap_or_default().to_owned(),
             version: inode.version,
             durable_version: inode.durable,
-            checksum: inode.checksum,
+            checksum: inode.checksum(),
             pinned: self.eviction.pinned(&tree, id),
             pending,
             replica,

@@ -215,7 +215,7 @@ impl Resolver {
             if let Some(id) = copy
                 && tree.get(id).is_some_and(Inode::is_copy)
             {
-                let known = tree.get(id).and_then(|inode| inode.identity.as_deref());
+                let known = tree.get(id).and_then(|inode| inode.identity.as_ref());
                 let same = result.as_ref().is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
                 if !same && !self.eviction.disown_copy(&mut tree, id) {
                     return Ok(id);
@@ -337,7 +337,7 @@ impl Resolver {
         }
         let id = self.succession.mirror_id(tree, dir, name, stat);
         let mut inode = Inode::new(stat.attr);
-        inode.identity = Some(Box::new(stat.identity));
+        inode.identity = Some(stat.identity);
         inode.logical = Some((dir, name.clone()));
         inode.applied = Some((dir, name.clone()));
         inode.checked = Some(surgetank_types::clock::Moment::now());
@@ -414,7 +414,7 @@ impl Resolver {
             return;
         }
         inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };
-        inode.identity = Some(Box::new(stat.identity));
+        inode.identity = Some(stat.identity);
     }
 
     /// Asks the store again about its file, when the known attributes are too old.

@@ -277,7 +277,7 @@ impl Restore {
     fn recalled(&self, tree: &mut Tree, id: FileId, mirror: LeftMirror, stat: &StoreStat) {
         let place = (mirror.dir, Name::from(mirror.name));
         let mut inode = Inode::new(stat.attr);
-        inode.identity = Some(Box::new(stat.identity));
+        inode.identity = Some(stat.identity);
         inode.checked = Some(surgetank_types::clock::Moment::now());
         inode.lookups = MANY;
         inode.enters_kernel();

@@ -107,7 +107,7 @@ impl Revalidation {
             Ok(stat) if stat.attr.kind == Kind::Directory => {
                 let mut tree = self.metadata.write_tree();
                 if let Some(inode) = tree.get_mut(dir) {
-                    inode.identity = Some(Box::new(stat.identity));
+                    inode.identity = Some(stat.identity);
                 }
                 self.resolver.refresh(&mut tree, dir, &stat);
             }

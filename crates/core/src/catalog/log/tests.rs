@@ -96,7 +96,7 @@ fn file(seed: u64) -> Box<FileRecord> {
 
 fn change() -> impl Strategy<Value = Change> {
     let id = || (0..24_u64).prop_map(FileId);
-    let seq = || (0..24_u64).prop_map(Seq);
+    let seq = || (0..24_u64).prop_map(Seq::new);
     let name = || {
         prop::collection::vec(prop::sample::select(vec![b'a', b'b', 0xff, b' ']), 1..3)
             .prop_map(Into::<Box<[u8]>>::into)
@@ -354,7 +354,7 @@ fn folded() -> (TempDir, Image) {
             .commit(&[
                 Change::PutFile(FileId(seed), file(seed)),
                 Change::PutEntry(FileId(seed % 5), name, entry),
-                Change::PutOp(Seq(seed), op),
+                Change::PutOp(Seq::new(seed), op),
             ])
             .unwrap();
     }

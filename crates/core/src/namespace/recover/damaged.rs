@@ -118,7 +118,7 @@ impl Recovery<'_> {
         tree.txn.mark(Mark::DoubtfulBelow, below);
         for seq in blind {
             tracing::warn!(
-                seq = seq.0,
+                seq = seq.number(),
                 "an operation of a damaged catalog that cannot tell whose name it takes is left out"
             );
             tree.cancel(seq);
@@ -128,7 +128,7 @@ impl Recovery<'_> {
     /// Does the copy on a tier still match the store's version of a clean file? A process may have written it since.
     pub(crate) fn is_still_clean(device: &Device, inode: &Inode, on_tier: &OnTier) -> bool {
         on_tier.plain.size_bytes == inode.attr.size_bytes
-            && match inode.checksum {
+            && match inode.checksum() {
                 Some(sum) => device
                     .open(&on_tier.path, false)
                     .and_then(|file| checksum::reread(&file))

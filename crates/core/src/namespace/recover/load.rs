@@ -25,10 +25,10 @@ impl Recovery<'_> {
             });
             inode.synced = u32::try_from(record.synced_version).unwrap_or(0);
             inode.promised = u32::try_from(record.promised_version).unwrap_or(0);
-            inode.identity = record.identity.map(|known| Box::new(known.of_kind(record.attr.kind)));
+            inode.identity = record.identity.map(|known| known.of_kind(record.attr.kind));
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
-            inode.checksum = record.checksum;
+            inode.set_checksum(record.checksum);
             inode.run = self.base.succession.still(record.run);
             inode.owned = true;
             if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
@@ -58,7 +58,7 @@ impl Recovery<'_> {
 
     pub(crate) fn load_queue(&self, tree: &mut Tree, image: &mut Image) {
         for (seq, record) in std::mem::take(&mut image.ops) {
-            tree.next_seq = tree.next_seq.max(seq.0 + 1);
+            tree.next_seq = tree.next_seq.max(seq.number() + 1);
             let mut op = Op::new(
                 record.kind,
                 self.base.succession.still(record.run),

@@ -149,7 +149,7 @@ impl Recovery<'_> {
                     let mut tree = self.metadata.write_tree();
                     let inode = tree.get_mut(id).filter(|inode| as_in_store(inode));
                     if let Some(known) = inode.and_then(|inode| inode.identity.as_mut()) {
-                        **known = known.bare();
+                        *known = known.bare();
                     }
                     continue;
                 }
@@ -162,7 +162,7 @@ impl Recovery<'_> {
                     // The other attributes are queued.
                     Some(_) => Attr { size_bytes: stat.attr.size_bytes, blocks: stat.attr.blocks, ..inode.attr },
                 };
-                inode.identity = Some(Box::new(stat.identity));
+                inode.identity = Some(stat.identity);
                 tree.txn.file(id);
             }
         }

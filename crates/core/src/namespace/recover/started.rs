@@ -266,7 +266,7 @@ impl Recovery<'_> {
                 self.metadata.commit(&mut tree);
             } else {
                 tracing::warn!(
-                    seq = seq.0,
+                    seq = seq.number(),
                     found = found.is_some(),
                     "nothing is left of a file whose publication was begun"
                 );
@@ -571,12 +571,12 @@ fn recognise(tree: &mut Tree, id: FileId, published: Option<Prepared>, meta: boo
     let there = path.as_ref().and_then(|path| looked.get(path)).copied().flatten();
     let known: Option<StoreIdentity> = match published {
         Some(prepared) => Some(prepared.identity),
-        None => inode.identity.as_deref().copied(),
+        None => inode.identity,
     };
     let Some(stat) = there else {
         // Two operations moved one file: only its last place was looked at.
         if published.is_some() {
-            inode.identity = known.map(Box::new);
+            inode.identity = known;
         }
         return;
     };
@@ -585,5 +585,5 @@ fn recognise(tree: &mut Tree, id: FileId, published: Option<Prepared>, meta: boo
             && (meta || known.mtime_nanos == stat.identity.mtime_nanos)
             && (known.ino == stat.identity.ino || published.is_some())
     });
-    inode.identity = if same || inode.is_dir() { Some(Box::new(stat.identity)) } else { known.map(Box::new) };
+    inode.identity = if same || inode.is_dir() { Some(stat.identity) } else { known };
 }
