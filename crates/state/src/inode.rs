@@ -343,3 +343,16 @@ pub enum Pages {
     /// The agent's content at this epoch.
     Ours(u32),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A million of each have to be small. (An allocation has 8 bytes more, in steps of 16.)
+    #[test]
+    fn records_of_a_file_have_the_size_that_was_measured() {
+        assert!(size_of::<Inode>() <= 312, "{}", size_of::<Inode>());
+        assert!(size_of::<crate::Op>() <= 232, "{}", size_of::<crate::Op>());
+        assert!(size_of::<(Name, Entry)>() <= 32, "{}", size_of::<(Name, Entry)>());
+    }
+}
