@@ -119,8 +119,8 @@ impl DrainQueue<'_> {
     /// operation in progress will show whether the store is back.
     pub fn next(&mut self, limits: &Limits, temporary_of: &dyn Fn(Seq) -> Name) -> Option<Next> {
         let tree = &mut *self.tree;
-        let is_under_way = |op: &Box<Op>| matches!(op.progress, Progress::Staging | Progress::Committing);
-        if limits.one && tree.ops.values().take(WINDOW_OPS).any(is_under_way) {
+        let is_under_way = |op: &Op| matches!(op.progress, Progress::Staging | Progress::Committing);
+        if limits.one && tree.ops.values().take(WINDOW_OPS).any(|op| is_under_way(op)) {
             return None;
         }
         let seqs: Vec<Seq> = tree.before_the_end.iter().take(WINDOW_OPS).copied().collect();
@@ -173,9 +173,9 @@ impl DrainQueue<'_> {
     /// become due, and refused ones are tried again.
     pub fn begin_final_drain(&mut self, run: Option<RunId>, now: Instant) {
         let tree = &mut *self.tree;
-        let is_of_run = |op: &Box<Op>| run.is_none_or(|run| op.run == run || op.run == RunId(0));
+        let is_of_run = |op: &Op| run.is_none_or(|run| op.run == run || op.run == RunId(0));
         let waiting = tree.for_the_end.iter();
-        let hastened: Vec<Seq> = waiting.filter(|seq| tree.ops.get(seq).is_some_and(is_of_run)).collect();
+        let hastened: Vec<Seq> = waiting.filter(|seq| tree.ops.get(seq).is_some_and(|op| is_of_run(op))).collect();
         for seq in hastened {
             tree.hasten(seq);
         }
@@ -276,7 +276,8 @@ impl DrainQueue<'_> {
             let Some(op) = tree.ops.get_mut(&seq) else {
                 continue;
             };
-            op.progress = copied.map_or(Progress::Waiting, |copied| Progress::Staged { copied: Box::new(copied), checked: true });
+            op.progress =
+                copied.map_or(Progress::Waiting, |copied| Progress::Staged { copied: Box::new(copied), checked: true });
             let (kind, may_be_done) = (op.kind.clone(), op.doubtful);
             if !may_be_done {
                 tree.release_books(&kind);
@@ -455,8 +456,8 @@ fn plan(tree: &mut Tree, kind: &OpKind) {
 fn plan_links(tree: &mut Tree, file: FileId) {
     let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
     for (dir, name) in more.unwrap_or_default() {
-        let links = |op: &Box<Op>| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
-        if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(links) {
+        let links = |op: &Op| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
+        if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(|op| links(op)) {
             tree.bind(dir, &name, |entry| entry.set_planned(Some(file)));
             tree.txn.entry(dir, &name);
         }

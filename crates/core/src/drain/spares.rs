@@ -111,8 +111,8 @@ impl Spares {
     /// Are the blocks known of the operation's copy, and of the file that it replaces? Where the directory will be removed,
     /// nothing stays in it.
     pub(super) fn keeps(&self, tree: &Tree, id: FileId, seq: Seq, dir: FileId) -> bool {
-        let goes = |op: &Box<Op>| matches!(&op.kind, OpKind::RemoveDir { file, .. } if *file == dir);
-        if tree.ops.len() > OPERATIONS_MAX || tree.ops.values().any(goes) {
+        let goes = |op: &Op| matches!(&op.kind, OpKind::RemoveDir { file, .. } if *file == dir);
+        if tree.ops.len() > OPERATIONS_MAX || tree.ops.values().any(|op| goes(op)) {
             return false;
         }
         self.files().get(&id).is_some_and(|synced| {

@@ -207,12 +207,12 @@ impl MemoryPressure {
     /// next check can move the file. If no place takes the file, the next copy is left alone.
     fn interrupt_copy(&self, id: FileId, from: DeviceId) {
         let mut tree = self.metadata.write_tree();
-        let staging = |op: &Box<surgetank_state::Op>| op.progress == Progress::Staging && !op.eager && !op.certain;
+        let staging = |op: &surgetank_state::Op| op.progress == Progress::Staging && !op.eager && !op.certain;
         let Some(inode) = tree.get(id).filter(|inode| inode.replica.is_some_and(|plain| plain.device == from)) else {
             return;
         };
         if inode.sealed
-            && inode.publish.is_some_and(|seq| !waits(&tree, seq) && tree.ops.get(&seq).is_some_and(staging))
+            && inode.publish.is_some_and(|seq| !waits(&tree, seq) && tree.ops.get(&seq).is_some_and(|op| staging(op)))
             && self.end.interrupted().insert(id)
             && let Some(inode) = tree.get_mut(id)
         {
