@@ -14,7 +14,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 PAGE = CHECKOUT / "docs/internals/files.md"
-CRATES = ["types", "store", "policy", "tier", "state", "core", "surgetank"]
+CRATES = ["types", "store", "policy", "tier", "state", "core", "pool", "surgetank"]
 FOLDERS = [*(f"crates/{name}" for name in CRATES), "shim", "python", "crates/testkit"]
 HEAD = """# Source files
 

@@ -1,0 +1,202 @@
+//! The engine that is embedded in the pool's first member: one process, nothing to install. It does not outlive its
+//! machine. Its supervisor keeps its state ([`Kept`]) while the agent is replaced.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::registry::{Answer, Ask, Change, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
+use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
+
+/// So many changes are remembered one by one. A member that missed more gets everything.
+const CHANGES_MAX: usize = 4096;
+
+/// The engine. `now` is the time of its machine, and never goes back.
+#[derive(Debug)]
+pub struct Embedded {
+    kept: Kept,
+    /// When each lease ends.
+    ends: BTreeMap<MemberId, Uptime>,
+    /// The last request of each member's term, and its answer.
+    last: BTreeMap<MemberId, (u64, Answer)>,
+    changes: VecDeque<(Revision, Change)>,
+}
+
+/// What survives the engine's process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    lease: Duration,
+    revision: Revision,
+    next_member: u32,
+    members: BTreeMap<MemberId, Known>,
+    claims: BTreeMap<Directory, (Claim, Revision)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Known {
+    term: Term,
+    instance: [u8; 16],
+    address: String,
+    /// The number of its last request: a resend across a restart of the engine must not count as overtaken.
+    number: u64,
+}
+
+impl Embedded {
+    /// A registry without members. A lease lasts `lease` from the moment at which the engine hears of its member.
+    pub fn new(lease: Duration) -> Self {
+        Self::restored(
+            Uptime::ZERO,
+            Kept { lease, revision: Revision(0), next_member: 1, members: BTreeMap::new(), claims: BTreeMap::new() },
+        )
+    }
+
+    /// Continues with what was kept. Their age is unknown, so each lease begins again.
+    pub fn restored(now: Uptime, kept: Kept) -> Self {
+        let ends = kept.members.keys().map(|id| (*id, now + kept.lease)).collect();
+        Self { kept, ends, last: BTreeMap::new(), changes: VecDeque::new() }
+    }
+
+    /// What a supervisor keeps. An answer is sent only after the state that it reports is kept.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Carries out a request.
+    pub fn ask(&mut self, now: Uptime, request: Request) -> Answer {
+        self.end_leases(now);
+        match request {
+            Request::Join(join) => self.join(now, join),
+            Request::Of { member, term, number, ask } => self.ask_of(now, member, term, number, ask),
+        }
+    }
+
+    /// Members whose lease has ended are lost.
+    pub fn end_leases(&mut self, now: Uptime) {
+        let over: Vec<MemberId> = self.ends.iter().filter(|(_, end)| **end <= now).map(|(id, _)| *id).collect();
+        for id in over {
+            self.remove(id);
+            self.note(Change::Lost(id));
+        }
+    }
+
+    fn join(&mut self, now: Uptime, join: Join) -> Answer {
+        let known = self.kept.members.iter().find(|(_, known)| known.instance == join.instance);
+        let (member, term) = match (known.map(|(id, known)| (*id, known.term)), join.resumes) {
+            (Some(again), _) => again,
+            (None, Some(id)) => {
+                let Some(before) = self.kept.members.get(&id) else { return Answer::Refused(Refusal::NotAMember) };
+                let term = Term(before.term.0 + 1);
+                self.enter(id, term, join);
+                (id, term)
+            }
+            (None, None) => {
+                let id = MemberId(self.kept.next_member);
+                self.kept.next_member += 1;
+                self.enter(id, Term(1), join);
+                (id, Term(1))
+            }
+        };
+        self.ends.insert(member, now + self.kept.lease);
+        Answer::Joined { member, term, lease: self.kept.lease, everything: self.everything() }
+    }
+
+    fn enter(&mut self, id: MemberId, term: Term, join: Join) {
+        let record = MemberRecord { id, term, address: join.address.clone() };
+        let Join { instance, address, .. } = join;
+        self.kept.members.insert(id, Known { term, instance, address, number: 0 });
+        self.last.remove(&id);
+        self.note(Change::Joined(record));
+    }
+
+    fn ask_of(&mut self, now: Uptime, member: MemberId, term: Term, number: u64, ask: Ask) -> Answer {
+        let Some(known) = self.kept.members.get_mut(&member) else { return Answer::Refused(Refusal::NotAMember) };
+        if term != known.term {
+            return Answer::Refused(Refusal::Superseded);
+        }
+        if number <= known.number {
+            let again = self.last.get(&member).filter(|(last, _)| *last == number);
+            return again.map_or(Answer::Refused(Refusal::Overtaken), |(_, answer)| answer.clone());
+        }
+        known.number = number;
+        let answer = match ask {
+            Ask::Renew(after) => {
+                self.ends.insert(member, now + self.kept.lease);
+                Answer::Renewed(self.news(after))
+            }
+            Ask::Claim(directory) => self.claim(member, directory),
+            Ask::Release(directory, epoch) => self.release(Claim { owner: member, epoch }, directory),
+            Ask::Leave if self.kept.claims.values().any(|(claim, _)| claim.owner == member) => {
+                Answer::Refused(Refusal::StillOwns)
+            }
+            Ask::Leave => {
+                self.remove(member);
+                self.note(Change::Left(member));
+                return Answer::Left;
+            }
+        };
+        self.last.insert(member, (number, answer.clone()));
+        answer
+    }
+
+    fn claim(&mut self, member: MemberId, directory: Directory) -> Answer {
+        let epoch = match self.kept.claims.get(&directory) {
+            Some((claim, _)) if claim.owner == member => claim.epoch,
+            Some((claim, _)) => return Answer::Owned { claim: *claim, revision: self.kept.revision },
+            None => {
+                let epoch = Epoch(self.kept.revision.0 + 1);
+                let claim = Claim { owner: member, epoch };
+                self.note(Change::Claimed(directory.clone(), claim));
+                self.kept.claims.insert(directory, (claim, self.kept.revision));
+                epoch
+            }
+        };
+        Answer::Granted { epoch, revision: self.kept.revision, members: self.kept.members.keys().copied().collect() }
+    }
+
+    fn release(&mut self, claim: Claim, directory: Directory) -> Answer {
+        if self.kept.claims.get(&directory).map(|(stands, _)| *stands) != Some(claim) {
+            return Answer::Refused(Refusal::NotOwner);
+        }
+        self.kept.claims.remove(&directory);
+        self.note(Change::Released(directory));
+        Answer::Released(self.kept.revision)
+    }
+
+    fn news(&self, after: Revision) -> News {
+        let remembered = self.changes.front().map_or(self.kept.revision, |(first, _)| Revision(first.0 - 1));
+        if after < remembered || after > self.kept.revision {
+            return News::Gap(self.everything());
+        }
+        let since = self.changes.iter().filter(|(revision, _)| *revision > after);
+        News::Changes(since.cloned().collect(), self.kept.revision)
+    }
+
+    fn everything(&self) -> Everything {
+        let record = |(id, known): (&MemberId, &Known)| MemberRecord {
+            id: *id,
+            term: known.term,
+            address: known.address.clone(),
+        };
+        let claims = self.kept.claims.iter();
+        Everything {
+            revision: self.kept.revision,
+            members: self.kept.members.iter().map(record).collect(),
+            claims: claims.map(|(directory, (claim, at))| (directory.clone(), *claim, *at)).collect(),
+        }
+    }
+
+    fn remove(&mut self, id: MemberId) {
+        self.kept.members.remove(&id);
+        self.ends.remove(&id);
+        self.last.remove(&id);
+    }
+
+    fn note(&mut self, change: Change) {
+        self.kept.revision.0 += 1;
+        if self.changes.len() == CHANGES_MAX {
+            self.changes.pop_front();
+        }
+        self.changes.push_back((self.kept.revision, change));
+    }
+}

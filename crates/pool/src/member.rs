@@ -1,0 +1,435 @@
+//! A member: keeps its lease, claims directories, and answers the claims of others.
+//!
+//! States of a directory that this member wants: asked (the registry has not answered), announced (the claim stands, and
+//! some members have not acknowledged it), owned, releasing. A directory that is not listed here is the store's or a peer's.
+//!
+//! The dangers that this avoids: a member that believes what the store said before another member's change; an owner that
+//! serves after its lease; a claim that its owner does not know, so that all wait for its owner.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::registry::{Answer, Ask, Claim, Everything, Refusal, Request};
+use crate::view::View;
+use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
+
+/// How long a member waits for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// So long before the end of its lease a member stops serving. Clocks may run so much faster or slower in a lease.
+    pub margin: Duration,
+    /// The lease is renewed so often.
+    pub renew: Duration,
+    /// What has no answer is asked again after this time.
+    pub again: Duration,
+}
+
+/// Who decides the names of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// The store. The first change claims it.
+    Store,
+    /// This member.
+    Ours(Epoch),
+    /// This member, once the others have acknowledged the claim, or the store, once it is released. Changes wait.
+    /// Readers read what the store has.
+    Between,
+    /// Another member.
+    Peer(Claim),
+    /// A member that is lost.
+    Lost(Claim),
+}
+
+/// What members say to each other about claims.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The sender owns the directory.
+    Claimed {
+        /// The directory.
+        directory: Directory,
+        /// Number of the ownership.
+        epoch: Epoch,
+        /// The revision of the claim, or a later one at which it stood.
+        revision: Revision,
+    },
+    /// The sender knows it, and believes nothing of the directory any more.
+    Forgotten {
+        /// The directory.
+        directory: Directory,
+        /// Number of the ownership.
+        epoch: Epoch,
+    },
+}
+
+/// What the agent has to do for its member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Send it to the registry.
+    Ask(Request),
+    /// Send it to the other member.
+    Tell(MemberId, Message),
+    /// Forget what is believed of the directory, wait until the kernel has too, then call [`Member::forgotten`].
+    Forget(Directory, Claim),
+    /// The directory's authority is another one now: what waited for it looks again.
+    Changed(Directory),
+    /// The membership has ended. The agent stops serving, and writes down what it holds.
+    Expelled,
+}
+
+#[derive(Debug)]
+enum Held {
+    /// By requests from this number on. The answer to an earlier one is about an ownership that has ended.
+    Asked(u64),
+    Announced {
+        epoch: Epoch,
+        revision: Revision,
+        missing: BTreeSet<MemberId>,
+    },
+    Owned(Epoch),
+    Releasing(Epoch),
+}
+
+/// One member's side. All times are of its own machine.
+#[derive(Debug)]
+pub struct Member {
+    id: MemberId,
+    term: Term,
+    times: Times,
+    lease: Duration,
+    lease_ends: Uptime,
+    renew_at: Uptime,
+    number: u64,
+    /// Renewals and claims under way: number, and when each was sent.
+    asked: BTreeMap<u64, (Uptime, Ask)>,
+    view: View,
+    held: BTreeMap<Directory, (Held, Uptime)>,
+    leaving: bool,
+    expelled: bool,
+    outputs: VecDeque<Output>,
+}
+
+impl Member {
+    /// After the registry's answer to a join that was sent at `sent`. `owned`: the directories that the catalog knows as
+    /// owned. All other claims of an earlier term are announced again.
+    ///
+    /// Errors: the registry's refusal, or its answer to something else.
+    pub fn new(sent: Uptime, answer: Answer, times: Times, owned: &[(Directory, Epoch)]) -> Result<Self, Answer> {
+        let Answer::Joined { member, term, lease, everything } = answer else { return Err(answer) };
+        let Everything { revision, .. } = everything;
+        let view = View::new(everything);
+        let everybody: BTreeSet<MemberId> = view.members().map(|record| record.id).filter(|id| *id != member).collect();
+        let hold = |(directory, claim): (&Directory, Claim)| {
+            let held = if owned.contains(&(directory.clone(), claim.epoch)) {
+                Held::Owned(claim.epoch)
+            } else {
+                Held::Announced { epoch: claim.epoch, revision, missing: everybody.clone() }
+            };
+            (directory.clone(), (held, Uptime::ZERO))
+        };
+        let held = view.owned_by(member).map(hold).collect();
+        let mut new = Self {
+            id: member,
+            term,
+            times,
+            lease,
+            lease_ends: sent + lease,
+            renew_at: sent + times.renew,
+            number: 0,
+            asked: BTreeMap::new(),
+            view,
+            held,
+            leaving: false,
+            expelled: false,
+            outputs: VecDeque::new(),
+        };
+        new.count_missing();
+        Ok(new)
+    }
+
+    /// Which member this is.
+    pub fn id(&self) -> MemberId {
+        self.id
+    }
+
+    /// Its incarnation.
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// May it serve? Ask again before each answer and each publication.
+    pub fn serves(&self, now: Uptime) -> bool {
+        !self.expelled && now + self.times.margin < self.lease_ends
+    }
+
+    /// The members, as far as this one knows.
+    pub fn members(&self) -> impl Iterator<Item = MemberId> {
+        self.view.members().map(|record| record.id)
+    }
+
+    /// Who decides the names of the directory, as far as this member knows. `None`: it may not serve.
+    pub fn authority(&self, now: Uptime, directory: &Directory) -> Option<Authority> {
+        self.serves(now).then(|| {
+            let held = self.held.get(directory).map(|(held, _)| held);
+            match (held, self.view.claim(directory)) {
+                (Some(Held::Owned(epoch)), _) => Authority::Ours(*epoch),
+                // A claim that was acknowledged counts, also while this member's own request is under way.
+                (_, Some(claim)) if claim.owner != self.id && self.view.is_lost(directory) => Authority::Lost(claim),
+                (_, Some(claim)) if claim.owner != self.id => Authority::Peer(claim),
+                (None, None) => Authority::Store,
+                // (Without `held`: an earlier term's claim, which is given back.)
+                (Some(_), _) | (None, Some(_)) => Authority::Between,
+            }
+        })
+    }
+
+    /// Claims the directory if it is the store's.
+    pub fn claim(&mut self, now: Uptime, directory: &Directory) {
+        if !self.leaving && self.authority(now, directory) == Some(Authority::Store) {
+            self.held.insert(directory.clone(), (Held::Asked(self.number + 1), now + self.times.again));
+            self.ask(now, Ask::Claim(directory.clone()));
+        }
+    }
+
+    /// Gives the directory back. The caller has published all changes, and answers no request about it any more.
+    pub fn release(&mut self, now: Uptime, directory: &Directory) {
+        let Some((held, again)) = self.held.get_mut(directory) else { return };
+        if let Held::Owned(epoch) = *held {
+            (*held, *again) = (Held::Releasing(epoch), now + self.times.again);
+            self.ask(now, Ask::Release(directory.clone(), epoch));
+        }
+    }
+
+    /// Ends the membership once nothing is owned any more. From now on nothing is claimed.
+    pub fn leave(&mut self, now: Uptime) {
+        self.leaving = true;
+        if self.held.is_empty() {
+            self.ask(now, Ask::Leave);
+        }
+    }
+
+    /// Asks the registry what has changed: a peer says that it does not own what this member believes it to own.
+    pub fn look_again(&mut self, now: Uptime) {
+        let again = self.times.again;
+        if !self.asked.values().any(|(sent, ask)| matches!(ask, Ask::Renew(_)) && *sent + again > now) {
+            self.renew(now);
+        }
+    }
+
+    /// Sends what is due. Call it at [`Self::wake`] at the latest.
+    pub fn tick(&mut self, now: Uptime) {
+        if self.expelled {
+            return;
+        }
+        let again = self.times.again;
+        self.asked.retain(|_, (sent, _)| *sent + self.lease > now);
+        if now >= self.renew_at {
+            self.renew(now);
+        }
+        let due: Vec<Directory> = self
+            .held
+            .iter()
+            .filter(|(_, (held, at))| *at <= now && !matches!(held, Held::Owned(_)))
+            .map(|(directory, _)| directory.clone())
+            .collect();
+        let mut announces = false;
+        for directory in due {
+            let Some((held, at)) = self.held.get_mut(&directory) else { continue };
+            *at = now + again;
+            match held {
+                Held::Asked(_) => self.ask(now, Ask::Claim(directory)),
+                Held::Releasing(epoch) => {
+                    let epoch = *epoch;
+                    self.ask(now, Ask::Release(directory, epoch));
+                }
+                Held::Announced { epoch, revision, missing } => {
+                    announces = true;
+                    for id in missing.iter() {
+                        let message =
+                            Message::Claimed { directory: directory.clone(), epoch: *epoch, revision: *revision };
+                        self.outputs.push_back(Output::Tell(*id, message));
+                    }
+                }
+                Held::Owned(_) => {}
+            }
+        }
+        if announces {
+            // A member that does not answer may be lost.
+            self.look_again(now);
+        }
+    }
+
+    /// When [`Self::tick`] has something to do.
+    pub fn wake(&self) -> Uptime {
+        let unfinished = self.held.values().filter(|(held, _)| !matches!(held, Held::Owned(_))).map(|(_, at)| *at);
+        unfinished.chain([self.renew_at]).min().unwrap_or(self.renew_at)
+    }
+
+    /// What is to be done now, in order.
+    pub fn next_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The registry's answer to the request with this number.
+    pub fn answered(&mut self, now: Uptime, number: u64, answer: Answer) {
+        let asked = self.asked.remove(&number);
+        match answer {
+            Answer::Renewed(news) => {
+                if let Some((sent, _)) = asked {
+                    self.lease_ends = self.lease_ends.max(sent + self.lease);
+                }
+                self.view.take(news);
+                self.count_missing();
+                self.give_back(now);
+            }
+            Answer::Granted { epoch, revision, members } => {
+                if let Some((_, Ask::Claim(directory))) = asked {
+                    self.granted(now, directory, number, (epoch, revision), members);
+                }
+            }
+            Answer::Owned { claim, revision } => {
+                if let Some((_, Ask::Claim(directory))) = asked {
+                    self.view.learn(&directory, Some(claim), revision);
+                    if matches!(self.held.get(&directory), Some((Held::Asked(first), _)) if number >= *first) {
+                        self.held.remove(&directory);
+                    }
+                    self.outputs.push_back(Output::Changed(directory));
+                    // (The owner may be lost, or have released it.)
+                    self.look_again(now);
+                }
+            }
+            Answer::Released(revision) => {
+                if let Some((_, Ask::Release(directory, epoch))) = asked {
+                    self.released(&directory, epoch, Some(revision));
+                }
+            }
+            Answer::Refused(Refusal::NotOwner) => {
+                // An earlier release of the same epoch had its effect. (Another member may own the directory by now.)
+                if let Some((_, Ask::Release(directory, epoch))) = asked {
+                    self.released(&directory, epoch, None);
+                }
+            }
+            Answer::Refused(Refusal::Overtaken | Refusal::StillOwns) => {}
+            Answer::Joined { .. } => {}
+            Answer::Left | Answer::Refused(Refusal::NotAMember | Refusal::Superseded) => {
+                if !std::mem::replace(&mut self.expelled, true) {
+                    self.outputs.push_back(Output::Expelled);
+                }
+            }
+        }
+    }
+
+    /// Another member said it.
+    pub fn told(&mut self, from: MemberId, message: Message) {
+        match message {
+            Message::Claimed { directory, epoch, revision } => {
+                let claim = Claim { owner: from, epoch };
+                self.view.learn(&directory, Some(claim), revision);
+                self.outputs.push_back(Output::Forget(directory, claim));
+            }
+            Message::Forgotten { directory, epoch } => {
+                if let Some((Held::Announced { epoch: announced, missing, .. }, _)) = self.held.get_mut(&directory)
+                    && *announced == epoch
+                {
+                    missing.remove(&from);
+                    self.count_missing();
+                }
+            }
+        }
+    }
+
+    /// Nothing is believed of the directory any more ([`Output::Forget`]).
+    pub fn forgotten(&mut self, directory: Directory, claim: Claim) {
+        let message = Message::Forgotten { directory, epoch: claim.epoch };
+        self.outputs.push_back(Output::Tell(claim.owner, message));
+    }
+
+    fn granted(
+        &mut self,
+        now: Uptime,
+        directory: Directory,
+        number: u64,
+        at: (Epoch, Revision),
+        members: Vec<MemberId>,
+    ) {
+        let (epoch, revision) = at;
+        self.view.learn(&directory, Some(Claim { owner: self.id, epoch }), revision);
+        if let Some((held, again)) = self.held.get_mut(&directory)
+            && matches!(held, Held::Asked(first) if number >= *first)
+        {
+            let missing = members.into_iter().filter(|id| *id != self.id).collect();
+            // (Announced at once.)
+            (*held, *again) = (Held::Announced { epoch, revision, missing }, now);
+            self.count_missing_of(&directory);
+            self.tick(now);
+        }
+    }
+
+    /// Members that are gone need not acknowledge anything.
+    fn count_missing(&mut self) {
+        let announced: Vec<Directory> = self
+            .held
+            .iter()
+            .filter(|(_, (held, _))| matches!(held, Held::Announced { .. }))
+            .map(|(d, _)| d.clone())
+            .collect();
+        for directory in announced {
+            let Some((Held::Announced { missing, revision, .. }, _)) = self.held.get_mut(&directory) else { continue };
+            // (A member that joined at a later revision than is known here is not gone.)
+            if *revision <= self.view.revision() {
+                missing.retain(|id| self.view.is_member(*id));
+            }
+            self.count_missing_of(&directory);
+        }
+    }
+
+    fn count_missing_of(&mut self, directory: &Directory) {
+        if let Some((held, _)) = self.held.get_mut(directory)
+            && let Held::Announced { epoch, missing, .. } = held
+            && missing.is_empty()
+        {
+            *held = Held::Owned(*epoch);
+            self.outputs.push_back(Output::Changed(directory.clone()));
+        }
+    }
+
+    fn released(&mut self, directory: &Directory, epoch: Epoch, revision: Option<Revision>) {
+        if matches!(self.held.get(directory), Some((Held::Releasing(of), _)) if *of == epoch) {
+            self.held.remove(directory);
+            if let Some(revision) = revision {
+                self.view.learn(directory, None, revision);
+            }
+            self.outputs.push_back(Output::Changed(directory.clone()));
+        }
+    }
+
+    /// The registry has claims of this member that it does not hold: a request that was given up had its effect.
+    fn give_back(&mut self, now: Uptime) {
+        let unknown: Vec<(Directory, Epoch)> = self
+            .view
+            .owned_by(self.id)
+            .filter(|(directory, _)| !self.held.contains_key(*directory))
+            .map(|(directory, claim)| (directory.clone(), claim.epoch))
+            .collect();
+        for (directory, epoch) in unknown {
+            self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
+            self.ask(now, Ask::Release(directory, epoch));
+        }
+        if self.leaving && self.held.is_empty() {
+            self.ask(now, Ask::Leave);
+        }
+    }
+
+    fn renew(&mut self, now: Uptime) {
+        self.renew_at = now + self.times.renew;
+        self.ask(now, Ask::Renew(self.view.revision()));
+    }
+
+    fn ask(&mut self, now: Uptime, ask: Ask) {
+        self.number += 1;
+        self.asked.insert(self.number, (now, ask.clone()));
+        let request = Request::Of { member: self.id, term: self.term, number: self.number, ask };
+        self.outputs.push_back(Output::Ask(request));
+    }
+}

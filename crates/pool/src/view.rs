@@ -1,0 +1,152 @@
+//! What a member knows of the others. It may be behind the registry, never wrong about a claim that it acknowledged.
+
+use std::collections::BTreeMap;
+
+use crate::registry::{Change, Claim, Everything, MemberRecord, News};
+use crate::{Directory, MemberId, Revision};
+
+/// Members and claims, as far as they are known.
+#[derive(Debug)]
+pub(crate) struct View {
+    /// Everything up to here is known.
+    revision: Revision,
+    members: BTreeMap<MemberId, MemberRecord>,
+    /// Per directory the newest known fact: its claim, or that it has none. Facts from the owner itself may be newer than
+    /// `revision`.
+    claims: BTreeMap<Directory, (Revision, Option<Claim>)>,
+}
+
+impl View {
+    pub fn new(everything: Everything) -> Self {
+        let mut view = Self { revision: Revision(0), members: BTreeMap::new(), claims: BTreeMap::new() };
+        view.take_everything(everything);
+        view
+    }
+
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub fn is_member(&self, id: MemberId) -> bool {
+        self.members.contains_key(&id)
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = &MemberRecord> {
+        self.members.values()
+    }
+
+    pub fn claim(&self, directory: &Directory) -> Option<Claim> {
+        self.claims.get(directory).and_then(|(_, claim)| *claim)
+    }
+
+    /// Is the owner of the directory gone? (One that is not known yet may have joined later than the news.)
+    pub fn is_lost(&self, directory: &Directory) -> bool {
+        let fact = self.claims.get(directory).and_then(|(revision, claim)| Some((*revision, (*claim)?)));
+        fact.is_some_and(|(revision, claim)| revision <= self.revision && !self.is_member(claim.owner))
+    }
+
+    /// The directories of an owner.
+    pub fn owned_by(&self, owner: MemberId) -> impl Iterator<Item = (&Directory, Claim)> {
+        let claims = self.claims.iter().filter_map(|(directory, (_, claim))| Some((directory, (*claim)?)));
+        claims.filter(move |(_, claim)| claim.owner == owner)
+    }
+
+    /// A fact of that revision. An older one than is known changes nothing.
+    pub fn learn(&mut self, directory: &Directory, claim: Option<Claim>, revision: Revision) {
+        let known = self.claims.get(directory).map_or(self.revision, |(known, _)| *known);
+        if revision > known {
+            self.claims.insert(directory.clone(), (revision, claim));
+        }
+    }
+
+    pub fn take(&mut self, news: News) {
+        match news {
+            News::Gap(everything) => self.take_everything(everything),
+            News::Changes(changes, upto) => {
+                for (revision, change) in changes {
+                    match change {
+                        _ if revision <= self.revision => continue,
+                        Change::Joined(record) => drop(self.members.insert(record.id, record)),
+                        Change::Left(id) | Change::Lost(id) => drop(self.members.remove(&id)),
+                        Change::Claimed(directory, claim) => self.learn(&directory, Some(claim), revision),
+                        Change::Released(directory) => self.learn(&directory, None, revision),
+                    }
+                    self.revision = revision;
+                }
+                self.revision = self.revision.max(upto);
+                self.forget_old();
+            }
+        }
+    }
+
+    fn take_everything(&mut self, everything: Everything) {
+        if everything.revision < self.revision {
+            return;
+        }
+        self.revision = everything.revision;
+        self.members = everything.members.into_iter().map(|record| (record.id, record)).collect();
+        // Newer facts stay.
+        self.claims.retain(|_, (known, _)| *known > everything.revision);
+        for (directory, claim, at) in everything.claims {
+            self.claims.entry(directory).or_insert((at, Some(claim)));
+        }
+    }
+
+    /// That a directory has no claim is the rule.
+    fn forget_old(&mut self) {
+        let revision = self.revision;
+        self.claims.retain(|_, (known, claim)| claim.is_some() || *known > revision);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Epoch;
+
+    fn directory() -> Directory {
+        Directory(Box::from(&b"results"[..]))
+    }
+
+    fn claim(owner: u32, epoch: u64) -> Claim {
+        Claim { owner: MemberId(owner), epoch: Epoch(epoch) }
+    }
+
+    fn nothing() -> View {
+        View::new(Everything { revision: Revision(0), members: Vec::new(), claims: Vec::new() })
+    }
+
+    #[test]
+    fn news_behind_an_announcement_do_not_take_it_back() {
+        let mut view = nothing();
+        view.learn(&directory(), Some(claim(2, 3)), Revision(3));
+        let old = vec![
+            (Revision(1), Change::Claimed(directory(), claim(1, 1))),
+            (Revision(2), Change::Released(directory())),
+        ];
+        view.take(News::Changes(old, Revision(2)));
+        assert_eq!(view.claim(&directory()), Some(claim(2, 3)));
+        view.take(News::Changes(vec![(Revision(4), Change::Released(directory()))], Revision(4)));
+        assert_eq!(view.claim(&directory()), None);
+    }
+
+    #[test]
+    fn late_announcement_of_a_released_directory_changes_nothing() {
+        let mut view = nothing();
+        let both = vec![
+            (Revision(1), Change::Claimed(directory(), claim(1, 1))),
+            (Revision(2), Change::Released(directory())),
+        ];
+        view.take(News::Changes(both, Revision(2)));
+        view.learn(&directory(), Some(claim(1, 1)), Revision(1));
+        assert_eq!(view.claim(&directory()), None);
+    }
+
+    #[test]
+    fn release_that_is_known_early_outlives_the_news_of_its_claim() {
+        let mut view = nothing();
+        view.learn(&directory(), None, Revision(2));
+        view.take(News::Changes(vec![(Revision(1), Change::Claimed(directory(), claim(1, 1)))], Revision(1)));
+        assert_eq!(view.claim(&directory()), None);
+    }
+}
