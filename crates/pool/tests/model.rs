@@ -86,3 +86,14 @@ fn changes_in_an_own_directory_send_no_message() {
     assert!(later.operations > 500, "{later:?}");
     assert_eq!((later.claims, later.messages), (0, 0), "{later:?}");
 }
+
+// A lease that counted from the answer, or without its margin, ended after the registry's.
+#[test]
+fn member_that_is_cut_off_stops_before_it_is_lost() {
+    for seed in 0..20 {
+        let (answered, read) = World::calm(seed, 2).cut_off_one();
+        assert!(read > Duration::ZERO && answered > read, "seed {seed}: answered at {answered:?}, read at {read:?}");
+        // Nor does it stop much too early.
+        assert!(answered - read < Duration::from_secs(2), "seed {seed}: answered at {answered:?}, read at {read:?}");
+    }
+}

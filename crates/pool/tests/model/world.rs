@@ -139,6 +139,8 @@ pub struct World {
     pub works: bool,
     pub faults: bool,
     pub only_reads: bool,
+    /// The registry's answers to the second machine take so much longer.
+    answers_take: Duration,
     pub counts: Counts,
 }
 
@@ -175,6 +177,7 @@ impl World {
             works: false,
             faults: false,
             only_reads: false,
+            answers_take: Duration::ZERO,
             counts: Counts::default(),
         };
         (0..machines).for_each(|_| world.add_machine());
@@ -217,6 +220,31 @@ impl World {
             self.until(at);
         }
         (first, self.counts.clone())
+    }
+
+    /// A member that sees only the store reads on, while another one changes what it reads. Returns when the change was
+    /// answered, and when the member that was cut off read for the last time.
+    pub fn cut_off_one(&mut self) -> (Uptime, Uptime) {
+        self.answers_take = Duration::from_secs(2);
+        self.until(LEASE);
+        let directory = self.directories[0].clone();
+        let end = self.now + 2 * LEASE;
+        self.cuts.extend([((None, 1), end), ((Some(0), 1), end)]);
+        self.begin(0, true, directory.clone());
+        let (mut answered, mut read) = (Uptime::ZERO, Uptime::ZERO);
+        while self.now < end {
+            if self.machines[1].operations.is_empty() {
+                self.begin(1, false, directory.clone());
+            }
+            let before = (self.counts.operations, self.answered.contains_key(&directory));
+            self.until(self.now + Duration::from_millis(5));
+            if self.answered.contains_key(&directory) && !before.1 {
+                answered = self.now;
+            } else if self.counts.operations > before.0 {
+                read = self.now;
+            }
+        }
+        (answered, read)
     }
 
     pub fn add_machine(&mut self) {
@@ -359,6 +387,7 @@ impl World {
         };
         let answer = self.registry.ask(self.now, request);
         if let Some(delay) = self.delay(None, machine) {
+            let delay = if machine == 1 { delay + self.answers_take } else { delay };
             self.after(delay, Event::Answered { machine, incarnation, sent, number, answer });
         }
     }
