@@ -172,7 +172,8 @@ impl Embedded {
         News::Changes(since.cloned().collect(), self.kept.revision)
     }
 
-    fn everything(&self) -> Everything {
+    /// All members and claims.
+    pub fn everything(&self) -> Everything {
         let record = |(id, known): (&MemberId, &Known)| MemberRecord {
             id: *id,
             term: known.term,

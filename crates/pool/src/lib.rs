@@ -2,9 +2,9 @@
 //!
 //! A *pool* is the agents of one job that share one namespace. Each directory that the job changes has one *owner*, the
 //! member that decides its names. A directory of the store gets its owner by a *claim* at the *registry* ([`registry`]).
-//! [`Member`] is the part of an agent that keeps its lease, claims, and tells the others. Nothing here opens a socket or
-//! reads a clock: time and messages come in as arguments and go out as [`Output`]s. So the model in `tests/model.rs`
-//! runs the same code over a network that loses, delays and cuts.
+//! [`Member`] is the part of an agent that keeps its lease, claims, and tells the others. Neither it nor the engine opens
+//! a socket or reads a clock: time and messages come in as arguments and go out as [`Output`]s. So the model in
+//! `tests/model.rs` runs the same code over a network that loses, delays and cuts. [`Connection`] carries the messages.
 //!
 //! Invariants:
 //! - At every moment at most one member that may serve owns a directory. A member whose lease has ended serves nothing.
@@ -17,18 +17,23 @@
 
 #![warn(missing_docs)]
 
+pub mod connection;
 mod embedded;
+pub mod frame;
 mod member;
 pub mod registry;
+pub mod secret;
 mod view;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use connection::Connection;
 pub use embedded::{Embedded, Kept};
 pub use member::{Authority, Member, Message, Output, Times};
 pub use registry::{Answer, Ask, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
+pub use secret::Secret;
 
 /// Time since a machine started, with the time for which it slept (`CLOCK_BOOTTIME`). Each machine has its own.
 pub type Uptime = Duration;

@@ -1,0 +1,423 @@
+//! A connection between two members: TLS with the pool's key, a greeting, then messages in both directions.
+//!
+//! States: shaking hands (with one patience for all of it), open, closed. Two threads serve an open connection: one reads
+//! and delivers, one writes what [`Connection::send`] queued. So a peer that does not read blocks no reader, and after
+//! [`QUEUED_BYTES_MAX`] a sender waits with a patience of its own.
+//!
+//! Invariant: messages of one connection are delivered in the order of their sending, each once. After the first loss the
+//! connection is closed.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::ServerName;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::frame::{BadFrame, Frames, encode};
+use crate::secret::Tls;
+use crate::{MemberId, Term};
+
+/// The version of the messages. Members with different versions do not talk.
+pub const PROTOCOL: u16 = 1;
+/// So much waits to be written before a sender waits.
+pub const QUEUED_BYTES_MAX: usize = 4 << 20;
+/// Encrypted at once.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// What each side says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL`] of the sender.
+    pub version: u16,
+    /// Random, one for each pool.
+    pub pool: [u8; 16],
+    /// The user that the sender runs as.
+    pub uid: u32,
+    /// Which member the sender is; `None` before it has joined.
+    pub member: Option<(MemberId, Term)>,
+}
+
+/// Why there is no connection, or no longer one.
+#[derive(Debug)]
+pub enum Closed {
+    /// The network failed, or a patience ran out.
+    Io(io::Error),
+    /// The peer has another secret, or speaks no TLS.
+    Stranger(rustls::Error),
+    /// The peer has the secret, and is of another pool, user or version.
+    Refused(&'static str),
+    /// What the peer sent is no message.
+    Frame(BadFrame),
+    /// This side closed it.
+    Here,
+}
+
+impl std::fmt::Display for Closed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(why) => write!(f, "{why}"),
+            Self::Stranger(why) => write!(f, "the peer does not have the pool's secret ({why})"),
+            Self::Refused(why) => f.write_str(why),
+            Self::Frame(why) => write!(f, "{why}"),
+            Self::Here => f.write_str("this agent closed the connection"),
+        }
+    }
+}
+
+impl std::error::Error for Closed {}
+
+impl From<io::Error> for Closed {
+    fn from(why: io::Error) -> Self {
+        Self::Io(why)
+    }
+}
+
+impl From<BadFrame> for Closed {
+    fn from(why: BadFrame) -> Self {
+        Self::Frame(why)
+    }
+}
+
+/// What a connection brings.
+#[derive(Debug)]
+pub enum Event<M> {
+    /// The next message.
+    Message(M),
+    /// The last event.
+    Closed(Closed),
+}
+
+/// An open connection. It is closed when this is dropped.
+#[derive(Debug)]
+pub struct Connection {
+    shared: Arc<Shared>,
+    peer: Hello,
+}
+
+#[derive(Debug)]
+struct Shared {
+    socket: TcpStream,
+    tls: Mutex<rustls::Connection>,
+    out: Mutex<Out>,
+    changed: Condvar,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Out {
+    pieces: VecDeque<Vec<u8>>,
+    bytes: usize,
+    closed: bool,
+    /// This side closed it, and no failure.
+    closed_here: bool,
+}
+
+fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connection {
+    /// Connects to `HOST:PORT`, within `patience`. `deliver` is called by a thread of the connection, and must not wait
+    /// for an answer that comes over it.
+    pub fn connect<M: DeserializeOwned>(
+        address: &str,
+        tls: &Tls,
+        hello: Hello,
+        patience: Duration,
+        deliver: impl FnMut(Event<M>) + Send + 'static,
+    ) -> Result<Self, Closed> {
+        let until = Instant::now() + patience;
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, left(until)?) {
+                Ok(socket) => {
+                    // (Every key is accepted or refused by itself: the name plays no part.)
+                    let name = ServerName::from(address.ip());
+                    let client = rustls::ClientConnection::new(tls.client.clone(), name).map_err(Closed::Stranger)?;
+                    return Self::open(socket, client.into(), hello, until, deliver);
+                }
+                Err(why) => last = why,
+            }
+        }
+        Err(last.into())
+    }
+
+    /// Takes up a connection that a listener accepted.
+    pub fn accept<M: DeserializeOwned>(
+        socket: TcpStream,
+        tls: &Tls,
+        hello: Hello,
+        patience: Duration,
+        deliver: impl FnMut(Event<M>) + Send + 'static,
+    ) -> Result<Self, Closed> {
+        let server = rustls::ServerConnection::new(tls.server.clone()).map_err(Closed::Stranger)?;
+        Self::open(socket, server.into(), hello, Instant::now() + patience, deliver)
+    }
+
+    /// What the peer said first.
+    pub fn peer(&self) -> &Hello {
+        &self.peer
+    }
+
+    /// Bytes on the network so far: received, sent.
+    pub fn network_bytes(&self) -> (u64, u64) {
+        (self.shared.read_bytes.load(Ordering::Relaxed), self.shared.written_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Queues a message. Waits up to `patience` for room; then the connection is closed, because what comes next would be
+    /// out of order.
+    pub fn send(&self, message: &impl Serialize, patience: Duration) -> Result<(), Closed> {
+        let bytes = encode(message)?;
+        self.shared.await_room(Instant::now() + patience)?;
+        self.shared.encrypt(&bytes)
+    }
+
+    /// Ends both directions. What is queued may be lost.
+    pub fn close(&self) {
+        self.shared.close(true);
+    }
+
+    fn open<M: DeserializeOwned>(
+        socket: TcpStream,
+        mut tls: rustls::Connection,
+        hello: Hello,
+        until: Instant,
+        mut deliver: impl FnMut(Event<M>) + Send + 'static,
+    ) -> Result<Self, Closed> {
+        socket.set_nodelay(true)?;
+        let (peer, frames) = greet(&socket, &mut tls, &hello, until)?;
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(None)?;
+        rustix::net::sockopt::set_socket_keepalive(&socket, true).map_err(io::Error::from)?;
+        let shared = Arc::new(Shared {
+            socket,
+            tls: Mutex::new(tls),
+            out: Mutex::default(),
+            changed: Condvar::new(),
+            read_bytes: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+        });
+        // (From here on a failure closes the socket.)
+        let connection = Self { shared: shared.clone(), peer };
+        let writer = shared.clone();
+        thread::Builder::new().name("pool-out".to_owned()).spawn(move || writer.write_loop())?;
+        thread::Builder::new().name("pool-in".to_owned()).spawn(move || {
+            let why = shared.read_loop(frames, &mut |message| deliver(Event::Message(message))).err();
+            let closed_here = shared.close(false);
+            deliver(Event::Closed(why.filter(|_| !closed_here).unwrap_or(Closed::Here)));
+        })?;
+        Ok(connection)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Returns whether this side closed it.
+    fn close(&self, here: bool) -> bool {
+        let closed_here = {
+            let mut out = hold(&self.out);
+            out.closed_here |= here && !out.closed;
+            out.closed = true;
+            out.closed_here
+        };
+        self.changed.notify_all();
+        // (A peer that closed first makes this fail.)
+        let _ = self.socket.shutdown(Shutdown::Both);
+        closed_here
+    }
+
+    fn await_room(&self, until: Instant) -> Result<(), Closed> {
+        let mut out = hold(&self.out);
+        while !out.closed && out.bytes >= QUEUED_BYTES_MAX {
+            let Ok(left) = left(until) else {
+                drop(out);
+                self.close(true);
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            };
+            out = self.changed.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if out.closed { Err(Closed::Here) } else { Ok(()) }
+    }
+
+    fn encrypt(&self, bytes: &[u8]) -> Result<(), Closed> {
+        let mut tls = hold(&self.tls);
+        for piece in bytes.chunks(PIECE_BYTES) {
+            tls.writer().write_all(piece)?;
+            self.queue_encrypted(&mut tls)?;
+        }
+        Ok(())
+    }
+
+    /// Queues what TLS wants to send. The caller holds the lock of TLS, so the order is that of the encryption.
+    fn queue_encrypted(&self, tls: &mut rustls::Connection) -> Result<(), Closed> {
+        let mut encrypted = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut encrypted)?;
+        }
+        if !encrypted.is_empty() {
+            let mut out = hold(&self.out);
+            out.bytes += encrypted.len();
+            out.pieces.push_back(encrypted);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn write_loop(&self) {
+        loop {
+            let piece = {
+                let mut out = hold(&self.out);
+                loop {
+                    if out.closed {
+                        return;
+                    }
+                    if let Some(piece) = out.pieces.pop_front() {
+                        break piece;
+                    }
+                    out = self.changed.wait(out).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            // (The reader's end of the socket reports why.)
+            if (&self.socket).write_all(&piece).is_err() {
+                self.close(false);
+                return;
+            }
+            self.written_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            hold(&self.out).bytes -= piece.len();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Never returns without an error: a peer that ends without one has closed the connection.
+    fn read_loop<M: DeserializeOwned>(&self, mut frames: Frames, deliver: &mut dyn FnMut(M)) -> Result<(), Closed> {
+        let mut bytes = vec![0; 64 << 10];
+        let mut plain = vec![0; 64 << 10];
+        loop {
+            while let Some(message) = frames.next_message()? {
+                deliver(message);
+            }
+            let count = (&self.socket).read(&mut bytes)?;
+            if count == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            self.read_bytes.fetch_add(count as u64, Ordering::Relaxed);
+            let mut rest = &bytes[..count];
+            let mut tls = hold(&self.tls);
+            while !rest.is_empty() {
+                tls.read_tls(&mut rest)?;
+                let processed = tls.process_new_packets();
+                // An alert tells the peer why.
+                self.queue_encrypted(&mut tls)?;
+                processed.map_err(Closed::Stranger)?;
+                take_plain(&mut tls, &mut plain, &mut frames)?;
+            }
+        }
+    }
+}
+
+/// What is decrypted.
+fn take_plain(tls: &mut rustls::Connection, plain: &mut [u8], frames: &mut Frames) -> Result<(), Closed> {
+    loop {
+        match tls.reader().read(plain) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(count) => frames.push(&plain[..count]),
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(why) => return Err(why.into()),
+        }
+    }
+}
+
+/// Shakes hands, and exchanges greetings. Returns the peer's, and what came behind it.
+fn greet(
+    socket: &TcpStream,
+    tls: &mut rustls::Connection,
+    hello: &Hello,
+    until: Instant,
+) -> Result<(Hello, Frames), Closed> {
+    let mut socket = Patient { socket, until };
+    let (mut frames, mut plain) = (Frames::default(), vec![0; 4096]);
+    let stranger = |why: io::Error| match why.downcast::<rustls::Error>() {
+        Ok(why) => Closed::Stranger(why),
+        Err(why) => Closed::Io(why),
+    };
+    while tls.is_handshaking() {
+        let done = tls.complete_io(&mut socket);
+        if done.is_err() {
+            // The alert tells the peer why. (If that fails too, the peer sees the end of the stream.)
+            while tls.wants_write() && tls.write_tls(&mut socket).is_ok() {}
+        }
+        done.map_err(stranger)?;
+    }
+    tls.writer().write_all(&encode(hello)?)?;
+    while tls.wants_write() {
+        tls.write_tls(&mut socket)?;
+    }
+    loop {
+        // (The client's greeting may have come with the end of the handshake.)
+        take_plain(tls, &mut plain, &mut frames)?;
+        if let Some(peer) = frames.next_message::<Hello>()? {
+            let same = Hello { member: peer.member, ..hello.clone() } == peer;
+            let why = if peer.version != hello.version {
+                "the peer has another version of Surgetank"
+            } else if peer.pool != hello.pool {
+                "the peer is a member of another pool"
+            } else {
+                "the peer runs as another user"
+            };
+            return if same { Ok((peer, frames)) } else { Err(Closed::Refused(why)) };
+        }
+        if tls.read_tls(&mut socket)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let processed = tls.process_new_packets();
+        while tls.wants_write() {
+            tls.write_tls(&mut socket)?;
+        }
+        processed.map_err(Closed::Stranger)?;
+    }
+}
+
+/// A socket with one patience for all that it does.
+struct Patient<'a> {
+    socket: &'a TcpStream,
+    until: Instant,
+}
+
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Linux says `EAGAIN` when the time of a socket has run out.
+fn timed_out(why: io::Error) -> io::Error {
+    if why.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { why }
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(Some(left(self.until)?))?;
+        self.socket.read(bytes).map_err(timed_out)
+    }
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(Some(left(self.until)?))?;
+        self.socket.write(bytes).map_err(timed_out)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
