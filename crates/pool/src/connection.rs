@@ -52,7 +52,7 @@ pub enum Closed {
     Stranger(rustls::Error),
     /// The peer has the secret, and is of another pool, user or version.
     Refused(&'static str),
-    /// What the peer sent is no message.
+    /// What the peer sent is not a message.
     Frame(BadFrame),
     /// This side closed it.
     Here,

@@ -38,7 +38,7 @@ struct Known {
     term: Term,
     instance: [u8; 16],
     address: String,
-    /// The number of its last request: a resend across a restart of the engine must not count as overtaken.
+    /// The number of its last request.
     number: u64,
 }
 
@@ -84,12 +84,14 @@ impl Embedded {
         let known = self.kept.members.iter().find(|(_, known)| known.instance == join.instance);
         let (member, term) = match (known.map(|(id, known)| (*id, known.term)), join.resumes) {
             (Some(again), _) => again,
-            (None, Some(id)) => {
-                let Some(before) = self.kept.members.get(&id) else { return Answer::Refused(Refusal::NotAMember) };
-                let term = Term(before.term.0 + 1);
-                self.enter(id, term, join);
-                (id, term)
-            }
+            (None, Some((id, term))) => match self.kept.members.get(&id) {
+                None => return Answer::Refused(Refusal::NotAMember),
+                Some(before) if term <= before.term => return Answer::Refused(Refusal::Superseded),
+                Some(_) => {
+                    self.enter(id, term, join);
+                    (id, term)
+                }
+            },
             (None, None) => {
                 let id = MemberId(self.kept.next_member);
                 self.kept.next_member += 1;
@@ -119,10 +121,12 @@ impl Embedded {
             return again.map_or(Answer::Refused(Refusal::Overtaken), |(_, answer)| answer.clone());
         }
         known.number = number;
+        self.last.remove(&member);
         let answer = match ask {
             Ask::Renew(after) => {
                 self.ends.insert(member, now + self.kept.lease);
-                Answer::Renewed(self.news(after))
+                // (Not kept for a resend: it may be long, and a later renewal brings the same.)
+                return Answer::Renewed(self.news(after));
             }
             Ask::Claim(directory) => self.claim(member, directory),
             Ask::Release(directory, epoch) => self.release(Claim { owner: member, epoch }, directory),

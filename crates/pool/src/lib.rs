@@ -46,7 +46,7 @@ pub struct MemberId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Term(pub u32);
 
-/// Number of an ownership. A later claim of the same directory has a higher one.
+/// Number of an ownership: the revision of its claim. So a later claim of the same directory has a higher one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::registry::{Answer, Ask, Claim, Everything, Refusal, Request};
+use crate::registry::{Answer, Ask, Claim, Refusal, Request};
 use crate::view::View;
 use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
 
 /// How long a member waits for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// So long before the end of its lease a member stops serving. Clocks may run so much faster or slower in a lease.
+    /// So long before the end of its lease a member stops serving. At least how long a kernel believes an answer, and how
+    /// far two clocks may drift apart in a lease.
     pub margin: Duration,
     /// The lease is renewed so often.
     pub renew: Duration,
@@ -72,8 +73,10 @@ pub enum Output {
     Tell(MemberId, Message),
     /// Forget what is believed of the directory, wait until the kernel has too, then call [`Member::forgotten`].
     Forget(Directory, Claim),
-    /// The directory's authority is another one now: what waited for it looks again.
+    /// The directory's authority may be another one now: what waited for it looks again.
     Changed(Directory),
+    /// The lease had run out and was renewed: all that waited looks again.
+    Serves,
     /// The membership has ended. The agent stops serving, and writes down what it holds.
     Expelled,
 }
@@ -101,35 +104,34 @@ pub struct Member {
     lease_ends: Uptime,
     renew_at: Uptime,
     number: u64,
-    /// Renewals and claims under way: number, and when each was sent.
+    /// Requests under way: number, and when each was sent.
     asked: BTreeMap<u64, (Uptime, Ask)>,
     view: View,
     held: BTreeMap<Directory, (Held, Uptime)>,
     leaving: bool,
+    /// Since when it serves nothing, to leave.
+    left: Option<Uptime>,
+    /// When leaving is tried again.
+    leave_at: Uptime,
     expelled: bool,
     outputs: VecDeque<Output>,
 }
 
 impl Member {
     /// After the registry's answer to a join that was sent at `sent`. `owned`: the directories that the catalog knows as
-    /// owned. All other claims of an earlier term are announced again.
+    /// owned. All other claims of an earlier term are given back: that term may have refused requests for them.
     ///
     /// Errors: the registry's refusal, or its answer to something else.
     pub fn new(sent: Uptime, answer: Answer, times: Times, owned: &[(Directory, Epoch)]) -> Result<Self, Answer> {
         let Answer::Joined { member, term, lease, everything } = answer else { return Err(answer) };
-        let Everything { revision, .. } = everything;
         let view = View::new(everything);
-        let everybody: BTreeSet<MemberId> = view.members().map(|record| record.id).filter(|id| *id != member).collect();
         let hold = |(directory, claim): (&Directory, Claim)| {
-            let held = if owned.contains(&(directory.clone(), claim.epoch)) {
-                Held::Owned(claim.epoch)
-            } else {
-                Held::Announced { epoch: claim.epoch, revision, missing: everybody.clone() }
-            };
+            let is_owned = owned.contains(&(directory.clone(), claim.epoch));
+            let held = if is_owned { Held::Owned(claim.epoch) } else { Held::Releasing(claim.epoch) };
             (directory.clone(), (held, Uptime::ZERO))
         };
         let held = view.owned_by(member).map(hold).collect();
-        let mut new = Self {
+        Ok(Self {
             id: member,
             term,
             times,
@@ -141,11 +143,11 @@ impl Member {
             view,
             held,
             leaving: false,
+            left: None,
+            leave_at: Uptime::MAX,
             expelled: false,
             outputs: VecDeque::new(),
-        };
-        new.count_missing();
-        Ok(new)
+        })
     }
 
     /// Which member this is.
@@ -160,7 +162,7 @@ impl Member {
 
     /// May it serve? Ask again before each answer and each publication.
     pub fn serves(&self, now: Uptime) -> bool {
-        !self.expelled && now + self.times.margin < self.lease_ends
+        !self.expelled && self.left.is_none() && now + self.times.margin < self.lease_ends
     }
 
     /// The members, as far as this one knows.
@@ -178,7 +180,7 @@ impl Member {
                 (_, Some(claim)) if claim.owner != self.id && self.view.is_lost(directory) => Authority::Lost(claim),
                 (_, Some(claim)) if claim.owner != self.id => Authority::Peer(claim),
                 (None, None) => Authority::Store,
-                // (Without `held`: an earlier term's claim, which is given back.)
+                // (Without `held`: a claim that this member does not know of, and that the next renewal gives back.)
                 (Some(_), _) | (None, Some(_)) => Authority::Between,
             }
         })
@@ -192,20 +194,44 @@ impl Member {
         }
     }
 
-    /// Gives the directory back. The caller has published all changes, and answers no request about it any more.
+    /// Gives the directory back. The caller has published all changes, and answers no request about it any more. Also for a
+    /// claim that some members do not acknowledge for longer than the caller waits.
     pub fn release(&mut self, now: Uptime, directory: &Directory) {
         let Some((held, again)) = self.held.get_mut(directory) else { return };
-        if let Held::Owned(epoch) = *held {
+        if let Held::Owned(epoch) | Held::Announced { epoch, .. } = *held {
             (*held, *again) = (Held::Releasing(epoch), now + self.times.again);
             self.ask(now, Ask::Release(directory.clone(), epoch));
         }
     }
 
-    /// Ends the membership once nothing is owned any more. From now on nothing is claimed.
+    /// Has this ownership of its own ended, and does this member know that? Otherwise it lasts, or is still to begin (others
+    /// may know of a claim before its owner), and a request that names it is answered later.
+    pub fn has_ended(&self, directory: &Directory, epoch: Epoch) -> bool {
+        match self.held.get(directory) {
+            Some((Held::Releasing(_), _)) => true,
+            Some((Held::Owned(present) | Held::Announced { epoch: present, .. }, _)) => *present != epoch,
+            Some((Held::Asked(_), _)) | None => self.view.has_ended(directory, epoch),
+        }
+    }
+
+    /// How many claims and releases are not done yet.
+    pub fn unfinished(&self) -> usize {
+        self.held.values().filter(|(held, _)| !matches!(held, Held::Owned(_))).count()
+    }
+
+    /// Ends the membership once nothing is owned any more. From now on nothing is claimed. Once nothing is owned, nothing
+    /// is served either, and after the margin the registry is asked: the others do not wait for a member that has left.
     pub fn leave(&mut self, now: Uptime) {
-        self.leaving = true;
-        if self.held.is_empty() {
-            self.ask(now, Ask::Leave);
+        (self.leaving, self.leave_at) = (true, now + self.times.again);
+        self.leave_if_free(now);
+    }
+
+    fn leave_if_free(&mut self, now: Uptime) {
+        if self.leaving && self.held.is_empty() {
+            let left = *self.left.get_or_insert(now);
+            if now >= left + self.times.margin {
+                self.ask(now, Ask::Leave);
+            }
         }
     }
 
@@ -254,6 +280,10 @@ impl Member {
                 Held::Owned(_) => {}
             }
         }
+        if self.leaving && self.leave_at <= now {
+            self.leave_at = now + again;
+            self.leave_if_free(now);
+        }
         if announces {
             // A member that does not answer may be lost.
             self.look_again(now);
@@ -262,8 +292,11 @@ impl Member {
 
     /// When [`Self::tick`] has something to do.
     pub fn wake(&self) -> Uptime {
+        if self.expelled {
+            return Uptime::MAX;
+        }
         let unfinished = self.held.values().filter(|(held, _)| !matches!(held, Held::Owned(_))).map(|(_, at)| *at);
-        unfinished.chain([self.renew_at]).min().unwrap_or(self.renew_at)
+        unfinished.chain([self.renew_at, self.leave_at]).min().unwrap_or(self.renew_at)
     }
 
     /// What is to be done now, in order.
@@ -271,15 +304,20 @@ impl Member {
         self.outputs.pop_front()
     }
 
-    /// The registry's answer to the request with this number.
+    /// The registry's answer to the request with this number, which this term sent.
     pub fn answered(&mut self, now: Uptime, number: u64, answer: Answer) {
         let asked = self.asked.remove(&number);
         match answer {
             Answer::Renewed(news) => {
+                let served = self.serves(now);
                 if let Some((sent, _)) = asked {
                     self.lease_ends = self.lease_ends.max(sent + self.lease);
                 }
-                self.view.take(news);
+                let changed = self.view.take(news);
+                self.outputs.extend(changed.into_iter().map(Output::Changed));
+                if !served && self.serves(now) {
+                    self.outputs.push_back(Output::Serves);
+                }
                 self.count_missing();
                 self.give_back(now);
             }
@@ -326,7 +364,8 @@ impl Member {
             Message::Claimed { directory, epoch, revision } => {
                 let claim = Claim { owner: from, epoch };
                 self.view.learn(&directory, Some(claim), revision);
-                self.outputs.push_back(Output::Forget(directory, claim));
+                self.outputs.push_back(Output::Forget(directory.clone(), claim));
+                self.outputs.push_back(Output::Changed(directory));
             }
             Message::Forgotten { directory, epoch } => {
                 if let Some((Held::Announced { epoch: announced, missing, .. }, _)) = self.held.get_mut(&directory)
@@ -415,9 +454,6 @@ impl Member {
         for (directory, epoch) in unknown {
             self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
             self.ask(now, Ask::Release(directory, epoch));
-        }
-        if self.leaving && self.held.is_empty() {
-            self.ask(now, Ask::Leave);
         }
     }
 

@@ -31,8 +31,9 @@ pub enum Request {
 pub struct Join {
     /// Random, one for each start of an agent. The same one is answered with the same member and term.
     pub instance: [u8; 16],
-    /// The agent replaces one that was this member and died.
-    pub resumes: Option<MemberId>,
+    /// The agent replaces one that was this member and died, as the term that its supervisor counts. Only a higher term
+    /// than the last one is accepted: the join of an agent that died meanwhile may come late.
+    pub resumes: Option<(MemberId, Term)>,
     /// Where other members reach it.
     pub address: String,
 }

@@ -1,9 +1,9 @@
 //! What a member knows of the others. It may be behind the registry, never wrong about a claim that it acknowledged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::registry::{Change, Claim, Everything, MemberRecord, News};
-use crate::{Directory, MemberId, Revision};
+use crate::{Directory, Epoch, MemberId, Revision};
 
 /// Members and claims, as far as they are known.
 #[derive(Debug)]
@@ -45,6 +45,12 @@ impl View {
         fact.is_some_and(|(revision, claim)| revision <= self.revision && !self.is_member(claim.owner))
     }
 
+    /// Is a fact known that is newer than the claim of this epoch? (An epoch is the revision of its claim.)
+    pub fn has_ended(&self, directory: &Directory, epoch: Epoch) -> bool {
+        let (known, claim) = self.claims.get(directory).copied().unwrap_or((self.revision, None));
+        known.0 >= epoch.0 && claim.is_none_or(|claim| claim.epoch != epoch)
+    }
+
     /// The directories of an owner.
     pub fn owned_by(&self, owner: MemberId) -> impl Iterator<Item = (&Directory, Claim)> {
         let claims = self.claims.iter().filter_map(|(directory, (_, claim))| Some((directory, (*claim)?)));
@@ -59,7 +65,35 @@ impl View {
         }
     }
 
-    pub fn take(&mut self, news: News) {
+    /// Returns the directories of which something else may be known now.
+    pub fn take(&mut self, news: News) -> BTreeSet<Directory> {
+        let before = self.revision;
+        let mut changed = BTreeSet::new();
+        if let News::Changes(changes, _) = &news {
+            for (revision, change) in changes.iter().filter(|(revision, _)| *revision > before) {
+                match change {
+                    Change::Claimed(directory, _) | Change::Released(directory) => {
+                        let is_new = self.claims.get(directory).is_none_or(|(known, _)| revision > known);
+                        changed.extend(is_new.then(|| directory.clone()));
+                    }
+                    Change::Left(id) | Change::Lost(id) => {
+                        changed.extend(self.owned_by(*id).map(|(directory, _)| directory.clone()));
+                    }
+                    Change::Joined(_) => {}
+                }
+            }
+        } else {
+            changed.extend(self.claims.keys().cloned());
+        }
+        let is_gap = matches!(news, News::Gap(_));
+        self.apply(news);
+        // An owner that was not known yet, and turns out to be lost.
+        let facts = self.claims.iter().filter(|(_, (known, _))| is_gap || *known > before && *known <= self.revision);
+        changed.extend(facts.filter(|(directory, _)| is_gap || self.is_lost(directory)).map(|(d, _)| d.clone()));
+        changed
+    }
+
+    fn apply(&mut self, news: News) {
         match news {
             News::Gap(everything) => self.take_everything(everything),
             News::Changes(changes, upto) => {
@@ -102,7 +136,6 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Epoch;
 
     fn directory() -> Directory {
         Directory(Box::from(&b"results"[..]))

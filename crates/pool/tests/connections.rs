@@ -177,7 +177,7 @@ fn client_that_speaks_no_tls_is_refused_at_once() {
     }
 }
 
-// A patience for each read, instead of one for the handshake, would let such a client hold a thread for ever.
+// A patience for each read, instead of one for the handshake, would let such a client hold a thread indefinitely.
 #[test]
 fn client_that_sends_a_byte_now_and_then_is_refused_after_the_patience() {
     let secret = Secret::random().unwrap();

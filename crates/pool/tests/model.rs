@@ -9,8 +9,12 @@
 
 #[path = "model/chance.rs"]
 mod chance;
+#[path = "model/checks.rs"]
+mod checks;
 #[path = "model/counts.rs"]
 mod counts;
+#[path = "model/directed.rs"]
+mod directed;
 #[path = "model/machine.rs"]
 mod machine;
 #[path = "model/programs.rs"]
@@ -21,6 +25,7 @@ mod world;
 use std::time::Duration;
 
 use counts::Counts;
+use surgetank_pool::{Answer, Authority, Directory, Embedded, Join, Member, Output, Request, Times};
 use world::World;
 
 /// Seeds of one run; `SURGETANK_POOL_SEEDS` sets another number, `SURGETANK_POOL_SEED` runs one seed.
@@ -70,7 +75,7 @@ fn members_under_faults_agree_with_the_reference() {
 fn reads_of_the_store_send_no_message_to_a_member() {
     let mut world = World::calm(7, 4);
     let counts = world.only_reads(Duration::from_secs(30));
-    assert!(counts.store_reads > 50 && counts.beliefs > 500, "{counts:?}");
+    assert!(counts.store_reads > 50 && counts.beliefs > 300, "{counts:?}");
     assert_eq!((counts.messages, counts.claims), (0, 0), "{counts:?}");
     // 4 members, 30 s, one renewal in 3 s each.
     assert!((36..=44).contains(&counts.requests), "{counts:?}");
@@ -93,7 +98,69 @@ fn member_that_is_cut_off_stops_before_it_is_lost() {
     for seed in 0..20 {
         let (answered, read) = World::calm(seed, 2).cut_off_one();
         assert!(read > Duration::ZERO && answered > read, "seed {seed}: answered at {answered:?}, read at {read:?}");
-        // Nor does it stop much too early.
-        assert!(answered - read < Duration::from_secs(2), "seed {seed}: answered at {answered:?}, read at {read:?}");
+        // By what is left of the margin when the kernel has forgotten. Nor does it stop much too early.
+        let between = answered - read;
+        assert!((400..3_000).contains(&between.as_millis()), "seed {seed}: answered at {answered:?}, read at {read:?}");
     }
+}
+
+// The registry does not wait for its lease, and no other member for its acknowledgement.
+#[test]
+fn member_that_leaves_stops_before_others_change_anything() {
+    for seed in 0..20 {
+        let read = World::calm(seed, 2).leave_while_reading();
+        assert_eq!(read, Some(0), "seed {seed}");
+    }
+}
+
+// Two requests for one claim: the first finds another owner, and the second none.
+#[test]
+fn claim_that_its_owner_does_not_want_any_more_is_given_back() {
+    let lease = Duration::from_secs(10);
+    let times =
+        Times { margin: Duration::from_secs(1), renew: Duration::from_secs(3), again: Duration::from_millis(500) };
+    let directory = Directory(b"results"[..].into());
+    let now = Duration::from_millis;
+    let mut engine = Embedded::new(lease);
+    let mut join = |instance| {
+        let answer =
+            engine.ask(now(0), Request::Join(Join { instance: [instance; 16], resumes: None, address: String::new() }));
+        Member::new(now(0), answer, times, &[]).unwrap()
+    };
+    let (mut one, mut other) = (join(1), join(2));
+    fn requests(member: &mut Member) -> Vec<(u64, Request)> {
+        let outputs = std::iter::from_fn(|| member.next_output());
+        outputs
+            .filter_map(|output| match output {
+                Output::Ask(request @ Request::Of { number, .. }) => Some((number, request)),
+                _ => None,
+            })
+            .collect()
+    }
+    let mut ask = |at: u64, member: &mut Member, (number, request): (u64, Request)| {
+        let answer = engine.ask(now(at), request);
+        member.answered(now(at), number, answer.clone());
+        answer
+    };
+    other.claim(now(1), &directory);
+    let claim = requests(&mut other).remove(0);
+    let Answer::Granted { epoch, .. } = ask(1, &mut other, claim) else { panic!("not granted") };
+    one.claim(now(2), &directory);
+    one.tick(now(600));
+    let [first, second] = requests(&mut one).try_into().unwrap();
+    assert!(matches!(ask(700, &mut one, first), Answer::Owned { .. }));
+    other.told(one.id(), surgetank_pool::Message::Forgotten { directory: directory.clone(), epoch });
+    other.release(now(800), &directory);
+    let release = requests(&mut other).pop().unwrap();
+    assert!(matches!(ask(800, &mut other, release), Answer::Released(_)));
+    assert!(matches!(ask(900, &mut one, second), Answer::Granted { .. }));
+    assert_eq!(one.unfinished(), 0, "it does not want it");
+    one.look_again(now(1_500));
+    let renewals = requests(&mut one);
+    for request in renewals {
+        ask(1_500, &mut one, request);
+    }
+    let release = requests(&mut one).pop().expect("a release");
+    assert!(matches!(ask(1_600, &mut one, release), Answer::Released(_)));
+    assert_eq!(one.authority(now(1_600), &directory), Some(Authority::Store));
 }

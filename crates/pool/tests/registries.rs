@@ -52,7 +52,7 @@ struct Player {
 }
 
 impl Player {
-    fn join(engine: &mut dyn Engine, instance: u8, resumes: Option<MemberId>) -> (Self, Everything) {
+    fn join(engine: &mut dyn Engine, instance: u8, resumes: Option<(MemberId, Term)>) -> (Self, Everything) {
         match engine.ask(joining(instance, resumes)) {
             Answer::Joined { member, term, everything, .. } => (Self { id: member, term, number: 0 }, everything),
             other => panic!("{other:?}"),
@@ -85,7 +85,7 @@ impl Player {
     }
 }
 
-fn joining(instance: u8, resumes: Option<MemberId>) -> Request {
+fn joining(instance: u8, resumes: Option<(MemberId, Term)>) -> Request {
     Request::Join(Join { instance: [instance; 16], resumes, address: format!("host-{instance}:7070") })
 }
 
@@ -198,7 +198,7 @@ fn member_whose_lease_is_over_is_lost_and_its_claims_stand() {
             "{refused:?}"
         );
         // It is a new member when it comes again.
-        assert_eq!(engine.ask(joining(3, Some(second.id))), Answer::Refused(Refusal::NotAMember));
+        assert_eq!(engine.ask(joining(3, Some((second.id, Term(2))))), Answer::Refused(Refusal::NotAMember));
         assert!(Player::join(&mut *engine, 3, None).0.id > second.id);
     }
 }
@@ -209,7 +209,7 @@ fn replaced_agent_is_the_same_member_with_a_higher_term() {
         let (mut first, _) = Player::join(&mut *engine, 1, None);
         let (epoch, _) = first.claim(&mut *engine, "results");
         engine.pass(900);
-        let (mut next, everything) = Player::join(&mut *engine, 2, Some(first.id));
+        let (mut next, everything) = Player::join(&mut *engine, 2, Some((first.id, Term(2))));
         assert_eq!((next.id, next.term), (first.id, Term(first.term.0 + 1)));
         assert_eq!(everything.claims[0].1, Claim { owner: first.id, epoch });
         let late = first.ask(&mut *engine, Ask::Release(directory("results"), epoch));
@@ -217,6 +217,17 @@ fn replaced_agent_is_the_same_member_with_a_higher_term() {
         // Its lease began again.
         engine.pass(900);
         next.changes(&mut *engine, everything.revision);
+    }
+}
+
+// It would expel the agent that works.
+#[test]
+fn late_join_of_an_agent_that_died_is_refused() {
+    for mut engine in engines() {
+        let (first, _) = Player::join(&mut *engine, 1, None);
+        let (mut third, everything) = Player::join(&mut *engine, 3, Some((first.id, Term(3))));
+        assert_eq!(engine.ask(joining(2, Some((first.id, Term(2))))), Answer::Refused(Refusal::Superseded));
+        third.changes(&mut *engine, everything.revision);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use surgetank_pool::Directory;
+use surgetank_pool::{Authority, Directory};
 
 use super::world::{Event, MACHINES_MAX, World};
 
@@ -13,29 +13,48 @@ impl World {
         let able: Vec<usize> = (0..self.machines.len())
             .filter(|number| !self.machines[*number].is_gone && !self.machines[*number].is_paused)
             .collect();
+        for machine in able.clone() {
+            if self.machines[machine].leaves {
+                self.give_up_all(machine);
+            }
+        }
         if able.is_empty() || !self.works {
             return;
         }
         let machine = able[self.rng.usize(..able.len())];
         let directory = self.directories[self.rng.usize(..self.directories.len())].clone();
-        if !self.machines[machine].leaves && self.machines[machine].operations.len() < 20 {
-            let writes = !self.only_reads && self.rng.u32(0..3) == 0;
+        if self.machines[machine].operations.len() < 20 {
+            let only_reads = self.only_reads || self.machines[machine].leaves;
+            let writes = !only_reads && self.rng.u32(0..3) == 0;
             // Programs read more than once.
             for _ in 0..self.rng.u32(1..4) {
                 self.begin(machine, writes, directory.clone());
             }
         }
-        if !self.only_reads && (self.machines[machine].leaves || self.rng.u32(0..6) == 0) {
-            let all = std::mem::take(&mut self.machines[machine].catalog);
-            let idle: Vec<Directory> =
-                all.keys().filter(|_| self.rng.bool() || self.machines[machine].leaves).cloned().collect();
-            self.machines[machine].catalog = all;
+        if !self.only_reads && self.rng.u32(0..6) == 0 {
+            let all: Vec<Directory> = self.machines[machine].catalog.keys().cloned().collect();
+            let idle: Vec<Directory> = all.into_iter().filter(|_| self.rng.bool()).collect();
             self.machines[machine].idle.extend(idle);
             self.drive(machine);
         }
         if self.faults && self.rng.u32(0..40) == 0 {
             self.fault(machine);
         }
+    }
+
+    /// Also claims that others do not acknowledge.
+    fn give_up_all(&mut self, machine: usize) {
+        let now = self.clock(machine);
+        for directory in self.directories.clone() {
+            let here = &mut self.machines[machine];
+            match here.member.as_mut() {
+                Some(member) if member.authority(now, &directory) == Some(Authority::Between) => {
+                    member.release(now, &directory);
+                }
+                _ => drop(here.idle.insert(directory)),
+            }
+        }
+        self.drive(machine);
     }
 
     fn fault(&mut self, machine: usize) {
@@ -54,11 +73,17 @@ impl World {
                 self.after(time, Event::Resumed { machine });
             }
             7..=8 => {
-                if let Some(member) = self.machines[machine].member.take() {
-                    self.machines[machine].incarnation += 1;
+                // (Also one that has not joined yet.)
+                let here = &mut self.machines[machine];
+                if here.member.take().is_some() || here.joining.take().is_some() {
+                    here.incarnation += 1;
+                    if let Some((_, term)) = &mut here.last_term {
+                        term.0 += 1;
+                    }
+                    let resumes = here.last_term;
                     self.counts.replaced += 1;
                     let replaced = Duration::from_millis(self.rng.u64(20..4_000));
-                    self.after(replaced, Event::Started { machine, resumes: Some(member.id()) });
+                    self.after(replaced, Event::Started { machine, resumes });
                 }
             }
             9 => {
@@ -75,7 +100,7 @@ impl World {
             }
             _ => {
                 let staying = self.machines.iter().filter(|machine| !machine.is_gone && !machine.leaves).count();
-                if staying > 1 && self.machines[machine].operations.is_empty() {
+                if staying > 1 && !self.machines[machine].leaves {
                     self.machines[machine].leaves = true;
                     let now = self.clock(machine);
                     if let Some(member) = self.machines[machine].member.as_mut() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use surgetank_pool::{Directory, Epoch, Member, MemberId, Uptime};
+use surgetank_pool::{Directory, Epoch, Join, Member, MemberId, Term, Uptime};
 
 use super::world::{Event, Operation};
 
@@ -11,8 +11,6 @@ use super::world::{Event, Operation};
 pub struct Own {
     pub epoch: Epoch,
     pub version: u64,
-    /// Changes whose effect is in `version`: a resend gets the first answer.
-    pub done: BTreeMap<u64, u64>,
 }
 
 pub struct Machine {
@@ -22,9 +20,15 @@ pub struct Machine {
     pub member: Option<Member>,
     /// Grows at each start of the agent: connections end with it.
     pub incarnation: u32,
-    /// An agent that has not joined yet: its instance, whose member it resumes, and since when it asks.
-    pub joining: Option<([u8; 16], Option<MemberId>, Uptime)>,
+    /// Of an agent that has not joined yet.
+    pub joining: Option<Join>,
+    /// What its supervisor knows of the membership.
+    pub last_term: Option<(MemberId, Term)>,
+    /// How many memberships have ended.
+    pub memberships: u32,
     pub catalog: BTreeMap<Directory, Own>,
+    /// Changes that it carried out, and what each made of its directory: a resend gets the first answer. In the catalog.
+    pub done: BTreeMap<u64, u64>,
     /// What the store said: a version, and until when it is believed.
     pub beliefs: BTreeMap<Directory, (u64, Uptime)>,
     /// Grows when what a read under way will bring must not be believed.
@@ -50,7 +54,10 @@ impl Machine {
             member: None,
             incarnation: 0,
             joining: None,
+            last_term: None,
+            memberships: 0,
             catalog: BTreeMap::new(),
+            done: BTreeMap::new(),
             beliefs: BTreeMap::new(),
             generations: BTreeMap::new(),
             operations: Vec::new(),

@@ -1,22 +1,22 @@
 //! The machines, the network, the registry and the store, and who does what when.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use fastrand::Rng;
 use surgetank_pool::{
-    Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Request, Times,
-    Uptime,
+    Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal, Request,
+    Term, Times, Uptime,
 };
 
 use super::counts::Counts;
 use super::machine::{Machine, Own};
 
-const LEASE: Duration = Duration::from_secs(10);
+pub const LEASE: Duration = Duration::from_secs(10);
 pub const TIMES: Times =
-    Times { margin: Duration::from_millis(500), renew: Duration::from_secs(3), again: Duration::from_millis(500) };
-/// How long an answer of the store is believed.
+    Times { margin: Duration::from_millis(1_500), renew: Duration::from_secs(3), again: Duration::from_millis(500) };
+/// How long a kernel believes an answer of the store. It does not ask the agent meanwhile.
 pub const BELIEF: Duration = Duration::from_secs(1);
 pub const MACHINES_MAX: usize = 7;
 
@@ -30,17 +30,32 @@ pub struct Operation {
     pub at_least: u64,
     /// A read of the store is under way.
     pub reading: bool,
-    /// When it is sent to a peer again.
-    pub again: Uptime,
+    /// The owner that was asked and has not answered, and when it is asked again. It may have carried out the operation: no
+    /// other one is asked.
+    pub waits: Option<(Claim, Uptime)>,
+    /// An ownership that has ended, as its owner said.
+    pub refused: Option<Epoch>,
 }
 
 /// What a message between two agents says.
 #[derive(Debug, Clone)]
 pub enum Frame {
     Claims(Message),
-    Do { id: u64, writes: bool, directory: Directory, epoch: Epoch },
-    Done { id: u64, version: u64 },
-    NotOwner,
+    Do {
+        id: u64,
+        writes: bool,
+        directory: Directory,
+        epoch: Epoch,
+    },
+    Done {
+        id: u64,
+        version: u64,
+    },
+    /// That ownership has ended.
+    NotOwner {
+        id: u64,
+        epoch: Epoch,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +107,7 @@ pub enum Event {
     },
     Started {
         machine: usize,
-        resumes: Option<MemberId>,
+        resumes: Option<(MemberId, Term)>,
     },
     RegistryBack,
     Step,
@@ -122,16 +137,16 @@ pub struct World {
     events: BTreeMap<u64, Event>,
     order: BinaryHeap<Timed>,
     next_event: u64,
-    registry: Embedded,
+    pub registry: Embedded,
     pub registry_is_up: bool,
     pub machines: Vec<Machine>,
-    numbers: BTreeMap<MemberId, usize>,
+    pub numbers: BTreeMap<MemberId, usize>,
     pub directories: Vec<Directory>,
     store: BTreeMap<Directory, u64>,
     pub answered: BTreeMap<Directory, u64>,
     pub begun: BTreeMap<Directory, u64>,
-    /// Directories whose owner was lost: what it had not published is gone.
-    lost: BTreeSet<Directory>,
+    /// What each change made of its directory: carried out once. (By which machine, and in which of its memberships.)
+    pub applied: BTreeMap<u64, (u64, usize, u32)>,
     /// Cut connections: two machines (`None`: the registry), until when.
     pub cuts: BTreeMap<(Option<usize>, usize), Uptime>,
     pub next_operation: u64,
@@ -140,7 +155,7 @@ pub struct World {
     pub faults: bool,
     pub only_reads: bool,
     /// The registry's answers to the second machine take so much longer.
-    answers_take: Duration,
+    pub answers_take: Duration,
     pub counts: Counts,
 }
 
@@ -171,7 +186,7 @@ impl World {
             store: BTreeMap::new(),
             answered: BTreeMap::new(),
             begun: BTreeMap::new(),
-            lost: BTreeSet::new(),
+            applied: BTreeMap::new(),
             cuts: BTreeMap::new(),
             next_operation: 0,
             works: false,
@@ -194,57 +209,12 @@ impl World {
         for (number, machine) in self.machines.iter().enumerate() {
             let operations = &machine.operations;
             assert!(operations.is_empty(), "seed {}: machine {number} waits for ever: {operations:?}", self.seed);
+            assert!(!machine.leaves || machine.is_gone, "seed {}: machine {number} does not get away", self.seed);
+            let unfinished = machine.member.as_ref().map_or(0, Member::unfinished);
+            assert_eq!(unfinished, 0, "seed {}: machine {number} does not finish {:?}", self.seed, machine.member);
         }
+        self.look_at_claims();
         self.counts
-    }
-
-    /// Programs on all members read.
-    pub fn only_reads(&mut self, time: Duration) -> Counts {
-        (self.works, self.only_reads) = (true, true);
-        self.until(time);
-        self.counts.clone()
-    }
-
-    /// One machine changes one directory: the counts of the first change, and of all others.
-    pub fn changes_by_one(&mut self, time: Duration) -> (Counts, Counts) {
-        let second = Duration::from_secs(1);
-        self.until(second);
-        let directory = self.directories[0].clone();
-        self.begin(0, true, directory.clone());
-        self.until(2 * second);
-        let first = std::mem::take(&mut self.counts);
-        let mut at = 2 * second;
-        while at < time {
-            at += second / 20;
-            self.begin(0, true, directory.clone());
-            self.until(at);
-        }
-        (first, self.counts.clone())
-    }
-
-    /// A member that sees only the store reads on, while another one changes what it reads. Returns when the change was
-    /// answered, and when the member that was cut off read for the last time.
-    pub fn cut_off_one(&mut self) -> (Uptime, Uptime) {
-        self.answers_take = Duration::from_secs(2);
-        self.until(LEASE);
-        let directory = self.directories[0].clone();
-        let end = self.now + 2 * LEASE;
-        self.cuts.extend([((None, 1), end), ((Some(0), 1), end)]);
-        self.begin(0, true, directory.clone());
-        let (mut answered, mut read) = (Uptime::ZERO, Uptime::ZERO);
-        while self.now < end {
-            if self.machines[1].operations.is_empty() {
-                self.begin(1, false, directory.clone());
-            }
-            let before = (self.counts.operations, self.answered.contains_key(&directory));
-            self.until(self.now + Duration::from_millis(5));
-            if self.answered.contains_key(&directory) && !before.1 {
-                answered = self.now;
-            } else if self.counts.operations > before.0 {
-                read = self.now;
-            }
-        }
-        (answered, read)
     }
 
     pub fn add_machine(&mut self) {
@@ -264,7 +234,7 @@ impl World {
         self.events.insert(number, event);
     }
 
-    fn until(&mut self, end: Uptime) {
+    pub fn until(&mut self, end: Uptime) {
         while let Some(Reverse((at, number))) = self.order.peek().copied()
             && at <= end
         {
@@ -297,8 +267,10 @@ impl World {
     fn send_registry(&mut self, machine: usize, request: Request) {
         self.counts.requests += 1;
         let (incarnation, sent) = (self.machines[machine].incarnation, self.clock(machine));
-        if let Some(delay) = self.delay(None, machine) {
-            self.after(delay, Event::Asked { machine, incarnation, sent, request });
+        for _ in 0..self.copies() {
+            if let Some(delay) = self.delay(None, machine) {
+                self.after(delay, Event::Asked { machine, incarnation, sent, request: request.clone() });
+            }
         }
     }
 
@@ -307,10 +279,17 @@ impl World {
         let Some(&to) = self.numbers.get(&to) else { return };
         self.counts.messages += 1;
         let pair = (machine.min(to), machine.max(to));
-        if let Some(delay) = self.delay(Some(pair.0), pair.1) {
-            let incarnation = self.machines[to].incarnation;
-            self.after(delay, Event::Arrived { from, to, incarnation, frame });
+        for _ in 0..self.copies() {
+            if let Some(delay) = self.delay(Some(pair.0), pair.1) {
+                let incarnation = self.machines[to].incarnation;
+                self.after(delay, Event::Arrived { from, to, incarnation, frame: frame.clone() });
+            }
         }
+    }
+
+    /// A message may come twice.
+    fn copies(&mut self) -> u32 {
+        1 + u32::from(self.faults && self.rng.u32(0..100) == 0)
     }
 
     fn happen(&mut self, event: Event) {
@@ -394,36 +373,34 @@ impl World {
 
     // Agents.
 
-    fn start(&mut self, machine: usize, resumes: Option<MemberId>) {
+    fn start(&mut self, machine: usize, resumes: Option<(MemberId, Term)>) {
         if self.machines[machine].is_gone {
             return;
         }
         let instance = std::array::from_fn(|_| self.rng.u8(..));
-        let since = self.clock(machine);
         let machine_now = &mut self.machines[machine];
         machine_now.incarnation += 1;
         machine_now.member = None;
-        machine_now.joining = Some((instance, resumes, since));
-        machine_now.beliefs.clear();
+        machine_now.joining = Some(Join { instance, resumes, address: format!("machine-{machine}") });
         for operation in &mut machine_now.operations {
-            (operation.reading, operation.again) = (false, Uptime::ZERO);
+            operation.reading = false;
         }
         self.tick(machine);
     }
 
     fn tick(&mut self, machine: usize) {
         let now = self.clock(machine);
-        if let Some((instance, resumes, _)) = self.machines[machine].joining {
-            let address = format!("machine-{machine}");
-            self.send_registry(machine, Request::Join(Join { instance, resumes, address }));
+        if let Some(join) = self.machines[machine].joining.clone() {
+            self.send_registry(machine, Request::Join(join));
             self.tick_after(machine, TIMES.again);
         } else if let Some(member) = self.machines[machine].member.as_mut() {
             member.tick(now);
             let wake = member.wake();
             let wake = self.machines[machine].true_time(wake);
-            // (Operations are tried again, too.)
+            // (Peers are asked again, too.)
             let wait = wake.saturating_sub(self.now).clamp(Duration::from_millis(1), TIMES.again);
             self.tick_after(machine, wait);
+            self.ask_peers_again(machine);
         }
     }
 
@@ -435,25 +412,41 @@ impl World {
 
     fn answer(&mut self, machine: usize, sent: Uptime, number: u64, answer: Answer) {
         let now = self.clock(machine);
-        if let Some((_, resumes, _)) = self.machines[machine].joining {
+        if let Some(Join { resumes, .. }) = self.machines[machine].joining {
             let own: Vec<_> =
                 self.machines[machine].catalog.iter().map(|(directory, own)| (directory.clone(), own.epoch)).collect();
             match Member::new(sent, answer, TIMES, &own) {
-                Ok(member) => {
+                Ok(mut member) => {
                     self.numbers.insert(member.id(), machine);
-                    self.machines[machine].joining = None;
-                    self.machines[machine].member = Some(member);
+                    let here = &mut self.machines[machine];
+                    if here.leaves {
+                        member.leave(now);
+                    }
+                    here.last_term = Some((member.id(), member.term()));
+                    (here.joining, here.member) = (None, Some(member));
                     self.tick(machine);
+                    self.advance_all(machine);
                 }
                 // Its lease ended before it was replaced.
-                Err(Answer::Refused(_)) if resumes.is_some() => self.expelled(machine),
+                Err(Answer::Refused(_)) if resumes.is_some() => {
+                    self.lease_must_have_ended(machine, resumes.map(|(id, _)| id));
+                    self.expelled(machine);
+                }
                 Err(_) => {}
             }
         } else if let Some(member) = self.machines[machine].member.as_mut() {
-            if matches!(answer, Answer::Granted { .. }) {
-                self.counts.claims += 1;
+            let id = member.id();
+            self.counts.claims += u64::from(matches!(answer, Answer::Granted { .. }));
+            match answer {
+                Answer::Left => self.counts.left += 1,
+                Answer::Refused(Refusal::Superseded) => panic!("seed {}: machine {machine} is superseded", self.seed),
+                _ => {}
             }
+            let refused = answer == Answer::Refused(Refusal::NotAMember);
             member.answered(now, number, answer);
+            if refused {
+                self.lease_must_have_ended(machine, Some(id));
+            }
         }
     }
 
@@ -463,9 +456,18 @@ impl World {
         match frame {
             Frame::Claims(message) => member.told(from, message),
             Frame::Do { id, writes, directory, epoch } => {
-                let ours = member.authority(now, &directory) == Some(Authority::Ours(epoch));
-                let version = if ours { self.decide(to, id, writes, &directory, epoch) } else { None };
-                let frame = version.map_or(Frame::NotOwner, |version| Frame::Done { id, version });
+                let authority = member.authority(now, &directory);
+                // The answer comes later: the sender asks again.
+                let is_later = authority.is_none() || !member.has_ended(&directory, epoch);
+                let done = self.machines[to].done.get(&id).copied();
+                let frame = match done {
+                    Some(version) => Frame::Done { id, version },
+                    None if authority == Some(Authority::Ours(epoch)) => {
+                        Frame::Done { id, version: self.decide(to, id, writes, &directory, epoch) }
+                    }
+                    None if is_later => return,
+                    None => Frame::NotOwner { id, epoch },
+                };
                 self.send_member(to, from, frame);
             }
             Frame::Done { id, version } => {
@@ -473,37 +475,37 @@ impl World {
                     self.counts.at_peers += 1;
                 }
             }
-            Frame::NotOwner => member.look_again(now),
+            Frame::NotOwner { id, epoch } => self.refused(to, id, epoch),
         }
     }
 
-    /// What the owner does. `None`: it is giving the directory back.
-    pub fn decide(
-        &mut self,
-        machine: usize,
-        id: u64,
-        writes: bool,
-        directory: &Directory,
-        epoch: Epoch,
-    ) -> Option<u64> {
+    /// What the owner does.
+    pub fn decide(&mut self, machine: usize, id: u64, writes: bool, directory: &Directory, epoch: Epoch) -> u64 {
         let stored = self.store.get(directory).copied().unwrap_or(0);
         let owner = &mut self.machines[machine];
-        if owner.catalog.get(directory).is_none_or(|own| own.epoch != epoch) {
-            owner.catalog.insert(directory.clone(), Own { epoch, version: stored, done: BTreeMap::new() });
+        if let Some(version) = owner.done.get(&id) {
+            return *version;
         }
-        owner.forget(directory);
-        let own = owner.catalog.get_mut(directory)?;
-        if !writes {
-            return Some(own.version);
+        if writes {
+            owner.forget(directory);
         }
-        if let Some(version) = own.done.get(&id) {
-            return Some(*version);
+        let new = Own { epoch, version: stored };
+        let own = owner.catalog.entry(directory.clone()).or_insert(new);
+        if own.epoch != epoch {
+            *own = Own { epoch, version: stored };
         }
-        own.version += 1;
-        own.done.insert(id, own.version);
+        own.version += u64::from(writes);
         let version = own.version;
-        self.begun.insert(directory.clone(), version);
-        Some(version)
+        if writes {
+            owner.done.insert(id, version);
+            let now = (version, machine, owner.memberships);
+            let before = self.applied.insert(id, now);
+            // (A member that is gone cannot say that it has done it.)
+            let twice = before.is_some_and(|(_, by, membership)| self.machines[by].memberships == membership);
+            assert!(!twice, "seed {}: operation {id} is carried out twice: {before:?}, {now:?}", self.seed);
+            self.begun.insert(directory.clone(), version);
+        }
+        version
     }
 
     /// Gives back some owned directories: publishes, then releases.
@@ -522,26 +524,26 @@ impl World {
         }
     }
 
-    /// The lease has ended: what was not published is lost, and the programs get EIO.
+    /// The membership has ended: what was not published is lost, and the programs get EIO.
     fn expelled(&mut self, machine: usize) {
-        let now_lost: Vec<Directory> = self.machines[machine].catalog.keys().cloned().collect();
-        self.lost.extend(now_lost);
         let gone = &mut self.machines[machine];
         gone.catalog.clear();
-        gone.beliefs.clear();
+        gone.done.clear();
+        gone.memberships += 1;
         gone.member = None;
+        gone.last_term = None;
         gone.operations.clear();
         if gone.leaves {
             gone.is_gone = true;
-            self.counts.left += 1;
         } else {
             self.counts.expelled += 1;
             self.after(Duration::from_millis(100), Event::Started { machine, resumes: None });
         }
     }
 
-    /// Carries out what the member and the programs of a machine have to do.
+    /// Carries out what the member wants done.
     pub fn drive(&mut self, machine: usize) {
+        self.publish(machine);
         while let Some(output) = self.machines[machine].member.as_mut().and_then(Member::next_output) {
             match output {
                 Output::Ask(request) => self.send_registry(machine, request),
@@ -554,35 +556,21 @@ impl World {
                     let wait = Duration::from_micros(self.rng.u64(0..200_000));
                     self.after(wait, Event::Forgotten { machine, incarnation, directory, claim });
                 }
-                Output::Changed(_) => {}
+                Output::Changed(directory) => {
+                    let waiting = self.machines[machine].operations.iter().filter(|one| one.directory == directory);
+                    for id in waiting.map(|one| one.id).collect::<Vec<_>>() {
+                        self.advance(machine, id);
+                    }
+                }
+                Output::Serves => self.advance_all(machine),
                 Output::Expelled => self.expelled(machine),
-            }
-        }
-        for id in self.machines[machine].operations.iter().map(|o| o.id).collect::<Vec<_>>() {
-            self.advance(machine, id);
-        }
-        if self.machines[machine].member.as_ref().is_some() {
-            self.publish(machine);
-        }
-        // What that made it send.
-        while let Some(output) = self.machines[machine].member.as_mut().and_then(Member::next_output) {
-            match output {
-                Output::Ask(request) => self.send_registry(machine, request),
-                Output::Tell(to, message) => self.send_member(machine, to, Frame::Claims(message)),
-                other => panic!("{other:?} by a claim or a release"),
             }
         }
     }
 
-    fn look_at_owners(&self) {
-        for directory in &self.directories {
-            let owns = |machine: &&Machine| {
-                let clock = machine.clock(self.now);
-                let authority = machine.member.as_ref().and_then(|member| member.authority(clock, directory));
-                !machine.is_gone && matches!(authority, Some(Authority::Ours(_)))
-            };
-            let owners = self.machines.iter().filter(owns).count();
-            assert!(owners <= 1, "seed {}, {:?}: {owners} owners of {directory:?}", self.seed, self.now);
+    fn advance_all(&mut self, machine: usize) {
+        for id in self.machines[machine].operations.iter().map(|one| one.id).collect::<Vec<_>>() {
+            self.advance(machine, id);
         }
     }
 }
