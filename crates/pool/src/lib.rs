@@ -4,7 +4,8 @@
 //! member that decides its names. A directory of the store gets its owner by a *claim* at the *registry* ([`registry`]).
 //! [`Member`] is the part of an agent that keeps its lease, claims, and tells the others. Neither it nor the engine opens
 //! a socket or reads a clock: time and messages come in as arguments and go out as [`Output`]s. So the model in
-//! `tests/model.rs` runs the same code over a network that loses, delays and cuts. [`Connection`] carries the messages.
+//! `tests/model.rs` runs the same code over a network that loses, delays and cuts. [`Membership`] runs a member over
+//! [`Connection`]s.
 //!
 //! Invariants:
 //! - At every moment at most one member that may serve owns a directory. A member whose lease has ended serves nothing.
@@ -21,6 +22,7 @@ pub mod connection;
 mod embedded;
 pub mod frame;
 mod member;
+pub mod membership;
 pub mod registry;
 pub mod secret;
 mod view;
@@ -32,6 +34,7 @@ use serde::{Deserialize, Serialize};
 pub use connection::Connection;
 pub use embedded::{Embedded, Kept};
 pub use member::{Authority, Member, Message, Output, Times};
+pub use membership::Membership;
 pub use registry::{Answer, Ask, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
 pub use secret::Secret;
 

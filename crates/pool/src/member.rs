@@ -170,6 +170,11 @@ impl Member {
         self.view.members().map(|record| record.id)
     }
 
+    /// Where another member is reached.
+    pub fn address_of(&self, id: MemberId) -> Option<&str> {
+        self.view.members().find(|record| record.id == id).map(|record| record.address.as_str())
+    }
+
     /// Who decides the names of the directory, as far as this member knows. `None`: it may not serve.
     pub fn authority(&self, now: Uptime, directory: &Directory) -> Option<Authority> {
         self.serves(now).then(|| {

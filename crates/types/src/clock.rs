@@ -39,6 +39,12 @@ impl Moment {
     }
 }
 
+/// Time since the machine started, with the time for which it slept (`CLOCK_BOOTTIME`): for leases.
+pub fn uptime() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// Monotonic time, for intervals.
 pub fn tick() -> Instant {
     Instant::now()

@@ -1,0 +1,220 @@
+//! Members at work, in one process and over real sockets.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test reports by a panic
+
+use std::io::ErrorKind;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use surgetank_pool::membership::{Host, Joining, NotClaimed, RegistryAt, Resumed};
+use surgetank_pool::{Authority, Directory, Epoch, MemberId, Membership, Secret, Term, Times};
+
+const LEASE: Duration = Duration::from_secs(2);
+const TIMES: Times =
+    Times { margin: Duration::from_millis(300), renew: Duration::from_millis(500), again: Duration::from_millis(200) };
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Writes down what it is asked to do.
+#[derive(Default)]
+struct Notes {
+    forgot: Mutex<Vec<Directory>>,
+    expelled: Mutex<bool>,
+}
+
+impl Host for Notes {
+    fn forget(&self, directory: &Directory) {
+        // (As a kernel that needs a while.)
+        thread::sleep(Duration::from_millis(20));
+        self.forgot.lock().unwrap().push(directory.clone());
+    }
+    fn expelled(&self) {
+        *self.expelled.lock().unwrap() = true;
+    }
+}
+
+struct One {
+    membership: Membership,
+    notes: Arc<Notes>,
+}
+
+impl One {
+    fn id(&self) -> MemberId {
+        self.membership.id().unwrap().0
+    }
+    fn forgot(&self) -> Vec<Directory> {
+        self.notes.forgot.lock().unwrap().clone()
+    }
+}
+
+/// One pool.
+struct Pool {
+    secret: Secret,
+    registry: Option<String>,
+}
+
+impl Pool {
+    fn new() -> Self {
+        Self { secret: Secret::random().unwrap(), registry: None }
+    }
+
+    fn joining(&self) -> Joining {
+        Joining {
+            secret: self.secret.clone(),
+            pool: [3; 16],
+            registry: self.registry.clone().map_or(RegistryAt::Here(LEASE), RegistryAt::Peer),
+            host: "127.0.0.1".to_owned(),
+            resumes: None,
+            times: TIMES,
+            patience: PATIENCE,
+        }
+    }
+
+    fn join(&mut self) -> One {
+        let one = start(self.joining()).unwrap();
+        self.registry.get_or_insert_with(|| one.membership.address().to_owned());
+        one
+    }
+}
+
+fn start(joining: Joining) -> std::io::Result<One> {
+    let notes = Arc::new(Notes::default());
+    Ok(One { membership: Membership::join(joining, notes.clone())?, notes })
+}
+
+fn directory(name: &str) -> Directory {
+    Directory(name.as_bytes().into())
+}
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn claim_is_known_to_all_members_when_it_is_granted() {
+    let mut pool = Pool::new();
+    let members: Vec<One> = (0..4).map(|_| pool.join()).collect();
+    let results = directory("results");
+    let epoch = members[1].membership.claim(&results, PATIENCE).unwrap();
+    assert_eq!(members[1].membership.authority(&results), Some(Authority::Ours(epoch)));
+    for (number, one) in members.iter().enumerate() {
+        // Each has forgotten it, and none twice.
+        let forgot = if number == 1 { vec![] } else { vec![results.clone()] };
+        assert_eq!(one.forgot(), forgot, "member {number}");
+        if number != 1 {
+            let refused = one.membership.claim(&results, PATIENCE).unwrap_err();
+            assert!(matches!(refused, NotClaimed::Owned(claim) if claim.owner == members[1].id()), "{refused:?}");
+        }
+    }
+    // The directory is another member's next, at a higher epoch.
+    members[1].membership.release(&results);
+    let mut next = Err(NotClaimed::TimedOut);
+    wait_until("a claim after the release", || {
+        next = members[3].membership.claim(&results, PATIENCE);
+        next.is_ok()
+    });
+    assert!(next.unwrap() > epoch);
+    let peers = members[3].membership.network_bytes();
+    assert_eq!(peers.len(), 3, "{peers:?}");
+    assert!(peers.iter().all(|(_, (received, sent))| *received > 0 && *sent > 0), "{peers:?}");
+}
+
+#[test]
+fn claims_of_many_members_at_once_give_each_directory_one_owner() {
+    let mut pool = Pool::new();
+    let members: Vec<One> = (0..4).map(|_| pool.join()).collect();
+    let directories: Vec<Directory> = (0..30).map(|number| directory(&format!("d{number}"))).collect();
+    let granted: Vec<usize> = thread::scope(|scope| {
+        let claims = members.iter().map(|one| {
+            let directories = &directories;
+            scope.spawn(move || {
+                directories.iter().filter(|directory| one.membership.claim(directory, PATIENCE).is_ok()).count()
+            })
+        });
+        claims.collect::<Vec<_>>().into_iter().map(|claims| claims.join().unwrap()).collect()
+    });
+    assert_eq!(granted.iter().sum::<usize>(), directories.len(), "{granted:?}");
+}
+
+#[test]
+fn member_that_dies_is_lost_after_its_lease_and_its_claim_stands() {
+    let mut pool = Pool::new();
+    let (first, second) = (pool.join(), pool.join());
+    second.membership.claim(&directory("lost"), PATIENCE).unwrap();
+    let dead = second.id();
+    drop(second);
+    let began = Instant::now();
+    // It is waited for as long as it may serve.
+    first.membership.claim(&directory("other"), PATIENCE).unwrap();
+    let took = began.elapsed();
+    assert!((LEASE / 2..LEASE * 3).contains(&took), "{took:?}");
+    assert_eq!(first.membership.members(), [first.id()]);
+    let refused = first.membership.claim(&directory("lost"), PATIENCE).unwrap_err();
+    assert!(matches!(refused, NotClaimed::OwnerLost(claim) if claim.owner == dead), "{refused:?}");
+    // Without it there is no wait.
+    let began = Instant::now();
+    first.membership.claim(&directory("third"), PATIENCE).unwrap();
+    assert!(began.elapsed() < LEASE / 4, "{:?}", began.elapsed());
+}
+
+#[test]
+fn replaced_agent_keeps_its_claims_and_gives_back_what_it_does_not_know() {
+    let mut pool = Pool::new();
+    let (first, second) = (pool.join(), pool.join());
+    let (known, unknown) = (directory("known"), directory("unknown"));
+    let epoch: Epoch = second.membership.claim(&known, PATIENCE).unwrap();
+    second.membership.claim(&unknown, PATIENCE).unwrap();
+    let (id, term) = second.membership.id().unwrap();
+    drop(second);
+    let term = Term(term.0 + 1);
+    let resumes = Some(Resumed { member: id, term, owned: vec![(known.clone(), epoch)] });
+    let second = start(Joining { resumes, ..pool.joining() }).unwrap();
+    assert_eq!(second.membership.id(), Some((id, term)));
+    assert_eq!(second.membership.authority(&known), Some(Authority::Ours(epoch)));
+    wait_until("the other directory to be the store's", || first.membership.claim(&unknown, PATIENCE).is_ok());
+    assert!(!*second.notes.expelled.lock().unwrap());
+    // An agent of the earlier term comes too late.
+    let late = start(Joining { resumes: Some(Resumed { member: id, term, owned: vec![] }), ..pool.joining() })
+        .map(|_| ())
+        .unwrap_err();
+    assert!(late.to_string().contains("a later agent is this member"), "{late}");
+}
+
+#[test]
+fn member_leaves_and_is_not_waited_for() {
+    let mut pool = Pool::new();
+    let (first, second, third) = (pool.join(), pool.join(), pool.join());
+    let claimed = directory("results");
+    second.membership.claim(&claimed, PATIENCE).unwrap();
+    second.membership.release(&claimed);
+    let notes = second.notes.clone();
+    assert!(second.membership.leave(PATIENCE));
+    assert!(*notes.expelled.lock().unwrap());
+    let began = Instant::now();
+    first.membership.claim(&claimed, PATIENCE).unwrap();
+    assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
+    wait_until("the third to know that the second left", || third.membership.members().len() == 2);
+}
+
+#[test]
+fn agent_with_another_secret_does_not_join() {
+    let mut pool = Pool::new();
+    let _first = pool.join();
+    let joining = Joining { secret: Secret::random().unwrap(), patience: Duration::from_secs(1), ..pool.joining() };
+    let refused = start(joining).map(|_| ()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::TimedOut);
+    assert!(refused.to_string().contains("the peer does not have the pool's secret"), "{refused}");
+}
+
+#[test]
+fn agent_without_a_registry_says_which_one_it_tried() {
+    let mut pool = Pool::new();
+    pool.registry = Some("127.0.0.1:1".to_owned());
+    let joining = Joining { patience: Duration::from_millis(700), ..pool.joining() };
+    let refused = start(joining).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().starts_with("the pool's registry at 127.0.0.1:1 was not reached: "), "{refused}");
+}
