@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -27,6 +27,9 @@ use crate::{MemberId, Term};
 pub const PROTOCOL: u16 = 1;
 /// So much waits to be written before a sender waits.
 pub const QUEUED_BYTES_MAX: usize = 4 << 20;
+/// After so long without an acknowledgement the connection is closed: before a lease ends, so that there is time for
+/// another connection.
+const SILENCE: Duration = Duration::from_secs(4);
 /// Encrypted at once.
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -50,7 +53,7 @@ pub enum Closed {
     Io(io::Error),
     /// The peer has another secret, or speaks no TLS.
     Stranger(rustls::Error),
-    /// The peer has the secret, and is of another pool, user or version.
+    /// The peer has the secret, and is of another pool, user or version, or another member.
     Refused(&'static str),
     /// What the peer sent is not a message.
     Frame(BadFrame),
@@ -124,24 +127,28 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connection {
-    /// Connects to `HOST:PORT`, within `patience`. `deliver` is called by a thread of the connection, and must not wait
-    /// for an answer that comes over it.
+    /// Connects to `HOST:PORT`, within `patience`. `expected` says whether it is the right member: all have the same key,
+    /// and an address may be another one's by now. `deliver` is called by a thread of the connection, and must not wait for
+    /// an answer that comes over it.
     pub fn connect<M: DeserializeOwned>(
         address: &str,
-        tls: &Tls,
-        hello: Hello,
+        (tls, hello): (&Tls, Hello),
         patience: Duration,
+        expected: impl FnOnce(&Hello) -> bool,
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
         let until = Instant::now() + patience;
+        let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in address.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, left(until)?) {
+        for (tried, address) in addresses.iter().enumerate() {
+            // (Each address gets its share of what is left.)
+            let share = left(until)? / u32::try_from(addresses.len() - tried).unwrap_or(1);
+            match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
                 Ok(socket) => {
                     // (Every key is accepted or refused by itself: the name plays no part.)
                     let name = ServerName::from(address.ip());
                     let client = rustls::ClientConnection::new(tls.client.clone(), name).map_err(Closed::Stranger)?;
-                    return Self::open(socket, client.into(), hello, until, deliver);
+                    return Self::open(socket, client.into(), hello, until, expected, deliver);
                 }
                 Err(why) => last = why,
             }
@@ -149,16 +156,16 @@ impl Connection {
         Err(last.into())
     }
 
-    /// Takes up a connection that a listener accepted.
+    /// Takes up a connection that a listener accepted. `expected` says whether the peer may be a member of that name.
     pub fn accept<M: DeserializeOwned>(
         socket: TcpStream,
-        tls: &Tls,
-        hello: Hello,
+        (tls, hello): (&Tls, Hello),
         patience: Duration,
+        expected: impl FnOnce(&Hello) -> bool,
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
         let server = rustls::ServerConnection::new(tls.server.clone()).map_err(Closed::Stranger)?;
-        Self::open(socket, server.into(), hello, Instant::now() + patience, deliver)
+        Self::open(socket, server.into(), hello, Instant::now() + patience, expected, deliver)
     }
 
     /// What the peer said first.
@@ -189,13 +196,17 @@ impl Connection {
         mut tls: rustls::Connection,
         hello: Hello,
         until: Instant,
+        expected: impl FnOnce(&Hello) -> bool,
         mut deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
         socket.set_nodelay(true)?;
         let (peer, frames) = greet(&socket, &mut tls, &hello, until)?;
+        if !expected(&peer) {
+            return Err(Closed::Refused("the peer is another member"));
+        }
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(None)?;
-        rustix::net::sockopt::set_socket_keepalive(&socket, true).map_err(io::Error::from)?;
+        end_with_the_peer(&socket).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             socket,
             tls: Mutex::new(tls),
@@ -347,7 +358,7 @@ fn greet(
     until: Instant,
 ) -> Result<(Hello, Frames), Closed> {
     let mut socket = Patient { socket, until };
-    let (mut frames, mut plain) = (Frames::default(), vec![0; 4096]);
+    let (mut frames, mut plain) = (Frames::before_greeting(), vec![0; 4096]);
     let stranger = |why: io::Error| match why.downcast::<rustls::Error>() {
         Ok(why) => Closed::Stranger(why),
         Err(why) => Closed::Io(why),
@@ -368,6 +379,7 @@ fn greet(
         // (The client's greeting may have come with the end of the handshake.)
         take_plain(tls, &mut plain, &mut frames)?;
         if let Some(peer) = frames.next_message::<Hello>()? {
+            frames.greeted();
             let same = Hello { member: peer.member, ..hello.clone() } == peer;
             let why = if peer.version != hello.version {
                 "the peer has another version of Surgetank"
@@ -387,6 +399,19 @@ fn greet(
         }
         processed.map_err(Closed::Stranger)?;
     }
+}
+
+/// A peer that says nothing more, not even that it ends, is noticed within [`SILENCE`].
+fn end_with_the_peer(socket: &TcpStream) -> rustix::io::Result<()> {
+    use rustix::net::sockopt::{
+        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout,
+    };
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, SILENCE / 2)?;
+    set_tcp_keepintvl(socket, Duration::from_secs(1))?;
+    set_tcp_keepcnt(socket, 2)?;
+    // (In milliseconds; of bytes that the peer does not acknowledge.)
+    set_tcp_user_timeout(socket, SILENCE.as_millis() as u32)
 }
 
 /// A socket with one patience for all that it does.
@@ -419,5 +444,36 @@ impl Write for Patient<'_> {
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::Secret;
+
+    // With its own check alone a client would refuse the server first.
+    #[test]
+    fn client_that_accepts_any_server_is_refused_for_its_key() {
+        let (secret, other) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let hello = Hello { version: PROTOCOL, pool: [7; 16], uid: 1000, member: None };
+        thread::scope(|scope| {
+            let impostor = other.impostor_of(&secret).unwrap();
+            let patience = Duration::from_secs(10);
+            let client_says = hello.clone();
+            scope.spawn(move || {
+                let says = (&impostor, client_says);
+                // (The server refuses after the client's part of the handshake.)
+                drop(Connection::connect::<()>(&address, says, patience, |_| true, |_| {}));
+            });
+            let socket = listener.accept().unwrap().0;
+            let tls = secret.tls().unwrap();
+            let refused = Connection::accept::<()>(socket, (&tls, hello), patience, |_| true, |_| {}).unwrap_err();
+            assert!(matches!(refused, Closed::Stranger(rustls::Error::InvalidCertificate(_))), "{refused:?}");
+        });
     }
 }

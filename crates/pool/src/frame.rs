@@ -4,8 +4,10 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A longer frame is refused.
-pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// A longer frame is refused. All claims of a pool are one message: some 100,000 have room.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+/// A longer first frame is refused: a greeting is short.
+pub const GREETING_BYTES_MAX: usize = 1 << 10;
 /// The length before each frame: 4 bytes, little endian.
 const LENGTH_BYTES: usize = 4;
 
@@ -21,7 +23,7 @@ pub enum BadFrame {
 impl std::fmt::Display for BadFrame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::TooLong => "a message is longer than 1 MiB",
+            Self::TooLong => "a message is longer than 16 MiB",
             Self::Malformed => "a message cannot be read; do both members have the same version?",
         })
     }
@@ -38,19 +40,37 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, BadFrame> {
     if length > FRAME_BYTES_MAX {
         return Err(BadFrame::TooLong);
     }
-    // (At most 2²⁰.)
+    // (At most 2²⁴.)
     bytes[..LENGTH_BYTES].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(bytes)
 }
 
 /// What has come of a stream and is not read yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Frames {
     bytes: Vec<u8>,
     read: usize,
+    /// Bytes of the longest frame that is accepted.
+    longest: usize,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self { bytes: Vec::new(), read: 0, longest: FRAME_BYTES_MAX }
+    }
 }
 
 impl Frames {
+    /// A stream whose next message is a greeting.
+    pub fn before_greeting() -> Self {
+        Self { longest: GREETING_BYTES_MAX, ..Self::default() }
+    }
+
+    /// From now on messages of any kind come.
+    pub fn greeted(&mut self) {
+        self.longest = FRAME_BYTES_MAX;
+    }
+
     /// More has come.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.read > 0 && self.read * 2 >= self.bytes.len() {
@@ -65,7 +85,7 @@ impl Frames {
         let rest = &self.bytes[self.read..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
-        if length > FRAME_BYTES_MAX {
+        if length > self.longest {
             return Err(BadFrame::TooLong);
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
@@ -110,6 +130,9 @@ mod tests {
     fn long_frame_is_refused_before_it_has_come() {
         let mut frames = Frames::default();
         frames.push(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes());
+        assert_eq!(frames.next_message::<Request>(), Err(BadFrame::TooLong));
+        let mut frames = Frames::before_greeting();
+        frames.push(&(GREETING_BYTES_MAX as u32 + 1).to_le_bytes());
         assert_eq!(frames.next_message::<Request>(), Err(BadFrame::TooLong));
         assert_eq!(encode(&vec![7_u8; FRAME_BYTES_MAX + 1]), Err(BadFrame::TooLong));
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::registry::{Answer, Ask, Claim, Refusal, Request};
+use crate::registry::{Answer, Ask, Claim, MemberRecord, Refusal, Request};
 use crate::view::View;
 use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
 
@@ -170,9 +170,9 @@ impl Member {
         self.view.members().map(|record| record.id)
     }
 
-    /// Where another member is reached.
-    pub fn address_of(&self, id: MemberId) -> Option<&str> {
-        self.view.members().find(|record| record.id == id).map(|record| record.address.as_str())
+    /// What is known of a member.
+    pub fn record_of(&self, id: MemberId) -> Option<&MemberRecord> {
+        self.view.members().find(|record| record.id == id)
     }
 
     /// Who decides the names of the directory, as far as this member knows. `None`: it may not serve.
@@ -199,14 +199,27 @@ impl Member {
         }
     }
 
-    /// Gives the directory back. The caller has published all changes, and answers no request about it any more. Also for a
-    /// claim that some members do not acknowledge for longer than the caller waits.
+    /// Gives an owned directory back. The caller has published all changes, and answers no request about it any more.
     pub fn release(&mut self, now: Uptime, directory: &Directory) {
-        let Some((held, again)) = self.held.get_mut(directory) else { return };
-        if let Held::Owned(epoch) | Held::Announced { epoch, .. } = *held {
-            (*held, *again) = (Held::Releasing(epoch), now + self.times.again);
-            self.ask(now, Ask::Release(directory.clone(), epoch));
+        if let Some((Held::Owned(epoch), _)) = self.held.get(directory) {
+            self.end(now, directory, *epoch);
         }
+    }
+
+    /// Gives up a claim that is not granted yet, or that some members do not acknowledge for longer than the caller waits.
+    /// A directory that is owned stays so.
+    pub fn give_up(&mut self, now: Uptime, directory: &Directory) {
+        match self.held.get(directory) {
+            // (If it is granted after all, the next renewal gives it back.)
+            Some((Held::Asked(_), _)) => drop(self.held.remove(directory)),
+            Some((Held::Announced { epoch, .. }, _)) => self.end(now, directory, *epoch),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, now: Uptime, directory: &Directory, epoch: Epoch) {
+        self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
+        self.ask(now, Ask::Release(directory.clone(), epoch));
     }
 
     /// Has this ownership of its own ended, and does this member know that? Otherwise it lasts, or is still to begin (others

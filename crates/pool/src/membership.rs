@@ -1,16 +1,20 @@
 //! A member at work: its threads, its connections, and the registry if this is the pool's first member.
 //!
 //! The rules are in [`Member`]; this module brings it time and messages. What it sends may be lost, because a connection
-//! fails or is not there yet: the member asks again. So no lock is held while a peer or the registry is awaited.
+//! fails: the member asks again. So no lock is held while a peer or the registry is awaited. A member sends on connections
+//! that it made, and receives on those that others made: so two that connect at once do not end each other's.
 //!
-//! Threads: `pool-listen` accepts, `pool-greet` shakes hands with one peer, `pool-connect` connects to one,
-//! `pool-tick` brings time, `pool-host` waits until the kernel has forgotten. Each connection has two of its own.
+//! Threads: `pool-listen` accepts, `pool-greet` shakes hands with one peer, `pool-connect` connects to one, `pool-in-…`
+//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten. Each connection has two
+//! of its own.
 
-use std::collections::{HashMap, HashSet};
-use std::net::{TcpListener, TcpStream};
+mod links;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -18,14 +22,12 @@ use std::{fmt, io};
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock::uptime;
 
-use crate::connection::{Closed, Connection, Event, Hello, PROTOCOL};
+use crate::connection::{Connection, Hello, PROTOCOL};
 use crate::member::{Authority, Member, Message, Output, Times};
 use crate::registry::{Answer, Claim, Join, Refusal, Request};
 use crate::secret::{Secret, Tls};
 use crate::{Directory, Embedded, Epoch, MemberId, Term};
 
-/// So many peers may shake hands at once. More are refused: only strangers need so long.
-const GREETINGS_MAX: usize = 64;
 /// The registry is tried again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -140,10 +142,17 @@ struct State {
     member: Option<Member>,
     /// The answer to a join.
     joined: Option<Answer>,
-    registry: Option<Connection>,
-    peers: HashMap<MemberId, Connection>,
-    /// Being connected to.
-    connecting: HashSet<Option<MemberId>>,
+    /// To the registry, with a number of its own: what ends late must not end its successor.
+    registry: Option<(u64, Connection)>,
+    /// To members, for sending.
+    peers: HashMap<MemberId, (u64, Connection)>,
+    /// From members, for receiving, and from those who ask the registry.
+    incoming: HashMap<u64, (Option<MemberId>, Arc<Connection>)>,
+    next_link: u64,
+    /// Being connected to (`None`: the registry), and what is sent then.
+    connecting: HashMap<Option<MemberId>, Vec<Packet>>,
+    /// The host is forgetting.
+    forgetting: HashSet<(Directory, Claim)>,
     /// Why the last connection to the registry was not made.
     failure: Option<String>,
     expelled: bool,
@@ -175,7 +184,10 @@ impl Membership {
                 joined: None,
                 registry: None,
                 peers: HashMap::new(),
-                connecting: HashSet::new(),
+                incoming: HashMap::new(),
+                next_link: 1,
+                connecting: HashMap::new(),
+                forgetting: HashSet::new(),
                 failure: None,
                 expelled: false,
             }),
@@ -246,7 +258,7 @@ impl Membership {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                member.release(now, directory);
+                member.give_up(now, directory);
                 self.shared.send_outputs(&mut state);
                 return Err(NotClaimed::TimedOut);
             }
@@ -289,7 +301,16 @@ impl Membership {
 
     /// Bytes on the network so far for each peer that is connected: received, sent.
     pub fn network_bytes(&self) -> Vec<(MemberId, (u64, u64))> {
-        hold(&self.shared.state).peers.iter().map(|(id, link)| (*id, link.network_bytes())).collect()
+        let state = hold(&self.shared.state);
+        let incoming = state.incoming.values().filter_map(|(id, link)| Some(((*id)?, &**link)));
+        let outgoing = state.peers.iter().map(|(id, (_, link))| (*id, link));
+        let mut sums: BTreeMap<MemberId, (u64, u64)> = BTreeMap::new();
+        for (id, link) in incoming.chain(outgoing) {
+            let (received, sent) = link.network_bytes();
+            let sum = sums.entry(id).or_default();
+            *sum = (sum.0 + received, sum.1 + sent);
+        }
+        sums.into_iter().collect()
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Shared>) + Send + 'static) -> io::Result<()> {
@@ -303,14 +324,17 @@ impl Drop for Membership {
     fn drop(&mut self) {
         self.shared.stops.store(true, Ordering::Release);
         *hold(&self.shared.duties) = None;
-        let (registry, peers) = {
+        {
             let mut state = hold(&self.shared.state);
             state.member = None;
-            (state.registry.take(), std::mem::take(&mut state.peers))
-        };
-        drop((registry, peers));
+            (state.registry, state.peers) = (None, HashMap::new());
+            state.incoming.values().for_each(|(_, link)| link.close());
+            state.incoming.clear();
+        }
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
+        // (A host may drop it in its own thread, which cannot be awaited there.)
+        let own = thread::current().id();
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
             // (A panic has been reported by its thread.)
             let _ = thread.join();
         }
@@ -350,8 +374,12 @@ impl Shared {
         let mut state = hold(&self.state);
         while !self.stops() {
             let now = uptime();
+            let is_alone = matches!(self.registry, Registry::Peer(_)) && state.registry.is_none();
             let Some(member) = state.member.as_mut() else { return };
             member.tick(now);
+            if is_alone {
+                member.look_again(now);
+            }
             let wait = member.wake().saturating_sub(now).clamp(Duration::from_millis(1), RETRY);
             self.send_outputs(&mut state);
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
@@ -364,8 +392,11 @@ impl Shared {
                 self.host.expelled();
                 continue;
             };
-            self.host.forget(&directory);
+            if !self.stops() {
+                self.host.forget(&directory);
+            }
             let mut state = hold(&self.state);
+            state.forgetting.remove(&(directory.clone(), claim));
             if let Some(member) = state.member.as_mut() {
                 member.forgotten(directory, claim);
             }
@@ -379,7 +410,12 @@ impl Shared {
             match output {
                 Output::Ask(request) => self.ask_registry(state, request),
                 Output::Tell(to, message) => self.tell(state, to, message),
-                Output::Forget(directory, claim) => self.oblige(Duty::Forget(directory, claim)),
+                Output::Forget(directory, claim) => {
+                    // (An owner repeats itself until it is answered.)
+                    if state.forgetting.insert((directory.clone(), claim)) {
+                        self.oblige(Duty::Forget(directory, claim));
+                    }
+                }
                 Output::Changed(_) | Output::Serves => self.changed.notify_all(),
                 Output::Expelled => {
                     state.expelled = true;
@@ -395,178 +431,5 @@ impl Shared {
             // (Its thread ends only with the membership.)
             let _ = duties.send(duty);
         }
-    }
-
-    fn ask_registry(self: &Arc<Self>, state: &mut State, request: Request) {
-        match &self.registry {
-            Registry::Here(engine) => {
-                let number = number_of(&request);
-                let answer = hold(engine).ask(uptime(), request);
-                self.take_answer(state, number, answer);
-            }
-            Registry::Peer(address) => match &state.registry {
-                Some(link) => {
-                    if link.send(&Packet::Ask(request), Duration::ZERO).is_err() {
-                        state.registry = None;
-                    }
-                }
-                None => self.connect(state, None, address.clone()),
-            },
-        }
-    }
-
-    fn tell(self: &Arc<Self>, state: &mut State, to: MemberId, message: Message) {
-        if let Some(link) = state.peers.get(&to) {
-            if link.send(&Packet::Said(message), Duration::ZERO).is_err() {
-                state.peers.remove(&to);
-            }
-            return;
-        }
-        let address = state.member.as_ref().and_then(|member| member.address_of(to)).map(str::to_owned);
-        if let Some(address) = address {
-            self.connect(state, Some(to), address);
-        }
-    }
-
-    /// In a thread of its own. `None`: to the registry.
-    fn connect(self: &Arc<Self>, state: &mut State, to: Option<MemberId>, address: String) {
-        let patience = Duration::from_secs(5);
-        if self.stops() || !state.connecting.insert(to) {
-            return;
-        }
-        let me = state.member.as_ref().map(|member| (member.id(), member.term()));
-        let hello = Hello { member: to.and(me), ..self.hello.clone() };
-        let shared = self.clone();
-        let connect = move || {
-            let made = Connection::connect(&address, &shared.tls, hello, patience, shared.deliver(to));
-            let mut state = hold(&shared.state);
-            state.connecting.remove(&to);
-            match (made, to) {
-                _ if shared.stops() => {}
-                (Ok(link), None) => (state.registry, state.failure) = (Some(link), None),
-                (Ok(link), Some(to)) => drop(state.peers.insert(to, link)),
-                (Err(why), None) => state.failure = Some(why.to_string()),
-                (Err(_), Some(_)) => {}
-            }
-            shared.changed.notify_all();
-        };
-        if thread::Builder::new().name("pool-connect".to_owned()).spawn(connect).is_err() {
-            state.connecting.remove(&to);
-        }
-    }
-
-    /// What to do with the packets of a connection that this agent made.
-    fn deliver(self: &Arc<Self>, from: Option<MemberId>) -> impl FnMut(Event<Packet>) + Send + use<> {
-        // (A connection must not keep its owner.)
-        let shared = Arc::downgrade(self);
-        move |event| {
-            let Some(shared) = Weak::upgrade(&shared) else { return };
-            let mut state = hold(&shared.state);
-            match (event, from) {
-                (Event::Message(Packet::Answered(number, answer)), None) => {
-                    shared.take_answer(&mut state, number, answer)
-                }
-                (Event::Message(Packet::Said(message)), Some(from)) => shared.take_message(&mut state, from, message),
-                // (What has no place on such a connection is of no use.)
-                (Event::Message(_), _) => {}
-                (Event::Closed(_), None) => state.registry = None,
-                (Event::Closed(_), Some(from)) => drop(state.peers.remove(&from)),
-            }
-            shared.send_outputs(&mut state);
-        }
-    }
-
-    fn take_answer(self: &Arc<Self>, state: &mut State, number: u64, answer: Answer) {
-        match state.member.as_mut() {
-            Some(member) if number > 0 => member.answered(uptime(), number, answer),
-            None if number == 0 => state.joined = Some(answer),
-            _ => {}
-        }
-        self.changed.notify_all();
-    }
-
-    fn take_message(self: &Arc<Self>, state: &mut State, from: MemberId, message: Message) {
-        if let Some(member) = state.member.as_mut() {
-            member.told(from, message);
-        }
-        self.changed.notify_all();
-    }
-
-    fn listen_loop(self: &Arc<Self>, listener: &TcpListener) {
-        while !self.stops() {
-            match listener.accept() {
-                Ok((socket, _)) => {
-                    if self.greetings.fetch_add(1, Ordering::AcqRel) >= GREETINGS_MAX {
-                        self.greetings.fetch_sub(1, Ordering::AcqRel);
-                        continue;
-                    }
-                    let shared = self.clone();
-                    let greet = move || {
-                        // (A stranger is refused; it learns that by itself.)
-                        let _ = shared.greet(socket);
-                        shared.greetings.fetch_sub(1, Ordering::AcqRel);
-                    };
-                    if thread::Builder::new().name("pool-greet".to_owned()).spawn(greet).is_err() {
-                        self.greetings.fetch_sub(1, Ordering::AcqRel);
-                    }
-                }
-                Err(_) => {
-                    // (Also while descriptors are short.)
-                    let mut waits = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
-                    let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-                    let _ = rustix::event::poll(&mut waits, Some(&time));
-                }
-            }
-        }
-    }
-
-    /// Takes up a connection. The registry answers on it; a member's becomes the one to that member.
-    fn greet(self: &Arc<Self>, socket: TcpStream) -> Result<(), Closed> {
-        socket.set_nonblocking(false)?;
-        let me = hold(&self.state).member.as_ref().map(|member| (member.id(), member.term()));
-        let hello = Hello { member: me, ..self.hello.clone() };
-        let (packets, events) = channel();
-        let deliver = move |event| drop(packets.send(event));
-        let link = Connection::accept::<Packet>(socket, &self.tls, hello, Duration::from_secs(5), deliver)?;
-        match link.peer().member {
-            Some((from, _)) => {
-                let mut deliver = self.deliver(Some(from));
-                // (Both may have connected at once. The later one serves for sending, both for receiving.)
-                let mut state = hold(&self.state);
-                if !self.stops() {
-                    state.peers.insert(from, link);
-                }
-                drop(state);
-                thread::Builder::new().name("pool-peer".to_owned()).spawn(move || {
-                    events.into_iter().for_each(&mut deliver);
-                })?;
-            }
-            None => {
-                let shared = Arc::downgrade(self);
-                thread::Builder::new().name("pool-registry".to_owned()).spawn(move || {
-                    for event in events {
-                        let (Event::Message(Packet::Ask(request)), Some(shared)) = (event, shared.upgrade()) else {
-                            break;
-                        };
-                        let (number, Registry::Here(engine)) = (number_of(&request), &shared.registry) else { break };
-                        if shared.stops() {
-                            break;
-                        }
-                        let answer = hold(engine).ask(uptime(), request);
-                        if link.send(&Packet::Answered(number, answer), Duration::from_secs(1)).is_err() {
-                            break;
-                        }
-                    }
-                })?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn number_of(request: &Request) -> u64 {
-    match request {
-        Request::Join(_) => 0,
-        Request::Of { number, .. } => *number,
     }
 }

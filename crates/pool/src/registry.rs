@@ -118,7 +118,7 @@ pub struct MemberRecord {
 }
 
 /// An ownership.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Claim {
     /// The member that decides the directory's names. It may be lost: then no member decides them.
     pub owner: MemberId,

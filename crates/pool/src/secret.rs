@@ -83,19 +83,31 @@ impl Secret {
 
     /// Both sides of TLS 1.3 with the key of this secret.
     pub fn tls(&self) -> Result<Tls, Error> {
+        let (certified, provider) = (self.key()?, Arc::new(ring::default_provider()));
+        let pinned = Arc::new(Pinned::new(&certified, &provider));
+        Ok(Tls {
+            client: Arc::new(client(provider.clone(), pinned.clone(), certified.clone())?),
+            server: Arc::new(server(provider, pinned, certified)?),
+        })
+    }
+
+    /// Accepts the other secret's key and shows its own, to which it has no right.
+    #[cfg(test)]
+    pub(crate) fn impostor_of(&self, other: &Self) -> Result<Tls, Error> {
+        let provider = Arc::new(ring::default_provider());
+        let pinned = Arc::new(Pinned::new(&*other.key()?, &provider));
+        let client = Arc::new(client(provider, pinned, self.key()?)?);
+        Ok(Tls { client, ..self.tls()? })
+    }
+
+    fn key(&self) -> Result<Arc<CertifiedKey>, Error> {
         // An Ed25519 key in PKCS #8, RFC 8410, section 7.
         const BEFORE_SEED: [u8; 16] =
             [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
         let seed = blake3::derive_key("surgetank 2026-11-28 key of a pool's members", &self.0);
         let key = ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from([&BEFORE_SEED[..], &seed].concat()))?;
         let public = key.public_key().ok_or(Error::General("the key has no public part".to_owned()))?.to_vec();
-        let certified = Arc::new(CertifiedKey::new(vec![CertificateDer::from(public.clone())], key));
-        let provider = Arc::new(ring::default_provider());
-        let pinned = Arc::new(Pinned { public, algorithms: provider.signature_verification_algorithms });
-        Ok(Tls {
-            client: Arc::new(client(provider.clone(), pinned.clone(), certified.clone())?),
-            server: Arc::new(server(provider, pinned, certified)?),
-        })
+        Ok(Arc::new(CertifiedKey::new(vec![CertificateDer::from(public)], key)))
     }
 }
 
@@ -134,6 +146,11 @@ struct Pinned {
 }
 
 impl Pinned {
+    fn new(key: &CertifiedKey, provider: &CryptoProvider) -> Self {
+        let public = key.cert.first().map_or_else(Vec::new, |key| key.to_vec());
+        Self { public, algorithms: provider.signature_verification_algorithms }
+    }
+
     fn is_it(&self, key: &CertificateDer<'_>, more: &[CertificateDer<'_>]) -> Result<(), Error> {
         let is_it = more.is_empty() && key.as_ref() == self.public;
         if is_it { Ok(()) } else { Err(CertificateError::ApplicationVerificationFailure.into()) }

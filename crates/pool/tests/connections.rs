@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use surgetank_pool::connection::{Closed, Event, Hello, PROTOCOL, QUEUED_BYTES_MAX};
-use surgetank_pool::{Connection, Secret};
+use surgetank_pool::{Connection, MemberId, Secret, Term};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -30,13 +30,13 @@ fn accept(listener: &TcpListener, secret: &Secret, hello: Hello, patience: Durat
     let (deliver, events) = channel();
     let socket = listener.accept().unwrap().0;
     let deliver = move |event| drop(deliver.send(event));
-    (Connection::accept(socket, &secret.tls().unwrap(), hello, patience, deliver), events)
+    (Connection::accept(socket, (&secret.tls().unwrap(), hello), patience, |_| true, deliver), events)
 }
 
 fn connect(address: &str, secret: &Secret, hello: Hello) -> Side {
     let (deliver, events) = channel();
     let deliver = move |event| drop(deliver.send(event));
-    (Connection::connect(address, &secret.tls().unwrap(), hello, PATIENCE, deliver), events)
+    (Connection::connect(address, (&secret.tls().unwrap(), hello), PATIENCE, |_| true, deliver), events)
 }
 
 /// Two sides, with what each says, directly or through `between`.
@@ -170,7 +170,6 @@ fn client_that_speaks_no_tls_is_refused_at_once() {
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[0x16, 0x03, 0x01, 0xff, 0xff]] {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.write_all(garbage).unwrap();
-        client.shutdown(Shutdown::Write).unwrap();
         let began = Instant::now();
         assert!(accept(&listener, &secret, hello(), PATIENCE).0.is_err(), "{garbage:?}");
         assert!(began.elapsed() < PATIENCE / 2, "{garbage:?}: {:?}", began.elapsed());
@@ -211,7 +210,7 @@ fn peer_that_does_not_read_costs_a_bounded_queue_and_a_patience() {
                     let _ = go_on.recv();
                 }
             };
-            Connection::accept(socket, &secret.tls().unwrap(), hello(), PATIENCE, deliver).unwrap()
+            Connection::accept(socket, (&secret.tls().unwrap(), hello()), PATIENCE, |_| true, deliver).unwrap()
         });
         let (one, events) = connect(&address, &secret, hello());
         let (one, other) = (one.unwrap(), accepted.join().unwrap());
@@ -283,4 +282,25 @@ fn repeated_session_is_refused_and_shows_no_text() {
     let refused = accepted.unwrap_err();
     assert!(matches!(refused, Closed::Stranger(_)), "{refused}");
     assert!(events.try_recv().is_err());
+}
+
+// All members have the same key: only its greeting tells one from another.
+#[test]
+fn member_that_is_not_the_expected_one_is_refused() {
+    let secret = Secret::random().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (third, second) = ((MemberId(3), Term(1)), (MemberId(2), Term(4)));
+    for (there, expected) in [(third, second), ((second.0, Term(3)), second), (second, second)] {
+        let says = Hello { member: Some(there), ..hello() };
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| accept(&listener, &secret, says, PATIENCE));
+            let tls = secret.tls().unwrap();
+            let is_it = |peer: &Hello| peer.member == Some(expected);
+            let made = Connection::connect::<Text>(&address, (&tls, hello()), PATIENCE, is_it, |_| {});
+            assert_eq!(made.is_ok(), there == expected, "{made:?}");
+            assert!(made.is_ok() || made.unwrap_err().to_string() == "the peer is another member");
+            drop(accepted.join().unwrap());
+        });
+    }
 }

@@ -164,3 +164,37 @@ fn claim_that_its_owner_does_not_want_any_more_is_given_back() {
     assert!(matches!(ask(1_600, &mut one, release), Answer::Released(_)));
     assert_eq!(one.authority(now(1_600), &directory), Some(Authority::Store));
 }
+
+#[test]
+fn claim_that_takes_too_long_is_given_up_and_an_owned_directory_is_not() {
+    let times =
+        Times { margin: Duration::from_secs(1), renew: Duration::from_secs(3), again: Duration::from_millis(500) };
+    let (one, other) = (Directory(b"one"[..].into()), Directory(b"other"[..].into()));
+    let now = Duration::from_millis;
+    let mut engine = Embedded::new(Duration::from_secs(10));
+    let join = |instance| Request::Join(Join { instance: [instance; 16], resumes: None, address: String::new() });
+    let mut member = Member::new(now(0), engine.ask(now(0), join(1)), times, &[]).unwrap();
+    let mut carry_out = |member: &mut Member, at: u64| {
+        while let Some(output) = member.next_output() {
+            if let Output::Ask(request @ Request::Of { number, .. }) = output {
+                let answer = engine.ask(now(at), request);
+                member.answered(now(at), number, answer);
+            }
+        }
+    };
+    member.claim(now(1), &one);
+    carry_out(&mut member, 1);
+    assert!(matches!(member.authority(now(1), &one), Some(Authority::Ours(_))));
+    member.give_up(now(2), &one);
+    carry_out(&mut member, 2);
+    assert!(matches!(member.authority(now(2), &one), Some(Authority::Ours(_))));
+    // Asked, and not answered.
+    member.claim(now(3), &other);
+    member.give_up(now(4), &other);
+    assert_eq!(member.unfinished(), 0);
+    carry_out(&mut member, 5);
+    member.look_again(now(1_000));
+    carry_out(&mut member, 1_000);
+    assert_eq!(member.authority(now(1_000), &other), Some(Authority::Store));
+    assert!(matches!(member.authority(now(1_000), &one), Some(Authority::Ours(_))));
+}

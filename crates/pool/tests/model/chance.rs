@@ -49,7 +49,7 @@ impl World {
             let here = &mut self.machines[machine];
             match here.member.as_mut() {
                 Some(member) if member.authority(now, &directory) == Some(Authority::Between) => {
-                    member.release(now, &directory);
+                    member.give_up(now, &directory);
                 }
                 _ => drop(here.idle.insert(directory)),
             }
