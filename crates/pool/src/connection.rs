@@ -200,7 +200,9 @@ impl Connection {
         mut deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
         socket.set_nodelay(true)?;
-        let (peer, frames) = greet(&socket, &mut tls, &hello, until)?;
+        let mut patient = Patient { socket: &socket, until, read_bytes: 0, written_bytes: 0 };
+        let (peer, frames) = greet(&mut patient, &mut tls, &hello)?;
+        let (read_bytes, written_bytes) = (patient.read_bytes, patient.written_bytes);
         if !expected(&peer) {
             return Err(Closed::Refused("the peer is another member"));
         }
@@ -212,8 +214,8 @@ impl Connection {
             tls: Mutex::new(tls),
             out: Mutex::default(),
             changed: Condvar::new(),
-            read_bytes: AtomicU64::new(0),
-            written_bytes: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(read_bytes),
+            written_bytes: AtomicU64::new(written_bytes),
         });
         // (From here on a failure closes the socket.)
         let connection = Self { shared: shared.clone(), peer };
@@ -351,29 +353,23 @@ fn take_plain(tls: &mut rustls::Connection, plain: &mut [u8], frames: &mut Frame
 }
 
 /// Shakes hands, and exchanges greetings. Returns the peer's, and what came behind it.
-fn greet(
-    socket: &TcpStream,
-    tls: &mut rustls::Connection,
-    hello: &Hello,
-    until: Instant,
-) -> Result<(Hello, Frames), Closed> {
-    let mut socket = Patient { socket, until };
+fn greet(socket: &mut Patient<'_>, tls: &mut rustls::Connection, hello: &Hello) -> Result<(Hello, Frames), Closed> {
     let (mut frames, mut plain) = (Frames::before_greeting(), vec![0; 4096]);
     let stranger = |why: io::Error| match why.downcast::<rustls::Error>() {
         Ok(why) => Closed::Stranger(why),
         Err(why) => Closed::Io(why),
     };
     while tls.is_handshaking() {
-        let done = tls.complete_io(&mut socket);
+        let done = tls.complete_io(socket);
         if done.is_err() {
             // The alert tells the peer why. (If that fails too, the peer sees the end of the stream.)
-            while tls.wants_write() && tls.write_tls(&mut socket).is_ok() {}
+            while tls.wants_write() && tls.write_tls(socket).is_ok() {}
         }
         done.map_err(stranger)?;
     }
     tls.writer().write_all(&encode(hello)?)?;
     while tls.wants_write() {
-        tls.write_tls(&mut socket)?;
+        tls.write_tls(socket)?;
     }
     loop {
         // (The client's greeting may have come with the end of the handshake.)
@@ -390,12 +386,12 @@ fn greet(
             };
             return if same { Ok((peer, frames)) } else { Err(Closed::Refused(why)) };
         }
-        if tls.read_tls(&mut socket)? == 0 {
+        if tls.read_tls(socket)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         let processed = tls.process_new_packets();
         while tls.wants_write() {
-            tls.write_tls(&mut socket)?;
+            tls.write_tls(socket)?;
         }
         processed.map_err(Closed::Stranger)?;
     }
@@ -418,6 +414,8 @@ fn end_with_the_peer(socket: &TcpStream) -> rustix::io::Result<()> {
 struct Patient<'a> {
     socket: &'a TcpStream,
     until: Instant,
+    read_bytes: u64,
+    written_bytes: u64,
 }
 
 fn left(until: Instant) -> io::Result<Duration> {
@@ -433,14 +431,18 @@ fn timed_out(why: io::Error) -> io::Error {
 impl Read for Patient<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.socket.set_read_timeout(Some(left(self.until)?))?;
-        self.socket.read(bytes).map_err(timed_out)
+        let count = self.socket.read(bytes).map_err(timed_out)?;
+        self.read_bytes += count as u64;
+        Ok(count)
     }
 }
 
 impl Write for Patient<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.socket.set_write_timeout(Some(left(self.until)?))?;
-        self.socket.write(bytes).map_err(timed_out)
+        let count = self.socket.write(bytes).map_err(timed_out)?;
+        self.written_bytes += count as u64;
+        Ok(count)
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use surgetank_pool::membership::{Host, Joining, NotClaimed, RegistryAt, Resumed};
 use surgetank_pool::{Authority, Directory, Epoch, MemberId, Membership, Secret, Term, Times};
 
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(4);
 const TIMES: Times =
     Times { margin: Duration::from_millis(300), renew: Duration::from_millis(500), again: Duration::from_millis(200) };
 const PATIENCE: Duration = Duration::from_secs(20);
