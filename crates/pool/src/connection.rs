@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use surgetank_types::clock::tick;
 
 use crate::frame::{BadFrame, Frames, encode};
 use crate::secret::Tls;
@@ -137,7 +138,7 @@ impl Connection {
         expected: impl FnOnce(&Hello) -> bool,
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
-        let until = Instant::now() + patience;
+        let until = tick() + patience;
         let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for (tried, address) in addresses.iter().enumerate() {
@@ -165,7 +166,7 @@ impl Connection {
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
         let server = rustls::ServerConnection::new(tls.server.clone()).map_err(Closed::Stranger)?;
-        Self::open(socket, server.into(), hello, Instant::now() + patience, expected, deliver)
+        Self::open(socket, server.into(), hello, tick() + patience, expected, deliver)
     }
 
     /// What the peer said first.
@@ -182,7 +183,7 @@ impl Connection {
     /// out of order.
     pub fn send(&self, message: &impl Serialize, patience: Duration) -> Result<(), Closed> {
         let bytes = encode(message)?;
-        self.shared.await_room(Instant::now() + patience)?;
+        self.shared.await_room(tick() + patience)?;
         self.shared.encrypt(&bytes)
     }
 
@@ -419,7 +420,7 @@ struct Patient<'a> {
 }
 
 fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
+    let left = until.saturating_duration_since(tick());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
-use surgetank_types::clock::uptime;
+use surgetank_types::clock::{tick, uptime};
 
 use crate::connection::{Connection, Hello, PROTOCOL};
 use crate::member::{Authority, Member, Message, Output, Times};
@@ -207,7 +207,7 @@ impl Membership {
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())?;
         let join =
             Join { instance, resumes: joining.resumes.as_ref().map(|resumed| (resumed.member, resumed.term)), address };
-        let (sent, answer) = shared.await_joined(&join, Instant::now() + joining.patience)?;
+        let (sent, answer) = shared.await_joined(&join, tick() + joining.patience)?;
         let member = Member::new(sent, answer, joining.times, owned).map_err(|answer| {
             let why = match answer {
                 Answer::Refused(Refusal::NotAMember) => "its lease ended before the agent was replaced",
@@ -243,7 +243,7 @@ impl Membership {
 
     /// Owns the directory, once all other members know it. Returns the number of the ownership.
     pub fn claim(&self, directory: &Directory, patience: Duration) -> Result<Epoch, NotClaimed> {
-        let until = Instant::now() + patience;
+        let until = tick() + patience;
         let mut state = hold(&self.shared.state);
         loop {
             let now = uptime();
@@ -256,10 +256,12 @@ impl Membership {
                 Some(Authority::Store) => member.claim(now, directory),
                 Some(Authority::Between) | None => {}
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(tick());
             if left.is_zero() {
                 member.give_up(now, directory);
                 self.shared.send_outputs(&mut state);
+                // (Another thread may still want it.)
+                self.shared.changed.notify_all();
                 return Err(NotClaimed::TimedOut);
             }
             self.shared.send_outputs(&mut state);
@@ -283,14 +285,14 @@ impl Membership {
 
     /// Ends the membership. The caller has released all directories. Returns whether the registry confirmed it in time.
     pub fn leave(self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+        let until = tick() + patience;
         let mut state = hold(&self.shared.state);
         if let Some(member) = state.member.as_mut() {
             member.leave(uptime());
         }
         while !state.expelled {
             self.shared.send_outputs(&mut state);
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(tick());
             if left.is_zero() || state.expelled {
                 break;
             }
@@ -353,15 +355,15 @@ impl Shared {
         loop {
             let mut state = hold(&self.state);
             self.ask_registry(&mut state, Request::Join(join.clone()));
-            let again = until.min(Instant::now() + RETRY);
-            while state.joined.is_none() && Instant::now() < again {
-                let left = again.saturating_duration_since(Instant::now());
+            let again = until.min(tick() + RETRY);
+            while state.joined.is_none() && tick() < again {
+                let left = again.saturating_duration_since(tick());
                 state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             }
             if let Some(answer) = state.joined.take() {
                 return Ok((sent, answer));
             }
-            if Instant::now() >= until {
+            if tick() >= until {
                 let why = state.failure.clone().unwrap_or_else(|| "it does not answer".to_owned());
                 let Registry::Peer(address) = &self.registry else { return Err(io::Error::other(why)) };
                 let text = format!("the pool's registry at {address} was not reached: {why}");

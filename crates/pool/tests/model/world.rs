@@ -208,7 +208,7 @@ impl World {
         self.until(time + 5 * LEASE);
         for (number, machine) in self.machines.iter().enumerate() {
             let operations = &machine.operations;
-            assert!(operations.is_empty(), "seed {}: machine {number} waits for ever: {operations:?}", self.seed);
+            assert!(operations.is_empty(), "seed {}: machine {number} waits indefinitely: {operations:?}", self.seed);
             assert!(!machine.leaves || machine.is_gone, "seed {}: machine {number} does not get away", self.seed);
             let unfinished = machine.member.as_ref().map_or(0, Member::unfinished);
             assert_eq!(unfinished, 0, "seed {}: machine {number} does not finish {:?}", self.seed, machine.member);
