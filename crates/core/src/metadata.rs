@@ -424,7 +424,7 @@ impl Metadata {
             Duration::ZERO
         } else if open.is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
-        } else if inode.owned && id != FileId::ROOT && !inode.may_be_copy() {
+        } else if inode.owned && id != FileId::ROOT && !inode.may_be_copy() && self.config.pool.is_none() {
             TTL_OURS
         } else {
             self.config.store_ttl

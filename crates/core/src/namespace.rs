@@ -18,6 +18,7 @@ pub mod listing;
 pub mod locks;
 pub mod names;
 mod negative_cache;
+pub mod pooled;
 pub mod prefetch;
 pub mod questions;
 mod recover;
@@ -35,6 +36,7 @@ use hints::FileHints;
 use listing::Listings;
 use locks::FileLocks;
 use names::Names;
+use pooled::Pooled;
 use prefetch::Prefetch;
 use questions::Questions;
 use recover::Recovery;
@@ -117,6 +119,8 @@ pub struct Namespace {
     pub restore: Arc<Restore>,
     /// Plain files for doors without a mount.
     pub grants: Arc<Grants>,
+    /// What the agent of a pool asks.
+    pub pooled: Pooled,
 }
 
 impl Namespace {
@@ -168,6 +172,7 @@ impl Namespace {
         let file_locks = Arc::new(FileLocks::new(&base, &files, keeper));
         let restore = Arc::new(Restore::new(&base, &files, &file_locks, &listings, &resolver));
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
+        let pooled = Pooled::new(&files);
         let namespace = Arc::new(Self {
             base,
             metadata: files.metadata.clone(),
@@ -187,6 +192,7 @@ impl Namespace {
             file_locks,
             restore,
             grants,
+            pooled,
         });
         namespace.recovery().recover()?;
         namespace.restore.restore();

@@ -85,9 +85,25 @@ pub enum Way {
     Seccomp,
 }
 
+/// The agents of a job that share one namespace over their tiers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolConfig {
+    /// Letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// The file with the secret that all members have.
+    pub secret: PathBuf,
+    /// The host name or address under which the other members reach this machine.
+    pub host: String,
+    /// How long a member that does not answer keeps what it owns.
+    pub lease: Duration,
+}
+
 /// The configuration of an agent: resolved, with absolute paths.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
+    /// The pool of which the agent is a member.
+    #[serde(default)]
+    pub pool: Option<PoolConfig>,
     /// The directory that is served.
     pub over: PathBuf,
     /// Directory of a `file:` store, equal to `over` unless `--store` names another one; or a URL (`store_url`).

@@ -28,6 +28,8 @@ use crate::{MemberId, Term};
 pub const PROTOCOL: u16 = 1;
 /// So much waits to be written before a sender waits.
 pub const QUEUED_BYTES_MAX: usize = 4 << 20;
+/// With so much in the queue even an urgent message closes the connection: some of the longest frames have room.
+pub const URGENT_BYTES_MAX: usize = 32 << 20;
 /// After so long without an acknowledgement the connection is closed: before a lease ends, so that there is time for
 /// another connection.
 const SILENCE: Duration = Duration::from_secs(4);
@@ -109,7 +111,10 @@ struct Shared {
     socket: TcpStream,
     tls: Mutex<rustls::Connection>,
     out: Mutex<Out>,
+    /// The writer has something to do.
     changed: Condvar,
+    /// A sender has room.
+    room: Condvar,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
@@ -118,9 +123,17 @@ struct Shared {
 struct Out {
     pieces: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// Of messages that have room and are not encrypted yet.
+    reserved_bytes: usize,
     closed: bool,
     /// This side closed it, and no failure.
     closed_here: bool,
+}
+
+impl Out {
+    fn queued_bytes(&self) -> usize {
+        self.bytes + self.reserved_bytes
+    }
 }
 
 fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -182,9 +195,34 @@ impl Connection {
     /// Queues a message. Waits up to `patience` for room; then the connection is closed, because what comes next would be
     /// out of order.
     pub fn send(&self, message: &impl Serialize, patience: Duration) -> Result<(), Closed> {
+        let is_queued = self.offer(message, patience)?;
+        if !is_queued {
+            self.close();
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        Ok(())
+    }
+
+    /// Queues a message whose place among the others does not matter. Waits up to `patience` for room. Returns whether
+    /// there was room: if not, nothing is sent, and the connection stays open.
+    pub fn offer(&self, message: &impl Serialize, patience: Duration) -> Result<bool, Closed> {
         let bytes = encode(message)?;
-        self.shared.await_room(tick() + patience)?;
-        self.shared.encrypt(&bytes)
+        let has_room = self.shared.reserve(bytes.len(), QUEUED_BYTES_MAX, tick() + patience)?;
+        if has_room {
+            self.shared.send_reserved(&bytes)?;
+        }
+        Ok(has_room)
+    }
+
+    /// Queues a short message behind whatever is queued, without a wait. With [`URGENT_BYTES_MAX`] in the queue the
+    /// connection is closed.
+    pub fn send_urgent(&self, message: &impl Serialize) -> Result<(), Closed> {
+        let bytes = encode(message)?;
+        if !self.shared.reserve(bytes.len(), URGENT_BYTES_MAX, tick())? {
+            self.close();
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        self.shared.send_reserved(&bytes)
     }
 
     /// Ends both directions. What is queued may be lost.
@@ -215,6 +253,7 @@ impl Connection {
             tls: Mutex::new(tls),
             out: Mutex::default(),
             changed: Condvar::new(),
+            room: Condvar::new(),
             read_bytes: AtomicU64::new(read_bytes),
             written_bytes: AtomicU64::new(written_bytes),
         });
@@ -247,22 +286,44 @@ impl Shared {
             out.closed_here
         };
         self.changed.notify_all();
+        self.room.notify_all();
         // (A peer that closed first makes this fail.)
         let _ = self.socket.shutdown(Shutdown::Both);
         closed_here
     }
 
-    fn await_room(&self, until: Instant) -> Result<(), Closed> {
+    /// Waits until less than `most` is queued. Of senders that wait together only some get the room.
+    fn reserve(&self, bytes: usize, most: usize, until: Instant) -> Result<bool, Closed> {
         let mut out = hold(&self.out);
-        while !out.closed && out.bytes >= QUEUED_BYTES_MAX {
-            let Ok(left) = left(until) else {
-                drop(out);
-                self.close(true);
-                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-            };
-            out = self.changed.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0;
+        while !out.closed && out.queued_bytes() >= most {
+            let Ok(left) = left(until) else { return Ok(false) };
+            out = self.room.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        if out.closed { Err(Closed::Here) } else { Ok(()) }
+        if out.closed {
+            return Err(Closed::Here);
+        }
+        out.reserved_bytes += bytes;
+        Ok(true)
+    }
+
+    fn send_reserved(&self, bytes: &[u8]) -> Result<(), Closed> {
+        let sent = self.encrypt(bytes);
+        self.make_room(|out| out.reserved_bytes -= bytes.len());
+        if sent.is_err() {
+            // (A part of the message may be queued.)
+            self.close(true);
+        }
+        sent
+    }
+
+    /// (Senders wake when there is room, and not at each piece that is written.)
+    fn make_room(&self, change: impl FnOnce(&mut Out)) {
+        let mut out = hold(&self.out);
+        let was_full = out.queued_bytes() >= QUEUED_BYTES_MAX;
+        change(&mut out);
+        if was_full && out.queued_bytes() < QUEUED_BYTES_MAX {
+            self.room.notify_all();
+        }
     }
 
     fn encrypt(&self, bytes: &[u8]) -> Result<(), Closed> {
@@ -309,8 +370,7 @@ impl Shared {
                 return;
             }
             self.written_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
-            hold(&self.out).bytes -= piece.len();
-            self.changed.notify_all();
+            self.make_room(|out| out.bytes -= piece.len());
         }
     }
 

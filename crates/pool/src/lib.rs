@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 pub use connection::Connection;
 pub use embedded::{Embedded, Kept};
 pub use member::{Authority, Member, Message, Output, Times};
-pub use membership::Membership;
+pub use membership::{CallFailed, Membership};
 pub use registry::{Answer, Ask, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
 pub use secret::Secret;
 

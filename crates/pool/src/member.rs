@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::registry::{Answer, Ask, Claim, MemberRecord, Refusal, Request};
-use crate::view::View;
+use crate::view::{Differences, View};
 use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
 
 /// How long a member waits for what.
@@ -75,6 +75,8 @@ pub enum Output {
     Forget(Directory, Claim),
     /// The directory's authority may be another one now: what waited for it looks again.
     Changed(Directory),
+    /// A member has left, or was lost. Its number is never used again.
+    Gone(MemberId),
     /// The lease had run out and was renewed: all that waited looks again.
     Serves,
     /// The membership has ended. The agent stops serving, and writes down what it holds.
@@ -162,12 +164,29 @@ impl Member {
 
     /// May it serve? Ask again before each answer and each publication.
     pub fn serves(&self, now: Uptime) -> bool {
-        !self.expelled && self.left.is_none() && now + self.times.margin < self.lease_ends
+        self.serves_until().is_some_and(|until| now < until)
+    }
+
+    /// Until when it may serve, as far as is known now: a renewal makes it later. It may be past. `None`: the membership
+    /// has ended, or the member is leaving and owns nothing.
+    pub fn serves_until(&self) -> Option<Uptime> {
+        let may_serve = !self.expelled && self.left.is_none();
+        may_serve.then(|| self.lease_ends.saturating_sub(self.times.margin))
     }
 
     /// The members, as far as this one knows.
     pub fn members(&self) -> impl Iterator<Item = MemberId> {
         self.view.members().map(|record| record.id)
+    }
+
+    /// The members, with what is known of each.
+    pub fn records(&self) -> impl Iterator<Item = &MemberRecord> {
+        self.view.members()
+    }
+
+    /// All claims that are known, of this member and of others.
+    pub fn claims(&self) -> impl Iterator<Item = (&Directory, Claim)> {
+        self.view.claims()
     }
 
     /// What is known of a member.
@@ -331,7 +350,8 @@ impl Member {
                 if let Some((sent, _)) = asked {
                     self.lease_ends = self.lease_ends.max(sent + self.lease);
                 }
-                let changed = self.view.take(news);
+                let Differences { changed, gone } = self.view.take(news);
+                self.outputs.extend(gone.into_iter().filter(|id| *id != self.id).map(Output::Gone));
                 self.outputs.extend(changed.into_iter().map(Output::Changed));
                 if !served && self.serves(now) {
                     self.outputs.push_back(Output::Serves);

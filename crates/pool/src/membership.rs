@@ -5,9 +5,10 @@
 //! that it made, and receives on those that others made: so two that connect at once do not end each other's.
 //!
 //! Threads: `pool-listen` accepts, `pool-greet` shakes hands with one peer, `pool-connect` connects to one, `pool-in-…`
-//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten. Each connection has two
-//! of its own.
+//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten, `pool-call` carries out
+//! one call of another member. Each connection has two of its own.
 
+mod calls;
 mod links;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,12 +22,15 @@ use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock::{tick, uptime};
+use surgetank_types::workers::Workers;
 
 use crate::connection::{Connection, Hello, PROTOCOL};
 use crate::member::{Authority, Member, Message, Output, Times};
-use crate::registry::{Answer, Claim, Join, Refusal, Request};
+use crate::registry::{Answer, Claim, Join, MemberRecord, Refusal, Request};
 use crate::secret::{Secret, Tls};
-use crate::{Directory, Embedded, Epoch, MemberId, Term};
+use crate::{Directory, Embedded, Epoch, MemberId, Term, Uptime, frame};
+
+pub use calls::{BODY_BYTES_MAX, CallFailed};
 
 /// The registry is tried again so often.
 const RETRY: Duration = Duration::from_millis(200);
@@ -76,6 +80,22 @@ pub trait Host: Send + Sync {
     fn forget(&self, directory: &Directory);
     /// The membership has ended: the agent stops serving, and writes down what it holds.
     fn expelled(&self);
+    /// Carries out the call of another member, and returns the reply. Runs in a thread of its own for each call, which has
+    /// a stack of 1 MiB. It may run on after the membership has ended.
+    ///
+    /// The caller gets an empty reply if this one has more than [`BODY_BYTES_MAX`] bytes, or if this panics.
+    fn call(&self, from: MemberId, body: Vec<u8>) -> Vec<u8> {
+        let _ = (from, body);
+        Vec::new()
+    }
+    /// The directory's authority may be another one now. Comes in order with [`Self::forget`], which it follows.
+    fn changed(&self, directory: &Directory) {
+        let _ = directory;
+    }
+    /// The member has left, or was lost, and never comes back. Some of its calls may still run.
+    fn gone(&self, member: MemberId) {
+        let _ = member;
+    }
 }
 
 /// Why a directory could not be claimed.
@@ -100,6 +120,33 @@ pub enum Packet {
     Answered(u64, Answer),
     /// To a member.
     Said(Message),
+    /// To a member: it carries this out once, however often it comes.
+    Call {
+        /// Grows with each call of this member to the other one, from 1.
+        number: u64,
+        /// The lowest number without a reply. The caller does not want lower ones any more.
+        oldest: u64,
+        /// For [`Host::call`].
+        #[serde(with = "frame::bytes")]
+        body: Vec<u8>,
+    },
+    /// To the member that called.
+    Replied {
+        /// The number of the call.
+        number: u64,
+        /// From [`Host::call`].
+        #[serde(with = "frame::bytes")]
+        body: Vec<u8>,
+    },
+}
+
+impl Packet {
+    fn body_bytes(&self) -> usize {
+        match self {
+            Self::Call { body, .. } | Self::Replied { body, .. } => body.len(),
+            Self::Ask(_) | Self::Answered(..) | Self::Said(_) => 0,
+        }
+    }
 }
 
 /// A running member. Dropping it ends its threads without leaving, as the death of an agent does.
@@ -122,6 +169,9 @@ struct Shared {
     registry: Registry,
     state: Mutex<State>,
     changed: Condvar,
+    /// Locked after `state`, never before it.
+    calls: Mutex<calls::Calls>,
+    callers: Workers,
     duties: Mutex<Option<Sender<Duty>>>,
     greetings: AtomicUsize,
     stops: AtomicBool,
@@ -130,6 +180,8 @@ struct Shared {
 /// What the host has to do, in order, by a thread that holds no lock.
 enum Duty {
     Forget(Directory, Claim),
+    Changed(Directory),
+    Gone(MemberId),
     Expelled,
 }
 
@@ -145,16 +197,18 @@ struct State {
     /// To the registry, with a number of its own: what ends late must not end its successor.
     registry: Option<(u64, Connection)>,
     /// To members, for sending.
-    peers: HashMap<MemberId, (u64, Connection)>,
+    peers: HashMap<MemberId, (u64, Arc<Connection>)>,
     /// From members, for receiving, and from those who ask the registry.
     incoming: HashMap<u64, (Option<MemberId>, Arc<Connection>)>,
     next_link: u64,
     /// Being connected to (`None`: the registry), and what is sent then.
-    connecting: HashMap<Option<MemberId>, Vec<Packet>>,
+    connecting: HashMap<Option<(MemberId, Term)>, Vec<Packet>>,
     /// The host is forgetting.
     forgetting: HashSet<(Directory, Claim)>,
     /// Why the last connection to the registry was not made.
     failure: Option<String>,
+    /// When the registry was last asked for news because a member was not reached.
+    looked: Uptime,
     expelled: bool,
 }
 
@@ -189,9 +243,12 @@ impl Membership {
                 connecting: HashMap::new(),
                 forgetting: HashSet::new(),
                 failure: None,
+                looked: Uptime::ZERO,
                 expelled: false,
             }),
             changed: Condvar::new(),
+            calls: Mutex::default(),
+            callers: Workers::new("pool-call", calls::IDLE_MAX),
             duties: Mutex::new(None),
             greetings: AtomicUsize::new(0),
             stops: AtomicBool::new(false),
@@ -231,9 +288,33 @@ impl Membership {
         hold(&self.shared.state).member.as_ref().map(|member| (member.id(), member.term()))
     }
 
+    /// Is the registry in this agent?
+    pub fn has_registry(&self) -> bool {
+        matches!(self.shared.registry, Registry::Here(_))
+    }
+
     /// The members, as far as this one knows.
     pub fn members(&self) -> Vec<MemberId> {
         hold(&self.shared.state).member.as_ref().map_or_else(Vec::new, |member| member.members().collect())
+    }
+
+    /// The members, with what this one knows of each.
+    pub fn records(&self) -> Vec<MemberRecord> {
+        let state = hold(&self.shared.state);
+        state.member.as_ref().map_or_else(Vec::new, |member| member.records().cloned().collect())
+    }
+
+    /// All claims that this member knows, its own among them.
+    pub fn claims(&self) -> Vec<(Directory, Claim)> {
+        let state = hold(&self.shared.state);
+        let copy = |(directory, claim): (&Directory, Claim)| (directory.clone(), claim);
+        state.member.as_ref().map_or_else(Vec::new, |member| member.claims().map(copy).collect())
+    }
+
+    /// The uptime ([`uptime`]) until which this member may serve, as far as is known now: each renewal makes it later. It
+    /// may be past. `None`: the membership has ended, or this member leaves.
+    pub fn serves_until(&self) -> Option<Uptime> {
+        hold(&self.shared.state).member.as_ref()?.serves_until()
     }
 
     /// Who decides the names of the directory. `None`: this agent may not serve.
@@ -284,7 +365,7 @@ impl Membership {
     }
 
     /// Ends the membership. The caller has released all directories. Returns whether the registry confirmed it in time.
-    pub fn leave(self, patience: Duration) -> bool {
+    pub fn leave(&self, patience: Duration) -> bool {
         let until = tick() + patience;
         let mut state = hold(&self.shared.state);
         if let Some(member) = state.member.as_mut() {
@@ -305,7 +386,7 @@ impl Membership {
     pub fn network_bytes(&self) -> Vec<(MemberId, (u64, u64))> {
         let state = hold(&self.shared.state);
         let incoming = state.incoming.values().filter_map(|(id, link)| Some(((*id)?, &**link)));
-        let outgoing = state.peers.iter().map(|(id, (_, link))| (*id, link));
+        let outgoing = state.peers.iter().map(|(id, (_, link))| (*id, &**link));
         let mut sums: BTreeMap<MemberId, (u64, u64)> = BTreeMap::new();
         for (id, link) in incoming.chain(outgoing) {
             let (received, sent) = link.network_bytes();
@@ -313,6 +394,15 @@ impl Membership {
             *sum = (sum.0 + received, sum.1 + sent);
         }
         sums.into_iter().collect()
+    }
+
+    /// Closes all connections with members, as a network that fails. For tests.
+    #[doc(hidden)]
+    pub fn cut_connections(&self) {
+        let state = hold(&self.shared.state);
+        state.peers.values().for_each(|(_, link)| link.close());
+        let from_members = state.incoming.values().filter(|(from, _)| from.is_some());
+        from_members.for_each(|(_, link)| link.close());
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Shared>) + Send + 'static) -> io::Result<()> {
@@ -329,10 +419,12 @@ impl Drop for Membership {
         {
             let mut state = hold(&self.shared.state);
             state.member = None;
-            (state.registry, state.peers) = (None, HashMap::new());
+            state.registry = None;
+            state.peers.drain().for_each(|(_, (_, link))| link.close());
             state.incoming.values().for_each(|(_, link)| link.close());
             state.incoming.clear();
         }
+        hold(&self.shared.calls).expelled();
         self.shared.changed.notify_all();
         // (A host may drop it in its own thread, which cannot be awaited there.)
         let own = thread::current().id();
@@ -390,9 +482,21 @@ impl Shared {
 
     fn host_loop(self: &Arc<Self>, duties: &Receiver<Duty>) {
         for duty in duties {
-            let Duty::Forget(directory, claim) = duty else {
-                self.host.expelled();
-                continue;
+            let (directory, claim) = match duty {
+                Duty::Forget(directory, claim) => (directory, claim),
+                Duty::Expelled => {
+                    self.host.expelled();
+                    continue;
+                }
+                _ if self.stops() => continue,
+                Duty::Changed(directory) => {
+                    self.host.changed(&directory);
+                    continue;
+                }
+                Duty::Gone(member) => {
+                    self.host.gone(member);
+                    continue;
+                }
             };
             if !self.stops() {
                 self.host.forget(&directory);
@@ -418,9 +522,18 @@ impl Shared {
                         self.oblige(Duty::Forget(directory, claim));
                     }
                 }
-                Output::Changed(_) | Output::Serves => self.changed.notify_all(),
+                Output::Changed(directory) => {
+                    self.changed.notify_all();
+                    self.oblige(Duty::Changed(directory));
+                }
+                Output::Gone(member) => {
+                    hold(&self.calls).gone(member);
+                    self.oblige(Duty::Gone(member));
+                }
+                Output::Serves => self.changed.notify_all(),
                 Output::Expelled => {
                     state.expelled = true;
+                    hold(&self.calls).expelled();
                     self.changed.notify_all();
                     self.oblige(Duty::Expelled);
                 }

@@ -16,6 +16,15 @@ pub(crate) struct View {
     claims: BTreeMap<Directory, (Revision, Option<Claim>)>,
 }
 
+/// What news changed.
+#[derive(Debug, Default)]
+pub(crate) struct Differences {
+    /// Directories of which something else may be known now.
+    pub changed: BTreeSet<Directory>,
+    /// Members that left or were lost.
+    pub gone: BTreeSet<MemberId>,
+}
+
 impl View {
     pub fn new(everything: Everything) -> Self {
         let mut view = Self { revision: Revision(0), members: BTreeMap::new(), claims: BTreeMap::new() };
@@ -33,6 +42,10 @@ impl View {
 
     pub fn members(&self) -> impl Iterator<Item = &MemberRecord> {
         self.members.values()
+    }
+
+    pub fn claims(&self) -> impl Iterator<Item = (&Directory, Claim)> {
+        self.claims.iter().filter_map(|(directory, (_, claim))| Some((directory, (*claim)?)))
     }
 
     pub fn claim(&self, directory: &Directory) -> Option<Claim> {
@@ -53,8 +66,7 @@ impl View {
 
     /// The directories of an owner.
     pub fn owned_by(&self, owner: MemberId) -> impl Iterator<Item = (&Directory, Claim)> {
-        let claims = self.claims.iter().filter_map(|(directory, (_, claim))| Some((directory, (*claim)?)));
-        claims.filter(move |(_, claim)| claim.owner == owner)
+        self.claims().filter(move |(_, claim)| claim.owner == owner)
     }
 
     /// A fact of that revision. An older one than is known changes nothing.
@@ -65,10 +77,11 @@ impl View {
         }
     }
 
-    /// Returns the directories of which something else may be known now.
-    pub fn take(&mut self, news: News) -> BTreeSet<Directory> {
+    /// Returns what differs now.
+    pub fn take(&mut self, news: News) -> Differences {
         let before = self.revision;
-        let mut changed = BTreeSet::new();
+        let Differences { mut changed, mut gone } = Differences::default();
+        let members: Vec<MemberId> = self.members.keys().copied().collect();
         if let News::Changes(changes, _) = &news {
             for (revision, change) in changes.iter().filter(|(revision, _)| *revision > before) {
                 match change {
@@ -78,6 +91,7 @@ impl View {
                     }
                     Change::Left(id) | Change::Lost(id) => {
                         changed.extend(self.owned_by(*id).map(|(directory, _)| directory.clone()));
+                        gone.insert(*id);
                     }
                     Change::Joined(_) => {}
                 }
@@ -90,7 +104,8 @@ impl View {
         // An owner that was not known yet, and turns out to be lost.
         let facts = self.claims.iter().filter(|(_, (known, _))| is_gap || *known > before && *known <= self.revision);
         changed.extend(facts.filter(|(directory, _)| is_gap || self.is_lost(directory)).map(|(d, _)| d.clone()));
-        changed
+        gone.extend(members.into_iter().filter(|id| !self.is_member(*id)));
+        Differences { changed, gone }
     }
 
     fn apply(&mut self, news: News) {
@@ -136,6 +151,7 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Term;
 
     fn directory() -> Directory {
         Directory(Box::from(&b"results"[..]))
@@ -173,6 +189,20 @@ mod tests {
         view.take(News::Changes(both, Revision(2)));
         view.learn(&directory(), Some(claim(1, 1)), Revision(1));
         assert_eq!(view.claim(&directory()), None);
+    }
+
+    #[test]
+    fn member_that_left_is_gone_also_if_it_was_never_known() {
+        let record = |id| MemberRecord { id: MemberId(id), term: Term(1), address: String::new() };
+        let mut view = nothing();
+        let news = vec![
+            (Revision(1), Change::Joined(record(1))),
+            (Revision(2), Change::Joined(record(2))),
+            (Revision(3), Change::Left(MemberId(2))),
+        ];
+        assert_eq!(view.take(News::Changes(news, Revision(3))).gone, BTreeSet::from([MemberId(2)]));
+        let everything = Everything { revision: Revision(9), members: vec![record(3)], claims: Vec::new() };
+        assert_eq!(view.take(News::Gap(everything)).gone, BTreeSet::from([MemberId(1)]));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod mount;
+pub mod pool;
 mod seccomp;
 pub mod service;
 pub mod shimdoor;

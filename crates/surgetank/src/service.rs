@@ -32,14 +32,19 @@ use surgetank_tier::Tiers;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
-use crate::agent::place::SYNCED_COPIES;
+use crate::agent::place::{POOL_SOCKET, SYNCED_COPIES};
 use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};
+use crate::pool::link::Link;
+use crate::pool::router::Router;
 use crate::shimdoor;
+pub(crate) use door::Door;
 use stores::open_store;
 
 /// The real backend.
 pub struct Service;
 
+/// How long joining a pool may take.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the serving threads may take to end after the mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -66,7 +71,7 @@ impl Backend for Service {
         let runs = Arc::new(runs::Runs::default());
         let tally = tally_of(&namespace, &runs);
         let filesystem = Arc::new(door::Door::new(namespace.clone(), false, only_ids(), tally, Box::new(|| ())));
-        Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None, None)))
+        Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None, None, None)))
     }
 
     fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit> {
@@ -164,7 +169,15 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     if afterlife.is_another() {
         shimdoor::disbelieve(namespace.key(), &state);
     }
-    let session = afterlife.serve(|| attach(&over, &attach_options), &filesystem, &options)?;
+    let router = join(&namespace, &filesystem, &state)?;
+    // (In a pool attributes of names in a listing may be another member's.)
+    let readdirplus = if router.is_some() { Readdirplus::Never } else { Readdirplus::Auto };
+    let options = Options { readdirplus, ..options };
+    let attach = || attach(&over, &attach_options);
+    let session = match &router {
+        Some(router) => afterlife.serve(attach, router, &options)?,
+        None => afterlife.serve(attach, &filesystem, &options)?,
+    };
     // The mount of an earlier agent has programs in it: it must stay.
     let give_up = || {
         if !afterlife.is_another() {
@@ -185,7 +198,9 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         Error::new("prefetching could not be started").why(why)
     })?;
     let again = afterlife.is_another();
-    let shim = namespace.base.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
+    // (The shim does not know of other members.)
+    let may_preload = namespace.base.config.preload && router.is_none();
+    let shim = may_preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
     if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
         shim.keep(keeper);
     }
@@ -201,7 +216,11 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         guard,
         None,
         Some(recorder),
+        router.clone(),
     ));
+    if let Some(router) = router {
+        router.serve();
+    }
     let survives = session.agreed().resends && afterlife.is_supervised();
     let mount = Box::new(OverMount { over, session, filesystem, shim });
     Ok(Running { engine, mount, shim: place, listeners: None, survives })
@@ -242,10 +261,23 @@ fn serve_calls(
         guard,
         Some(calls.refusals()),
         Some(recorder),
+        None,
     ));
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners), survives: false })
+}
+
+/// Connects to the pool's process, if there is one.
+fn join(namespace: &Arc<Namespace>, door: &Arc<Door>, state: &Path) -> Result<Option<Arc<Router>>> {
+    let Some(pool) = &namespace.base.config.pool else { return Ok(None) };
+    let link = Link::connect(&state.join(POOL_SOCKET), JOIN_TIMEOUT).map_err(|why| {
+        Error::new(format!("the pool {} cannot be joined", pool.name))
+            .why(why)
+            .remedy("check that all members use the same store and the same secret, and reach each other's hosts")
+            .data("nothing was changed")
+    })?;
+    Ok(Some(Arc::new(Router::new(door.clone(), namespace.clone(), link))))
 }
 
 fn tally_of(namespace: &Arc<Namespace>, runs: &Arc<runs::Runs>) -> Arc<tally::Tally> {

@@ -16,6 +16,8 @@ pub(crate) mod model;
 pub(crate) mod mount;
 pub(crate) mod outcome;
 pub(crate) mod plan;
+pub(crate) mod pool;
+mod pooling;
 pub(crate) mod probe;
 pub(crate) mod program;
 mod progress;
@@ -67,6 +69,8 @@ enum Verb {
     Status(status::Args),
     /// Report a run: where the bytes went, which programs did the I/O, what slowed it
     Report(report::ReportArgs),
+    /// Show the pool of a directory: its members, and who owns which directory
+    Pool(pool::Args),
     /// Wait until all, or these paths, are durable
     Wait(wait::Args),
     /// Show where a file is, its state, and the rule and decision for it
@@ -140,6 +144,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Umount(args) => mount::umount(program, &args),
         Verb::Status(args) => status::status(program, &args),
         Verb::Report(args) => report::report(program, &args),
+        Verb::Pool(args) => pool::pool(program, &args),
         Verb::Wait(args) => wait::wait(program, &args),
         Verb::Why(args) => why::why(program, &args),
         Verb::Evict(args) => tend::evict(program, &args),

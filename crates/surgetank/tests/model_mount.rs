@@ -31,12 +31,12 @@ const STEPS: usize = 150;
 /// Gives the program inside the mount the seed of its operations.
 const INSIDE: &str = "SURGETANK_MODEL_INSIDE";
 
-fn number(name: &str) -> Option<u64> {
+pub fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
 /// The same seed yields the same operations, so inside and outside agree on them without communication.
-fn operations(seed: u64) -> Vec<Operation> {
+pub fn operations(seed: u64) -> Vec<Operation> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { failure_persistence: None, ..Config::default() };
@@ -363,7 +363,7 @@ fn seen_raw(stat: &rustix::fs::Stat) -> Seen {
     }
 }
 
-fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
+pub fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
     let at = |slot: &usize| files[*slot].as_ref().ok_or(Errno::BADF);
     match operation {
         Operation::Create { path, slot, perm, access, exclusive, append, truncate } => {

@@ -81,6 +81,7 @@ impl World {
         }
         let at = |name: &str| base.path().join(name);
         let mut config = Config {
+            pool: None,
             over: at("store"),
             store: at("store"),
             tiers: vec![TierConfig {

@@ -105,6 +105,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         survives: Some(Survives::Agent),
     };
     let config = Config {
+        pool: None,
         over: base.join("store"),
         store: base.join("store"),
         tiers: vec![tier("fast", terms.caps[0]), tier("slow", terms.caps[1])],

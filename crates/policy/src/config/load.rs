@@ -284,6 +284,7 @@ fn resolve(
         notes.push(format!("Slurm does not report the end of job {job}: `run` and `mount` ask squeue"));
     }
     let mut config = Config {
+        pool: None,
         over,
         store,
         tiers,

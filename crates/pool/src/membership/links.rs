@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use surgetank_types::clock::uptime;
 
-use super::{Packet, Registry, Shared, State, hold};
+use super::{Packet, RETRY, Registry, Shared, State, hold};
 use crate::connection::{Closed, Connection, Event, Hello};
+use crate::frame::FRAME_BYTES_MAX;
 use crate::member::Message;
 use crate::registry::{Answer, MemberRecord, Request};
 use crate::{MemberId, Term};
@@ -28,6 +29,20 @@ const GREETING: Duration = Duration::from_secs(3);
 const CONNECTING: Duration = Duration::from_secs(3);
 /// So many packets wait for a connection that is being made, and for a thread that receives.
 const PACKETS_MAX: usize = 256;
+/// The bodies of calls that wait for a connection have so many bytes at most.
+const WAITING_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
+/// How long a packet waits for room in the queue of a connection.
+pub(super) const SENDING: Duration = Duration::from_secs(5);
+
+/// How a packet gets to a member.
+pub(super) enum Route {
+    /// The caller sends it on this connection, without the state's lock. A failure: [`Shared::lost_link`].
+    Link(u64, Arc<Connection>),
+    /// It is sent once the connection is made.
+    Queued,
+    /// It cannot be sent now: the member is not known, or too much waits for its connection.
+    Nowhere,
+}
 
 impl Shared {
     pub(super) fn ask_registry(self: &Arc<Self>, state: &mut State, request: Request) {
@@ -43,42 +58,89 @@ impl Shared {
                         state.registry = None;
                     }
                 }
-                None => self.connect(state, None, address.clone(), Packet::Ask(request)),
+                None => drop(self.connect(state, None, address.clone(), &Packet::Ask(request))),
             },
         }
     }
 
     pub(super) fn tell(self: &Arc<Self>, state: &mut State, to: MemberId, message: Message) {
-        let record = state.member.as_ref().and_then(|member| member.record_of(to));
-        let Some(MemberRecord { term, address, .. }) = record.cloned() else { return };
         let packet = Packet::Said(message);
+        // (Bodies of calls may fill the queue: they must not delay claims.)
+        if let Route::Link(number, link) = self.send_to(state, to, None, &packet)
+            && link.send_urgent(&packet).is_err()
+        {
+            self.lost_link(state, to, number);
+        }
+    }
+
+    /// Finds the connection for a packet, or makes one. `term`: only to the agent of that term.
+    pub(super) fn send_to(
+        self: &Arc<Self>,
+        state: &mut State,
+        to: MemberId,
+        term: Option<Term>,
+        packet: &Packet,
+    ) -> Route {
+        let record = state.member.as_ref().and_then(|member| member.record_of(to));
+        let Some(MemberRecord { term: known, address, .. }) = record.cloned() else { return Route::Nowhere };
+        if term.is_some_and(|term| term != known) {
+            return Route::Nowhere;
+        }
         match state.peers.get(&to) {
-            Some((_, link)) if link.peer().member == Some((to, term)) => {
-                if link.send(&packet, Duration::ZERO).is_err() {
-                    state.peers.remove(&to);
+            Some((number, link)) if link.peer().member == Some((to, known)) => Route::Link(*number, link.clone()),
+            replaced => {
+                if let Some((number, _)) = replaced {
+                    self.lost_link(state, to, *number);
                 }
-            }
-            _ => {
-                // (To an agent that was replaced.)
-                state.peers.remove(&to);
-                self.connect(state, Some((to, term)), address, packet);
+                let is_queued = self.connect(state, Some((to, known)), address, packet);
+                if is_queued { Route::Queued } else { Route::Nowhere }
             }
         }
     }
 
-    /// In a thread of its own, which then sends. `None`: to the registry.
-    fn connect(self: &Arc<Self>, state: &mut State, to: Option<(MemberId, Term)>, address: String, packet: Packet) {
-        let id = to.map(|(id, _)| id);
-        if let Some(packets) = state.connecting.get_mut(&id) {
-            if packets.len() < PACKETS_MAX {
-                packets.push(packet);
-            }
+    /// A connection that this agent made has failed, or its peer was replaced.
+    pub(super) fn lost_link(&self, state: &mut State, to: MemberId, number: u64) {
+        if state.peers.get(&to).is_some_and(|(of, _)| *of == number)
+            && let Some((_, link)) = state.peers.remove(&to)
+        {
+            link.close();
+        }
+        hold(&self.calls).send_again(to);
+    }
+
+    /// Asks the registry for news, at most once in [`RETRY`]: a member is not known, or not reached.
+    pub(super) fn look(self: &Arc<Self>, state: &mut State) {
+        let now = uptime();
+        if now < state.looked + RETRY {
             return;
+        }
+        state.looked = now;
+        if let Some(member) = state.member.as_mut() {
+            member.look_again(now);
+        }
+        self.send_outputs(state);
+    }
+
+    /// In a thread of its own, which then sends. `None`: to the registry. Returns whether the packet is queued.
+    fn connect(
+        self: &Arc<Self>,
+        state: &mut State,
+        to: Option<(MemberId, Term)>,
+        address: String,
+        packet: &Packet,
+    ) -> bool {
+        if let Some(packets) = state.connecting.get_mut(&to) {
+            let bytes: usize = packets.iter().map(Packet::body_bytes).sum();
+            let has_room = packets.len() < PACKETS_MAX && bytes < WAITING_BYTES_MAX;
+            if has_room {
+                packets.push(packet.clone());
+            }
+            return has_room;
         }
         if self.stops() {
-            return;
+            return false;
         }
-        state.connecting.insert(id, vec![packet]);
+        state.connecting.insert(to, vec![packet.clone()]);
         let number = state.next_link;
         state.next_link += 1;
         let me = state.member.as_ref().map(|member| (member.id(), member.term()));
@@ -86,30 +148,59 @@ impl Shared {
         let shared = self.clone();
         let connect = move || {
             let is_it = |peer: &Hello| to.is_none() || peer.member == to;
-            let deliver = shared.deliver(number, id);
+            let deliver = shared.deliver(number, to.map(|(id, _)| id));
             let made = Connection::connect(&address, (&shared.tls, hello), CONNECTING, is_it, deliver);
-            let mut state = hold(&shared.state);
-            let packets = state.connecting.remove(&id).unwrap_or_default();
             match made {
-                _ if shared.stops() => {}
-                Ok(link) => {
-                    let is_sent = packets.iter().all(|packet| link.send(packet, Duration::ZERO).is_ok());
-                    match id {
-                        _ if !is_sent => {}
-                        None => (state.registry, state.failure) = (Some((number, link)), None),
-                        Some(id) => drop(state.peers.insert(id, (number, link))),
-                    }
-                }
+                Ok(link) => shared.take_up(number, to, link),
                 Err(why) => {
-                    if id.is_none() {
+                    let mut state = hold(&shared.state);
+                    state.connecting.remove(&to);
+                    if to.is_none() {
                         state.failure = Some(why.to_string());
+                    } else {
+                        // (The member may have left.)
+                        shared.look(&mut state);
                     }
                 }
             }
             shared.changed.notify_all();
         };
-        if thread::Builder::new().name("pool-connect".to_owned()).spawn(connect).is_err() {
-            state.connecting.remove(&id);
+        let is_begun = thread::Builder::new().name("pool-connect".to_owned()).spawn(connect).is_ok();
+        if !is_begun {
+            state.connecting.remove(&to);
+        }
+        is_begun
+    }
+
+    /// Sends what waits for a connection, then uses it for all that comes later.
+    fn take_up(&self, number: u64, to: Option<(MemberId, Term)>, link: Connection) {
+        let mut state = hold(&self.state);
+        let is_open = loop {
+            match state.connecting.get_mut(&to).map(std::mem::take) {
+                _ if self.stops() => break false,
+                Some(packets) if !packets.is_empty() => {
+                    drop(state);
+                    let is_sent = packets.iter().all(|packet| matches!(link.offer(packet, SENDING), Ok(true)));
+                    state = hold(&self.state);
+                    if !is_sent {
+                        break false;
+                    }
+                }
+                _ => break true,
+            }
+        };
+        state.connecting.remove(&to);
+        let Some((id, term)) = to else {
+            if is_open {
+                (state.registry, state.failure) = (Some((number, link)), None);
+            }
+            return;
+        };
+        let known = state.member.as_ref().and_then(|member| member.record_of(id));
+        if is_open && known.is_some_and(|known| known.term == term) {
+            state.peers.insert(id, (number, Arc::new(link)));
+        } else {
+            hold(&self.calls).send_again(id);
         }
     }
 
@@ -127,11 +218,7 @@ impl Shared {
                 // (What has no place on such a connection is of no use.)
                 (Event::Message(_), _) => {}
                 (Event::Closed(_), None) => drop(state.registry.take_if(|(of, _)| *of == number)),
-                (Event::Closed(_), Some(to)) => {
-                    if state.peers.get(&to).is_some_and(|(of, _)| *of == number) {
-                        state.peers.remove(&to);
-                    }
-                }
+                (Event::Closed(_), Some(to)) => shared.lost_link(&mut state, to, number),
             }
             shared.send_outputs(&mut state);
         }
@@ -216,6 +303,10 @@ impl Shared {
             }
             if let Some(shared) = Weak::upgrade(&shared) {
                 hold(&shared.state).incoming.remove(&number);
+                if let Some(from) = from {
+                    // (A reply may be lost.)
+                    hold(&shared.calls).send_again(from);
+                }
             }
         };
         if thread::Builder::new().name(name).spawn(receive).is_err() {
@@ -233,6 +324,16 @@ impl Shared {
                     member.told(from, message);
                 }
                 self.send_outputs(&mut state);
+                true
+            }
+            (Packet::Call { number, oldest, body }, Some(_), _) => {
+                if let Some(from) = link.peer().member {
+                    self.take_call(from, number, oldest, body);
+                }
+                true
+            }
+            (Packet::Replied { number, body }, Some(from), _) => {
+                hold(&self.calls).take_reply(from, number, body);
                 true
             }
             (Packet::Ask(request), None, Registry::Here(engine)) => {

@@ -562,6 +562,7 @@ impl World {
                         self.advance(machine, id);
                     }
                 }
+                Output::Gone(_) => {}
                 Output::Serves => self.advance_all(machine),
                 Output::Expelled => self.expelled(machine),
             }

@@ -20,6 +20,7 @@ use surgetank_types::error::Result;
 use surgetank_types::model::RunId;
 
 use super::keep::Channel;
+use crate::pool::status::PoolStatus;
 use super::wire::Account;
 
 /// Serves one directory. Paths are relative to it.
@@ -47,6 +48,15 @@ pub trait Engine: Send + Sync {
     /// Every command has ended. The engine may free tier copies while the drain continues. It may remove temporaries
     /// once `is_deserted` says that no process of theirs is left (`None`: unknown).
     fn all_commands_ended(&self, _is_empty_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
+    /// Leaves the pool, once no other member needs this one. Returns whether the agent is a member no more (`false` after a
+    /// moment); `None`: it was none.
+    fn leave_pool(&self) -> Option<bool> {
+        None
+    }
+    /// The pool, as this member sees it; `None`: the agent is no member of one.
+    fn pool_status(&self) -> Option<Result<PoolStatus>> {
+        None
+    }
     /// A run has joined.
     fn user_joined(&self) {}
     /// Files and operations in the scope that are not durable, and why. An open file that was written counts as not

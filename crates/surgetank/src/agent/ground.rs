@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -23,6 +24,8 @@ use super::seclusion;
 use super::signals::Signals;
 use super::submounts::{self, Taken};
 use super::way;
+use crate::pool::process;
+use crate::socket_address::Address;
 
 pub struct Ground {
     pub config: Config,
@@ -42,6 +45,8 @@ pub struct Ground {
     pub starter: BufReader<io::Stdin>,
     /// Holds the lock until the last process that has it ends.
     pub lock: File,
+    /// What the pool's process begins with, if there is one.
+    pub pool: Option<process::Start>,
 }
 
 fn fail(why: impl std::fmt::Display) -> Error {
@@ -81,6 +86,7 @@ impl Ground {
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
         let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
         let key = place.identify(&config)?;
+        let pool = pool_of(&config, store.as_ref(), &place)?;
         Ok(Self {
             config,
             wanted,
@@ -95,8 +101,21 @@ impl Ground {
             port,
             starter,
             lock,
+            pool,
         })
     }
+}
+
+fn pool_of(config: &Config, store: Option<&OwnedFd>, place: &Place) -> Result<Option<process::Start>> {
+    let Some(pool) = &config.pool else { return Ok(None) };
+    let store = store.ok_or_else(|| fail("the members of a pool need a store that is a directory"))?;
+    let path = place.pool_socket();
+    // (A missing one is the rule.)
+    let _ = std::fs::remove_file(&path);
+    let bound = Address::of(&path).and_then(|address| UnixListener::bind(address.path()));
+    let socket = bound.map_err(|error| fail(format!("{}: {error}", path.display())))?;
+    let store = store.try_clone().map_err(fail)?;
+    Ok(Some(process::Start { config: pool.clone(), store, over: config.over.clone(), socket }))
 }
 
 pub fn namespace_inode(which: &str) -> io::Result<u64> {

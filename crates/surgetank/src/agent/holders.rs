@@ -21,14 +21,21 @@ use super::submounts;
 
 /// The agent's supervisor; 0: none. It has handles on the bare directories and is in the agent's namespaces.
 static SUPERVISOR: AtomicU32 = AtomicU32::new(0);
+/// The pool's process, which does what other members ask for; 0: none.
+static POOL: AtomicU32 = AtomicU32::new(0);
 
 /// From now on our parent process counts as part of the agent.
 pub fn has_supervisor() {
     SUPERVISOR.store(std::os::unix::process::parent_id(), Ordering::Relaxed);
 }
 
+/// From now on the pool's process counts as part of the agent.
+pub fn has_pool(process: u32) {
+    POOL.store(process, Ordering::Relaxed);
+}
+
 fn is_ours(pid: u32) -> bool {
-    pid == std::process::id() || pid == SUPERVISOR.load(Ordering::Relaxed)
+    pid == std::process::id() || pid == SUPERVISOR.load(Ordering::Relaxed) || pid == POOL.load(Ordering::Relaxed)
 }
 
 fn pids() -> Vec<u32> {

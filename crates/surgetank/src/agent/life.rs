@@ -39,6 +39,7 @@ use super::submounts::{self, Taken};
 use super::supervisor::{self, Inheritance};
 use super::users::Users;
 use super::wire::{self, Hello, PROTOCOL, Refusal};
+use crate::pool::process;
 
 /// The message on stdin.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,7 +73,10 @@ pub fn main(backend: &dyn Backend) -> u8 {
         }
         // Another agent cannot take up programs' calls.
         Ok(ground) if ground.by_calls => serve(backend, ground, None),
-        Ok(ground) => supervisor::supervise(ground, |ground, inheritance| serve(backend, ground, Some(inheritance))),
+        Ok(mut ground) => {
+            let pool = ground.pool.take().map(|start| move || process::main(start));
+            supervisor::supervise(ground, pool, |ground, inheritance| serve(backend, ground, Some(inheritance)))
+        }
     }
 }
 
@@ -197,6 +201,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         port,
         starter,
         lock,
+        pool: _,
     } = ground;
     place.await_catalog();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT]).map_err(fail)?;
@@ -450,7 +455,16 @@ impl Agent {
         }
         loop {
             users.await_leaving();
-            if !self.drain_all() || !users.close() {
+            if !self.drain_all() {
+                continue;
+            }
+            match self.desk.engine.leave_pool() {
+                Some(false) => continue,
+                // A run that comes now needs an agent that joins the pool again.
+                Some(true) => users.stop_admitting(),
+                None => {}
+            }
+            if !users.close() {
                 continue;
             }
             match self.detach() {

@@ -33,6 +33,8 @@ use surgetank_types::shell;
 
 use super::line::{self, Broken, Limits};
 
+/// The socket of the pool's process.
+pub const POOL_SOCKET: &str = "pool.sock";
 /// The directory of a place with the copies that `fsync` made of files on volatile tiers.
 pub const SYNCED_COPIES: &str = "synced";
 
@@ -205,6 +207,11 @@ impl Place {
     /// Through the descriptor: unaffected by renames above, and short enough for a socket's address.
     fn inner(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
+    }
+
+    /// Where the agent reaches the pool's process.
+    pub fn pool_socket(&self) -> PathBuf {
+        self.inner(POOL_SOCKET)
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -182,6 +182,10 @@ impl<'a> Client<'a> {
             Request::Hello { .. } => return Ok(()),
             Request::Join { pid, command, again } => return self.join(pid, command, again),
             Request::Status => Answer::Status(Box::new(self.status())),
+            Request::Pool => match self.desk.engine.pool_status().transpose() {
+                Ok(status) => Answer::Pool(status.map(Box::new)),
+                Err(error) => Answer::Error(error.into()),
+            },
             Request::Waiting => Answer::Waiting(engine.waiting_for_room()),
             Request::Scrub { repair } => Answer::Audit(Box::new(engine.scrub(repair))),
             Request::ForgetLosses => Answer::Forgotten(engine.forget_losses()),

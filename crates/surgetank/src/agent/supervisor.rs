@@ -34,6 +34,7 @@ use super::signals::{self, Signals};
 /// As `ps` shows it (15 bytes at most); the agent keeps the program's name.
 const NAME: &std::ffi::CStr = c"surgetank-super";
 const AGENT_NAME: &std::ffi::CStr = c"surgetank";
+const BESIDE_NAME: &std::ffi::CStr = c"surgetank-pool";
 /// The supervisor gives up after this many consecutive agents that did not serve.
 const FAILURES_MAX: u32 = 3;
 /// An agent that dies this soon after it began to serve may have died of a request: that counts as a failure.
@@ -61,7 +62,43 @@ struct End {
 
 /// Runs agents until one ends in order. `agent` is what a fork does: it gets `ground` and returns its exit code. Call
 /// it while the process has a single thread.
-pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
+/// `beside`: what another process does meanwhile; it is killed at the end.
+pub fn supervise<G>(
+    ground: G,
+    beside: Option<impl FnOnce() -> u8>,
+    agent: impl FnOnce(G, Inheritance) -> u8,
+) -> u8 {
+    let supervisor = rustix::process::getpid();
+    let beside = match beside.map(fork_beside) {
+        Some(Err(code)) => return code,
+        Some(Ok(pid)) => pid,
+        None => None,
+    };
+    let code = supervise_agents(ground, agent);
+    if let Some(pid) = beside.filter(|_| rustix::process::getpid() == supervisor) {
+        // (It may have ended by itself.)
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+    }
+    code
+}
+
+/// A process that ends with this one. In the new process: its exit code, as an error.
+fn fork_beside(work: impl FnOnce() -> u8) -> Result<Option<Pid>, u8> {
+    // SAFETY: the process has one thread, so the child finds no lock taken by another.
+    match unsafe { libc::fork() } {
+        0 => {
+            call_ourselves(BESIDE_NAME);
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            detach_from_starter();
+            Err(work())
+        }
+        // (Without it the agent finds nothing to connect to, and says so.)
+        child => Ok(Pid::from_raw(child).filter(|pid| pid.as_raw_pid() > 0)),
+    }
+}
+
+fn supervise_agents<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     let prepared = Handoff::new().and_then(|handoff| {
         let all = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
         Ok((Arc::new(handoff), Signals::block(&all)?))

@@ -15,6 +15,8 @@ use surgetank_core::report::{
 use surgetank_types::error::Error;
 use surgetank_types::model::RunId;
 
+use crate::pool::status::PoolStatus;
+
 /// Both sides must use the same number: agent and verbs come from the same binary but may differ in age.
 pub const PROTOCOL: u32 = 2;
 /// Longest request line that is read.
@@ -43,6 +45,8 @@ pub enum Request {
     },
     /// The state of the agent: [`Answer::Status`].
     Status,
+    /// The pool that the agent is a member of: [`Answer::Pool`].
+    Pool,
     /// The writers that wait for room now: cheap, so that a run can ask every other second.
     Waiting,
     /// Every copy that tier and store both have is read and compared: [`Answer::Audit`].
@@ -145,6 +149,8 @@ pub enum Answer {
     },
     /// The answer to [`Request::Status`].
     Status(Box<AgentStatus>),
+    /// The answer to [`Request::Pool`]; `None`: the agent is no member of one.
+    Pool(Option<Box<PoolStatus>>),
     /// The answer to [`Request::Waiting`]: the writers without room.
     Waiting(Vec<Trouble>),
     /// The answer to [`Request::Why`].

@@ -83,7 +83,8 @@ impl Door {
         self.serve(act)
     }
 
-    fn shown(&self, attr: Attr) -> Attr {
+    /// With the ids that programs of this mount see.
+    pub(crate) fn shown(&self, attr: Attr) -> Attr {
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         Attr { uid, gid, ..attr }
     }

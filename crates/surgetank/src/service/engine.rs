@@ -26,6 +26,8 @@ use super::recorder::Recorder;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
 use crate::agent::wire::Account;
+use crate::pool::status::PoolStatus;
+use crate::pool::router::Router;
 use crate::seccomp::Refusals;
 
 mod trouble;
@@ -45,6 +47,8 @@ pub struct Served {
     refusals: Option<Arc<Refusals>>,
     /// Set if programs are served.
     recorder: Option<Arc<Recorder>>,
+    /// Set if the agent is a member of a pool.
+    pool: Option<Arc<Router>>,
 }
 
 #[derive(Clone, Copy)]
@@ -75,8 +79,9 @@ impl Served {
         guard: Option<Guard>,
         refusals: Option<Arc<Refusals>>,
         recorder: Option<Arc<Recorder>>,
+        pool: Option<Arc<Router>>,
     ) -> Self {
-        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), refusals, recorder }
+        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), refusals, recorder, pool }
     }
 
     fn mark(&self) -> Mark {
@@ -312,6 +317,15 @@ impl Engine for Served {
         if let Some(is_deserted) = is_deserted {
             spawn(Box::new(move |namespace| namespace.emptying.drop_temporaries(turn, is_deserted)));
         }
+    }
+
+    fn leave_pool(&self) -> Option<bool> {
+        let everything = Scope::everything();
+        Some(self.pool.as_ref()?.leave(|| self.progress(&everything).settled))
+    }
+
+    fn pool_status(&self) -> Option<Result<PoolStatus>> {
+        Some(self.pool.as_ref()?.status())
     }
 
     fn user_joined(&self) {

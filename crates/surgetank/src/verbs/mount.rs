@@ -13,6 +13,7 @@ use surgetank_types::shell;
 
 use super::directory::{agent_of, clear_dead_mount, dead_mount_error, refuse_other_store};
 use super::outcome::{Failure, Outcome};
+use super::pooling::Pooling;
 use super::program::{Program, state_root};
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
@@ -26,6 +27,8 @@ use crate::agent::{client, holders};
 pub struct MountArgs {
     #[command(flatten)]
     settings: Settings,
+    #[command(flatten)]
+    pooling: Pooling,
     /// The directory [default: the current one]
     #[arg(value_name = "DIR", conflicts_with = "over")]
     directory: Option<PathBuf>,
@@ -36,6 +39,7 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     settings.over = args.directory.clone().or(settings.over);
     clear_dead_mount(program, &settings)?;
     let mut config = (program.configure)(&settings).map_err(Failure::usage)?;
+    args.pooling.configure(&mut config).map_err(Failure::usage)?;
     config.ask_when_the_job_ends();
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {

@@ -30,6 +30,7 @@ use surgetank_types::error::{Error, Result};
 use surgetank_types::model::RunId;
 
 use super::outcome::{Failure, Outcome};
+use super::pooling::Pooling;
 use super::program::Program;
 use super::settings::Settings;
 use super::{directory, words};
@@ -43,6 +44,8 @@ use final_drain::Drained;
 pub struct Args {
     #[command(flatten)]
     settings: Settings,
+    #[command(flatten)]
+    pooling: Pooling,
     /// Write the run's summary to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -87,6 +90,7 @@ const ENDS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     directory::clear_dead_mount(program, &args.settings)?;
     let mut config = (program.configure)(&args.settings).map_err(Failure::usage)?;
+    args.pooling.configure(&mut config).map_err(Failure::usage)?;
     config.ask_when_the_job_ends();
     let cwd = std::env::current_dir()
         .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;

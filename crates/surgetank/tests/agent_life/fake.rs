@@ -217,6 +217,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
     let state = state.ok_or_else(|| Error::new("no state directory"))?;
     let grace = settings.grace.as_deref().map(|text| text.parse().map(Duration::from_millis));
     Ok(Config {
+        pool: None,
         store: settings.store.as_ref().map_or_else(|| over.clone(), PathBuf::from),
         over,
         tiers: Vec::new(),

@@ -1,0 +1,145 @@
+//! What a member asks another one about files, and the answers: requests of POSIX on nodes of the other member.
+//!
+//! A node is a file or directory that the asking member has looked up, like a node of the kernel. The owner keeps it
+//! until it is forgotten, whatever happens to its names.
+
+use serde::{Deserialize, Serialize};
+use surgetank_types::model::{Attr, Kind, Timestamp};
+
+/// A program's request, as its member sends it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The user and group of the program.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// What it wants.
+    pub ask: Ask,
+}
+
+/// What is asked. `node`, `parent`: from [`Found`]; `handle`: from [`Answer::Opened`] or [`Answer::Created`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// The node of a directory of the store, by its path below the root.
+    Directory(Box<[u8]>),
+    /// The node of a name.
+    Lookup { parent: u64, name: Box<[u8]> },
+    /// Nodes, and how many look-ups of each are taken back.
+    Forget(Vec<(u64, u64)>),
+    Attributes { node: u64, handle: Option<u64> },
+    SetAttributes { node: u64, handle: Option<u64>, change: Change },
+    ReadLink { node: u64 },
+    SymbolicLink { parent: u64, name: Box<[u8]>, target: Box<[u8]> },
+    /// `mode` has the type.
+    MakeNode { parent: u64, name: Box<[u8]>, mode: u32, device: u64 },
+    MakeDirectory { parent: u64, name: Box<[u8]>, perm: u32 },
+    Unlink { parent: u64, name: Box<[u8]> },
+    RemoveDirectory { parent: u64, name: Box<[u8]> },
+    /// `flags`: of renameat2(2).
+    Rename { parent: u64, name: Box<[u8]>, new_parent: u64, new_name: Box<[u8]>, flags: u32 },
+    Link { node: u64, new_parent: u64, new_name: Box<[u8]> },
+    /// `flags`: of open(2), with `O_TRUNC`.
+    Open { node: u64, flags: u32 },
+    /// `flags`: of open(2), with `O_EXCL`.
+    Create { parent: u64, name: Box<[u8]>, perm: u32, flags: u32 },
+    Read { handle: u64, offset: u64, bytes: u32 },
+    /// A handle with `O_APPEND` writes at the end.
+    Write { handle: u64, offset: u64, content: Vec<u8> },
+    /// The program's last descriptor has ended.
+    Close { handle: u64 },
+    Sync { handle: u64, data_only: bool },
+    SyncDirectory { node: u64 },
+    Allocate { handle: u64, mode: u32, offset: u64, length: u64 },
+    /// `whence`: `SEEK_DATA` or `SEEK_HOLE`.
+    Seek { handle: u64, offset: u64, whence: u32 },
+    /// Opens a directory for listing: [`Answer::Opened`].
+    OpenDirectory { node: u64 },
+    /// The next names of it, at most 1,000. None: the end.
+    /// `from_the_beginning`: as after rewinddir(3).
+    List { handle: u64, from_the_beginning: bool },
+    GetXattr { node: u64, name: Box<[u8]> },
+    SetXattr { node: u64, name: Box<[u8]>, value: Box<[u8]>, flags: u32 },
+    ListXattrs { node: u64 },
+    RemoveXattr { node: u64, name: Box<[u8]> },
+    /// The lock that is in the way of this one.
+    TestLock { handle: u64, lock: Lock },
+    /// Takes or releases a lock; does not wait (EAGAIN).
+    Lock { handle: u64, lock: Lock },
+    /// A descriptor of this lock owner was closed: its locks on ranges end.
+    Unlock { handle: u64, owner: u64 },
+}
+
+/// New attributes. A `None` stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Change {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size_bytes: Option<u64>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+}
+
+/// A new time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Time {
+    /// That of the owner's clock.
+    Now,
+    At(Timestamp),
+}
+
+/// A lock of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// The number of the lock owner at the asking member.
+    pub owner: u64,
+    /// flock(2), for the whole file.
+    pub flock: bool,
+    pub kind: LockKind,
+    /// First and last byte of the range; `i64::MAX`: to the end.
+    pub first: u64,
+    pub last: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockKind {
+    Shared,
+    Exclusive,
+    /// Unlocks, or says that nothing is in the way.
+    None,
+}
+
+/// A node. Each one that is answered counts as a look-up, until [`Ask::Forget`] takes it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    pub node: u64,
+    pub attr: Attr,
+}
+
+/// One name of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    pub ino: u64,
+    pub kind: Kind,
+    pub name: Box<[u8]>,
+}
+
+/// The answer to a [`Call`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    Done,
+    Found(Found),
+    /// The name is a directory of the store that this member does not own: the asking member looks there itself.
+    OfTheStore,
+    Attributes(Attr),
+    Opened { handle: u64 },
+    Created { found: Found, handle: u64 },
+    Bytes(Vec<u8>),
+    Count(u64),
+    Names(Vec<Listed>),
+    Lock(Lock),
+    /// The number of the error.
+    Failed(i32),
+    /// The member does not own the directory any more: the asking member finds out who does.
+    NotOwner,
+}

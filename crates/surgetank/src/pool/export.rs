@@ -1,0 +1,215 @@
+//! The files of this node for other members: their programs' requests, done as ordinary system calls on the mount.
+//!
+//! The pool's process holds an `Export`, beside the agent. The kernel's caches stay right, because each change passes
+//! through the kernel. What a member holds survives a restart of the agent, as the descriptors of any program do.
+//!
+//! * `holdings`: nodes, handles and lock owners of one member, by number.
+//! * `place`: the mount's root, single names below it, and the numbers of nodes.
+//! * `names`, `attributes`, `content`, `locks`: the requests, each kind in its file.
+//! * `identity`: the user of a request, for the thread that carries it out.
+//!
+//! Invariants:
+//! - A number means something only for the member that got it.
+//! - No table is locked during a system call on the mount, which may wait for the agent.
+//! - A node is an `O_PATH` descriptor, so it stays the same file whatever happens to its names.
+//!
+//! The danger that it avoids: names, numbers and offsets come from another machine. None of them reaches a file outside
+//! the mount, follows a symbolic link, or ends the process.
+
+mod attributes;
+mod content;
+mod holdings;
+mod identity;
+mod locks;
+mod names;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::mem;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::call::{Answer, Ask, Call};
+use holdings::Holdings;
+use identity::Own;
+use place::Root;
+
+/// The name of a thread that looks for a directory by its path. The agent lets its look-ups go to other members.
+const WALKS: &std::ffi::CStr = c"pool-walk";
+
+/// Serves the mount's files to members.
+#[derive(Debug)]
+pub struct Export {
+    path: PathBuf,
+    own: Own,
+    /// The next handle's number, of all members: so no number returns after [`Export::end_of`].
+    next_handle: Arc<AtomicU64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ended: bool,
+    root: Option<Arc<Root>>,
+    members: HashMap<u32, Arc<Holdings>>,
+}
+
+impl Export {
+    /// `root`: the mount's directory. It is opened at the first request, because the mount may come later. Also raises
+    /// the process's limit of open files, as each node takes one.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+            tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+        }
+        // A later process gives other numbers, so that a handle of an earlier process never means another file.
+        let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // (32 bits: the asking member has 40 for a handle.)
+        let first_handle = u64::from(start.as_millis() as u32);
+        Self {
+            path: root,
+            own: Own::now(),
+            next_handle: Arc::new(AtomicU64::new(first_handle)),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Carries out a request of a member. Blocks as long as the mount does.
+    pub fn answer(&self, member: u32, call: &Call) -> Answer {
+        match self.carried_out(member, call) {
+            Ok(answer) => answer,
+            Err(Errno::REMCHG) => Answer::NotOwner,
+            Err(error) => Answer::Failed(error.raw_os_error()),
+        }
+    }
+
+    /// This member has claimed the directory at this path. Call it while the change that claims it waits.
+    pub fn keep(&self, path: &[u8]) -> Result<(), Errno> {
+        let _walks = Walks::begin();
+        self.root()?.keep(path)
+    }
+
+    /// The member is gone: its handles, locks and nodes end. Calls of it that still run keep theirs until they return.
+    pub fn end_of(&self, member: u32) {
+        let holdings = self.state().members.remove(&member);
+        if let Some(holdings) = holdings {
+            holdings.end();
+        }
+    }
+
+    /// Everything ends, so that the mount can be removed. Later calls fail with ENOTCONN.
+    pub fn end(&self) {
+        let ended = mem::replace(&mut *self.state(), State { ended: true, ..State::default() });
+        for holdings in ended.members.values() {
+            holdings.end();
+        }
+    }
+
+    /// Number of nodes and of handles that the member has.
+    pub fn holds(&self, member: u32) -> (usize, usize) {
+        let holdings = self.state().members.get(&member).cloned();
+        holdings.map_or((0, 0), |holdings| holdings.counts())
+    }
+
+    fn carried_out(&self, member: u32, call: &Call) -> Result<Answer, Errno> {
+        let holdings = self.holdings(member)?;
+        // Giving back needs no right of the user, and must not fail for lack of one.
+        let gives_back = matches!(call.ask, Ask::Forget(_) | Ask::Close { .. } | Ask::Unlock { .. });
+        let _user = if gives_back { None } else { self.own.switched(call.uid, call.gid)? };
+        answered(&holdings, &call.ask)
+    }
+
+    fn root(&self) -> Result<Arc<Root>, Errno> {
+        let known = {
+            let state = self.state();
+            if state.ended {
+                return Err(Errno::NOTCONN);
+            }
+            state.root.clone()
+        };
+        // (Opened without the lock: it may wait for the agent.)
+        let root = known.map_or_else(|| Root::open(&self.path).map(Arc::new), Ok)?;
+        let mut state = self.state();
+        if state.ended { Err(Errno::NOTCONN) } else { Ok(state.root.get_or_insert(root).clone()) }
+    }
+
+    fn holdings(&self, member: u32) -> Result<Arc<Holdings>, Errno> {
+        let root = self.root()?;
+        let mut state = self.state();
+        if state.ended {
+            return Err(Errno::NOTCONN);
+        }
+        let holdings = || Arc::new(Holdings::new(root, self.next_handle.clone()));
+        Ok(state.members.entry(member).or_insert_with(holdings).clone())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread that looks for a directory by its path.
+struct Walks;
+
+impl Walks {
+    fn begin() -> Self {
+        // (Without the name the look-up is refused, and asked again.)
+        let _ = rustix::thread::set_name(WALKS);
+        Self
+    }
+}
+
+impl Drop for Walks {
+    fn drop(&mut self) {
+        let _ = rustix::thread::set_name(c"pool-call");
+    }
+}
+
+fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
+    match ask {
+        Ask::Directory(path) => names::directory(of, path),
+        Ask::Lookup { parent, name } => names::look_up(of, *parent, name),
+        Ask::Forget(nodes) => {
+            of.forget(nodes);
+            Ok(Answer::Done)
+        }
+        Ask::Attributes { node, handle } => attributes::get(of, *node, *handle),
+        Ask::SetAttributes { node, handle, change } => attributes::set(of, *node, *handle, change),
+        Ask::ReadLink { node } => names::read_link(of, *node),
+        Ask::SymbolicLink { parent, name, target } => names::make_link(of, *parent, name, target),
+        Ask::MakeNode { parent, name, mode, device } => names::make_node(of, *parent, name, *mode, *device),
+        Ask::MakeDirectory { parent, name, perm } => names::make_directory(of, *parent, name, *perm),
+        Ask::Unlink { parent, name } => names::remove(of, *parent, name, false),
+        Ask::RemoveDirectory { parent, name } => names::remove(of, *parent, name, true),
+        Ask::Rename { parent, name, new_parent, new_name, flags } => {
+            names::rename(of, (*parent, name), (*new_parent, new_name), *flags)
+        }
+        Ask::Link { node, new_parent, new_name } => names::link(of, *node, *new_parent, new_name),
+        Ask::Open { node, flags } => content::open(of, *node, *flags),
+        Ask::Create { parent, name, perm, flags } => content::create(of, *parent, name, *perm, *flags),
+        Ask::Read { handle, offset, bytes } => content::read(of, *handle, *offset, *bytes),
+        Ask::Write { handle, offset, content } => content::write(of, *handle, *offset, content),
+        Ask::Close { handle } => content::close(of, *handle),
+        Ask::Sync { handle, data_only } => content::sync(of, *handle, *data_only),
+        Ask::SyncDirectory { node } => content::sync_directory(of, *node),
+        Ask::Allocate { handle, mode, offset, length } => content::allocate(of, *handle, *mode, *offset, *length),
+        Ask::Seek { handle, offset, whence } => content::seek(of, *handle, *offset, *whence),
+        Ask::OpenDirectory { node } => content::open_directory(of, *node),
+        Ask::List { handle, from_the_beginning } => content::list(of, *handle, *from_the_beginning),
+        Ask::GetXattr { node, name } => attributes::get_value(of, *node, name),
+        Ask::SetXattr { node, name, value, flags } => attributes::set_value(of, *node, name, value, *flags),
+        Ask::ListXattrs { node } => attributes::list_values(of, *node),
+        Ask::RemoveXattr { node, name } => attributes::remove_value(of, *node, name),
+        Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
+        Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
+        Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
+    }
+}

@@ -1,0 +1,209 @@
+//! What one member holds here: its nodes, its handles, and the open file descriptions of its lock owners.
+//!
+//! Invariants: a node lives until all its look-ups are taken back; a lock owner's description of a file lives until the
+//! owner unlocks or the member's last handle of the file closes. After `end` nothing is added.
+//! The danger that it avoids: a descriptor that is closed under the lock of the table. A close may wait for the agent.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use surgetank_types::model::{Attr, Kind};
+
+use super::locks::Description;
+use super::place::{Place, Root, attr_of};
+use crate::pool::call::{Found, Listed};
+
+#[derive(Debug)]
+pub struct Holdings {
+    pub root: Arc<Root>,
+    next_handle: Arc<AtomicU64>,
+    tables: Mutex<Tables>,
+}
+
+/// A file or directory that was looked up.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub fd: Arc<OwnedFd>,
+    pub kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+pub enum Handle {
+    File(Arc<OpenFile>),
+    Listing(Arc<Mutex<Listing>>),
+}
+
+#[derive(Debug)]
+pub struct OpenFile {
+    pub fd: OwnedFd,
+    pub node: u64,
+}
+
+/// An open directory, at the position that its listing has reached.
+#[derive(Debug)]
+pub struct Listing {
+    pub fd: OwnedFd,
+    /// Read, and not answered yet.
+    pub pending: std::vec::IntoIter<Listed>,
+}
+
+/// What has ended with a handle. To be dropped without a lock.
+#[derive(Debug)]
+pub struct Closed {
+    pub handle: Handle,
+    pub descriptions: Vec<Arc<Description>>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    ended: bool,
+    nodes: HashMap<u64, Counted>,
+    handles: HashMap<u64, Handle>,
+    /// By node: the files that have handles.
+    files: HashMap<u64, Locked>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    node: Node,
+    lookups: u64,
+}
+
+#[derive(Debug, Default)]
+struct Locked {
+    handles: usize,
+    owners: HashMap<u64, Arc<Description>>,
+}
+
+impl Holdings {
+    pub fn new(root: Arc<Root>, next_handle: Arc<AtomicU64>) -> Self {
+        Self { root, next_handle, tables: Mutex::default() }
+    }
+
+    /// Errors: ESTALE, the member does not have the node.
+    pub fn node(&self, number: u64) -> Result<Node, Errno> {
+        self.tables().nodes.get(&number).map(|counted| counted.node.clone()).ok_or(Errno::STALE)
+    }
+
+    /// Counts one more look-up of a place.
+    pub fn found(&self, place: Place) -> Result<Found, Errno> {
+        let Place { fd, number, attr } = place;
+        let fd = Arc::new(fd);
+        // (The descriptor outlives the guard, so it is not closed under the lock where the node is known.)
+        let mut tables = self.tables();
+        if tables.ended {
+            return Err(Errno::NOTCONN);
+        }
+        let new = || Counted { node: Node { fd: fd.clone(), kind: attr.kind }, lookups: 0 };
+        let counted = tables.nodes.entry(number).or_insert_with(new);
+        counted.lookups = counted.lookups.saturating_add(1);
+        Ok(Found { node: number, attr })
+    }
+
+    /// Takes look-ups back. Unknown nodes are ignored.
+    pub fn forget(&self, nodes: &[(u64, u64)]) {
+        let mut ended = Vec::new();
+        let mut tables = self.tables();
+        for (number, lookups) in nodes {
+            if let Entry::Occupied(mut counted) = tables.nodes.entry(*number) {
+                let left = counted.get().lookups.saturating_sub(*lookups);
+                counted.get_mut().lookups = left;
+                if left == 0 {
+                    ended.push(counted.remove());
+                }
+            }
+        }
+        drop(tables);
+        drop(ended);
+    }
+
+    /// Errors: EBADF, the member does not have the handle.
+    pub fn handle(&self, number: u64) -> Result<Handle, Errno> {
+        self.tables().handles.get(&number).cloned().ok_or(Errno::BADF)
+    }
+
+    /// Errors: EBADF, the handle is not one of a file.
+    pub fn file(&self, number: u64) -> Result<Arc<OpenFile>, Errno> {
+        match self.handle(number)? {
+            Handle::File(file) => Ok(file),
+            Handle::Listing(_) => Err(Errno::BADF),
+        }
+    }
+
+    /// The attributes by handle, else by node.
+    pub fn attr(&self, node: u64, handle: Option<u64>) -> Result<Attr, Errno> {
+        match handle {
+            Some(handle) => attr_of(&self.file(handle)?.fd),
+            None => attr_of(&*self.node(node)?.fd),
+        }
+    }
+
+    /// Gives a number to a handle. It is dropped if the member has ended.
+    pub fn opened(&self, handle: Handle) -> Result<u64, Errno> {
+        // (Declared before the guard: dropped after it.)
+        let kept = handle.clone();
+        let mut tables = self.tables();
+        if tables.ended {
+            return Err(Errno::NOTCONN);
+        }
+        let number = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        if let Handle::File(file) = &kept {
+            tables.files.entry(file.node).or_default().handles += 1;
+        }
+        tables.handles.insert(number, handle);
+        Ok(number)
+    }
+
+    pub fn closed(&self, number: u64) -> Result<Closed, Errno> {
+        let mut tables = self.tables();
+        let handle = tables.handles.remove(&number).ok_or(Errno::BADF)?;
+        let mut descriptions = Vec::new();
+        if let Handle::File(file) = &handle
+            && let Entry::Occupied(mut locked) = tables.files.entry(file.node)
+        {
+            locked.get_mut().handles -= 1;
+            if locked.get().handles == 0 {
+                descriptions.extend(locked.remove().owners.into_values());
+            }
+        }
+        Ok(Closed { handle, descriptions })
+    }
+
+    /// The description that a lock owner has of a file.
+    pub fn description(&self, file: &OpenFile, owner: u64) -> Option<Arc<Description>> {
+        self.tables().files.get(&file.node)?.owners.get(&owner).cloned()
+    }
+
+    /// Keeps a description, unless the owner has got one meanwhile. Errors: EBADF, the last handle was closed.
+    pub fn described(&self, file: &OpenFile, owner: u64, new: Arc<Description>) -> Result<Arc<Description>, Errno> {
+        // (A parameter is dropped after the guard.)
+        let mut tables = self.tables();
+        let locked = tables.files.get_mut(&file.node).ok_or(Errno::BADF)?;
+        Ok(locked.owners.entry(owner).or_insert_with(|| new.clone()).clone())
+    }
+
+    /// The owner's description of a file, which is not in the table afterwards.
+    pub fn undescribed(&self, file: &OpenFile, owner: u64) -> Option<Arc<Description>> {
+        self.tables().files.get_mut(&file.node)?.owners.remove(&owner)
+    }
+
+    pub fn counts(&self) -> (usize, usize) {
+        let tables = self.tables();
+        (tables.nodes.len(), tables.handles.len())
+    }
+
+    /// All of it ends.
+    pub fn end(&self) {
+        let ended = mem::replace(&mut *self.tables(), Tables { ended: true, ..Tables::default() });
+        drop(ended);
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,407 @@
+//! The agent's connection to the pool's process: calls to other members, claims, and what is known of claims.
+//!
+//! The danger that this avoids: the agent answers for a directory after another member has claimed it. So what the
+//! process says about claims is taken in order, by one thread, and a claim of another member is acknowledged only when no
+//! request that began before it is under way.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use surgetank_pool::frame::{Frames, encode};
+use surgetank_types::clock::{tick, uptime};
+
+use super::call::{Answer, Call};
+use super::status::PoolStatus;
+
+/// What the agent sends.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToProcess {
+    /// The mount is served from now on: other members may come.
+    Serving,
+    /// Own the directory.
+    Claim { id: u64, directory: Box<[u8]> },
+    /// What the agent believed of a directory is forgotten.
+    Forgotten { token: u64 },
+    /// For another member. `request`: the kernel's number, by which an answer is found that an earlier agent did not get.
+    Call { id: u64, member: u32, call: Call, request: u64 },
+    /// Give back all directories. Everything in them is in the store.
+    Release { id: u64 },
+    /// End the membership, if no other member needs this one.
+    Leave { id: u64 },
+    /// Close what other members have open: the mount ends.
+    Close { id: u64 },
+    /// Who is a member, and who owns what.
+    Status { id: u64 },
+}
+
+/// What the process sends.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromProcess {
+    /// First: the member's number, and all claims.
+    Joined { member: u32, claims: Vec<(Box<[u8]>, Owner)> },
+    /// First: why there is no membership.
+    Refused(String),
+    /// Who owns a directory now.
+    Claims(Box<[u8]>, Owner),
+    /// Another member has claimed it.
+    Forget { token: u64, directory: Box<[u8]>, owner: Owner },
+    /// The agent may serve until this time of the machine.
+    ServesUntil(Duration),
+    Claimed { id: u64, claimed: Claimed },
+    Answered { id: u64, answer: Result<Answer, NoAnswer> },
+    Released { id: u64 },
+    /// `others`: members that still need this one.
+    Left { id: u64, others: u32 },
+    Closed { id: u64, handles: u32 },
+    Status { id: u64, status: PoolStatus },
+}
+
+/// Who decides the names of a directory of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owner {
+    /// The store: the first change claims it.
+    Nobody,
+    /// This agent.
+    Us,
+    /// Another member, in this epoch.
+    Member(u32, u64),
+    /// A member that is lost.
+    Lost(u32),
+    /// A claim or a release is under way.
+    Between,
+}
+
+/// The end of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claimed {
+    Ours,
+    /// Look who owns it.
+    NotOurs,
+    /// The agent is no member any more.
+    Expelled,
+    TimedOut,
+}
+
+/// Why a call has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NoAnswer {
+    /// The member has left or is lost.
+    Gone,
+    TimedOut,
+    Expelled,
+    /// The process of this agent does not answer.
+    NoProcess,
+}
+
+/// What the agent does for its link.
+pub trait Agent: Send + Sync {
+    /// Forgets what it believes of a directory, and returns when the kernel has too.
+    fn forget(&self, directory: &[u8]);
+}
+
+enum Reply {
+    Claimed(Claimed),
+    Answered(Result<Answer, NoAnswer>),
+    Count(u32),
+    Status(PoolStatus),
+}
+
+/// Requests that began before and after a change, counted apart.
+#[derive(Default)]
+pub struct Turns {
+    turn: AtomicUsize,
+    counts: [AtomicUsize; 2],
+    waits: Mutex<()>,
+}
+
+/// A request that is under way.
+pub struct UnderWay<'a>(&'a AtomicUsize);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Turns {
+    /// A request begins. What it depends on is to be looked up after this.
+    pub fn enter(&self) -> UnderWay<'_> {
+        loop {
+            let turn = self.turn.load(Ordering::SeqCst);
+            let count = &self.counts[turn & 1];
+            count.fetch_add(1, Ordering::SeqCst);
+            let under_way = UnderWay(count);
+            // (Counted after the turn, it would not be waited for.)
+            if self.turn.load(Ordering::SeqCst) == turn {
+                return under_way;
+            }
+        }
+    }
+
+    /// Returns when the requests are done that began before, or when `stops` says so.
+    pub fn await_earlier(&self, stops: impl Fn() -> bool) {
+        let _one = hold(&self.waits);
+        let before = self.turn.fetch_add(1, Ordering::SeqCst) & 1;
+        while self.counts[before].load(Ordering::SeqCst) > 0 && !stops() {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// The agent's side.
+pub struct Link {
+    out: Mutex<UnixStream>,
+    member: u32,
+    /// The number of the pool's process.
+    process: u32,
+    owners: RwLock<HashMap<Box<[u8]>, Owner>>,
+    serves_until_nanos: AtomicU64,
+    waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
+    next: AtomicU64,
+    readers: Turns,
+    agent: OnceLock<Arc<dyn Agent>>,
+    ended: AtomicBool,
+}
+
+fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads one message.
+pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream, frames: &mut Frames) -> io::Result<M> {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        if let Some(message) = frames.next_message().map_err(io::Error::other)? {
+            return Ok(message);
+        }
+        match socket.read(&mut bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => frames.push(&bytes[..count]),
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// Writes one message.
+pub fn send(socket: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    socket.write_all(&encode(message).map_err(io::Error::other)?)
+}
+
+impl Link {
+    /// Connects to the process, which may still be joining. Errors: why it did not join.
+    pub fn connect(socket: &Path, patience: Duration) -> io::Result<Arc<Self>> {
+        let until = tick() + patience;
+        let mut stream = loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => break stream,
+                Err(why) if tick() >= until => return Err(why),
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let mut frames = Frames::default();
+        stream.set_read_timeout(Some(until.saturating_duration_since(tick()).max(Duration::from_millis(1))))?;
+        let (member, claims) = match receive(&mut stream, &mut frames)? {
+            FromProcess::Joined { member, claims } => (member, claims),
+            FromProcess::Refused(why) => return Err(io::Error::other(why)),
+            _ => return Err(io::Error::other("the pool's process began with something else")),
+        };
+        stream.set_read_timeout(None)?;
+        let process = rustix::net::sockopt::socket_peercred(&stream)?.pid.as_raw_nonzero().get().cast_unsigned();
+        let link = Arc::new(Self {
+            out: Mutex::new(stream.try_clone()?),
+            member,
+            process,
+            owners: RwLock::default(),
+            serves_until_nanos: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            next: AtomicU64::new(1),
+            readers: Turns::default(),
+            agent: OnceLock::new(),
+            ended: AtomicBool::new(false),
+        });
+        claims.into_iter().for_each(|(directory, owner)| link.learn(directory, owner));
+        let reads = link.clone();
+        thread::Builder::new().name("pool-link".to_owned()).spawn(move || reads.read_loop(stream, frames))?;
+        Ok(link)
+    }
+
+    /// The number of this member, from 1.
+    pub fn member(&self) -> u32 {
+        self.member
+    }
+
+    /// The process that acts for other members on this machine.
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// From now on other members are served.
+    pub fn serve(&self, agent: Arc<dyn Agent>) {
+        // (Set again, it is the same one.)
+        let _ = self.agent.set(agent);
+        self.say(&ToProcess::Serving);
+    }
+
+    /// May the agent answer for directories that it owns, and believe the store?
+    pub fn may_serve(&self) -> bool {
+        uptime().as_nanos() < u128::from(self.serves_until_nanos.load(Ordering::Acquire))
+    }
+
+    /// Who decides the names of the directory.
+    pub fn owner(&self, directory: &[u8]) -> Owner {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        owners.get(directory).copied().unwrap_or(Owner::Nobody)
+    }
+
+    /// For a request that reads what the store says. While one is under way, a claim is not acknowledged.
+    pub fn reading(&self) -> UnderWay<'_> {
+        self.readers.enter()
+    }
+
+    /// Owns the directory. `patient` says whether to wait on.
+    pub fn claim(&self, directory: &[u8], patient: impl FnMut() -> bool) -> Claimed {
+        let directory = Box::from(directory);
+        match self.ask(|id| ToProcess::Claim { id, directory }, patient) {
+            Ok(Reply::Claimed(claimed)) => claimed,
+            Err(NoAnswer::TimedOut) => Claimed::TimedOut,
+            _ => Claimed::Expelled,
+        }
+    }
+
+    /// Asks another member.
+    pub fn call(&self, member: u32, call: Call, request: u64, patient: impl FnMut() -> bool) -> Result<Answer, NoAnswer> {
+        match self.ask(|id| ToProcess::Call { id, member, call, request }, patient)? {
+            Reply::Answered(answer) => answer,
+            _ => Err(NoAnswer::NoProcess),
+        }
+    }
+
+    /// Gives back all directories.
+    pub fn release(&self, patience: Duration) -> bool {
+        let until = tick() + patience;
+        self.ask(|id| ToProcess::Release { id }, || tick() < until).is_ok()
+    }
+
+    /// Ends the membership; returns the number of members that still need this one.
+    pub fn leave(&self, patience: Duration) -> Result<u32, NoAnswer> {
+        self.count(|id| ToProcess::Leave { id }, patience)
+    }
+
+    /// Closes what other members have open here; returns how many files they had open.
+    pub fn close(&self, patience: Duration) -> Result<u32, NoAnswer> {
+        self.count(|id| ToProcess::Close { id }, patience)
+    }
+
+    /// The pool, as this member sees it.
+    pub fn status(&self, patience: Duration) -> Result<PoolStatus, NoAnswer> {
+        let until = tick() + patience;
+        match self.ask(|id| ToProcess::Status { id }, || tick() < until)? {
+            Reply::Status(status) => Ok(status),
+            _ => Err(NoAnswer::NoProcess),
+        }
+    }
+
+    fn count(&self, message: impl FnOnce(u64) -> ToProcess, patience: Duration) -> Result<u32, NoAnswer> {
+        let until = tick() + patience;
+        match self.ask(message, || tick() < until)? {
+            Reply::Count(count) => Ok(count),
+            _ => Err(NoAnswer::NoProcess),
+        }
+    }
+
+    /// Sends a request and waits for its reply. `patient` is asked every 50 ms.
+    fn ask(&self, message: impl FnOnce(u64) -> ToProcess, mut patient: impl FnMut() -> bool) -> Result<Reply, NoAnswer> {
+        const LOOK_EVERY: Duration = Duration::from_millis(50);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, replies) = sync_channel(1);
+        hold(&self.waiting).insert(id, sender);
+        let reply = if self.say(&message(id)) {
+            loop {
+                match replies.recv_timeout(LOOK_EVERY) {
+                    Ok(reply) => break Ok(reply),
+                    Err(RecvTimeoutError::Disconnected) => break Err(NoAnswer::NoProcess),
+                    Err(RecvTimeoutError::Timeout) if !patient() => break Err(NoAnswer::TimedOut),
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+            }
+        } else {
+            Err(NoAnswer::NoProcess)
+        };
+        hold(&self.waiting).remove(&id);
+        reply
+    }
+
+    /// Returns whether it was sent.
+    fn say(&self, message: &ToProcess) -> bool {
+        !self.ended.load(Ordering::Acquire) && send(&mut hold(&self.out), message).is_ok()
+    }
+
+    /// For a message that needs no reply: nodes that are forgotten.
+    pub fn call_without_waiting(&self, member: u32, call: Call) {
+        self.say(&ToProcess::Call { id: 0, member, call, request: 0 });
+    }
+
+    fn read_loop(self: &Arc<Self>, mut stream: UnixStream, mut frames: Frames) {
+        while let Ok(message) = receive(&mut stream, &mut frames) {
+            self.take(message);
+        }
+        self.ended.store(true, Ordering::Release);
+        self.serves_until_nanos.store(0, Ordering::Release);
+        hold(&self.waiting).clear();
+    }
+
+    fn take(self: &Arc<Self>, message: FromProcess) {
+        match message {
+            FromProcess::Joined { .. } | FromProcess::Refused(_) => {}
+            FromProcess::Claims(directory, owner) => self.learn(directory, owner),
+            FromProcess::Forget { token, directory, owner } => {
+                self.learn(directory.clone(), owner);
+                let link = self.clone();
+                let forget = move || {
+                    link.readers.await_earlier(|| link.ended.load(Ordering::Acquire));
+                    if let Some(agent) = link.agent.get() {
+                        agent.forget(&directory);
+                    }
+                    link.say(&ToProcess::Forgotten { token });
+                };
+                // (Without a thread the claim is not acknowledged, and the owner asks again.)
+                let _ = thread::Builder::new().name("pool-forget".to_owned()).spawn(forget);
+            }
+            FromProcess::ServesUntil(until) => {
+                let nanos = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+                self.serves_until_nanos.store(nanos, Ordering::Release);
+            }
+            FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
+            FromProcess::Answered { id, answer } => self.reply(id, Reply::Answered(answer)),
+            FromProcess::Released { id } => self.reply(id, Reply::Count(0)),
+            FromProcess::Left { id, others } => self.reply(id, Reply::Count(others)),
+            FromProcess::Closed { id, handles } => self.reply(id, Reply::Count(handles)),
+            FromProcess::Status { id, status } => self.reply(id, Reply::Status(status)),
+        }
+    }
+
+    fn reply(&self, id: u64, reply: Reply) {
+        if let Some(sender) = hold(&self.waiting).remove(&id) {
+            // (One that has stopped waiting needs it no more.)
+            let _ = sender.try_send(reply);
+        }
+    }
+
+    fn learn(&self, directory: Box<[u8]>, owner: Owner) {
+        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
+        match owner {
+            Owner::Nobody => owners.remove(&directory),
+            owner => owners.insert(directory, owner),
+        };
+    }
+}

@@ -1,0 +1,431 @@
+//! The pool's process: the membership of this node, and what other members do here.
+//!
+//! States: joining; a member; left. Agents come and go beside it, one at a time: each connects, learns all claims, and is
+//! asked to forget what another member claims. What no agent acknowledges is asked of the next one.
+//!
+//! The dangers that this avoids: a membership, or open files of other nodes, that end with an agent; a change that a
+//! program asked for once and that is made twice, because the agent died before it got the answer.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use surgetank_policy::config::PoolConfig;
+use surgetank_pool::frame::Frames;
+use surgetank_pool::membership::{CallFailed, Host, NotClaimed};
+use surgetank_pool::{Authority, Claim, Directory, MemberId, Membership};
+use surgetank_types::clock::tick;
+use surgetank_types::workers::Workers;
+
+use super::call::{Answer, Ask, Call};
+use super::export::Export;
+use super::link::{Claimed, FromProcess, NoAnswer, Owner, ToProcess, receive, send};
+use super::rendezvous::{self, Joined};
+use super::status::{ClaimStatus, MemberStatus, PoolStatus};
+
+/// So long a call may take altogether; the agent stops waiting earlier.
+const CALL: Duration = Duration::from_secs(600);
+/// So long a claim may take.
+const CLAIM: Duration = Duration::from_secs(60);
+/// Answers that an agent did not get are kept for the next one; at most so many.
+const ORPHANS_MAX: usize = 4096;
+/// How often the agent learns until when it may serve.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const AGENTS_WAITING_MAX: i32 = 16;
+
+/// What the process starts with.
+pub struct Start {
+    /// The pool.
+    pub config: PoolConfig,
+    /// The store's directory.
+    pub store: OwnedFd,
+    /// The mount's directory.
+    pub over: PathBuf,
+    /// Where the agent connects.
+    pub socket: UnixListener,
+}
+
+struct Process {
+    export: Export,
+    membership: OnceLock<Membership>,
+    /// The present agent.
+    agent: Mutex<Option<(u64, UnixStream)>>,
+    agents: AtomicU64,
+    serving: AtomicBool,
+    forgetting: Mutex<HashMap<u64, bool>>,
+    forgotten: Condvar,
+    tokens: AtomicU64,
+    /// By the kernel's number of a request: under way, or the answer that no agent got.
+    requests: Mutex<HashMap<u64, Option<Result<Answer, NoAnswer>>>>,
+    answered: Condvar,
+    workers: Workers,
+    refused: Mutex<Option<String>>,
+    store: OwnedFd,
+    /// The file by which others find the pool, if this member made it.
+    made: Mutex<Option<Vec<u8>>>,
+    changed: Condvar,
+}
+
+fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs until it is killed; the supervisor does that.
+pub fn main(start: Start) -> u8 {
+    let Start { config, store, over, socket } = start;
+    // (So that the agent learns the number of this process, and not that of the one that made the socket.)
+    if rustix::net::listen(&socket, AGENTS_WAITING_MAX).is_err() {
+        return 1;
+    }
+    let process = Arc::new(Process {
+        export: Export::new(over),
+        membership: OnceLock::new(),
+        agent: Mutex::new(None),
+        agents: AtomicU64::new(0),
+        serving: AtomicBool::new(false),
+        forgetting: Mutex::default(),
+        forgotten: Condvar::new(),
+        tokens: AtomicU64::new(1),
+        requests: Mutex::default(),
+        answered: Condvar::new(),
+        workers: Workers::new("pool-agent", 16),
+        refused: Mutex::new(None),
+        store,
+        made: Mutex::new(None),
+        changed: Condvar::new(),
+    });
+    let listens = process.clone();
+    let listen = move || {
+        for stream in socket.incoming().flatten() {
+            listens.attend(stream);
+        }
+    };
+    if thread::Builder::new().name("pool-agents".to_owned()).spawn(listen).is_err() {
+        return 1;
+    }
+    match rendezvous::join(&config, &process.store, &(process.clone() as Arc<dyn Host>)) {
+        Ok(Joined { membership, made }) => {
+            *hold(&process.made) = made;
+            let _ = process.membership.set(membership);
+        }
+        Err(why) => *hold(&process.refused) = Some(why.to_string()),
+    }
+    process.changed.notify_all();
+    let mut before = Duration::ZERO;
+    loop {
+        let until = process.membership.get().and_then(Membership::serves_until).unwrap_or_default();
+        if until != before {
+            before = until;
+            process.say(&FromProcess::ServesUntil(until));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+impl Process {
+    fn say(&self, message: &FromProcess) -> bool {
+        let mut agent = hold(&self.agent);
+        agent.as_mut().is_some_and(|(_, stream)| send(stream, message).is_ok())
+    }
+
+    /// Says who owns the directory, as it is while nothing else is said.
+    fn say_owner(&self, directory: &Directory) {
+        let mut agent = hold(&self.agent);
+        let owner = self.owner(directory);
+        if let Some((_, stream)) = agent.as_mut() {
+            let _ = send(stream, &FromProcess::Claims(directory.0.clone(), owner));
+        }
+    }
+
+    fn owner(&self, directory: &Directory) -> Owner {
+        match self.membership.get().and_then(|membership| membership.authority(directory)) {
+            Some(authority) => owner_of(authority),
+            // (The agent does not serve then, whatever it knows.)
+            None => Owner::Between,
+        }
+    }
+
+    /// An agent has connected: it serves from now on in the place of the one before.
+    fn attend(self: &Arc<Self>, stream: UnixStream) {
+        let process = self.clone();
+        let attend = move || {
+            let me = rustix::process::geteuid().as_raw();
+            let is_ours = rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.uid.as_raw() == me);
+            if is_ours {
+                // (The connection has ended; the next agent makes another one.)
+                let _ = process.attend_in_thread(stream);
+            }
+        };
+        // (The agent tries again.)
+        let _ = thread::Builder::new().name("pool-agent".to_owned()).spawn(attend);
+    }
+
+    fn attend_in_thread(self: &Arc<Self>, mut stream: UnixStream) -> io::Result<()> {
+        let member = {
+            let mut refused = hold(&self.refused);
+            loop {
+                if let Some(why) = &*refused {
+                    return send(&mut stream, &FromProcess::Refused(why.clone()));
+                }
+                if let Some((id, _)) = self.membership.get().and_then(Membership::id) {
+                    break id;
+                }
+                refused = self.changed.wait_timeout(refused, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        };
+        let number = self.agents.fetch_add(1, Ordering::AcqRel) + 1;
+        {
+            let mut agent = hold(&self.agent);
+            let membership = self.membership.get();
+            let known = membership.map(Membership::claims).unwrap_or_default();
+            let claims = known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
+            let mut writer = stream.try_clone()?;
+            send(&mut writer, &FromProcess::Joined { member: member.0, claims })?;
+            let until = membership.and_then(Membership::serves_until).unwrap_or_default();
+            send(&mut writer, &FromProcess::ServesUntil(until))?;
+            *agent = Some((number, writer));
+        }
+        self.forgotten.notify_all();
+        let mut frames = Frames::default();
+        let ended = loop {
+            match receive::<ToProcess>(&mut stream, &mut frames) {
+                Ok(message) => self.take(number, message),
+                Err(why) => break why,
+            }
+        };
+        let mut agent = hold(&self.agent);
+        if agent.as_ref().is_some_and(|(present, _)| *present == number) {
+            *agent = None;
+        }
+        Err(ended)
+    }
+
+    fn take(self: &Arc<Self>, agent: u64, message: ToProcess) {
+        match message {
+            ToProcess::Serving => self.serving.store(true, Ordering::Release),
+            ToProcess::Forgotten { token } => {
+                hold(&self.forgetting).insert(token, true);
+                self.forgotten.notify_all();
+            }
+            ToProcess::Call { id: 0, member, call, .. } => {
+                // (Nodes that are forgotten.)
+                self.run(move |process| drop(process.call(MemberId(member), &call)));
+            }
+            ToProcess::Call { id, member, call, request } => self.run(move |process| {
+                let answer = process.call_once(agent, MemberId(member), &call, request);
+                if let Some(answer) = answer {
+                    process.say(&FromProcess::Answered { id, answer });
+                }
+            }),
+            ToProcess::Claim { id, directory } => self.run(move |process| {
+                let directory = Directory(directory);
+                let claimed = process.claim(&directory);
+                process.say_owner(&directory);
+                process.say(&FromProcess::Claimed { id, claimed });
+            }),
+            ToProcess::Release { id } => self.run(move |process| {
+                process.release_all();
+                process.say(&FromProcess::Released { id });
+            }),
+            ToProcess::Leave { id } => self.run(move |process| {
+                let others = process.leave();
+                process.say(&FromProcess::Left { id, others });
+            }),
+            ToProcess::Close { id } => self.run(move |process| {
+                process.serving.store(false, Ordering::Release);
+                let handles = process.handles();
+                process.export.end();
+                process.say(&FromProcess::Closed { id, handles });
+            }),
+            ToProcess::Status { id } => self.run(move |process| {
+                let status = process.status();
+                process.say(&FromProcess::Status { id, status });
+            }),
+        }
+    }
+
+    /// In a thread of its own. (Without one the agent gets no reply, and stops waiting.)
+    fn run(self: &Arc<Self>, job: impl FnOnce(&Self) + Send + 'static) {
+        let process = self.clone();
+        let _ = self.workers.run(move || job(&process));
+    }
+
+    fn claim(&self, directory: &Directory) -> Claimed {
+        let Some(membership) = self.membership.get() else { return Claimed::Expelled };
+        match membership.claim(directory, CLAIM) {
+            Ok(_) => {
+                if let Err(why) = self.export.keep(&directory.0) {
+                    // (Other members wait until a later change here succeeds.)
+                    tracing::warn!(%why, directory = %String::from_utf8_lossy(&directory.0), "a claimed directory was not found");
+                }
+                Claimed::Ours
+            }
+            Err(NotClaimed::Owned(_) | NotClaimed::OwnerLost(_)) => Claimed::NotOurs,
+            Err(NotClaimed::Expelled) => Claimed::Expelled,
+            Err(NotClaimed::TimedOut) => Claimed::TimedOut,
+        }
+    }
+
+    fn call(&self, member: MemberId, call: &Call) -> Result<Answer, NoAnswer> {
+        let membership = self.membership.get().ok_or(NoAnswer::Expelled)?;
+        let body = postcard::to_stdvec(call).map_err(|_| NoAnswer::NoProcess)?;
+        let answer = membership.call(member, body, CALL).map_err(|why| match why {
+            CallFailed::Gone => NoAnswer::Gone,
+            CallFailed::TimedOut => NoAnswer::TimedOut,
+            _ => NoAnswer::Expelled,
+        })?;
+        // (A member whose process cannot serve answers nothing.)
+        postcard::from_bytes(&answer).map_err(|_| NoAnswer::TimedOut)
+    }
+
+    /// The answer to a request of the kernel. If an earlier agent has asked the same, its answer. `None`: the agent that
+    /// asked is gone, and the next one asks again.
+    fn call_once(&self, agent: u64, member: MemberId, call: &Call, request: u64) -> Option<Result<Answer, NoAnswer>> {
+        if request == 0 {
+            return Some(self.call(member, call));
+        }
+        {
+            let mut requests = hold(&self.requests);
+            while let Some(entry) = requests.get(&request) {
+                if entry.is_some() {
+                    return requests.remove(&request).flatten();
+                }
+                requests = self.answered.wait(requests).unwrap_or_else(PoisonError::into_inner);
+            }
+            requests.insert(request, None);
+        }
+        let answer = self.call(member, call);
+        let mut requests = hold(&self.requests);
+        let is_here = hold(&self.agent).as_ref().is_some_and(|(present, _)| *present == agent);
+        if is_here || requests.len() > ORPHANS_MAX {
+            requests.remove(&request);
+        } else {
+            requests.insert(request, Some(answer.clone()));
+        }
+        self.answered.notify_all();
+        is_here.then_some(answer)
+    }
+
+    fn release_all(&self) {
+        let Some((membership, me)) = self.membership.get().and_then(|one| Some((one, one.id()?.0))) else { return };
+        let ours = |membership: &Membership| -> Vec<Directory> {
+            let claims = membership.claims().into_iter();
+            claims.filter(|(_, claim)| claim.owner == me).map(|(directory, _)| directory).collect()
+        };
+        let until = tick() + CLAIM;
+        for directory in ours(membership) {
+            membership.release(&directory);
+        }
+        while !ours(membership).is_empty() && tick() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Returns how many members still need this one.
+    fn leave(&self) -> u32 {
+        let Some(membership) = self.membership.get() else { return 0 };
+        let others = u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX);
+        if membership.has_registry() && others > 0 {
+            return others;
+        }
+        // (The file first: a member that comes now begins a new pool.)
+        if let Some(name) = &*hold(&self.made) {
+            rendezvous::remove(&self.store, name);
+        }
+        let left = membership.leave(CLAIM);
+        u32::from(!left)
+    }
+
+    fn handles(&self) -> u32 {
+        let members = self.membership.get().map(Membership::members).unwrap_or_default();
+        members.iter().map(|member| u32::try_from(self.export.holds(member.0).1).unwrap_or(u32::MAX)).sum()
+    }
+
+    fn status(&self) -> PoolStatus {
+        let Some((membership, me)) = self.membership.get().and_then(|one| Some((one, one.id()?.0))) else {
+            return PoolStatus::default();
+        };
+        let bytes: HashMap<MemberId, (u64, u64)> = membership.network_bytes().into_iter().collect();
+        let members = membership.records().into_iter().map(|record| {
+            let (received_bytes, sent_bytes) = bytes.get(&record.id).copied().unwrap_or_default();
+            let handles = self.export.holds(record.id.0).1 as u64;
+            let (member, term) = (record.id.0, record.term.0);
+            MemberStatus { member, term, address: record.address, received_bytes, sent_bytes, handles }
+        });
+        let claims = membership.claims().into_iter().map(|(directory, claim)| ClaimStatus {
+            directory: format!("/{}", String::from_utf8_lossy(&directory.0)),
+            owner: claim.owner.0,
+        });
+        PoolStatus { member: me.0, has_registry: membership.has_registry(), members: members.collect(), claims: claims.collect() }
+    }
+}
+
+fn owner_of(authority: Authority) -> Owner {
+    match authority {
+        Authority::Store => Owner::Nobody,
+        Authority::Ours(_) => Owner::Us,
+        Authority::Between => Owner::Between,
+        Authority::Peer(claim) => peer(claim),
+        Authority::Lost(claim) => Owner::Lost(claim.owner.0),
+    }
+}
+
+fn peer(claim: Claim) -> Owner {
+    Owner::Member(claim.owner.0, claim.epoch.0)
+}
+
+impl Host for Process {
+    /// Asks the agent, or the next one, until one has acknowledged it.
+    fn forget(&self, directory: &Directory) {
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        hold(&self.forgetting).insert(token, false);
+        let mut asked = 0;
+        loop {
+            let agent = hold(&self.agent).as_ref().map_or(0, |(number, _)| *number);
+            if agent != asked {
+                asked = agent;
+                let owner = self.owner(directory);
+                self.say(&FromProcess::Forget { token, directory: directory.0.clone(), owner });
+            }
+            let mut forgetting = hold(&self.forgetting);
+            if forgetting.get(&token) != Some(&false) {
+                forgetting.remove(&token);
+                return;
+            }
+            drop(self.forgotten.wait_timeout(forgetting, LOOK_EVERY));
+        }
+    }
+
+    fn expelled(&self) {
+        self.say(&FromProcess::ServesUntil(Duration::ZERO));
+    }
+
+    fn changed(&self, directory: &Directory) {
+        self.say_owner(directory);
+    }
+
+    fn gone(&self, member: MemberId) {
+        self.export.end_of(member.0);
+    }
+
+    fn call(&self, from: MemberId, body: Vec<u8>) -> Vec<u8> {
+        let Ok(call) = postcard::from_bytes::<Call>(&body) else { return Vec::new() };
+        let is_forget = matches!(call.ask, Ask::Forget(_));
+        // (Before the mount is there, its directory is another one.)
+        while !self.serving.load(Ordering::Acquire) {
+            if is_forget {
+                return Vec::new();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let answer = self.export.answer(from.0, &call);
+        tracing::trace!(from = from.0, ?call, ?answer, "carried out");
+        postcard::to_stdvec(&answer).unwrap_or_default()
+    }
+}

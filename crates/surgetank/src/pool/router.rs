@@ -1,0 +1,306 @@
+//! Between the kernel and the door: each request goes to the member that decides about it.
+//!
+//! A directory that was made here, or that this member has claimed, is served by the door behind, as without a pool. One
+//! of the store is claimed before its first change. A request about another member's directory, or about a file in one,
+//! goes there. The kernel's number of such a file is the owner's number with a mark, so that the next agent understands
+//! it without a table.
+//!
+//! The danger that this avoids: two members that decide the names of one directory.
+
+mod forward;
+mod handles;
+mod remote;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use surgetank_core::namespace::{NAME_TTL_MIN, Namespace, pooled};
+use surgetank_types::clock::tick;
+use surgetank_types::error::{Error, FsResult, Result};
+use surgetank_types::model::{Caller, FileId, Kind};
+
+use super::call::Listed;
+use super::link::{Agent, Claimed, Link, Owner, Turns};
+use super::status::PoolStatus;
+use crate::agent::holders;
+use crate::mount::{killed, wait_long};
+use crate::service::Door;
+use remote::{At, Remote};
+
+/// So long a request waits for another member, or for the registry.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause before a request looks again who owns a directory.
+const AGAIN: Duration = Duration::from_millis(10);
+/// Of a member that does not own the directory any more: its file service says so to the one that asked.
+const NOT_OWNER: Errno = Errno::REMCHG;
+/// The name of the threads that look for a directory by its path: what they look up may be another member's.
+const WALKER: &str = "pool-walk";
+
+/// Decides where a request goes.
+pub struct Router {
+    door: Arc<Door>,
+    namespace: Arc<Namespace>,
+    link: Arc<Link>,
+    remote: Remote,
+    /// Names of directories of other members that programs read, by handle.
+    listings: Mutex<HashMap<u64, Arc<Vec<Listed>>>>,
+    /// This member gives its directories back: other members change nothing here any more.
+    leaving: AtomicBool,
+    left: AtomicBool,
+    /// What is done here.
+    works: Turns,
+}
+
+/// Who serves a directory.
+enum Way {
+    /// This member decides.
+    Here,
+    /// The store decides: the directory at this path has no owner.
+    Store(Vec<u8>),
+    There(At),
+}
+
+/// What a request does in a directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Does {
+    Reads,
+    Changes,
+}
+
+impl Router {
+    /// The process of `link` has joined.
+    pub fn new(door: Arc<Door>, namespace: Arc<Namespace>, link: Arc<Link>) -> Self {
+        namespace.pooled.number_files_of(link.member());
+        holders::has_pool(link.process());
+        let remote = Remote::new(link.clone());
+        Self { door, namespace, link, remote, listings: Mutex::default(), leaving: AtomicBool::new(false), left: AtomicBool::new(false), works: Turns::default() }
+    }
+
+    /// The mount is there: other members may come.
+    pub fn serve(self: &Arc<Self>) {
+        self.link.serve(self.clone());
+    }
+
+    /// The pool, as this member sees it.
+    pub fn status(&self) -> Result<PoolStatus> {
+        let failed = |_| Error::new("the pool's process of this node does not answer").data("the tiers' files are safe");
+        self.link.status(PATIENCE).map_err(failed)
+    }
+
+    /// Gives all directories back and ends the membership, if everything is `settled`, no other member has a file open
+    /// here, and none needs this one's registry. Returns whether it did.
+    pub fn leave(&self, settled: impl Fn() -> bool) -> bool {
+        const LOOK_EVERY: Duration = Duration::from_millis(200);
+        let is_held = || {
+            let status = self.link.status(PATIENCE);
+            status.is_ok_and(|status| {
+                let mut others = status.members.iter().filter(|other| other.member != status.member);
+                others.any(|other| status.has_registry || other.handles > 0)
+            })
+        };
+        if self.left.load(Ordering::SeqCst) {
+            return true;
+        }
+        if is_held() {
+            std::thread::sleep(LOOK_EVERY);
+            return false;
+        }
+        self.leaving.store(true, Ordering::SeqCst);
+        self.works.await_earlier(|| false);
+        if !settled() || is_held() {
+            self.leaving.store(false, Ordering::SeqCst);
+            return false;
+        }
+        let left = self.link.release(PATIENCE) && matches!(self.link.leave(PATIENCE), Ok(0));
+        // (A process that does not answer is killed later.)
+        let _ = self.link.close(PATIENCE);
+        if !left {
+            tracing::warn!("the pool did not confirm that this member left");
+        }
+        self.left.store(true, Ordering::SeqCst);
+        true
+    }
+
+    /// Where a request about the directory goes. A change claims a directory of the store first.
+    fn way(&self, caller: &Caller, dir: u64, does: Does) -> FsResult<Way> {
+        if let Some(at) = self.remote.at(dir) {
+            return self.forwarded(caller, at);
+        }
+        let until = tick() + PATIENCE;
+        let mut tried = false;
+        loop {
+            let place = self.namespace.pooled.place_of(FileId(dir));
+            let path = match place {
+                Some(pooled::Place::Made) | None if self.link.may_serve() => return Ok(Way::Here),
+                Some(pooled::Place::OfTheStore(path)) if self.link.may_serve() => path,
+                _ => {
+                    self.pause(until)?;
+                    continue;
+                }
+            };
+            match self.link.owner(&path) {
+                Owner::Us => return Ok(Way::Here),
+                Owner::Nobody | Owner::Between if does == Does::Reads => return Ok(Way::Store(path)),
+                Owner::Nobody if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
+                Owner::Nobody => self.claim(&path, until)?,
+                Owner::Between => self.pause(until)?,
+                Owner::Member(member, epoch) => match self.remote.directory(caller, &path, (member, epoch), until) {
+                    Ok(at) => return self.forwarded(caller, at),
+                    // (It has been released since, or its owner is gone.)
+                    Err(fault) if fault.errno == NOT_OWNER && tick() < until => {
+                        if tried {
+                            self.pause(until)?;
+                        }
+                        tried = true;
+                    }
+                    Err(fault) => return Err(fault),
+                },
+                Owner::Lost(_) => return Err(Errno::IO.into()),
+            }
+        }
+    }
+
+    fn is_ours(&self, dir: FileId) -> bool {
+        let serves = self.link.may_serve();
+        serves
+            && match self.namespace.pooled.place_of(dir) {
+                Some(pooled::Place::Made) => true,
+                Some(pooled::Place::OfTheStore(path)) => self.link.owner(&path) == Owner::Us,
+                None => false,
+            }
+    }
+
+    /// Tries to own the directory. Look then who does.
+    fn claim(&self, path: &[u8], until: Instant) -> FsResult<()> {
+        wait_long();
+        match self.link.claim(path, || tick() < until && !killed()) {
+            Claimed::Ours | Claimed::NotOurs => Ok(()),
+            Claimed::TimedOut if killed() => Err(Errno::INTR.into()),
+            Claimed::Expelled | Claimed::TimedOut => Err(Errno::IO.into()),
+        }
+    }
+
+    /// Claims a directory of the store that is to be removed, so that no member makes a name in it meanwhile. `false`:
+    /// another member decides whether it is empty. (No member is asked: the kernel holds a lock of the directory above,
+    /// which the other one's look-up of its way may need.)
+    fn may_remove(&self, dir: FileId) -> FsResult<bool> {
+        let until = tick() + PATIENCE;
+        let Some(pooled::Place::OfTheStore(path)) = self.namespace.pooled.place_of(dir) else { return Ok(true) };
+        loop {
+            match self.link.owner(&path) {
+                Owner::Us => return Ok(true),
+                Owner::Member(..) | Owner::Lost(_) => return Ok(false),
+                Owner::Nobody => self.claim(&path, until)?,
+                Owner::Between => self.pause(until)?,
+            }
+        }
+    }
+
+    /// A request of another member is not forwarded again: two members that each believe the other one the owner would
+    /// send it to and fro.
+    fn forwarded(&self, caller: &Caller, at: At) -> FsResult<Way> {
+        if self.is_of_a_peer(caller) && !self.walks(caller) { Err(NOT_OWNER.into()) } else { Ok(Way::There(at)) }
+    }
+
+    /// Does the caller act for another member?
+    fn is_of_a_peer(&self, caller: &Caller) -> bool {
+        self.name_of_thread(caller).is_some()
+    }
+
+    fn walks(&self, caller: &Caller) -> bool {
+        self.name_of_thread(caller).is_some_and(|name| name.trim_end() == WALKER)
+    }
+
+    /// The name of a thread of the pool's process.
+    fn name_of_thread(&self, caller: &Caller) -> Option<String> {
+        let process = self.link.process();
+        if process == 0 || caller.pid == 0 {
+            return None;
+        }
+        std::fs::read_to_string(format!("/proc/{process}/task/{}/comm", caller.pid)).ok()
+    }
+
+    fn pause(&self, until: Instant) -> FsResult<()> {
+        wait_long();
+        if killed() {
+            return Err(Errno::INTR.into());
+        }
+        if tick() >= until {
+            return Err(Errno::IO.into());
+        }
+        std::thread::sleep(AGAIN);
+        Ok(())
+    }
+
+    /// Where a request about a file or directory itself goes: a directory decides about itself, a file's directory about
+    /// the file.
+    fn way_of(&self, caller: &Caller, id: u64, does: Does) -> FsResult<Way> {
+        if let Some(at) = self.remote.at(id) {
+            return self.forwarded(caller, at);
+        }
+        match self.namespace.pooled.name_of(FileId(id)) {
+            Some((Kind::Directory, ..)) => self.way(caller, id, does),
+            None if id == FileId::ROOT.0 => self.way(caller, id, does),
+            // Of several names, one in a directory of this member suffices: the content is written in the store, in place.
+            Some(_) if self.namespace.pooled.other_directories_of(FileId(id)).iter().any(|dir| self.is_ours(*dir)) => {
+                Ok(Way::Here)
+            }
+            Some((_, dir, name)) => match self.way(caller, dir.0, does)? {
+                Way::There(dir) => {
+                    let ino = self.namespace.pooled.ino_of(FileId(id)).ok_or(Errno::STALE)?;
+                    self.remote.file(caller, dir, &name, ino).map(Way::There)
+                }
+                way => Ok(way),
+            },
+            // It has no name: it is open here.
+            None => Ok(Way::Here),
+        }
+    }
+
+    /// Does something here or there, again if the owner has changed meanwhile.
+    fn within<T>(
+        &self,
+        caller: &Caller,
+        way: impl Fn() -> FsResult<Way>,
+        here: impl Fn(&Door) -> FsResult<T>,
+        there: impl Fn(At) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let until = tick() + PATIENCE;
+        loop {
+            let result = match way() {
+                Ok(Way::Here) => {
+                    let _work = self.works.enter();
+                    if !self.leaving.load(Ordering::SeqCst) || !self.is_of_a_peer(caller) {
+                        return here(&self.door);
+                    }
+                    Err(NOT_OWNER.into())
+                }
+                Ok(Way::Store(path)) => {
+                    // (Before the owner is looked up again: what is read then ends before a claim is acknowledged.)
+                    let _reading = self.link.reading();
+                    if matches!(self.link.owner(&path), Owner::Member(..) | Owner::Lost(_)) {
+                        continue;
+                    }
+                    return here(&self.door);
+                }
+                Ok(Way::There(at)) => there(at),
+                Err(fault) => Err(fault),
+            };
+            match result {
+                Err(fault) if fault.errno == NOT_OWNER && !self.is_of_a_peer(caller) => self.pause(until)?,
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Agent for Router {
+    fn forget(&self, directory: &[u8]) {
+        if self.namespace.pooled.forget(directory) {
+            std::thread::sleep(self.namespace.base.config.store_ttl.max(NAME_TTL_MIN));
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! The kernel's requests about names and attributes: here, or at another member.
+
+use std::time::Duration;
+
+use rustix::fs::{OFlags, RenameFlags};
+use rustix::io::Errno;
+use surgetank_core::namespace::pooled::Place;
+use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
+
+use super::super::call::{Answer, Ask, Change, Found, Time};
+use super::remote::{At, Remote};
+use super::{Does, Router, Way};
+use crate::mount::request::{FilePlace, ReleaseFlags};
+use crate::mount::{
+    Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
+    SetAttr, SpaceReport, TimeChange, WriteFlags,
+};
+use crate::service::Door;
+
+/// An attribute of directories for the pool's process: whether this agent decides the names. (For one whose name begins with
+/// `system` the kernel checks no permission, which would be a request about the attributes.)
+const AUTHORITY: &[u8] = b"system.surgetank.authority";
+
+/// Nothing of another member is believed longer than the answer takes.
+const TTL: Duration = Duration::ZERO;
+
+fn unexpected<T>(answer: Answer) -> FsResult<T> {
+    tracing::error!(?answer, "another member answered something else than was asked");
+    Err(Fault::from(Errno::PROTO))
+}
+
+impl Router {
+    fn entry(&self, at: At, found: &Found) -> Entry {
+        let id = self.remote.number_of(at.member, found.node);
+        Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: TTL, attr_ttl: TTL }
+    }
+
+    fn shown(&self, attr: Attr) -> Attr {
+        self.door.shown(attr)
+    }
+
+    fn made(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Entry> {
+        match self.remote.ask_once(caller, at, ask)? {
+            Answer::Found(found) => Ok(self.entry(at, &found)),
+            answer => unexpected(answer),
+        }
+    }
+
+    fn done(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<()> {
+        match self.remote.ask_once(caller, at, ask)? {
+            Answer::Done => Ok(()),
+            answer => unexpected(answer),
+        }
+    }
+
+    pub(super) fn attributes_there(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Attributes> {
+        match self.remote.ask_once(caller, at, ask)? {
+            Answer::Attributes(attr) => Ok(Attributes { attr: self.shown(attr), ttl: TTL }),
+            answer => unexpected(answer),
+        }
+    }
+
+    /// Makes a name: in a directory of this member, or of another one.
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        here: impl Fn(&Door) -> FsResult<Entry>,
+        ask: impl Fn(u64) -> Ask,
+    ) -> FsResult<Entry> {
+        let way = || self.way(caller, parent, Does::Changes);
+        self.within(caller, way, here, |at| self.made(caller, at, ask(at.node)))
+    }
+
+    fn remove(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        here: impl Fn(&Door) -> FsResult<()>,
+        ask: impl Fn(u64) -> Ask,
+    ) -> FsResult<()> {
+        let way = || self.way(caller, parent, Does::Changes);
+        self.within(caller, way, here, |at| self.done(caller, at, ask(at.node)))
+    }
+
+    /// The directory of the store under a name, if the name is one.
+    fn stores_directory(&self, parent: u64, name: &[u8]) -> Option<FileId> {
+        let child = self.namespace.pooled.child_of(FileId(parent), name)?;
+        let is_one = self.namespace.pooled.kind_of(child) == Some(Kind::Directory)
+            && matches!(self.namespace.pooled.place_of(child), Some(Place::OfTheStore(_)));
+        is_one.then_some(child)
+    }
+
+    /// The attributes of another member's directory are asked there.
+    fn with_its_owner(&self, looked: Looked) -> Looked {
+        match looked {
+            Looked::Found(mut entry) if entry.attr.kind == Kind::Directory && !self.is_ours(FileId(entry.id)) => {
+                let place = self.namespace.pooled.place_of(FileId(entry.id));
+                if let Some(Place::OfTheStore(path)) = place
+                    && self.link.owner(&path) != super::Owner::Nobody
+                {
+                    entry.attr_ttl = TTL;
+                }
+                Looked::Found(entry)
+            }
+            looked => looked,
+        }
+    }
+
+    /// A directory of the store has paths that other members use: it is copied, not moved.
+    fn rename_here(
+        &self,
+        caller: &Caller,
+        (parent, name): (u64, &[u8]),
+        (new_parent, new_name): (u64, &[u8]),
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        let replaces = self.stores_directory(new_parent, new_name).is_some();
+        if replaces || self.stores_directory(parent, name).is_some() {
+            return Err(Errno::XDEV.into());
+        }
+        self.door.rename(caller, parent, name, new_parent, new_name, flags)
+    }
+
+    fn changed_there(change: &SetAttr) -> Change {
+        let time = |time: Option<TimeChange>| {
+            time.map(|time| match time {
+                TimeChange::Now => Time::Now,
+                TimeChange::At(time) => Time::At(time),
+            })
+        };
+        let SetAttr { perm, uid, gid, size_bytes, atime, mtime, .. } = *change;
+        Change { perm, uid, gid, size_bytes, atime: time(atime), mtime: time(mtime) }
+    }
+
+    fn authority(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        if !self.is_of_a_peer(caller) {
+            return Err(Errno::NODATA.into());
+        }
+        // (A directory of the store is the asking member's own look-up, also if it is claimed.)
+        let ours = self.remote.at(id).is_none()
+            && !matches!(self.namespace.pooled.place_of(FileId(id)), Some(Place::OfTheStore(_)));
+        Ok(if ours { b"ours".to_vec() } else { b"other".to_vec() })
+    }
+
+    fn permits(attr: &Attr, caller: &Caller, mask: u32) -> bool {
+        let class = if caller.uid == attr.uid {
+            attr.perm >> 6
+        } else if caller.gid == attr.gid {
+            attr.perm >> 3
+        } else {
+            attr.perm
+        };
+        let runs = mask & 1 == 0 || attr.kind == Kind::Directory || attr.perm & 0o111 != 0;
+        if caller.uid == 0 { runs } else { mask & 7 & !class == 0 }
+    }
+}
+
+impl Filesystem for Router {
+    fn started(&self, notifier: &Notifier, agreed: &Agreed) {
+        self.door.started(notifier, agreed);
+    }
+    fn recall(&self, id: u64) {
+        if self.remote.at(id).is_none() {
+            self.door.recall(id);
+        }
+    }
+    fn ended(&self) {
+        self.door.ended();
+    }
+
+    fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
+        let there = |at: At| match self.remote.ask(caller, at, Ask::Lookup { parent: at.node, name: name.into() }) {
+            Ok(Answer::Found(found)) => Ok(Looked::Found(self.entry(at, &found))),
+            Ok(Answer::OfTheStore) if self.remote.at(parent).is_none() => {
+                self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked))
+            }
+            Ok(answer) => unexpected(answer),
+            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
+            Err(fault) => Err(fault),
+        };
+        let way = || self.way(caller, parent, Does::Reads);
+        let here = |door: &Door| door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked));
+        self.within(caller, way, here, there)
+    }
+
+    fn forget(&self, id: u64, count: u64) {
+        match self.remote.at(id) {
+            Some(at) => self.remote.forget(at.member, at.node, count),
+            None => self.door.forget(id, count),
+        }
+    }
+
+    fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
+        let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
+        let there =
+            |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
+        let way = || self.way_of(caller, id, Does::Reads);
+        let answer = self.within(caller, way, |door| door.getattr(caller, id, fh), there);
+        match answer {
+            // Open here since before another member removed it.
+            Err(fault) if fault.errno == Errno::STALE && self.remote.at(id).is_none() => {
+                self.door.getattr(caller, id, fh).map_err(|_| fault)
+            }
+            answer => answer,
+        }
+    }
+
+    fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
+        let handle = change.fh.and_then(Remote::handle).map(|(_, handle)| handle);
+        let there = |at: At| {
+            let change = Self::changed_there(change);
+            self.attributes_there(caller, at, Ask::SetAttributes { node: at.node, handle, change })
+        };
+        let way = || self.way_of(caller, id, Does::Changes);
+        self.within(caller, way, |door| door.setattr(caller, id, change), there)
+    }
+
+    fn readlink(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        let there = |at: At| match self.remote.ask(caller, at, Ask::ReadLink { node: at.node })? {
+            Answer::Bytes(target) => Ok(target),
+            answer => unexpected(answer),
+        };
+        self.within(caller, || self.way_of(caller, id, Does::Reads), |door| door.readlink(caller, id), there)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
+        let ask = |parent| Ask::SymbolicLink { parent, name: name.into(), target: target.into() };
+        self.make(caller, parent, |door| door.symlink(caller, parent, name, target), ask)
+    }
+
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
+        let ask = |parent| Ask::MakeNode { parent, name: name.into(), mode, device };
+        self.make(caller, parent, |door| door.mknod(caller, parent, name, mode, device), ask)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
+        let ask = |parent| Ask::MakeDirectory { parent, name: name.into(), perm };
+        self.make(caller, parent, |door| door.mkdir(caller, parent, name, perm), ask)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        let ask = |parent| Ask::Unlink { parent, name: name.into() };
+        self.remove(caller, parent, |door| door.unlink(caller, parent, name), ask)
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        let here = |door: &Door| {
+            // Its owner decides whether it is empty.
+            if let Some(dir) = self.stores_directory(parent, name)
+                && !self.may_remove(dir)?
+            {
+                return Err(Errno::BUSY.into());
+            }
+            door.rmdir(caller, parent, name)
+        };
+        let ask = |parent| Ask::RemoveDirectory { parent, name: name.into() };
+        self.remove(caller, parent, here, ask)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        let way = || match (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?) {
+            (Way::There(from), Way::There(to)) if from.member != to.member => Err(Errno::XDEV.into()),
+            (Way::There(from), Way::There(_)) => Ok(Way::There(from)),
+            (Way::There(_), _) | (_, Way::There(_)) => Err(Errno::XDEV.into()),
+            (from, _) => Ok(from),
+        };
+        let there = |from: At| {
+            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else { return Err(super::NOT_OWNER.into()) };
+            let (name, new_name, flags) = (name.into(), new_name.into(), flags.bits());
+            let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
+            self.done(caller, from, ask)
+        };
+        let here = |_: &Door| self.rename_here(caller, (parent, name), (new_parent, new_name), flags);
+        self.within(caller, way, here, there)
+    }
+
+    fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
+        let way = || match (self.way_of(caller, id, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?) {
+            (Way::There(file), Way::There(to)) if file.member == to.member => Ok(Way::There(file)),
+            (Way::There(_), _) | (_, Way::There(_)) => Err(Errno::XDEV.into()),
+            (file, _) => Ok(file),
+        };
+        let there = |file: At| {
+            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else { return Err(super::NOT_OWNER.into()) };
+            self.made(caller, to, Ask::Link { node: file.node, new_parent: to.node, new_name: new_name.into() })
+        };
+        self.within(caller, way, |door| door.link(caller, id, new_parent, new_name), there)
+    }
+
+    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
+        let reads = flags & OFlags::ACCMODE == OFlags::RDONLY && !flags.contains(OFlags::TRUNC);
+        let does = if reads { Does::Reads } else { Does::Changes };
+        let there = |at: At| self.open_there(caller, at, flags);
+        let way = || self.way_of(caller, id, does);
+        self.within(caller, way, |door| door.open(caller, id, flags, kill_suidgid), there)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        perm: u32,
+        flags: OFlags,
+        kill_suidgid: bool,
+    ) -> FsResult<(Entry, Opened)> {
+        let there = |at: At| {
+            let (name, flags_bits) = (name.into(), flags.bits());
+            match self.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
+                Answer::Created { found, handle } => {
+                    Ok((self.entry(at, &found), Self::opened_there(at.member, handle, flags)))
+                }
+                answer => unexpected(answer),
+            }
+        };
+        let way = || self.way(caller, parent, Does::Changes);
+        self.within(caller, way, |door| door.create(caller, parent, name, perm, flags, kill_suidgid), there)
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
+        let way = || self.way(caller, parent, Does::Changes);
+        // Programs then make a file with a name.
+        self.within(caller, way, |door| door.tmpfile(caller, parent, perm, flags), |_| Err(Errno::OPNOTSUPP.into()))
+    }
+
+    fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.read_there(caller, member, handle, offset, buffer),
+            None => self.door.read(caller, id, fh, offset, buffer),
+        }
+    }
+
+    fn write(
+        &self,
+        caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+    ) -> FsResult<usize> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.write_there(caller, member, handle, offset, bytes),
+            None => self.door.write(caller, id, fh, offset, bytes, flags),
+        }
+    }
+
+    fn flush(&self, caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner }),
+            None => self.door.flush(caller, id, fh, lock_owner),
+        }
+    }
+
+    fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.close_there(member, handle),
+            None => self.door.release(id, fh, flags),
+        }
+    }
+
+    fn fsync(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.on_handle(caller, member, Ask::Sync { handle, data_only }),
+            None => self.door.fsync(caller, id, fh, data_only),
+        }
+    }
+
+    fn fallocate(&self, caller: &Caller, id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.on_handle(caller, member, Ask::Allocate { handle, mode, offset, length }),
+            None => self.door.fallocate(caller, id, fh, mode, offset, length),
+        }
+    }
+
+    fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.seek_there(caller, member, handle, offset, whence),
+            None => self.door.lseek(caller, id, fh, offset, whence),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        caller: &Caller,
+        from: FilePlace,
+        to: FilePlace,
+        length: u64,
+        flags: u64,
+    ) -> FsResult<u64> {
+        if Remote::handle(from.fh).or(Remote::handle(to.fh)).is_some() {
+            // The kernel reads and writes then.
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.door.copy_file_range(caller, from, to, length, flags)
+    }
+
+    fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
+        let way = || self.way(caller, id, Does::Reads);
+        let here = |door: &Door| {
+            let opened = door.opendir(caller, id)?;
+            // (Another member may claim it, and the listing in the kernel would stay.)
+            Ok(OpenedDirectory { cache: false, keep_cache: false, ..opened })
+        };
+        self.within(caller, way, here, |at| self.opendir_there(caller, at))
+    }
+
+    fn readdir(&self, caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
+        if Remote::handle(fh).is_none() {
+            return self.door.readdir(caller, id, fh, offset, sink);
+        }
+        self.list_there(caller, id, fh, offset, |ino, next, kind, name| sink.add(ino, next, kind, name))
+    }
+
+    fn releasedir(&self, id: u64, fh: u64) {
+        match Remote::handle(fh) {
+            Some((member, handle)) => {
+                self.end_listing(fh);
+                self.close_there(member, handle);
+            }
+            None => self.door.releasedir(id, fh),
+        }
+    }
+
+    fn fsyncdir(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        let way = || self.way(caller, id, Does::Reads);
+        let there = |at: At| self.done(caller, at, Ask::SyncDirectory { node: at.node });
+        self.within(caller, way, |door| door.fsyncdir(caller, id, fh, data_only), there)
+    }
+
+    fn statfs(&self, caller: &Caller, id: u64) -> FsResult<SpaceReport> {
+        self.door.statfs(caller, id)
+    }
+
+    fn getxattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
+        if name == AUTHORITY {
+            return self.authority(caller, id);
+        }
+        let there = |at: At| match self.remote.ask(caller, at, Ask::GetXattr { node: at.node, name: name.into() })? {
+            Answer::Bytes(value) => Ok(value),
+            answer => unexpected(answer),
+        };
+        let way = || self.way_of(caller, id, Does::Reads);
+        self.within(caller, way, |door| door.getxattr(caller, id, name), there)
+    }
+
+    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+        let there = |at: At| {
+            let ask = Ask::SetXattr { node: at.node, name: name.into(), value: value.into(), flags };
+            self.done(caller, at, ask)
+        };
+        let way = || self.way_of(caller, id, Does::Changes);
+        self.within(caller, way, |door| door.setxattr(caller, id, name, value, flags), there)
+    }
+
+    fn listxattr(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        let there = |at: At| match self.remote.ask(caller, at, Ask::ListXattrs { node: at.node })? {
+            Answer::Bytes(names) => Ok(names),
+            answer => unexpected(answer),
+        };
+        self.within(caller, || self.way_of(caller, id, Does::Reads), |door| door.listxattr(caller, id), there)
+    }
+
+    fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
+        let there = |at: At| self.done(caller, at, Ask::RemoveXattr { node: at.node, name: name.into() });
+        let way = || self.way_of(caller, id, Does::Changes);
+        self.within(caller, way, |door| door.removexattr(caller, id, name), there)
+    }
+
+    fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
+        match Remote::handle(asked.handle) {
+            Some((member, handle)) => self.test_lock_there(caller, member, handle, asked),
+            None => self.door.getlk(caller, id, asked),
+        }
+    }
+
+    fn setlk(&self, caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
+        match Remote::handle(asked.handle) {
+            Some((member, handle)) => self.lock_there(caller, member, handle, asked, wait),
+            None => self.door.setlk(caller, id, asked, wait),
+        }
+    }
+
+    fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
+        let there = |at: At| {
+            let ask = Ask::Attributes { node: at.node, handle: None };
+            let attr = self.attributes_there(caller, at, ask)?.attr;
+            if Self::permits(&attr, caller, mask) { Ok(()) } else { Err(Errno::ACCESS.into()) }
+        };
+        self.within(caller, || self.way_of(caller, id, Does::Reads), |door| door.access(caller, id, mask), there)
+    }
+}

@@ -1,0 +1,92 @@
+//! `surgetank pool status` and `surgetank pool members`: the pool of the agent of a directory.
+
+use std::path::PathBuf;
+
+use surgetank_types::error::Error;
+
+use super::directory::agent_of;
+use super::exit;
+use super::outcome::Outcome;
+use super::program::Program;
+use super::settings::Settings;
+use super::words::bytes;
+use crate::agent::wire::{Answer, Request};
+use crate::pool::status::PoolStatus;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Members, directories and their owners, bytes on the network
+    Status(Of),
+    /// The members, a line each
+    Members(Of),
+}
+
+#[derive(Debug, clap::Args)]
+struct Of {
+    /// The directory [default: the one we are in]
+    #[arg(value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
+    let (of, is_status) = match &args.what {
+        What::Status(of) => (of, true),
+        What::Members(of) => (of, false),
+    };
+    let directory = of.directory.clone().unwrap_or_else(|| PathBuf::from("."));
+    let mut agent = agent_of(program, &Settings::of_state(of.state.as_ref()), &directory)?;
+    let status = match agent.ask(&Request::Pool)? {
+        Answer::Pool(Some(status)) => status,
+        _ => {
+            return Err(Error::new(format!("{} belongs to no pool", agent.hello.over))
+                .why("its agent was started without --pool")
+                .remedy("name a pool when you start it: surgetank run --pool NAME …")
+                .into());
+        }
+    };
+    if of.json {
+        let text = serde_json::to_string_pretty(&status).map_err(|why| Error::new("the status is no JSON").why(why))?;
+        println!("{text}");
+        return Ok(exit::OK);
+    }
+    print_members(&status);
+    if is_status {
+        print_directories(&status);
+    }
+    Ok(exit::OK)
+}
+
+fn print_members(status: &PoolStatus) {
+    println!("{:>6}  {:>4}  {:<32}  {:>12}  {:>12}  {:>6}", "member", "term", "address", "received", "sent", "open");
+    for member in &status.members {
+        let own = if member.member == status.member { "  (this one)" } else { "" };
+        println!(
+            "{:>6}  {:>4}  {:<32}  {:>12}  {:>12}  {:>6}{own}",
+            member.member,
+            member.term,
+            member.address,
+            bytes(member.received_bytes),
+            bytes(member.sent_bytes),
+            member.handles
+        );
+    }
+}
+
+fn print_directories(status: &PoolStatus) {
+    println!();
+    println!("{:>6}  directory", "owner");
+    for claim in &status.claims {
+        println!("{:>6}  {}", claim.owner, claim.directory);
+    }
+}
