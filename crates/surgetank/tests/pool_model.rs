@@ -33,7 +33,8 @@ impl Pool {
             let tier = pool.scratch.join(&format!("tier{number}"));
             std::fs::create_dir_all(&tier).unwrap();
             let tier = format!("fast={}:64MiB", tier.display());
-            let output = pool.surgetank(&["mount", "--pool", "model", "--pool-host", "127.0.0.1"], |command| {
+            let args = ["mount", "--pool", "model", "--pool-host", "127.0.0.1", "--store-ttl", "100ms"];
+            let output = pool.surgetank(&args, |command| {
                 command.arg("--pool-secret").arg(pool.scratch.join("secret"));
                 command.arg("--store").arg(pool.scratch.join("store"));
                 command.args(["--tier", &tier]).arg("--state").arg(pool.scratch.join(&format!("state{number}")));

@@ -76,17 +76,17 @@ impl Pooled {
         self.metadata.read_tree().get(id).map(|inode| inode.attr.ino)
     }
 
-    /// Forgets what the store said of the directory at this path. Returns whether the kernel may believe some of it.
-    pub fn forget(&self, path: &[u8]) -> bool {
+    /// Forgets what the store said of the directory at this path.
+    pub fn forget(&self, path: &[u8]) {
         let mut tree = self.metadata.write_tree();
         let mut at = FileId::ROOT;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
             match tree.entry(at, name).and_then(surgetank_state::Entry::logical) {
                 Some(id) => at = id,
-                None => return false,
+                None => return,
             }
         }
-        let Some(dir) = tree.dir_mut(at) else { return false };
+        let Some(dir) = tree.dir_mut(at) else { return };
         dir.absent.clear();
         dir.negative_cache = NegativeCache::default();
         dir.generation = dir.generation.wrapping_add(1);
@@ -96,7 +96,6 @@ impl Pooled {
                 inode.checked = None;
             }
         }
-        true
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! The danger that this avoids: two members that decide the names of one directory.
 
+mod believed;
 mod forward;
 mod handles;
 mod remote;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use surgetank_core::namespace::{NAME_TTL_MIN, Namespace, pooled};
+use surgetank_core::namespace::{Namespace, pooled};
 use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
@@ -28,12 +29,15 @@ use super::status::PoolStatus;
 use crate::agent::holders;
 use crate::mount::{killed, wait_long};
 use crate::service::Door;
+use believed::Believed;
 use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause before a request looks again who owns a directory.
 const AGAIN: Duration = Duration::from_millis(10);
+/// By so much longer than asked the kernel may believe something: it counts in ticks.
+const A_TICK: Duration = Duration::from_millis(10);
 /// Of a member that does not own the directory any more: its file service says so to the one that asked.
 const NOT_OWNER: Errno = Errno::REMCHG;
 /// The name of the threads that look for a directory by its path: what they look up may be another member's.
@@ -50,6 +54,7 @@ pub struct Router {
     /// This member gives its directories back: other members change nothing here any more.
     leaving: AtomicBool,
     left: AtomicBool,
+    believed: Believed,
     /// What is done here.
     works: Turns,
 }
@@ -66,6 +71,8 @@ enum Way {
 /// What a request does in a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Does {
+    /// Only its attributes. The kernel asks for them during a change of another name.
+    Looks,
     Reads,
     Changes,
 }
@@ -76,7 +83,7 @@ impl Router {
         namespace.pooled.number_files_of(link.member());
         holders::has_pool(link.process());
         let remote = Remote::new(link.clone());
-        Self { door, namespace, link, remote, listings: Mutex::default(), leaving: AtomicBool::new(false), left: AtomicBool::new(false), works: Turns::default() }
+        Self { door, namespace, link, remote, listings: Mutex::default(), leaving: AtomicBool::new(false), left: AtomicBool::new(false), believed: Believed::default(), works: Turns::default() }
     }
 
     /// The mount is there: other members may come.
@@ -127,7 +134,7 @@ impl Router {
     /// Where a request about the directory goes. A change claims a directory of the store first.
     fn way(&self, caller: &Caller, dir: u64, does: Does) -> FsResult<Way> {
         if let Some(at) = self.remote.at(dir) {
-            return self.forwarded(caller, at);
+            return self.forwarded(caller, at, does);
         }
         let until = tick() + PATIENCE;
         let mut tried = false;
@@ -143,12 +150,12 @@ impl Router {
             };
             match self.link.owner(&path) {
                 Owner::Us => return Ok(Way::Here),
-                Owner::Nobody | Owner::Between if does == Does::Reads => return Ok(Way::Store(path)),
+                Owner::Nobody | Owner::Between if does != Does::Changes => return Ok(Way::Store(path)),
                 Owner::Nobody if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
                 Owner::Nobody => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
                 Owner::Member(member, epoch) => match self.remote.directory(caller, &path, (member, epoch), until) {
-                    Ok(at) => return self.forwarded(caller, at),
+                    Ok(at) => return self.forwarded(caller, at, does),
                     // (It has been released since, or its owner is gone.)
                     Err(fault) if fault.errno == NOT_OWNER && tick() < until => {
                         if tried {
@@ -201,8 +208,8 @@ impl Router {
 
     /// A request of another member is not forwarded again: two members that each believe the other one the owner would
     /// send it to and fro.
-    fn forwarded(&self, caller: &Caller, at: At) -> FsResult<Way> {
-        if self.is_of_a_peer(caller) && !self.walks(caller) { Err(NOT_OWNER.into()) } else { Ok(Way::There(at)) }
+    fn forwarded(&self, caller: &Caller, at: At, does: Does) -> FsResult<Way> {
+        if does != Does::Looks && self.is_of_a_peer(caller) && !self.walks(caller) { Err(NOT_OWNER.into()) } else { Ok(Way::There(at)) }
     }
 
     /// Does the caller act for another member?
@@ -239,7 +246,7 @@ impl Router {
     /// the file.
     fn way_of(&self, caller: &Caller, id: u64, does: Does) -> FsResult<Way> {
         if let Some(at) = self.remote.at(id) {
-            return self.forwarded(caller, at);
+            return self.forwarded(caller, at, does);
         }
         match self.namespace.pooled.name_of(FileId(id)) {
             Some((Kind::Directory, ..)) => self.way(caller, id, does),
@@ -281,6 +288,7 @@ impl Router {
                 Ok(Way::Store(path)) => {
                     // (Before the owner is looked up again: what is read then ends before a claim is acknowledged.)
                     let _reading = self.link.reading();
+                    self.believed.note(&path);
                     if matches!(self.link.owner(&path), Owner::Member(..) | Owner::Lost(_)) {
                         continue;
                     }
@@ -299,8 +307,10 @@ impl Router {
 
 impl Agent for Router {
     fn forget(&self, directory: &[u8]) {
-        if self.namespace.pooled.forget(directory) {
-            std::thread::sleep(self.namespace.base.config.store_ttl.max(NAME_TTL_MIN));
+        self.namespace.pooled.forget(directory);
+        let believed = self.namespace.base.config.store_ttl;
+        if let Some(left) = self.believed.since(directory).and_then(|since| believed.checked_sub(since)) {
+            std::thread::sleep(left + A_TICK);
         }
     }
 }

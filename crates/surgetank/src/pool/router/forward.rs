@@ -92,20 +92,23 @@ impl Router {
         is_one.then_some(child)
     }
 
-    /// The attributes of another member's directory are asked there.
+    /// No name is believed for longer than what the store says. The attributes of another member's directory are asked
+    /// there.
     fn with_its_owner(&self, looked: Looked) -> Looked {
-        match looked {
-            Looked::Found(mut entry) if entry.attr.kind == Kind::Directory && !self.is_ours(FileId(entry.id)) => {
-                let place = self.namespace.pooled.place_of(FileId(entry.id));
-                if let Some(Place::OfTheStore(path)) = place
-                    && self.link.owner(&path) != super::Owner::Nobody
-                {
-                    entry.attr_ttl = TTL;
-                }
-                Looked::Found(entry)
+        let Looked::Found(mut entry) = looked else { return looked };
+        let believed = self.namespace.base.config.store_ttl;
+        entry.entry_ttl = entry.entry_ttl.min(believed);
+        if entry.attr.kind == Kind::Directory
+            && let Some(Place::OfTheStore(path)) = self.namespace.pooled.place_of(FileId(entry.id))
+        {
+            // (Before the owner is looked up: a claim that comes now waits until the kernel has forgotten.)
+            self.believed.note(&path);
+            match self.link.owner(&path) {
+                super::Owner::Nobody | super::Owner::Us => {}
+                _ => entry.attr_ttl = TTL,
             }
-            looked => looked,
         }
+        Looked::Found(entry)
     }
 
     /// A directory of the store has paths that other members use: it is copied, not moved.
@@ -196,7 +199,7 @@ impl Filesystem for Router {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
         let there =
             |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
-        let way = || self.way_of(caller, id, Does::Reads);
+        let way = || self.way_of(caller, id, Does::Looks);
         let answer = self.within(caller, way, |door| door.getattr(caller, id, fh), there);
         match answer {
             // Open here since before another member removed it.
