@@ -206,7 +206,7 @@ struct State {
     /// The host is forgetting.
     forgetting: HashSet<(Directory, Claim)>,
     /// Why the last connection to the registry was not made.
-    failure: Option<String>,
+    failure: Option<(io::ErrorKind, String)>,
     /// When the registry was last asked for news because a member was not reached.
     looked: Uptime,
     expelled: bool,
@@ -219,7 +219,7 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Membership {
     /// Listens, and joins the pool.
     ///
-    /// Errors: the registry was not reached or refused; the secret is another one.
+    /// Errors: the registry was not reached (TimedOut) or refused (PermissionDenied: the secret is another one, for example).
     pub fn join(joining: Joining, host: Arc<dyn Host>) -> io::Result<Self> {
         let tls = joining.secret.tls().map_err(io::Error::other)?;
         let listener = TcpListener::bind((joining.host.as_str(), 0))?;
@@ -291,6 +291,15 @@ impl Membership {
     /// Is the registry in this agent?
     pub fn has_registry(&self) -> bool {
         matches!(self.shared.registry, Registry::Here(_))
+    }
+
+    /// Asks the registry for news at once.
+    pub fn look_again(&self) {
+        let mut state = hold(&self.shared.state);
+        if let Some(member) = state.member.as_mut() {
+            member.look_again(uptime());
+        }
+        self.shared.send_outputs(&mut state);
     }
 
     /// The members, as far as this one knows.
@@ -456,10 +465,11 @@ impl Shared {
                 return Ok((sent, answer));
             }
             if tick() >= until {
-                let why = state.failure.clone().unwrap_or_else(|| "it does not answer".to_owned());
+                let timed_out = || (io::ErrorKind::TimedOut, "it does not answer".to_owned());
+                let (kind, why) = state.failure.clone().unwrap_or_else(timed_out);
                 let Registry::Peer(address) = &self.registry else { return Err(io::Error::other(why)) };
                 let text = format!("the pool's registry at {address} was not reached: {why}");
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                return Err(io::Error::new(kind, text));
             }
         }
     }

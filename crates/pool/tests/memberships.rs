@@ -207,7 +207,7 @@ fn agent_with_another_secret_does_not_join() {
     let _first = pool.join();
     let joining = Joining { secret: Secret::random().unwrap(), patience: Duration::from_secs(1), ..pool.joining() };
     let refused = start(joining).map(|_| ()).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::TimedOut);
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
     assert!(refused.to_string().contains("the peer does not have the pool's secret"), "{refused}");
 }
 

@@ -36,6 +36,7 @@ mod mount_namespaces;
 mod mount_session;
 mod mounted;
 mod page;
+mod pool;
 mod pool_model;
 mod posix;
 mod posix_tables;

@@ -156,7 +156,11 @@ impl Shared {
                     let mut state = hold(&shared.state);
                     state.connecting.remove(&to);
                     if to.is_none() {
-                        state.failure = Some(why.to_string());
+                        let kind = match &why {
+                            Closed::Stranger(_) | Closed::Refused(_) => io::ErrorKind::PermissionDenied,
+                            _ => io::ErrorKind::TimedOut,
+                        };
+                        state.failure = Some((kind, why.to_string()));
                     } else {
                         // (The member may have left.)
                         shared.look(&mut state);

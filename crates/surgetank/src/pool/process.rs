@@ -330,6 +330,7 @@ impl Process {
     /// Returns how many members still need this one.
     fn leave(&self) -> u32 {
         let Some(membership) = self.membership.get() else { return 0 };
+        membership.look_again();
         let others = u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX);
         if membership.has_registry() && others > 0 {
             return others;
@@ -338,7 +339,8 @@ impl Process {
         if let Some(name) = &*hold(&self.made) {
             rendezvous::remove(&self.store, name);
         }
-        let left = membership.leave(CLAIM);
+        // (The registry ends with its last member.)
+        let left = membership.has_registry() || membership.leave(CLAIM);
         u32::from(!left)
     }
 
@@ -351,6 +353,7 @@ impl Process {
         let Some((membership, me)) = self.membership.get().and_then(|one| Some((one, one.id()?.0))) else {
             return PoolStatus::default();
         };
+        membership.look_again();
         let bytes: HashMap<MemberId, (u64, u64)> = membership.network_bytes().into_iter().collect();
         let members = membership.records().into_iter().map(|record| {
             let (received_bytes, sent_bytes) = bytes.get(&record.id).copied().unwrap_or_default();

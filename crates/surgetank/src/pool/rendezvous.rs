@@ -20,6 +20,8 @@ use surgetank_types::model::STORE_TEMPORARY_PREFIX;
 
 /// So long a registry may take to answer before it counts as dead.
 const ANSWER: Duration = Duration::from_secs(4);
+/// So long before its lease ends a member stops: kernels believe an answer for at most 1 s, and clocks differ.
+const MARGIN: Duration = Duration::from_millis(1200);
 /// So often another member was first, or a pool was dead.
 const TRIES_MAX: usize = 20;
 
@@ -41,7 +43,7 @@ pub fn join(config: &PoolConfig, store: &OwnedFd, host: &Arc<dyn Host>) -> io::R
         registry,
         host: config.host.clone(),
         resumes: None,
-        times: Times { margin: config.lease / 6, renew: config.lease * 3 / 10, again: Duration::from_millis(500) },
+        times: Times { margin: MARGIN, renew: config.lease * 3 / 10, again: Duration::from_millis(500) },
         patience,
     };
     let mut dead = None;

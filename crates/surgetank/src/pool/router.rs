@@ -121,13 +121,13 @@ impl Router {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
+        self.left.store(true, Ordering::SeqCst);
         let left = self.link.release(PATIENCE) && matches!(self.link.leave(PATIENCE), Ok(0));
         // (A process that does not answer is killed later.)
         let _ = self.link.close(PATIENCE);
         if !left {
             tracing::warn!("the pool did not confirm that this member left");
         }
-        self.left.store(true, Ordering::SeqCst);
         true
     }
 
@@ -139,6 +139,10 @@ impl Router {
         let until = tick() + PATIENCE;
         let mut tried = false;
         loop {
+            if self.left.load(Ordering::SeqCst) {
+                // No program is left, and the mount ends. What still looks sees the store.
+                return if does == Does::Changes { Err(Errno::IO.into()) } else { Ok(Way::Here) };
+            }
             let place = self.namespace.pooled.place_of(FileId(dir));
             let path = match place {
                 Some(pooled::Place::Made) | None if self.link.may_serve() => return Ok(Way::Here),

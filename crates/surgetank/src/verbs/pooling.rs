@@ -12,6 +12,9 @@ use super::wait::duration_millis;
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
 const LEASES: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
 
+/// No member believes an answer of the store longer than this: so long a first change in a directory may wait.
+const BELIEVED_MAX: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Pooling {
     /// Share the directory with other nodes: agents with this name and the same store are one pool
@@ -63,6 +66,7 @@ impl Pooling {
                 refused("HOME is not set".to_owned()).remedy("name the file with the secret: --pool-secret FILE")
             })?,
         };
+        config.store_ttl = config.store_ttl.min(BELIEVED_MAX);
         config.pool = Some(PoolConfig { name: name.clone(), secret, host, lease });
         Ok(())
     }

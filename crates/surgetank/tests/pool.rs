@@ -1,0 +1,286 @@
+//! Members of a pool on one machine: each has its own mount, tier and state, and all have one store.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use serde_json::Value;
+
+use crate::scene::{Scene, eventually};
+
+/// Mounts that `surgetank mount --pool` made.
+pub struct Pool {
+    scene: Scene,
+    base: PathBuf,
+    members: Vec<PathBuf>,
+}
+
+impl Pool {
+    /// `None` where tests may not mount. One pool a test, named after it.
+    pub fn start(name: &str, members: usize) -> Option<Self> {
+        let scene = Scene::new(&format!("pool-{name}"))?;
+        scene.tmpfs("pool", 600);
+        let mut pool = Self { scene, base: PathBuf::from("/mnt/pool"), members: Vec::new() };
+        pool.mount(members);
+        Some(pool)
+    }
+
+    /// More pools in the same scene, one after the other: the store of each has this name.
+    pub fn again(&mut self, store: &str, members: usize) {
+        assert!(self.members.is_empty(), "the last pool has not ended");
+        self.base = Path::new("/mnt/pool").join(store);
+        self.mount(members);
+    }
+
+    fn mount(&mut self, members: usize) {
+        fs::create_dir_all(self.store()).unwrap();
+        for number in 0..members {
+            let (over, tier) = (self.base.join(format!("node{number}")), self.base.join(format!("tier{number}")));
+            fs::create_dir_all(&over).unwrap();
+            fs::create_dir_all(&tier).unwrap();
+            let mounted = self.command("mount", number, &[]).arg(&over).output().unwrap();
+            assert!(mounted.status.success(), "member {number}: {mounted:?}");
+            self.members.push(over);
+        }
+    }
+
+    /// A verb with the options by which the member joins.
+    fn command(&self, verb: &str, number: usize, more: &[&str]) -> Command {
+        let tier = format!("fast={}:64MiB", self.base.join(format!("tier{number}")).display());
+        let mut command = self.scene.command("/mnt/surgetank");
+        command.args([verb, "--pool", "test", "--pool-host", "127.0.0.1", "--store-ttl", "100ms", "--tier", &tier]);
+        command.arg("--pool-secret").arg(self.base.join("secret")).arg("--store").arg(self.store());
+        command.arg("--state").arg(self.state(number)).args(more);
+        command
+    }
+
+    /// The directory of a member, from 0.
+    pub fn member(&self, number: usize) -> &Path {
+        &self.members[number]
+    }
+
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.base.join("store")
+    }
+
+    fn state(&self, number: usize) -> PathBuf {
+        self.base.join(format!("state{number}"))
+    }
+
+    /// The process that serves the member now.
+    fn agent(&self, number: usize) -> rustix::process::Pid {
+        let place = fs::read_dir(self.state(number)).unwrap().flatten().map(|entry| entry.path().join("agent.json"));
+        let card = place.into_iter().find(|card| card.exists()).unwrap();
+        let card: Value = serde_json::from_slice(&fs::read(card).unwrap()).unwrap();
+        rustix::process::Pid::from_raw(card["pid"].as_i64().unwrap() as i32).unwrap()
+    }
+
+    fn status(&self, number: usize) -> Value {
+        let mut command = self.scene.command("/mnt/surgetank");
+        command.args(["pool", "status", "--json", "--state"]).arg(self.state(number)).arg(self.member(number));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Everything reaches the store. The last member leaves first.
+    pub fn end(&mut self) {
+        while let Some(over) = self.members.pop() {
+            let mut command = self.scene.command("/mnt/surgetank");
+            command.args(["umount", "--timeout", "60s", "--state"]).arg(self.state(self.members.len())).arg(&over);
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{}: {output:?}", over.display());
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for number in 0..self.members.len() {
+                for place in fs::read_dir(self.state(number)).into_iter().flatten().flatten() {
+                    let log = fs::read_to_string(place.path().join("agent.log")).unwrap_or_default();
+                    let lines = log.lines().filter(|line| !line.contains(" INFO "));
+                    lines.for_each(|line| eprintln!("member {number}: {line}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_one_member_writes_another_one_reads_at_once() {
+    let Some(mut pool) = Pool::start("reads", 2) else { return };
+    let (here, there) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    assert!(!there.join("a").exists());
+    fs::write(here.join("a"), "one").unwrap();
+    assert_eq!(fs::read_to_string(there.join("a")).unwrap(), "one");
+    let mut reads = File::open(there.join("a")).unwrap();
+    // The second member appends, and writes where the first one has the file open.
+    let mut appends = OpenOptions::new().append(true).open(there.join("a")).unwrap();
+    appends.write_all(b" two").unwrap();
+    let writes = OpenOptions::new().write(true).open(here.join("a")).unwrap();
+    writes.write_all_at(b"ONE", 0).unwrap();
+    let mut text = String::new();
+    reads.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "ONE two");
+    // Removed here, and still open there.
+    fs::remove_file(here.join("a")).unwrap();
+    assert_eq!(fs::metadata(there.join("a")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    appends.write_all(b" three").unwrap();
+    assert_eq!(reads.metadata().unwrap().len(), 13);
+    drop((reads, appends, writes));
+    let status = pool.status(1);
+    assert_eq!((status["members"].as_array().unwrap().len(), &status["claims"][0]["directory"]), (2, &Value::from("/")));
+    assert_eq!((&status["claims"][0]["owner"], &status["member"]), (&Value::from(1), &Value::from(2)));
+    pool.end();
+    assert_eq!(names(&pool.store()), BTreeSet::new());
+}
+
+#[test]
+fn own_directories_cost_no_message() {
+    let Some(mut pool) = Pool::start("messages", 2) else { return };
+    fs::create_dir(pool.member(0).join("own")).unwrap();
+    let sent = |pool: &Pool| -> u64 {
+        let members = pool.status(0)["members"].clone();
+        members.as_array().unwrap().iter().map(|one| one["sent_bytes"].as_u64().unwrap()).sum()
+    };
+    // (Renewals of leases are messages, too: a try without one in between suffices.)
+    eventually("1,000 operations without a message", || {
+        let before = sent(&pool);
+        for number in 0..1000 {
+            let path = pool.member(0).join(format!("own/{number}"));
+            fs::write(&path, "content").unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"content");
+            fs::remove_file(&path).unwrap();
+        }
+        sent(&pool) == before
+    });
+    pool.end();
+}
+
+#[test]
+fn locks_hold_across_members() {
+    let Some(mut pool) = Pool::start("locks", 2) else { return };
+    fs::write(pool.member(0).join("lock"), "").unwrap();
+    let open = |member: usize| OpenOptions::new().read(true).write(true).open(pool.member(member).join("lock")).unwrap();
+    let (here, there) = (open(0), open(1));
+    flock(&here, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(flock(&there, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::AGAIN));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| flock(&there, FlockOperation::LockExclusive));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!waits.is_finished());
+        flock(&here, FlockOperation::Unlock).unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    assert_eq!(flock(&here, FlockOperation::NonBlockingLockShared), Err(rustix::io::Errno::AGAIN));
+    drop(there);
+    eventually("the lock ends with its file", || flock(&here, FlockOperation::NonBlockingLockShared).is_ok());
+    drop(here);
+    pool.end();
+}
+
+/// The owner's agent is killed again and again between effect and reply. Each name is made once, and its maker knows it.
+#[test]
+fn exclusive_creation_has_one_winner_while_the_owners_agent_is_killed() {
+    let Some(mut pool) = Pool::start("kills", 3) else { return };
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    const NAMES: usize = 300;
+    let makes = |member: usize| {
+        let dir = pool.member(member).join("d");
+        move || -> BTreeSet<usize> {
+            let mut made = BTreeSet::new();
+            for number in 0..NAMES {
+                let path = dir.join(number.to_string());
+                match OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path) {
+                    Ok(mut file) => {
+                        file.write_all(format!("{number} by {member}").as_bytes()).unwrap();
+                        made.insert(number);
+                    }
+                    Err(why) => assert_eq!(why.kind(), std::io::ErrorKind::AlreadyExists, "{number}: {why}"),
+                }
+            }
+            made
+        }
+    };
+    let (mut kills, mut made) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let makers: Vec<_> = (0..3).map(|member| scope.spawn(makes(member))).collect();
+        while makers.iter().any(|maker| !maker.is_finished()) {
+            std::thread::sleep(Duration::from_millis(60));
+            // (The one that is killed may just be replaced.)
+            if rustix::process::kill_process(pool.agent(0), rustix::process::Signal::KILL).is_ok() {
+                kills += 1;
+            }
+        }
+        made = makers.into_iter().map(|maker| maker.join().unwrap()).collect();
+    });
+    assert!(kills > 0, "no agent was killed");
+    let all: BTreeSet<usize> = made.iter().flatten().copied().collect();
+    assert_eq!(made.iter().map(BTreeSet::len).sum::<usize>(), NAMES, "a name has two makers, or none");
+    assert_eq!(all.len(), NAMES);
+    pool.end();
+    for (member, numbers) in made.iter().enumerate() {
+        for number in numbers {
+            let content = fs::read_to_string(pool.store().join("d").join(number.to_string())).unwrap();
+            assert_eq!(content, format!("{number} by {member}"));
+        }
+    }
+    eprintln!("{kills} kills; {:?} names each", made.iter().map(BTreeSet::len).collect::<Vec<_>>());
+}
+
+#[test]
+fn runs_of_two_nodes_share_a_directory_and_both_drain() {
+    let Some(pool) = Pool::start("runs", 0) else { return };
+    let start = |number: usize, script: &str| {
+        let over = pool.base.join(format!("node{number}"));
+        fs::create_dir_all(&over).unwrap();
+        fs::create_dir_all(pool.base.join(format!("tier{number}"))).unwrap();
+        let mut command = pool.command("run", number, &["--quiet", "--over"]);
+        command.arg(&over).args(["--", "sh", "-euc", script]).current_dir(&over);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let waits = "until [ -e $1 ]; do sleep 0.01; done";
+    let first = start(0, &format!("mkdir d; echo one > d/one; set -- d/two; {waits}; cat d/two > d/three"));
+    let second = start(1, &format!("set -- d/one; {waits}; cat d/one; echo two > d/new; mv d/new d/two"));
+    let (first, second) = (first.wait_with_output().unwrap(), second.wait_with_output().unwrap());
+    assert!(first.status.success(), "{first:?}");
+    assert!(second.status.success() && second.stdout == b"one\n", "{second:?}");
+    let read = |name: &str| fs::read_to_string(pool.store().join("d").join(name)).unwrap();
+    assert_eq!((read("one"), read("two"), read("three")), ("one\n".into(), "two\n".into(), "two\n".into()));
+    assert_eq!(names(&pool.store()), BTreeSet::from(["d".to_owned()]), "a file by which members find each other stays");
+}
+
+#[test]
+fn member_with_another_secret_is_refused() {
+    let Some(mut pool) = Pool::start("secret", 1) else { return };
+    let other = pool.base.join("other");
+    fs::write(&other, "f".repeat(64)).unwrap();
+    fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    fs::create_dir_all(pool.base.join("node1")).unwrap();
+    fs::create_dir_all(pool.base.join("tier1")).unwrap();
+    let mut command = pool.command("mount", 1, &[]);
+    let refused = command.arg("--pool-secret").arg(&other).arg(pool.base.join("node1")).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "given twice: {said}");
+    fs::copy(&other, pool.base.join("secret")).unwrap();
+    let refused = pool.command("mount", 1, &[]).arg(pool.base.join("node1")).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("secret"), "{said}");
+    assert_eq!(fs::metadata(pool.base.join("secret")).unwrap().mode() & 0o777, 0o600);
+    pool.end();
+}
+
+fn names(dir: &Path) -> BTreeSet<String> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
