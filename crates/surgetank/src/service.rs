@@ -32,12 +32,13 @@ use surgetank_tier::Tiers;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
+use crate::agent::holders;
 use crate::agent::place::{POOL_SOCKET, SYNCED_COPIES};
 use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};
 use crate::pool::link::Link;
 use crate::pool::router::Router;
 use crate::shimdoor;
-pub(crate) use door::Door;
+use door::Door;
 use stores::open_store;
 
 /// The real backend.
@@ -137,14 +138,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     survival.intake = shimdoor::left(&key, &state);
     survival.synced_copies = synced_copies;
     if !survival.again {
-        let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
-        if found.files > 0 {
-            tracing::info!(
-                files = found.files,
-                bytes = found.bytes,
-                "removed from shared memory: their agents are dead"
-            );
-        }
+        sweep_shared_memory();
     }
     let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, survival)?;
     let runs = Arc::new(runs::Runs::default());
@@ -268,8 +262,15 @@ fn serve_calls(
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners), survives: false })
 }
 
+fn sweep_shared_memory() {
+    let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
+    if found.files > 0 {
+        tracing::info!(files = found.files, bytes = found.bytes, "removed from shared memory: their agents are dead");
+    }
+}
+
 /// Connects to the pool's process, if there is one.
-fn join(namespace: &Arc<Namespace>, door: &Arc<Door>, state: &Path) -> Result<Option<Arc<Router>>> {
+fn join(namespace: &Arc<Namespace>, door: &Arc<Door>, state: &Path) -> Result<Option<Arc<Router<Door>>>> {
     let Some(pool) = &namespace.base.config.pool else { return Ok(None) };
     let link = Link::connect(&state.join(POOL_SOCKET), JOIN_TIMEOUT).map_err(|why| {
         Error::new(format!("the pool {} cannot be joined", pool.name))
@@ -277,7 +278,8 @@ fn join(namespace: &Arc<Namespace>, door: &Arc<Door>, state: &Path) -> Result<Op
             .remedy("check that all members use the same store and the same secret, and reach each other's hosts")
             .data("nothing was changed")
     })?;
-    Ok(Some(Arc::new(Router::new(door.clone(), namespace.clone(), link))))
+    holders::has_pool(link.process());
+    Ok(Some(Arc::new(Router::new(door.clone(), only_ids(), namespace.clone(), link))))
 }
 
 fn tally_of(namespace: &Arc<Namespace>, runs: &Arc<runs::Runs>) -> Arc<tally::Tally> {

@@ -140,7 +140,10 @@ fn what_one_member_writes_another_one_reads_at_once() {
     assert_eq!(reads.metadata().unwrap().len(), 13);
     drop((reads, appends, writes));
     let status = pool.status(1);
-    assert_eq!((status["members"].as_array().unwrap().len(), &status["claims"][0]["directory"]), (2, &Value::from("/")));
+    assert_eq!(
+        (status["members"].as_array().unwrap().len(), &status["claims"][0]["directory"]),
+        (2, &Value::from("/"))
+    );
     assert_eq!((&status["claims"][0]["owner"], &status["member"]), (&Value::from(1), &Value::from(2)));
     pool.end();
     assert_eq!(names(&pool.store()), BTreeSet::new());
@@ -172,7 +175,8 @@ fn own_directories_cost_no_message() {
 fn locks_hold_across_members() {
     let Some(mut pool) = Pool::start("locks", 2) else { return };
     fs::write(pool.member(0).join("lock"), "").unwrap();
-    let open = |member: usize| OpenOptions::new().read(true).write(true).open(pool.member(member).join("lock")).unwrap();
+    let open =
+        |member: usize| OpenOptions::new().read(true).write(true).open(pool.member(member).join("lock")).unwrap();
     let (here, there) = (open(0), open(1));
     flock(&here, FlockOperation::NonBlockingLockExclusive).unwrap();
     assert_eq!(flock(&there, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::AGAIN));

@@ -20,8 +20,8 @@ use surgetank_types::error::Result;
 use surgetank_types::model::RunId;
 
 use super::keep::Channel;
-use crate::pool::status::PoolStatus;
 use super::wire::Account;
+use crate::pool::status::PoolStatus;
 
 /// Serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
@@ -49,11 +49,11 @@ pub trait Engine: Send + Sync {
     /// once `is_deserted` says that no process of theirs is left (`None`: unknown).
     fn all_commands_ended(&self, _is_empty_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
     /// Leaves the pool, once no other member needs this one. Returns whether the agent is a member no more (`false` after a
-    /// moment); `None`: it was none.
+    /// moment); `None`: it belonged to none.
     fn leave_pool(&self) -> Option<bool> {
         None
     }
-    /// The pool, as this member sees it; `None`: the agent is no member of one.
+    /// The pool, as this member sees it; `None`: the agent belongs to none.
     fn pool_status(&self) -> Option<Result<PoolStatus>> {
         None
     }

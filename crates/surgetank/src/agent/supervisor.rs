@@ -63,11 +63,7 @@ struct End {
 /// Runs agents until one ends in order. `agent` is what a fork does: it gets `ground` and returns its exit code. Call
 /// it while the process has a single thread.
 /// `beside`: what another process does meanwhile; it is killed at the end.
-pub fn supervise<G>(
-    ground: G,
-    beside: Option<impl FnOnce() -> u8>,
-    agent: impl FnOnce(G, Inheritance) -> u8,
-) -> u8 {
+pub fn supervise<G>(ground: G, beside: Option<impl FnOnce() -> u8>, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     let supervisor = rustix::process::getpid();
     let beside = match beside.map(fork_beside) {
         Some(Err(code)) => return code,

@@ -149,7 +149,7 @@ pub enum Answer {
     },
     /// The answer to [`Request::Status`].
     Status(Box<AgentStatus>),
-    /// The answer to [`Request::Pool`]; `None`: the agent is no member of one.
+    /// The answer to [`Request::Pool`]; `None`: the agent belongs to none.
     Pool(Option<Box<PoolStatus>>),
     /// The answer to [`Request::Waiting`]: the writers without room.
     Waiting(Vec<Trouble>),

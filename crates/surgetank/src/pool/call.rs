@@ -23,50 +23,150 @@ pub enum Ask {
     /// The node of a directory of the store, by its path below the root.
     Directory(Box<[u8]>),
     /// The node of a name.
-    Lookup { parent: u64, name: Box<[u8]> },
+    Lookup {
+        parent: u64,
+        name: Box<[u8]>,
+    },
     /// Nodes, and how many look-ups of each are taken back.
     Forget(Vec<(u64, u64)>),
-    Attributes { node: u64, handle: Option<u64> },
-    SetAttributes { node: u64, handle: Option<u64>, change: Change },
-    ReadLink { node: u64 },
-    SymbolicLink { parent: u64, name: Box<[u8]>, target: Box<[u8]> },
+    Attributes {
+        node: u64,
+        handle: Option<u64>,
+    },
+    SetAttributes {
+        node: u64,
+        handle: Option<u64>,
+        change: Change,
+    },
+    ReadLink {
+        node: u64,
+    },
+    SymbolicLink {
+        parent: u64,
+        name: Box<[u8]>,
+        target: Box<[u8]>,
+    },
     /// `mode` has the type.
-    MakeNode { parent: u64, name: Box<[u8]>, mode: u32, device: u64 },
-    MakeDirectory { parent: u64, name: Box<[u8]>, perm: u32 },
-    Unlink { parent: u64, name: Box<[u8]> },
-    RemoveDirectory { parent: u64, name: Box<[u8]> },
+    MakeNode {
+        parent: u64,
+        name: Box<[u8]>,
+        mode: u32,
+        device: u64,
+    },
+    MakeDirectory {
+        parent: u64,
+        name: Box<[u8]>,
+        perm: u32,
+    },
+    Unlink {
+        parent: u64,
+        name: Box<[u8]>,
+    },
+    RemoveDirectory {
+        parent: u64,
+        name: Box<[u8]>,
+    },
     /// `flags`: of renameat2(2).
-    Rename { parent: u64, name: Box<[u8]>, new_parent: u64, new_name: Box<[u8]>, flags: u32 },
-    Link { node: u64, new_parent: u64, new_name: Box<[u8]> },
+    Rename {
+        parent: u64,
+        name: Box<[u8]>,
+        new_parent: u64,
+        new_name: Box<[u8]>,
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        new_parent: u64,
+        new_name: Box<[u8]>,
+    },
     /// `flags`: of open(2), with `O_TRUNC`.
-    Open { node: u64, flags: u32 },
+    Open {
+        node: u64,
+        flags: u32,
+    },
     /// `flags`: of open(2), with `O_EXCL`.
-    Create { parent: u64, name: Box<[u8]>, perm: u32, flags: u32 },
-    Read { handle: u64, offset: u64, bytes: u32 },
+    Create {
+        parent: u64,
+        name: Box<[u8]>,
+        perm: u32,
+        flags: u32,
+    },
+    Read {
+        handle: u64,
+        offset: u64,
+        bytes: u32,
+    },
     /// A handle with `O_APPEND` writes at the end.
-    Write { handle: u64, offset: u64, content: Vec<u8> },
+    Write {
+        handle: u64,
+        offset: u64,
+        content: Vec<u8>,
+    },
     /// The program's last descriptor has ended.
-    Close { handle: u64 },
-    Sync { handle: u64, data_only: bool },
-    SyncDirectory { node: u64 },
-    Allocate { handle: u64, mode: u32, offset: u64, length: u64 },
+    Close {
+        handle: u64,
+    },
+    Sync {
+        handle: u64,
+        data_only: bool,
+    },
+    SyncDirectory {
+        node: u64,
+    },
+    Allocate {
+        handle: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    },
     /// `whence`: `SEEK_DATA` or `SEEK_HOLE`.
-    Seek { handle: u64, offset: u64, whence: u32 },
+    Seek {
+        handle: u64,
+        offset: u64,
+        whence: u32,
+    },
     /// Opens a directory for listing: [`Answer::Opened`].
-    OpenDirectory { node: u64 },
+    OpenDirectory {
+        node: u64,
+    },
     /// The next names of it, at most 1,000. None: the end.
     /// `from_the_beginning`: as after rewinddir(3).
-    List { handle: u64, from_the_beginning: bool },
-    GetXattr { node: u64, name: Box<[u8]> },
-    SetXattr { node: u64, name: Box<[u8]>, value: Box<[u8]>, flags: u32 },
-    ListXattrs { node: u64 },
-    RemoveXattr { node: u64, name: Box<[u8]> },
+    List {
+        handle: u64,
+        from_the_beginning: bool,
+    },
+    GetXattr {
+        node: u64,
+        name: Box<[u8]>,
+    },
+    SetXattr {
+        node: u64,
+        name: Box<[u8]>,
+        value: Box<[u8]>,
+        flags: u32,
+    },
+    ListXattrs {
+        node: u64,
+    },
+    RemoveXattr {
+        node: u64,
+        name: Box<[u8]>,
+    },
     /// The lock that is in the way of this one.
-    TestLock { handle: u64, lock: Lock },
+    TestLock {
+        handle: u64,
+        lock: Lock,
+    },
     /// Takes or releases a lock; does not wait (EAGAIN).
-    Lock { handle: u64, lock: Lock },
+    Lock {
+        handle: u64,
+        lock: Lock,
+    },
     /// A descriptor of this lock owner was closed: its locks on ranges end.
-    Unlock { handle: u64, owner: u64 },
+    Unlock {
+        handle: u64,
+        owner: u64,
+    },
 }
 
 /// New attributes. A `None` stays as it is.
@@ -132,8 +232,13 @@ pub enum Answer {
     /// The name is a directory of the store that this member does not own: the asking member looks there itself.
     OfTheStore,
     Attributes(Attr),
-    Opened { handle: u64 },
-    Created { found: Found, handle: u64 },
+    Opened {
+        handle: u64,
+    },
+    Created {
+        found: Found,
+        handle: u64,
+    },
     Bytes(Vec<u8>),
     Count(u64),
     Names(Vec<Listed>),

@@ -47,22 +47,46 @@ pub enum ToProcess {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromProcess {
     /// First: the member's number, and all claims.
-    Joined { member: u32, claims: Vec<(Box<[u8]>, Owner)> },
+    Joined {
+        member: u32,
+        claims: Vec<(Box<[u8]>, Owner)>,
+    },
     /// First: why there is no membership.
     Refused(String),
     /// Who owns a directory now.
     Claims(Box<[u8]>, Owner),
     /// Another member has claimed it.
-    Forget { token: u64, directory: Box<[u8]>, owner: Owner },
+    Forget {
+        token: u64,
+        directory: Box<[u8]>,
+        owner: Owner,
+    },
     /// The agent may serve until this time of the machine.
     ServesUntil(Duration),
-    Claimed { id: u64, claimed: Claimed },
-    Answered { id: u64, answer: Result<Answer, NoAnswer> },
-    Released { id: u64 },
+    Claimed {
+        id: u64,
+        claimed: Claimed,
+    },
+    Answered {
+        id: u64,
+        answer: Result<Answer, NoAnswer>,
+    },
+    Released {
+        id: u64,
+    },
     /// `others`: members that still need this one.
-    Left { id: u64, others: u32 },
-    Closed { id: u64, handles: u32 },
-    Status { id: u64, status: PoolStatus },
+    Left {
+        id: u64,
+        others: u32,
+    },
+    Closed {
+        id: u64,
+        handles: u32,
+    },
+    Status {
+        id: u64,
+        status: PoolStatus,
+    },
 }
 
 /// Who decides the names of a directory of the store.
@@ -86,7 +110,7 @@ pub enum Claimed {
     Ours,
     /// Look who owns it.
     NotOurs,
-    /// The agent is no member any more.
+    /// The membership has ended.
     Expelled,
     TimedOut,
 }
@@ -279,7 +303,13 @@ impl Link {
     }
 
     /// Asks another member.
-    pub fn call(&self, member: u32, call: Call, request: u64, patient: impl FnMut() -> bool) -> Result<Answer, NoAnswer> {
+    pub fn call(
+        &self,
+        member: u32,
+        call: Call,
+        request: u64,
+        patient: impl FnMut() -> bool,
+    ) -> Result<Answer, NoAnswer> {
         match self.ask(|id| ToProcess::Call { id, member, call, request }, patient)? {
             Reply::Answered(answer) => answer,
             _ => Err(NoAnswer::NoProcess),
@@ -320,7 +350,11 @@ impl Link {
     }
 
     /// Sends a request and waits for its reply. `patient` is asked every 50 ms.
-    fn ask(&self, message: impl FnOnce(u64) -> ToProcess, mut patient: impl FnMut() -> bool) -> Result<Reply, NoAnswer> {
+    fn ask(
+        &self,
+        message: impl FnOnce(u64) -> ToProcess,
+        mut patient: impl FnMut() -> bool,
+    ) -> Result<Reply, NoAnswer> {
         const LOOK_EVERY: Duration = Duration::from_millis(50);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, replies) = sync_channel(1);

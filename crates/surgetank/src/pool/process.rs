@@ -184,7 +184,8 @@ impl Process {
             let mut agent = hold(&self.agent);
             let membership = self.membership.get();
             let known = membership.map(Membership::claims).unwrap_or_default();
-            let claims = known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
+            let claims =
+                known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
             let mut writer = stream.try_clone()?;
             send(&mut writer, &FromProcess::Joined { member: member.0, claims })?;
             let until = membership.and_then(Membership::serves_until).unwrap_or_default();
@@ -365,7 +366,12 @@ impl Process {
             directory: format!("/{}", String::from_utf8_lossy(&directory.0)),
             owner: claim.owner.0,
         });
-        PoolStatus { member: me.0, has_registry: membership.has_registry(), members: members.collect(), claims: claims.collect() }
+        PoolStatus {
+            member: me.0,
+            has_registry: membership.has_registry(),
+            members: members.collect(),
+            claims: claims.collect(),
+        }
     }
 }
 

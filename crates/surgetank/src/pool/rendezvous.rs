@@ -94,7 +94,8 @@ fn secret(path: &Path) -> io::Result<Secret> {
             std::fs::create_dir_all(dir).map_err(named)?;
         }
         let fresh = path.with_extension(format!("{}.new", std::process::id()));
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(named)?;
+        let mut file =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(named)?;
         file.write_all(Secret::random()?.to_hex().as_bytes()).and_then(|()| file.sync_all()).map_err(named)?;
         // Only if there is none yet: another member may have made one.
         let made = std::fs::hard_link(&fresh, path);

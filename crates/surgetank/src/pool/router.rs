@@ -26,9 +26,7 @@ use surgetank_types::model::{Caller, FileId, Kind};
 use super::call::Listed;
 use super::link::{Agent, Claimed, Link, Owner, Turns};
 use super::status::PoolStatus;
-use crate::agent::holders;
-use crate::mount::{killed, wait_long};
-use crate::service::Door;
+use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
 use remote::{At, Remote};
 
@@ -44,8 +42,10 @@ const NOT_OWNER: Errno = Errno::REMCHG;
 const WALKER: &str = "pool-walk";
 
 /// Decides where a request goes.
-pub struct Router {
-    door: Arc<Door>,
+pub struct Router<F> {
+    door: Arc<F>,
+    /// The ids that programs of the mount see, if it has only one user.
+    only_ids: Option<(u32, u32)>,
     namespace: Arc<Namespace>,
     link: Arc<Link>,
     remote: Remote,
@@ -77,13 +77,23 @@ enum Does {
     Changes,
 }
 
-impl Router {
+impl<F: Filesystem> Router<F> {
     /// The process of `link` has joined.
-    pub fn new(door: Arc<Door>, namespace: Arc<Namespace>, link: Arc<Link>) -> Self {
+    pub fn new(door: Arc<F>, only_ids: Option<(u32, u32)>, namespace: Arc<Namespace>, link: Arc<Link>) -> Self {
         namespace.pooled.number_files_of(link.member());
-        holders::has_pool(link.process());
         let remote = Remote::new(link.clone());
-        Self { door, namespace, link, remote, listings: Mutex::default(), leaving: AtomicBool::new(false), left: AtomicBool::new(false), believed: Believed::default(), works: Turns::default() }
+        Self {
+            door,
+            only_ids,
+            namespace,
+            link,
+            remote,
+            listings: Mutex::default(),
+            leaving: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            believed: Believed::default(),
+            works: Turns::default(),
+        }
     }
 
     /// The mount is there: other members may come.
@@ -93,7 +103,8 @@ impl Router {
 
     /// The pool, as this member sees it.
     pub fn status(&self) -> Result<PoolStatus> {
-        let failed = |_| Error::new("the pool's process of this node does not answer").data("the tiers' files are safe");
+        let failed =
+            |_| Error::new("the pool's process of this node does not answer").data("the tiers' files are safe");
         self.link.status(PATIENCE).map_err(failed)
     }
 
@@ -213,7 +224,11 @@ impl Router {
     /// A request of another member is not forwarded again: two members that each believe the other one the owner would
     /// send it to and fro.
     fn forwarded(&self, caller: &Caller, at: At, does: Does) -> FsResult<Way> {
-        if does != Does::Looks && self.is_of_a_peer(caller) && !self.walks(caller) { Err(NOT_OWNER.into()) } else { Ok(Way::There(at)) }
+        if does != Does::Looks && self.is_of_a_peer(caller) && !self.walks(caller) {
+            Err(NOT_OWNER.into())
+        } else {
+            Ok(Way::There(at))
+        }
     }
 
     /// Does the caller act for another member?
@@ -276,7 +291,7 @@ impl Router {
         &self,
         caller: &Caller,
         way: impl Fn() -> FsResult<Way>,
-        here: impl Fn(&Door) -> FsResult<T>,
+        here: impl Fn(&F) -> FsResult<T>,
         there: impl Fn(At) -> FsResult<T>,
     ) -> FsResult<T> {
         let until = tick() + PATIENCE;
@@ -309,7 +324,7 @@ impl Router {
     }
 }
 
-impl Agent for Router {
+impl<F: Filesystem> Agent for Router<F> {
     fn forget(&self, directory: &[u8]) {
         self.namespace.pooled.forget(directory);
         let believed = self.namespace.base.config.store_ttl;

@@ -83,8 +83,7 @@ impl Door {
         self.serve(act)
     }
 
-    /// With the ids that programs of this mount see.
-    pub(crate) fn shown(&self, attr: Attr) -> Attr {
+    fn shown(&self, attr: Attr) -> Attr {
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         Attr { uid, gid, ..attr }
     }

@@ -26,8 +26,8 @@ use super::recorder::Recorder;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
 use crate::agent::wire::Account;
-use crate::pool::status::PoolStatus;
 use crate::pool::router::Router;
+use crate::pool::status::PoolStatus;
 use crate::seccomp::Refusals;
 
 mod trouble;
@@ -48,7 +48,7 @@ pub struct Served {
     /// Set if programs are served.
     recorder: Option<Arc<Recorder>>,
     /// Set if the agent is a member of a pool.
-    pool: Option<Arc<Router>>,
+    pool: Option<Arc<Router<Door>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -79,7 +79,7 @@ impl Served {
         guard: Option<Guard>,
         refusals: Option<Arc<Refusals>>,
         recorder: Option<Arc<Recorder>>,
-        pool: Option<Arc<Router>>,
+        pool: Option<Arc<Router<Door>>>,
     ) -> Self {
         Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), refusals, recorder, pool }
     }

@@ -56,7 +56,8 @@ pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
         }
     };
     if of.json {
-        let text = serde_json::to_string_pretty(&status).map_err(|why| Error::new("the status is no JSON").why(why))?;
+        let text =
+            serde_json::to_string_pretty(&status).map_err(|why| Error::new("the status cannot be printed").why(why))?;
         println!("{text}");
         return Ok(exit::OK);
     }

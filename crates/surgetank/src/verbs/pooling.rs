@@ -38,7 +38,9 @@ impl Pooling {
         let refused = |why: String| Error::new(format!("--pool {name}")).why(why).data("nothing was begun");
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(is_plain) {
-            return Err(refused("a name has 1 to 64 letters, digits, `-`, `_` and `.`, and begins with no `.`".to_owned()));
+            return Err(refused(
+                "a name has 1 to 64 letters, digits, `-`, `_` and `.`, and begins with no `.`".to_owned(),
+            ));
         }
         if config.door == Way::Seccomp {
             return Err(refused("the members of a pool need a mount".to_owned()).remedy("leave `--door seccomp` out"));

@@ -13,10 +13,9 @@ use super::remote::{At, Remote};
 use super::{Does, Router, Way};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
-    Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
-    SetAttr, SpaceReport, TimeChange, WriteFlags,
+    Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
+    SpaceReport, TimeChange, WriteFlags,
 };
-use crate::service::Door;
 
 /// An attribute of directories for the pool's process: whether this agent decides the names. (For one whose name begins with
 /// `system` the kernel checks no permission, which would be a request about the attributes.)
@@ -30,14 +29,15 @@ fn unexpected<T>(answer: Answer) -> FsResult<T> {
     Err(Fault::from(Errno::PROTO))
 }
 
-impl Router {
+impl<F: Filesystem> Router<F> {
     fn entry(&self, at: At, found: &Found) -> Entry {
         let id = self.remote.number_of(at.member, found.node);
         Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: TTL, attr_ttl: TTL }
     }
 
     fn shown(&self, attr: Attr) -> Attr {
-        self.door.shown(attr)
+        let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
+        Attr { uid, gid, ..attr }
     }
 
     fn made(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Entry> {
@@ -66,7 +66,7 @@ impl Router {
         &self,
         caller: &Caller,
         parent: u64,
-        here: impl Fn(&Door) -> FsResult<Entry>,
+        here: impl Fn(&F) -> FsResult<Entry>,
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<Entry> {
         let way = || self.way(caller, parent, Does::Changes);
@@ -77,7 +77,7 @@ impl Router {
         &self,
         caller: &Caller,
         parent: u64,
-        here: impl Fn(&Door) -> FsResult<()>,
+        here: impl Fn(&F) -> FsResult<()>,
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<()> {
         let way = || self.way(caller, parent, Does::Changes);
@@ -160,7 +160,7 @@ impl Router {
     }
 }
 
-impl Filesystem for Router {
+impl<F: Filesystem> Filesystem for Router<F> {
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {
         self.door.started(notifier, agreed);
     }
@@ -184,7 +184,7 @@ impl Filesystem for Router {
             Err(fault) => Err(fault),
         };
         let way = || self.way(caller, parent, Does::Reads);
-        let here = |door: &Door| door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked));
+        let here = |door: &F| door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked));
         self.within(caller, way, here, there)
     }
 
@@ -197,8 +197,7 @@ impl Filesystem for Router {
 
     fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
-        let there =
-            |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
+        let there = |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
         let way = || self.way_of(caller, id, Does::Looks);
         let answer = self.within(caller, way, |door| door.getattr(caller, id, fh), there);
         match answer {
@@ -249,7 +248,7 @@ impl Filesystem for Router {
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        let here = |door: &Door| {
+        let here = |door: &F| {
             // Its owner decides whether it is empty.
             if let Some(dir) = self.stores_directory(parent, name)
                 && !self.may_remove(dir)?
@@ -278,12 +277,14 @@ impl Filesystem for Router {
             (from, _) => Ok(from),
         };
         let there = |from: At| {
-            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else { return Err(super::NOT_OWNER.into()) };
+            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else {
+                return Err(super::NOT_OWNER.into());
+            };
             let (name, new_name, flags) = (name.into(), new_name.into(), flags.bits());
             let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
             self.done(caller, from, ask)
         };
-        let here = |_: &Door| self.rename_here(caller, (parent, name), (new_parent, new_name), flags);
+        let here = |_: &F| self.rename_here(caller, (parent, name), (new_parent, new_name), flags);
         self.within(caller, way, here, there)
     }
 
@@ -294,7 +295,9 @@ impl Filesystem for Router {
             (file, _) => Ok(file),
         };
         let there = |file: At| {
-            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else { return Err(super::NOT_OWNER.into()) };
+            let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else {
+                return Err(super::NOT_OWNER.into());
+            };
             self.made(caller, to, Ask::Link { node: file.node, new_parent: to.node, new_name: new_name.into() })
         };
         self.within(caller, way, |door| door.link(caller, id, new_parent, new_name), there)
@@ -410,7 +413,7 @@ impl Filesystem for Router {
 
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         let way = || self.way(caller, id, Does::Reads);
-        let here = |door: &Door| {
+        let here = |door: &F| {
             let opened = door.opendir(caller, id)?;
             // (Another member may claim it, and the listing in the kernel would stay.)
             Ok(OpenedDirectory { cache: false, keep_cache: false, ..opened })

@@ -12,16 +12,16 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 
 use super::super::call::{self, Answer, Ask, Listed, Lock};
-use super::remote::{At, Remote};
 use super::Router;
-use crate::mount::{Opened, OpenedDirectory, interrupted, wait_long};
+use super::remote::{At, Remote};
+use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
 const PIECE_BYTES: usize = 1 << 20;
 /// How often a lock is asked for that another program has: at first, and at most.
 const LOCK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-impl Router {
+impl<F: Filesystem> Router<F> {
     pub(super) fn opened_there(member: u32, handle: u64, flags: OFlags) -> Opened {
         let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
         // (Only programs that read and write use locks of ranges, which end with the first close.)

@@ -78,7 +78,7 @@ impl Remote {
 
     /// The kernel's number of a handle.
     pub fn handle_number(member: u32, handle: u64) -> u64 {
-        MARK | u64::from(member) * HANDLES | (handle & (HANDLES - 1))
+        MARK | (u64::from(member) * HANDLES) | (handle % HANDLES)
     }
 
     /// The member and number of a handle; `None`: one of this agent.
