@@ -29,6 +29,7 @@ use surgetank_core::namespace::{Namespace, Survival};
 use surgetank_core::report::{Audit, Visibility};
 use surgetank_store::Cred;
 use surgetank_tier::Tiers;
+use surgetank_types::clock;
 use surgetank_types::error::{Error, Result};
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
@@ -44,6 +45,8 @@ use stores::open_store;
 /// The real backend.
 pub struct Service;
 
+/// How long requests of other members that are under way may take at the end.
+const CALLS_END: Duration = Duration::from_secs(2);
 /// How long joining a pool may take.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the serving threads may take to end after the mount is gone.
@@ -212,11 +215,12 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         Some(recorder),
         router.clone(),
     ));
+    let pooled = router.is_some();
     if let Some(router) = router {
         router.serve();
     }
     let survives = session.agreed().resends && afterlife.is_supervised();
-    let mount = Box::new(OverMount { over, session, filesystem, shim });
+    let mount = Box::new(OverMount { over, pooled, session, filesystem, shim });
     Ok(Running { engine, mount, shim: place, listeners: None, survives })
 }
 
@@ -306,6 +310,8 @@ impl Mounted for NoMount {
 
 struct OverMount {
     over: PathBuf,
+    /// What other members asked for may still be ending.
+    pooled: bool,
     session: Session,
     filesystem: Arc<door::Door>,
     shim: Option<shimdoor::Opened>,
@@ -322,11 +328,23 @@ fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path, again: 
     opened.inspect_err(|why| tracing::warn!(%why, "programs do not get the preload shim")).ok()
 }
 
+impl OverMount {
+    fn unmounted(&self) -> rustix::io::Result<()> {
+        let until = clock::tick() + if self.pooled { CALLS_END } else { Duration::ZERO };
+        loop {
+            match rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
+                Err(rustix::io::Errno::BUSY) if clock::tick() < until => std::thread::sleep(Duration::from_millis(10)),
+                result => return result,
+            }
+        }
+    }
+}
+
 impl Mounted for OverMount {
     fn detach(&mut self) -> io::Result<()> {
         self.filesystem.expect_end();
         // A mapping or a descriptor that was just closed may hold the mount for an instant.
-        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
+        if let Err(error) = self.unmounted() {
             if error != rustix::io::Errno::PERM {
                 self.filesystem.expect_more();
                 return Err(error.into());

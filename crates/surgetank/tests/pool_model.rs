@@ -21,10 +21,12 @@ const CASES: u64 = 2;
 fn three_members_equal_one_directory_tree() {
     // SAFETY: takes and returns a number.
     unsafe { libc::umask(0) };
-    let seed = number("SURGETANK_MODEL_SEED");
+    let cases = number("SURGETANK_POOL_MODEL_CASES");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
-    let searched = first..first + number("SURGETANK_POOL_MODEL_CASES").unwrap_or(CASES);
+    // A search begins anywhere; without one the same cases are repeated.
+    let first = cases.map_or(1, |_| u64::from(now.subsec_nanos()));
+    let first = number("SURGETANK_MODEL_SEED").unwrap_or(first);
+    let searched = first..first + cases.unwrap_or(CASES);
     let Some(mut pool) = Pool::start("model", 0) else { return };
     for seed in seeds::kept("pool_model").into_iter().chain(searched) {
         eprintln!("SURGETANK_MODEL_SEED={seed}");

@@ -32,7 +32,7 @@ const PREFIX: &str = "SURGETANK_";
 const SLURM_END: &str = "SLURM_JOB_END_TIME";
 const SLURM_JOB: &str = "SLURM_JOB_ID";
 /// Variables with the prefix `SURGETANK_` that are not keys, without the prefix.
-pub const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
+pub const OTHER_VARIABLES: [&str; 6] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM", "POOL"];
 /// Most tiers, and most devices of one tier: their numbers have one byte.
 const DEVICES_MAX: usize = 255;
 

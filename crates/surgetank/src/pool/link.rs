@@ -46,9 +46,10 @@ pub enum ToProcess {
 /// What the process sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromProcess {
-    /// First: the member's number, and all claims.
+    /// First: the member's number, that of the process itself, and all claims.
     Joined {
         member: u32,
+        process: u32,
         claims: Vec<(Box<[u8]>, Owner)>,
     },
     /// First: why there is no membership.
@@ -234,13 +235,12 @@ impl Link {
         };
         let mut frames = Frames::default();
         stream.set_read_timeout(Some(until.saturating_duration_since(tick()).max(Duration::from_millis(1))))?;
-        let (member, claims) = match receive(&mut stream, &mut frames)? {
-            FromProcess::Joined { member, claims } => (member, claims),
+        let (member, process, claims) = match receive(&mut stream, &mut frames)? {
+            FromProcess::Joined { member, process, claims } => (member, process, claims),
             FromProcess::Refused(why) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("the pool's process began with something else")),
         };
         stream.set_read_timeout(None)?;
-        let process = rustix::net::sockopt::socket_peercred(&stream)?.pid.as_raw_nonzero().get().cast_unsigned();
         let link = Arc::new(Self {
             out: Mutex::new(stream.try_clone()?),
             member,
