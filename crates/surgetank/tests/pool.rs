@@ -243,6 +243,30 @@ fn exclusive_creation_has_one_winner_while_the_owners_agent_is_killed() {
     eprintln!("{kills} kills; {:?} names each", made.iter().map(BTreeSet::len).collect::<Vec<_>>());
 }
 
+/// Schedulers send it to every process of the job.
+#[test]
+fn stop_signal_does_not_end_the_membership_before_the_drain() {
+    let Some(mut pool) = Pool::start("stop", 2) else { return };
+    fs::write(pool.member(0).join("a"), "content").unwrap();
+    let parent_of = |pid: i32| -> Option<i32> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+    };
+    let supervisor = parent_of(pool.agent(0).as_raw_nonzero().get());
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_its = |pid: &i32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name == "surgetank-pool\n" && parent_of(*pid) == supervisor
+    };
+    let found: Vec<i32> = pids.filter(is_its).collect();
+    let [process] = found[..] else { panic!("the pool's processes of the member: {found:?}") };
+    let process = rustix::process::Pid::from_raw(process).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(fs::read_to_string(pool.member(1).join("a")).unwrap(), "content");
+    pool.end();
+}
+
 #[test]
 fn runs_of_two_nodes_share_a_directory_and_both_drain() {
     let Some(pool) = Pool::start("runs", 0) else { return };

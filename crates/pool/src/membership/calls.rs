@@ -357,7 +357,7 @@ impl Shared {
             Accepted::Ignore => return,
             Accepted::SendReply(reply) => self.callers.run(move || shared.reply(from, number, &reply)),
             Accepted::CarryOut => self.callers.run(move || {
-                // (The panic is reported by its hook. A caller that waits would wait in vain.)
+                // (Its hook reports the panic. Without a reply the caller would wait for nothing.)
                 let body = catch_unwind(AssertUnwindSafe(|| shared.host.call(from.0, body))).unwrap_or_default();
                 let body = if body.len() > BODY_BYTES_MAX { Vec::new() } else { body };
                 let reply = Arc::new(Packet::Replied { number, body });

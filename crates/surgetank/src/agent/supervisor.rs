@@ -35,6 +35,8 @@ use super::signals::{self, Signals};
 const NAME: &std::ffi::CStr = c"surgetank-super";
 const AGENT_NAME: &std::ffi::CStr = c"surgetank";
 const BESIDE_NAME: &std::ffi::CStr = c"surgetank-pool";
+/// Signals that ask the agent to stop.
+const STOPS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 /// The supervisor gives up after this many consecutive agents that did not serve.
 const FAILURES_MAX: u32 = 3;
 /// An agent that dies this soon after it began to serve may have died of a request: that counts as a failure.
@@ -87,6 +89,11 @@ fn fork_beside(work: impl FnOnce() -> u8) -> Result<Option<Pid>, u8> {
             call_ourselves(BESIDE_NAME);
             let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             detach_from_starter();
+            // A scheduler's stop is for the agent, which drains and leaves the pool first: this process ends after it.
+            match Signals::block(&STOPS) {
+                Ok(blocked) => std::mem::forget(blocked),
+                Err(error) => tracing::warn!(%error, "a stop signal would end the membership at once"),
+            }
             Err(work())
         }
         // (Without it the agent finds nothing to connect to, and says so.)
@@ -95,10 +102,7 @@ fn fork_beside(work: impl FnOnce() -> u8) -> Result<Option<Pid>, u8> {
 }
 
 fn supervise_agents<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
-    let prepared = Handoff::new().and_then(|handoff| {
-        let all = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
-        Ok((Arc::new(handoff), Signals::block(&all)?))
-    });
+    let prepared = Handoff::new().and_then(|handoff| Ok((Arc::new(handoff), Signals::block(&STOPS)?)));
     let (handoff, signals) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {

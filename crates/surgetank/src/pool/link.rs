@@ -94,7 +94,7 @@ pub enum FromProcess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Owner {
     /// The store: the first change claims it.
-    Nobody,
+    TheStore,
     /// This agent.
     Us,
     /// Another member, in this epoch.
@@ -284,7 +284,7 @@ impl Link {
     /// Who decides the names of the directory.
     pub fn owner(&self, directory: &[u8]) -> Owner {
         let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
-        owners.get(directory).copied().unwrap_or(Owner::Nobody)
+        owners.get(directory).copied().unwrap_or(Owner::TheStore)
     }
 
     /// For a request that reads what the store says. While one is under way, a claim is not acknowledged.
@@ -434,7 +434,7 @@ impl Link {
     fn learn(&self, directory: Box<[u8]>, owner: Owner) {
         let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
         match owner {
-            Owner::Nobody => owners.remove(&directory),
+            Owner::TheStore => owners.remove(&directory),
             owner => owners.insert(directory, owner),
         };
     }

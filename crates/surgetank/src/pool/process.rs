@@ -374,7 +374,7 @@ impl Process {
 
 fn owner_of(authority: Authority) -> Owner {
     match authority {
-        Authority::Store => Owner::Nobody,
+        Authority::Store => Owner::TheStore,
         Authority::Ours(_) => Owner::Us,
         Authority::Between => Owner::Between,
         Authority::Peer(claim) => peer(claim),

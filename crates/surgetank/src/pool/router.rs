@@ -165,9 +165,9 @@ impl<F: Filesystem> Router<F> {
             };
             match self.link.owner(&path) {
                 Owner::Us => return Ok(Way::Here),
-                Owner::Nobody | Owner::Between if does != Does::Changes => return Ok(Way::Store(path)),
-                Owner::Nobody if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
-                Owner::Nobody => self.claim(&path, until)?,
+                Owner::TheStore | Owner::Between if does != Does::Changes => return Ok(Way::Store(path)),
+                Owner::TheStore if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
+                Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
                 Owner::Member(member, epoch) => match self.remote.directory(caller, &path, (member, epoch), until) {
                     Ok(at) => return self.forwarded(caller, at, does),
@@ -215,7 +215,7 @@ impl<F: Filesystem> Router<F> {
             match self.link.owner(&path) {
                 Owner::Us => return Ok(true),
                 Owner::Member(..) | Owner::Lost(_) => return Ok(false),
-                Owner::Nobody => self.claim(&path, until)?,
+                Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
             }
         }

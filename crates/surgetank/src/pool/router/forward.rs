@@ -104,7 +104,7 @@ impl<F: Filesystem> Router<F> {
             // (Before the owner is looked up: a claim that comes now waits until the kernel has forgotten.)
             self.believed.note(&path);
             match self.link.owner(&path) {
-                super::Owner::Nobody | super::Owner::Us => {}
+                super::Owner::TheStore | super::Owner::Us => {}
                 _ => entry.attr_ttl = TTL,
             }
         }

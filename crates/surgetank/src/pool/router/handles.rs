@@ -107,8 +107,7 @@ impl<F: Filesystem> Router<F> {
 
     /// The program's close returned before this.
     pub(super) fn close_there(&self, member: u32, handle: u64) {
-        let nobody = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
-        let call = call::Call { uid: nobody.uid, gid: nobody.gid, ask: Ask::Close { handle } };
+        let call = call::Call { uid: 0, gid: 0, ask: Ask::Close { handle } };
         self.link.call_without_waiting(member, call);
     }
 
