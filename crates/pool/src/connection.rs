@@ -1,4 +1,4 @@
-//! A connection between two members: TLS with the pool's key, a greeting, then messages in both directions.
+//! A connection between two members, for messages in both directions.
 //!
 //! States: shaking hands (with one patience for all of it), open, closed. Two threads serve an open connection: one reads
 //! and delivers, one writes what [`Connection::send`] queued. So a peer that does not read blocks no reader, and after
@@ -9,45 +9,29 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustls::pki_types::ServerName;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use surgetank_types::clock::tick;
 
 use crate::frame::{BadFrame, Frames, encode};
+use crate::greeting::{Greeted, take_plain};
 use crate::secret::Tls;
-use crate::{MemberId, Term};
+use crate::sockets::Patience;
 
-/// The version of the messages. Members with different versions do not talk.
-pub const PROTOCOL: u16 = 1;
+pub use crate::greeting::{Hello, PROTOCOL, Purpose};
+
 /// So much waits to be written before a sender waits.
 pub const QUEUED_BYTES_MAX: usize = 4 << 20;
 /// With so much in the queue even an urgent message closes the connection: some of the longest frames have room.
 pub const URGENT_BYTES_MAX: usize = 32 << 20;
-/// After so long without an acknowledgement the connection is closed: before a lease ends, so that there is time for
-/// another connection.
-const SILENCE: Duration = Duration::from_secs(4);
 /// Encrypted at once.
 const PIECE_BYTES: usize = 16 << 10;
-
-/// What each side says first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
-    /// [`PROTOCOL`] of the sender.
-    pub version: u16,
-    /// Random, one for each pool.
-    pub pool: [u8; 16],
-    /// The user that the sender runs as.
-    pub uid: u32,
-    /// Which member the sender is; `None` before it has joined.
-    pub member: Option<(MemberId, Term)>,
-}
 
 /// Why there is no connection, or no longer one.
 #[derive(Debug)]
@@ -151,23 +135,9 @@ impl Connection {
         expected: impl FnOnce(&Hello) -> bool,
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
-        let until = tick() + patience;
-        let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for (tried, address) in addresses.iter().enumerate() {
-            // (Each address gets its share of what is left.)
-            let share = left(until)? / u32::try_from(addresses.len() - tried).unwrap_or(1);
-            match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
-                Ok(socket) => {
-                    // (Every key is accepted or refused by itself: the name plays no part.)
-                    let name = ServerName::from(address.ip());
-                    let client = rustls::ClientConnection::new(tls.client.clone(), name).map_err(Closed::Stranger)?;
-                    return Self::open(socket, client.into(), hello, until, expected, deliver);
-                }
-                Err(why) => last = why,
-            }
-        }
-        Err(last.into())
+        let mut goes_on = || true;
+        let greeted = Greeted::connect(address, (tls, &hello), &mut Patience::new(patience, &mut goes_on))?;
+        Self::open(greeted, expected, deliver)
     }
 
     /// Takes up a connection that a listener accepted. `expected` says whether the peer may be a member of that name.
@@ -178,8 +148,9 @@ impl Connection {
         expected: impl FnOnce(&Hello) -> bool,
         deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
-        let server = rustls::ServerConnection::new(tls.server.clone()).map_err(Closed::Stranger)?;
-        Self::open(socket, server.into(), hello, tick() + patience, expected, deliver)
+        let mut goes_on = || true;
+        let greeted = Greeted::accept(socket, (tls, &hello), &mut Patience::new(patience, &mut goes_on))?;
+        Self::open(greeted, expected, deliver)
     }
 
     /// What the peer said first.
@@ -195,30 +166,18 @@ impl Connection {
     /// Queues a message. Waits up to `patience` for room; then the connection is closed, because what comes next would be
     /// out of order.
     pub fn send(&self, message: &impl Serialize, patience: Duration) -> Result<(), Closed> {
-        let is_queued = self.offer(message, patience)?;
-        if !is_queued {
-            self.close();
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        }
-        Ok(())
-    }
-
-    /// Queues a message whose place among the others does not matter. Waits up to `patience` for room. Returns whether
-    /// there was room: if not, nothing is sent, and the connection stays open.
-    pub fn offer(&self, message: &impl Serialize, patience: Duration) -> Result<bool, Closed> {
-        let bytes = encode(message)?;
-        let has_room = self.shared.reserve(bytes.len(), QUEUED_BYTES_MAX, tick() + patience)?;
-        if has_room {
-            self.shared.send_reserved(&bytes)?;
-        }
-        Ok(has_room)
+        self.send_below(QUEUED_BYTES_MAX, message, patience)
     }
 
     /// Queues a short message behind whatever is queued, without a wait. With [`URGENT_BYTES_MAX`] in the queue the
     /// connection is closed.
     pub fn send_urgent(&self, message: &impl Serialize) -> Result<(), Closed> {
+        self.send_below(URGENT_BYTES_MAX, message, Duration::ZERO)
+    }
+
+    fn send_below(&self, most: usize, message: &impl Serialize, patience: Duration) -> Result<(), Closed> {
         let bytes = encode(message)?;
-        if !self.shared.reserve(bytes.len(), URGENT_BYTES_MAX, tick())? {
+        if !self.shared.reserve(bytes.len(), most, tick() + patience)? {
             self.close();
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
@@ -230,32 +189,23 @@ impl Connection {
         self.shared.close(true);
     }
 
-    fn open<M: DeserializeOwned>(
-        socket: TcpStream,
-        mut tls: rustls::Connection,
-        hello: Hello,
-        until: Instant,
+    pub(crate) fn open<M: DeserializeOwned>(
+        greeted: Greeted,
         expected: impl FnOnce(&Hello) -> bool,
         mut deliver: impl FnMut(Event<M>) + Send + 'static,
     ) -> Result<Self, Closed> {
-        socket.set_nodelay(true)?;
-        let mut patient = Patient { socket: &socket, until, read_bytes: 0, written_bytes: 0 };
-        let (peer, frames) = greet(&mut patient, &mut tls, &hello)?;
-        let (read_bytes, written_bytes) = (patient.read_bytes, patient.written_bytes);
+        let Greeted { socket, tls, peer, frames, received, sent } = greeted;
         if !expected(&peer) {
             return Err(Closed::Refused("the peer is another member"));
         }
-        socket.set_read_timeout(None)?;
-        socket.set_write_timeout(None)?;
-        end_with_the_peer(&socket).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             socket,
             tls: Mutex::new(tls),
             out: Mutex::default(),
             changed: Condvar::new(),
             room: Condvar::new(),
-            read_bytes: AtomicU64::new(read_bytes),
-            written_bytes: AtomicU64::new(written_bytes),
+            read_bytes: AtomicU64::new(received),
+            written_bytes: AtomicU64::new(sent),
         });
         // (From here on a failure closes the socket.)
         let connection = Self { shared: shared.clone(), peer };
@@ -377,7 +327,6 @@ impl Shared {
     /// Never returns without an error: a peer that ends without one has closed the connection.
     fn read_loop<M: DeserializeOwned>(&self, mut frames: Frames, deliver: &mut dyn FnMut(M)) -> Result<(), Closed> {
         let mut bytes = vec![0; 64 << 10];
-        let mut plain = vec![0; 64 << 10];
         loop {
             while let Some(message) = frames.next_message()? {
                 deliver(message);
@@ -395,119 +344,15 @@ impl Shared {
                 // An alert tells the peer why.
                 self.queue_encrypted(&mut tls)?;
                 processed.map_err(Closed::Stranger)?;
-                take_plain(&mut tls, &mut plain, &mut frames)?;
+                take_plain(&mut tls, &mut frames)?;
             }
         }
     }
 }
 
-/// What is decrypted.
-fn take_plain(tls: &mut rustls::Connection, plain: &mut [u8], frames: &mut Frames) -> Result<(), Closed> {
-    loop {
-        match tls.reader().read(plain) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(count) => frames.push(&plain[..count]),
-            Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(why) => return Err(why.into()),
-        }
-    }
-}
-
-/// Shakes hands, and exchanges greetings. Returns the peer's, and what came behind it.
-fn greet(socket: &mut Patient<'_>, tls: &mut rustls::Connection, hello: &Hello) -> Result<(Hello, Frames), Closed> {
-    let (mut frames, mut plain) = (Frames::before_greeting(), vec![0; 4096]);
-    let stranger = |why: io::Error| match why.downcast::<rustls::Error>() {
-        Ok(why) => Closed::Stranger(why),
-        Err(why) => Closed::Io(why),
-    };
-    while tls.is_handshaking() {
-        let done = tls.complete_io(socket);
-        if done.is_err() {
-            // The alert tells the peer why. (If that fails too, the peer sees the end of the stream.)
-            while tls.wants_write() && tls.write_tls(socket).is_ok() {}
-        }
-        done.map_err(stranger)?;
-    }
-    tls.writer().write_all(&encode(hello)?)?;
-    while tls.wants_write() {
-        tls.write_tls(socket)?;
-    }
-    loop {
-        // (The client's greeting may have come with the end of the handshake.)
-        take_plain(tls, &mut plain, &mut frames)?;
-        if let Some(peer) = frames.next_message::<Hello>()? {
-            frames.greeted();
-            let same = Hello { member: peer.member, ..hello.clone() } == peer;
-            let why = if peer.version != hello.version {
-                "the peer has another version of Surgetank"
-            } else if peer.pool != hello.pool {
-                "the peer is a member of another pool"
-            } else {
-                "the peer runs as another user"
-            };
-            return if same { Ok((peer, frames)) } else { Err(Closed::Refused(why)) };
-        }
-        if tls.read_tls(socket)? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        let processed = tls.process_new_packets();
-        while tls.wants_write() {
-            tls.write_tls(socket)?;
-        }
-        processed.map_err(Closed::Stranger)?;
-    }
-}
-
-/// A peer that says nothing more, not even that it ends, is noticed within [`SILENCE`].
-fn end_with_the_peer(socket: &TcpStream) -> rustix::io::Result<()> {
-    use rustix::net::sockopt::{
-        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout,
-    };
-    set_socket_keepalive(socket, true)?;
-    set_tcp_keepidle(socket, SILENCE / 2)?;
-    set_tcp_keepintvl(socket, Duration::from_secs(1))?;
-    set_tcp_keepcnt(socket, 2)?;
-    // (In milliseconds; of bytes that the peer does not acknowledge.)
-    set_tcp_user_timeout(socket, SILENCE.as_millis() as u32)
-}
-
-/// A socket with one patience for all that it does.
-struct Patient<'a> {
-    socket: &'a TcpStream,
-    until: Instant,
-    read_bytes: u64,
-    written_bytes: u64,
-}
-
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(tick());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-/// Linux says `EAGAIN` when the time of a socket has run out.
-fn timed_out(why: io::Error) -> io::Error {
-    if why.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { why }
-}
-
-impl Read for Patient<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(Some(left(self.until)?))?;
-        let count = self.socket.read(bytes).map_err(timed_out)?;
-        self.read_bytes += count as u64;
-        Ok(count)
-    }
-}
-
-impl Write for Patient<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(Some(left(self.until)?))?;
-        let count = self.socket.write(bytes).map_err(timed_out)?;
-        self.written_bytes += count as u64;
-        Ok(count)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -523,7 +368,7 @@ mod tests {
         let (secret, other) = (Secret::random().unwrap(), Secret::random().unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let hello = Hello { version: PROTOCOL, pool: [7; 16], uid: 1000, member: None };
+        let hello = Hello { version: PROTOCOL, pool: [7; 16], uid: 1000, member: None, purpose: Purpose::Control };
         thread::scope(|scope| {
             let impostor = other.impostor_of(&secret).unwrap();
             let patience = Duration::from_secs(10);

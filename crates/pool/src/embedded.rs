@@ -30,7 +30,10 @@ pub struct Kept {
     revision: Revision,
     next_member: u32,
     members: BTreeMap<MemberId, Known>,
+    lost: Vec<MemberRecord>,
     claims: BTreeMap<Directory, (Claim, Revision)>,
+    /// No agent joins any more.
+    ended: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,13 +45,18 @@ struct Known {
     number: u64,
 }
 
+impl Known {
+    fn record(&self, id: MemberId) -> MemberRecord {
+        MemberRecord { id, term: self.term, address: self.address.clone() }
+    }
+}
+
 impl Embedded {
     /// A registry without members. A lease lasts `lease` from the moment at which the engine hears of its member.
     pub fn new(lease: Duration) -> Self {
-        Self::restored(
-            Uptime::ZERO,
-            Kept { lease, revision: Revision(0), next_member: 1, members: BTreeMap::new(), claims: BTreeMap::new() },
-        )
+        let (members, lost, claims) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        let kept = Kept { lease, revision: Revision(0), next_member: 1, members, lost, claims, ended: false };
+        Self::restored(Uptime::ZERO, kept)
     }
 
     /// Continues with what was kept. Their age is unknown, so each lease begins again.
@@ -71,16 +79,27 @@ impl Embedded {
         }
     }
 
+    /// Refuses every later join, if no member but this one is registered. Returns whether it does.
+    pub fn end(&mut self, now: Uptime, own: MemberId) -> bool {
+        self.end_leases(now);
+        self.kept.ended |= self.kept.members.keys().all(|id| *id == own);
+        self.kept.ended
+    }
+
     /// Members whose lease has ended are lost.
     pub fn end_leases(&mut self, now: Uptime) {
         let over: Vec<MemberId> = self.ends.iter().filter(|(_, end)| **end <= now).map(|(id, _)| *id).collect();
         for id in over {
+            self.kept.lost.extend(self.kept.members.get(&id).map(|known| known.record(id)));
             self.remove(id);
             self.note(Change::Lost(id));
         }
     }
 
     fn join(&mut self, now: Uptime, join: Join) -> Answer {
+        if self.kept.ended {
+            return Answer::Refused(Refusal::Ended);
+        }
         let known = self.kept.members.iter().find(|(_, known)| known.instance == join.instance);
         let (member, term) = match (known.map(|(id, known)| (*id, known.term)), join.resumes) {
             (Some(again), _) => again,
@@ -178,15 +197,11 @@ impl Embedded {
 
     /// All members and claims.
     pub fn everything(&self) -> Everything {
-        let record = |(id, known): (&MemberId, &Known)| MemberRecord {
-            id: *id,
-            term: known.term,
-            address: known.address.clone(),
-        };
         let claims = self.kept.claims.iter();
         Everything {
             revision: self.kept.revision,
-            members: self.kept.members.iter().map(record).collect(),
+            members: self.kept.members.iter().map(|(id, known)| known.record(*id)).collect(),
+            lost: self.kept.lost.clone(),
             claims: claims.map(|(directory, (claim, at))| (directory.clone(), *claim, *at)).collect(),
         }
     }

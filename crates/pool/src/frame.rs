@@ -45,33 +45,6 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, BadFrame> {
     Ok(bytes)
 }
 
-/// Bytes as one piece. Without this, serde takes each byte by itself.
-pub(crate) mod bytes {
-    use serde::de::{Deserializer, Error, Visitor};
-    use serde::ser::Serializer;
-
-    pub fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bytes(bytes)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
-        from.deserialize_byte_buf(Bytes)
-    }
-
-    struct Bytes;
-
-    impl Visitor<'_> for Bytes {
-        type Value = Vec<u8>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("bytes")
-        }
-        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
-            Ok(bytes.to_vec())
-        }
-    }
-}
-
 /// What has come of a stream and is not read yet.
 #[derive(Debug)]
 pub struct Frames {
@@ -96,6 +69,12 @@ impl Frames {
     /// From now on messages of any kind come.
     pub fn greeted(&mut self) {
         self.longest = FRAME_BYTES_MAX;
+    }
+
+    /// What is not read yet.
+    pub(crate) fn into_rest(mut self) -> Vec<u8> {
+        self.bytes.drain(..self.read);
+        self.bytes
     }
 
     /// More has come.

@@ -18,23 +18,27 @@
 
 #![warn(missing_docs)]
 
+pub mod calls;
 pub mod connection;
 mod embedded;
 pub mod frame;
+mod greeting;
 mod member;
 pub mod membership;
 pub mod registry;
 pub mod secret;
+mod sockets;
 mod view;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use calls::{CallFailed, Caller, Once, Whereabouts};
 pub use connection::Connection;
 pub use embedded::{Embedded, Kept};
 pub use member::{Authority, Member, Message, Output, Times};
-pub use membership::{CallFailed, Membership};
+pub use membership::Membership;
 pub use registry::{Answer, Ask, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
 pub use secret::Secret;
 

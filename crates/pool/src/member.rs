@@ -184,6 +184,11 @@ impl Member {
         self.view.members()
     }
 
+    /// Members whose lease ended before they left, as far as is known.
+    pub fn lost(&self) -> impl Iterator<Item = &MemberRecord> {
+        self.view.lost()
+    }
+
     /// All claims that are known, of this member and of others.
     pub fn claims(&self) -> impl Iterator<Item = (&Directory, Claim)> {
         self.view.claims()
@@ -386,7 +391,7 @@ impl Member {
                     self.released(&directory, epoch, None);
                 }
             }
-            Answer::Refused(Refusal::Overtaken | Refusal::StillOwns) => {}
+            Answer::Refused(Refusal::Overtaken | Refusal::StillOwns | Refusal::Ended) => {}
             Answer::Joined { .. } => {}
             Answer::Left | Answer::Refused(Refusal::NotAMember | Refusal::Superseded) => {
                 if !std::mem::replace(&mut self.expelled, true) {

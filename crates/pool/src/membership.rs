@@ -5,14 +5,12 @@
 //! that it made, and receives on those that others made: so two that connect at once do not end each other's.
 //!
 //! Threads: `pool-listen` accepts, `pool-greet` shakes hands with one peer, `pool-connect` connects to one, `pool-in-…`
-//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten, `pool-call` carries out
-//! one call of another member. Each connection has two of its own.
+//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten, `pool-serve` carries out
+//! the calls of one connection. Each other connection has two of its own.
 
-mod calls;
 mod links;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,15 +20,13 @@ use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock::{tick, uptime};
-use surgetank_types::workers::Workers;
 
-use crate::connection::{Connection, Hello, PROTOCOL};
+use crate::calls::{Serving, Whereabouts};
+use crate::connection::{Connection, Hello, PROTOCOL, Purpose};
 use crate::member::{Authority, Member, Message, Output, Times};
 use crate::registry::{Answer, Claim, Join, MemberRecord, Refusal, Request};
 use crate::secret::{Secret, Tls};
-use crate::{Directory, Embedded, Epoch, MemberId, Term, Uptime, frame};
-
-pub use calls::{BODY_BYTES_MAX, CallFailed};
+use crate::{Directory, Embedded, Epoch, MemberId, Term, Uptime, sockets};
 
 /// The registry is tried again so often.
 const RETRY: Duration = Duration::from_millis(200);
@@ -53,7 +49,8 @@ pub struct Joining {
     pub pool: [u8; 16],
     /// Where the registry is.
     pub registry: RegistryAt,
-    /// The host name or address under which other members reach this machine.
+    /// The host name or address under which other members reach this machine. An address is bound; for a name all
+    /// addresses of the machine are.
     pub host: String,
     /// What the agent continues.
     pub resumes: Option<Resumed>,
@@ -80,10 +77,10 @@ pub trait Host: Send + Sync {
     fn forget(&self, directory: &Directory);
     /// The membership has ended: the agent stops serving, and writes down what it holds.
     fn expelled(&self);
-    /// Carries out the call of another member, and returns the reply. Runs in a thread of its own for each call, which has
-    /// a stack of 1 MiB. It may run on after the membership has ended.
+    /// Carries out the call of another member ([`crate::Caller::call`]), and returns the reply. Runs in the thread of the
+    /// call's connection, which has a stack of 1 MiB. It may run on after the membership has ended.
     ///
-    /// The caller gets an empty reply if this one has more than [`BODY_BYTES_MAX`] bytes, or if this panics.
+    /// The caller gets an empty reply if this one has more than [`crate::calls::BODY_BYTES_MAX`] bytes, or if this panics.
     fn call(&self, from: MemberId, body: Vec<u8>) -> Vec<u8> {
         let _ = (from, body);
         Vec::new()
@@ -120,33 +117,6 @@ pub enum Packet {
     Answered(u64, Answer),
     /// To a member.
     Said(Message),
-    /// To a member: it carries this out once, however often it comes.
-    Call {
-        /// Grows with each call of this member to the other one, from 1.
-        number: u64,
-        /// The lowest number without a reply. The caller does not want lower ones any more.
-        oldest: u64,
-        /// For [`Host::call`].
-        #[serde(with = "frame::bytes")]
-        body: Vec<u8>,
-    },
-    /// To the member that called.
-    Replied {
-        /// The number of the call.
-        number: u64,
-        /// From [`Host::call`].
-        #[serde(with = "frame::bytes")]
-        body: Vec<u8>,
-    },
-}
-
-impl Packet {
-    fn body_bytes(&self) -> usize {
-        match self {
-            Self::Call { body, .. } | Self::Replied { body, .. } => body.len(),
-            Self::Ask(_) | Self::Answered(..) | Self::Said(_) => 0,
-        }
-    }
 }
 
 /// A running member. Dropping it ends its threads without leaving, as the death of an agent does.
@@ -154,6 +124,7 @@ pub struct Membership {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     address: String,
+    introduction: ([u8; 16], Secret),
 }
 
 impl fmt::Debug for Membership {
@@ -169,9 +140,8 @@ struct Shared {
     registry: Registry,
     state: Mutex<State>,
     changed: Condvar,
-    /// Locked after `state`, never before it.
-    calls: Mutex<calls::Calls>,
-    callers: Workers,
+    /// Calls of other members. Locked after `state`, never before it.
+    serving: Mutex<Serving>,
     duties: Mutex<Option<Sender<Duty>>>,
     greetings: AtomicUsize,
     stops: AtomicBool,
@@ -219,15 +189,19 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Membership {
     /// Listens, and joins the pool.
     ///
-    /// Errors: the registry was not reached (TimedOut) or refused (PermissionDenied: the secret is another one, for example).
+    /// Errors:
+    /// - `PermissionDenied`: the registry refused, because the secret is another one, for example.
+    /// - `ConnectionAborted`: the registry has ended ([`Self::end_registry`]).
+    /// - `ConnectionRefused`: nothing listens at the registry's address.
+    /// - `TimedOut`: the registry was not reached.
     pub fn join(joining: Joining, host: Arc<dyn Host>) -> io::Result<Self> {
+        let introduction = (joining.pool, joining.secret.clone());
         let tls = joining.secret.tls().map_err(io::Error::other)?;
-        let listener = TcpListener::bind((joining.host.as_str(), 0))?;
-        let address = format!("{}:{}", joining.host, listener.local_addr()?.port());
+        let (listener, address) = sockets::listen(&joining.host)?;
         let uid = rustix::process::geteuid().as_raw();
         let shared = Arc::new(Shared {
             tls,
-            hello: Hello { version: PROTOCOL, pool: joining.pool, uid, member: None },
+            hello: Hello { version: PROTOCOL, pool: joining.pool, uid, member: None, purpose: Purpose::Control },
             host,
             registry: match joining.registry {
                 RegistryAt::Here(lease) => Registry::Here(Mutex::new(Embedded::new(lease))),
@@ -247,13 +221,13 @@ impl Membership {
                 expelled: false,
             }),
             changed: Condvar::new(),
-            calls: Mutex::default(),
-            callers: Workers::new("pool-call", calls::IDLE_MAX),
+            serving: Mutex::default(),
             duties: Mutex::new(None),
             greetings: AtomicUsize::new(0),
             stops: AtomicBool::new(false),
         });
-        let mut membership = Self { shared: shared.clone(), threads: Vec::new(), address: address.clone() };
+        let mut membership =
+            Self { shared: shared.clone(), threads: Vec::new(), address: address.clone(), introduction };
         let (sender, duties) = channel();
         *hold(&shared.duties) = Some(sender);
         listener.set_nonblocking(true)?;
@@ -266,12 +240,15 @@ impl Membership {
             Join { instance, resumes: joining.resumes.as_ref().map(|resumed| (resumed.member, resumed.term)), address };
         let (sent, answer) = shared.await_joined(&join, tick() + joining.patience)?;
         let member = Member::new(sent, answer, joining.times, owned).map_err(|answer| {
-            let why = match answer {
-                Answer::Refused(Refusal::NotAMember) => "its lease ended before the agent was replaced",
-                Answer::Refused(Refusal::Superseded) => "a later agent is this member",
-                _ => "the registry gave no answer to a join",
+            let (kind, why) = match answer {
+                Answer::Refused(Refusal::NotAMember) => {
+                    (io::ErrorKind::Other, "its lease ended before the agent was replaced")
+                }
+                Answer::Refused(Refusal::Superseded) => (io::ErrorKind::Other, "a later agent is this member"),
+                Answer::Refused(Refusal::Ended) => (io::ErrorKind::ConnectionAborted, "the pool has ended"),
+                _ => (io::ErrorKind::Other, "the registry gave no answer to a join"),
             };
-            io::Error::other(why)
+            io::Error::new(kind, why)
         })?;
         hold(&shared.state).member = Some(member);
         membership.spawn("pool-tick", |shared| shared.tick_loop())?;
@@ -288,9 +265,44 @@ impl Membership {
         hold(&self.shared.state).member.as_ref().map(|member| (member.id(), member.term()))
     }
 
+    /// What a [`crate::Caller`] needs to speak for this member: the pool, and its secret.
+    pub fn introduction(&self) -> &([u8; 16], Secret) {
+        &self.introduction
+    }
+
     /// Is the registry in this agent?
     pub fn has_registry(&self) -> bool {
         matches!(self.shared.registry, Registry::Here(_))
+    }
+
+    /// Ends the registry in this agent if no other member is registered: every later join is refused. Returns whether it has
+    /// ended. If not, or if the registry is not here, nothing has changed.
+    pub fn end_registry(&self) -> bool {
+        let Registry::Here(engine) = &self.shared.registry else { return false };
+        let Some((own, _)) = self.id() else { return false };
+        hold(engine).end(uptime(), own)
+    }
+
+    /// Where a member is, for a [`crate::Caller`]. Asks the registry for news if it is not known.
+    pub fn find(&self, member: MemberId) -> Whereabouts {
+        let mut state = hold(&self.shared.state);
+        for is_last in [false, true] {
+            if state.expelled {
+                return Whereabouts::Expelled;
+            }
+            let Some(me) = state.member.as_ref() else { return Whereabouts::Expelled };
+            if let Some(record) = me.record_of(member) {
+                return Whereabouts::At(record.term, record.address.clone());
+            }
+            if hold(&self.shared.serving).is_gone(member) {
+                return Whereabouts::Gone;
+            }
+            if !is_last {
+                // (A registry in this process answers at once.)
+                self.shared.look(&mut state);
+            }
+        }
+        Whereabouts::Unknown
     }
 
     /// Asks the registry for news at once.
@@ -311,6 +323,12 @@ impl Membership {
     pub fn records(&self) -> Vec<MemberRecord> {
         let state = hold(&self.shared.state);
         state.member.as_ref().map_or_else(Vec::new, |member| member.records().cloned().collect())
+    }
+
+    /// Members that were lost, as far as this one knows.
+    pub fn lost(&self) -> Vec<MemberRecord> {
+        let state = hold(&self.shared.state);
+        state.member.as_ref().map_or_else(Vec::new, |member| member.lost().cloned().collect())
     }
 
     /// All claims that this member knows, its own among them.
@@ -391,7 +409,7 @@ impl Membership {
         state.expelled
     }
 
-    /// Bytes on the network so far for each peer that is connected: received, sent.
+    /// Bytes on the network so far for each peer that is connected or has called: received, sent.
     pub fn network_bytes(&self) -> Vec<(MemberId, (u64, u64))> {
         let state = hold(&self.shared.state);
         let incoming = state.incoming.values().filter_map(|(id, link)| Some(((*id)?, &**link)));
@@ -399,6 +417,10 @@ impl Membership {
         let mut sums: BTreeMap<MemberId, (u64, u64)> = BTreeMap::new();
         for (id, link) in incoming.chain(outgoing) {
             let (received, sent) = link.network_bytes();
+            let sum = sums.entry(id).or_default();
+            *sum = (sum.0 + received, sum.1 + sent);
+        }
+        for (id, (received, sent)) in hold(&self.shared.serving).network_bytes() {
             let sum = sums.entry(id).or_default();
             *sum = (sum.0 + received, sum.1 + sent);
         }
@@ -412,6 +434,7 @@ impl Membership {
         state.peers.values().for_each(|(_, link)| link.close());
         let from_members = state.incoming.values().filter(|(from, _)| from.is_some());
         from_members.for_each(|(_, link)| link.close());
+        hold(&self.shared.serving).cut();
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce(&Arc<Shared>) + Send + 'static) -> io::Result<()> {
@@ -433,7 +456,7 @@ impl Drop for Membership {
             state.incoming.values().for_each(|(_, link)| link.close());
             state.incoming.clear();
         }
-        hold(&self.shared.calls).expelled();
+        hold(&self.shared.serving).close();
         self.shared.changed.notify_all();
         // (A host may drop it in its own thread, which cannot be awaited there.)
         let own = thread::current().id();
@@ -537,13 +560,13 @@ impl Shared {
                     self.oblige(Duty::Changed(directory));
                 }
                 Output::Gone(member) => {
-                    hold(&self.calls).gone(member);
+                    hold(&self.serving).gone(member);
                     self.oblige(Duty::Gone(member));
                 }
                 Output::Serves => self.changed.notify_all(),
                 Output::Expelled => {
                     state.expelled = true;
-                    hold(&self.calls).expelled();
+                    hold(&self.serving).close();
                     self.changed.notify_all();
                     self.oblige(Duty::Expelled);
                 }

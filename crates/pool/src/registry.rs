@@ -104,6 +104,8 @@ pub enum Refusal {
     NotOwner,
     /// It owns directories, so it cannot leave.
     StillOwns,
+    /// The pool has ended: no agent joins any more.
+    Ended,
 }
 
 /// A member, as all others know it.
@@ -133,6 +135,8 @@ pub struct Everything {
     pub revision: Revision,
     /// The members.
     pub members: Vec<MemberRecord>,
+    /// Those whose lease ended.
+    pub lost: Vec<MemberRecord>,
     /// The claims, and when each was made.
     pub claims: Vec<(Directory, Claim, Revision)>,
 }

@@ -11,6 +11,7 @@ pub(crate) struct View {
     /// Everything up to here is known.
     revision: Revision,
     members: BTreeMap<MemberId, MemberRecord>,
+    lost: BTreeMap<MemberId, MemberRecord>,
     /// Per directory the newest known fact: its claim, or that it has none. Facts from the owner itself may be newer than
     /// `revision`.
     claims: BTreeMap<Directory, (Revision, Option<Claim>)>,
@@ -27,7 +28,8 @@ pub(crate) struct Differences {
 
 impl View {
     pub fn new(everything: Everything) -> Self {
-        let mut view = Self { revision: Revision(0), members: BTreeMap::new(), claims: BTreeMap::new() };
+        let mut view =
+            Self { revision: Revision(0), members: BTreeMap::new(), lost: BTreeMap::new(), claims: BTreeMap::new() };
         view.take_everything(everything);
         view
     }
@@ -42,6 +44,11 @@ impl View {
 
     pub fn members(&self) -> impl Iterator<Item = &MemberRecord> {
         self.members.values()
+    }
+
+    /// Members whose lease ended before they left.
+    pub fn lost(&self) -> impl Iterator<Item = &MemberRecord> {
+        self.lost.values()
     }
 
     pub fn claims(&self) -> impl Iterator<Item = (&Directory, Claim)> {
@@ -116,7 +123,8 @@ impl View {
                     match change {
                         _ if revision <= self.revision => continue,
                         Change::Joined(record) => drop(self.members.insert(record.id, record)),
-                        Change::Left(id) | Change::Lost(id) => drop(self.members.remove(&id)),
+                        Change::Left(id) => drop(self.members.remove(&id)),
+                        Change::Lost(id) => self.lost.extend(self.members.remove(&id).map(|record| (id, record))),
                         Change::Claimed(directory, claim) => self.learn(&directory, Some(claim), revision),
                         Change::Released(directory) => self.learn(&directory, None, revision),
                     }
@@ -134,6 +142,7 @@ impl View {
         }
         self.revision = everything.revision;
         self.members = everything.members.into_iter().map(|record| (record.id, record)).collect();
+        self.lost = everything.lost.into_iter().map(|record| (record.id, record)).collect();
         // Newer facts stay.
         self.claims.retain(|_, (known, _)| *known > everything.revision);
         for (directory, claim, at) in everything.claims {
@@ -162,7 +171,7 @@ mod tests {
     }
 
     fn nothing() -> View {
-        View::new(Everything { revision: Revision(0), members: Vec::new(), claims: Vec::new() })
+        View::new(Everything { revision: Revision(0), members: Vec::new(), lost: Vec::new(), claims: Vec::new() })
     }
 
     #[test]
@@ -201,8 +210,12 @@ mod tests {
             (Revision(3), Change::Left(MemberId(2))),
         ];
         assert_eq!(view.take(News::Changes(news, Revision(3))).gone, BTreeSet::from([MemberId(2)]));
-        let everything = Everything { revision: Revision(9), members: vec![record(3)], claims: Vec::new() };
+        let everything =
+            Everything { revision: Revision(9), members: vec![record(3)], lost: vec![record(2)], claims: Vec::new() };
         assert_eq!(view.take(News::Gap(everything)).gone, BTreeSet::from([MemberId(1)]));
+        assert_eq!(view.lost().map(|record| record.id).collect::<Vec<_>>(), [MemberId(2)]);
+        view.take(News::Changes(vec![(Revision(10), Change::Lost(MemberId(3)))], Revision(10)));
+        assert_eq!(view.lost().map(|record| record.id).collect::<Vec<_>>(), [MemberId(2), MemberId(3)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use surgetank_pool::connection::{Closed, Event, Hello, PROTOCOL, QUEUED_BYTES_MAX};
+use surgetank_pool::connection::{Closed, Event, Hello, PROTOCOL, Purpose, QUEUED_BYTES_MAX};
 use surgetank_pool::{Connection, MemberId, Secret, Term};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 type Text = Vec<u8>;
 
 fn hello() -> Hello {
-    Hello { version: PROTOCOL, pool: [7; 16], uid: 1000, member: None }
+    Hello { version: PROTOCOL, pool: [7; 16], uid: 1000, member: None, purpose: Purpose::Control }
 }
 
 /// One side's result, and what it receives.

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use surgetank_pool::membership::{Host, Joining, NotClaimed, RegistryAt, Resumed};
-use surgetank_pool::{Authority, Directory, Epoch, MemberId, Membership, Secret, Term, Times};
+use surgetank_pool::{Authority, Claim, Directory, Epoch, MemberId, Membership, Secret, Term, Times, Whereabouts};
+use surgetank_types::clock::uptime;
 
 const LEASE: Duration = Duration::from_secs(4);
 const TIMES: Times =
@@ -20,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct Notes {
     forgot: Mutex<Vec<Directory>>,
+    changed: Mutex<Vec<Directory>>,
     expelled: Mutex<bool>,
 }
 
@@ -28,6 +31,9 @@ impl Host for Notes {
         // (As a kernel that needs a while.)
         thread::sleep(Duration::from_millis(20));
         self.forgot.lock().unwrap().push(directory.clone());
+    }
+    fn changed(&self, directory: &Directory) {
+        self.changed.lock().unwrap().push(directory.clone());
     }
     fn expelled(&self) {
         *self.expelled.lock().unwrap() = true;
@@ -194,7 +200,7 @@ fn member_leaves_and_is_not_waited_for() {
     second.membership.release(&claimed);
     let notes = second.notes.clone();
     assert!(second.membership.leave(PATIENCE));
-    assert!(*notes.expelled.lock().unwrap());
+    wait_until("the host of the second to know it", || *notes.expelled.lock().unwrap());
     let began = Instant::now();
     first.membership.claim(&claimed, PATIENCE).unwrap();
     assert!(began.elapsed() < LEASE / 2, "{:?}", began.elapsed());
@@ -218,4 +224,99 @@ fn agent_without_a_registry_says_which_one_it_tried() {
     let joining = Joining { patience: Duration::from_millis(700), ..pool.joining() };
     let refused = start(joining).map(|_| ()).unwrap_err();
     assert!(refused.to_string().starts_with("the pool's registry at 127.0.0.1:1 was not reached: "), "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}
+
+// (Its first member's machine hangs, for example.)
+#[test]
+fn agent_whose_registry_is_silent_does_not_join_in_time() {
+    let mut pool = Pool::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    pool.registry = Some(silent.local_addr().unwrap().to_string());
+    let joining = Joining { patience: Duration::from_millis(700), ..pool.joining() };
+    assert_eq!(start(joining).map(|_| ()).unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn registry_ends_only_without_other_members_and_refuses_joins() {
+    let mut pool = Pool::new();
+    let (first, second) = (pool.join(), pool.join());
+    assert!(!first.membership.end_registry());
+    assert!(!second.membership.end_registry());
+    let third = pool.join();
+    assert!(second.membership.leave(PATIENCE));
+    assert!(!first.membership.end_registry());
+    assert!(third.membership.leave(PATIENCE));
+    assert!(first.membership.end_registry());
+    assert!(first.membership.end_registry());
+    let refused = start(pool.joining()).map(|_| ()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionAborted, "{refused}");
+    // The last member goes on, and leaves.
+    first.membership.claim(&directory("last"), PATIENCE).unwrap();
+    first.membership.release(&directory("last"));
+    assert!(first.membership.leave(PATIENCE));
+    assert!(start(pool.joining()).is_err());
+}
+
+// Two agents: one joins, or the registry ends, never both.
+#[test]
+fn join_and_end_of_the_registry_at_once_have_one_winner() {
+    for _ in 0..20 {
+        let mut pool = Pool::new();
+        let first = pool.join();
+        let joining = pool.joining();
+        let joins = thread::spawn(move || start(joining));
+        thread::sleep(Duration::from_micros(fastrand::u64(0..8000)));
+        let ended = first.membership.end_registry();
+        let joined = joins.join().unwrap();
+        assert_ne!(ended, joined.is_ok());
+        if let Err(why) = joined {
+            assert_eq!(why.kind(), ErrorKind::ConnectionAborted, "{why}");
+        }
+    }
+}
+
+// On Debian the name of a host means 127.0.1.1 to the host itself, and another address to others.
+#[test]
+fn member_with_a_name_listens_at_all_addresses() {
+    let mut pool = Pool::new();
+    let joining = Joining { host: "localhost".to_owned(), ..pool.joining() };
+    let first = start(joining).unwrap();
+    let address = first.membership.address().to_owned();
+    let port: u16 = address.strip_prefix("localhost:").unwrap().parse().unwrap();
+    for host in ["localhost", "127.0.0.1", "127.0.1.1"] {
+        pool.registry = Some(format!("{host}:{port}"));
+        let one = pool.join();
+        assert!(one.membership.address().starts_with("127.0.0.1:"));
+        // (An address is bound, and no other one.)
+        let port: u16 = one.membership.address().rsplit_once(':').unwrap().1.parse().unwrap();
+        assert!(TcpStream::connect(("127.0.1.1", port)).is_err());
+    }
+    assert!(TcpStream::connect(("127.0.1.1", port)).is_ok());
+}
+
+#[test]
+fn member_knows_records_claims_and_its_own_lease() {
+    let mut pool = Pool::new();
+    let (first, second) = (pool.join(), pool.join());
+    let epoch = second.membership.claim(&directory("results"), PATIENCE).unwrap();
+    let claim = Claim { owner: second.id(), epoch };
+    for one in [&first, &second] {
+        assert_eq!(one.membership.claims(), [(directory("results"), claim)]);
+        let records = one.membership.records();
+        let addresses: Vec<&str> = records.iter().map(|record| record.address.as_str()).collect();
+        assert_eq!(addresses, [first.membership.address(), second.membership.address()]);
+        let until = one.membership.serves_until().unwrap();
+        let left = until.checked_sub(uptime()).unwrap();
+        assert!(left <= LEASE - TIMES.margin && left > LEASE / 2, "{left:?}");
+        wait_until("the host to know the claim", || one.notes.changed.lock().unwrap().contains(&directory("results")));
+    }
+    let at = Whereabouts::At(Term(1), second.membership.address().to_owned());
+    assert_eq!(first.membership.find(second.id()), at);
+    assert_eq!(first.membership.find(MemberId(77)), Whereabouts::Unknown);
+    let gone = second.id();
+    second.membership.release(&directory("results"));
+    assert!(second.membership.leave(PATIENCE));
+    assert_eq!(second.membership.find(first.id()), Whereabouts::Expelled);
+    wait_until("the first to know that the second left", || first.membership.find(gone) == Whereabouts::Gone);
 }

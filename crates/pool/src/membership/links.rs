@@ -4,6 +4,7 @@
 //! member, or of an earlier agent, in the name of the one that was asked; a connection that ends late and takes its
 //! successor with it.
 
+use std::ffi::CString;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
@@ -15,10 +16,12 @@ use std::time::Duration;
 use surgetank_types::clock::uptime;
 
 use super::{Packet, RETRY, Registry, Shared, State, hold};
-use crate::connection::{Closed, Connection, Event, Hello};
-use crate::frame::FRAME_BYTES_MAX;
+use crate::calls::{Admitted, name_of_thread};
+use crate::connection::{Closed, Connection, Event, Hello, Purpose};
+use crate::greeting::Greeted;
 use crate::member::Message;
 use crate::registry::{Answer, MemberRecord, Request};
+use crate::sockets::{self, Patience};
 use crate::{MemberId, Term};
 
 /// So many peers may shake hands at once. More are refused: only strangers need long.
@@ -29,20 +32,10 @@ const GREETING: Duration = Duration::from_secs(3);
 const CONNECTING: Duration = Duration::from_secs(3);
 /// So many packets wait for a connection that is being made, and for a thread that receives.
 const PACKETS_MAX: usize = 256;
-/// The bodies of calls that wait for a connection have so many bytes at most.
-const WAITING_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 /// How long a packet waits for room in the queue of a connection.
-pub(super) const SENDING: Duration = Duration::from_secs(5);
-
-/// How a packet gets to a member.
-pub(super) enum Route {
-    /// The caller sends it on this connection, without the state's lock. A failure: [`Shared::lost_link`].
-    Link(u64, Arc<Connection>),
-    /// It is sent once the connection is made.
-    Queued,
-    /// It cannot be sent now: the member is not known, or too much waits for its connection.
-    Nowhere,
-}
+const SENDING: Duration = Duration::from_secs(5);
+/// The stack of a thread that carries out calls.
+const STACK_BYTES: usize = 1 << 20;
 
 impl Shared {
     pub(super) fn ask_registry(self: &Arc<Self>, state: &mut State, request: Request) {
@@ -58,54 +51,29 @@ impl Shared {
                         state.registry = None;
                     }
                 }
-                None => drop(self.connect(state, None, address.clone(), &Packet::Ask(request))),
+                None => self.connect(state, None, address.clone(), Packet::Ask(request)),
             },
         }
     }
 
+    /// Sends it on the member's connection, or makes one. What is lost the sender says again.
     pub(super) fn tell(self: &Arc<Self>, state: &mut State, to: MemberId, message: Message) {
         let packet = Packet::Said(message);
-        // (Bodies of calls may fill the queue: they must not delay claims.)
-        if let Route::Link(number, link) = self.send_to(state, to, None, &packet)
-            && link.send_urgent(&packet).is_err()
-        {
-            self.lost_link(state, to, number);
-        }
-    }
-
-    /// Finds the connection for a packet, or makes one. `term`: only to the agent of that term.
-    pub(super) fn send_to(
-        self: &Arc<Self>,
-        state: &mut State,
-        to: MemberId,
-        term: Option<Term>,
-        packet: &Packet,
-    ) -> Route {
         let record = state.member.as_ref().and_then(|member| member.record_of(to));
-        let Some(MemberRecord { term: known, address, .. }) = record.cloned() else { return Route::Nowhere };
-        if term.is_some_and(|term| term != known) {
-            return Route::Nowhere;
-        }
+        let Some(MemberRecord { term: known, address, .. }) = record.cloned() else { return };
         match state.peers.get(&to) {
-            Some((number, link)) if link.peer().member == Some((to, known)) => Route::Link(*number, link.clone()),
+            Some((number, link)) if link.peer().member == Some((to, known)) => {
+                if link.send_urgent(&packet).is_err() {
+                    lost_link(state, to, *number);
+                }
+            }
             replaced => {
                 if let Some((number, _)) = replaced {
-                    self.lost_link(state, to, *number);
+                    lost_link(state, to, *number);
                 }
-                let is_queued = self.connect(state, Some((to, known)), address, packet);
-                if is_queued { Route::Queued } else { Route::Nowhere }
+                self.connect(state, Some((to, known)), address, packet);
             }
         }
-    }
-
-    /// A connection that this agent made has failed, or its peer was replaced.
-    pub(super) fn lost_link(&self, state: &mut State, to: MemberId, number: u64) {
-        if state.peers.get(&to).is_some_and(|(of, _)| *of == number)
-            && let Some((_, link)) = state.peers.remove(&to)
-        {
-            link.close();
-        }
-        hold(&self.calls).send_again(to);
     }
 
     /// Asks the registry for news, at most once in [`RETRY`]: a member is not known, or not reached.
@@ -121,26 +89,18 @@ impl Shared {
         self.send_outputs(state);
     }
 
-    /// In a thread of its own, which then sends. `None`: to the registry. Returns whether the packet is queued.
-    fn connect(
-        self: &Arc<Self>,
-        state: &mut State,
-        to: Option<(MemberId, Term)>,
-        address: String,
-        packet: &Packet,
-    ) -> bool {
+    /// In a thread of its own, which then sends. `None`: to the registry.
+    fn connect(self: &Arc<Self>, state: &mut State, to: Option<(MemberId, Term)>, address: String, packet: Packet) {
         if let Some(packets) = state.connecting.get_mut(&to) {
-            let bytes: usize = packets.iter().map(Packet::body_bytes).sum();
-            let has_room = packets.len() < PACKETS_MAX && bytes < WAITING_BYTES_MAX;
-            if has_room {
-                packets.push(packet.clone());
+            if packets.len() < PACKETS_MAX {
+                packets.push(packet);
             }
-            return has_room;
+            return;
         }
         if self.stops() {
-            return false;
+            return;
         }
-        state.connecting.insert(to, vec![packet.clone()]);
+        state.connecting.insert(to, vec![packet]);
         let number = state.next_link;
         state.next_link += 1;
         let me = state.member.as_ref().map(|member| (member.id(), member.term()));
@@ -158,6 +118,7 @@ impl Shared {
                     if to.is_none() {
                         let kind = match &why {
                             Closed::Stranger(_) | Closed::Refused(_) => io::ErrorKind::PermissionDenied,
+                            Closed::Io(why) if why.kind() == io::ErrorKind::ConnectionRefused => why.kind(),
                             _ => io::ErrorKind::TimedOut,
                         };
                         state.failure = Some((kind, why.to_string()));
@@ -169,11 +130,13 @@ impl Shared {
             }
             shared.changed.notify_all();
         };
-        let is_begun = thread::Builder::new().name("pool-connect".to_owned()).spawn(connect).is_ok();
-        if !is_begun {
+        if let Err(why) = thread::Builder::new().name("pool-connect".to_owned()).spawn(connect) {
+            // (What waited is said again.)
             state.connecting.remove(&to);
+            if to.is_none() {
+                state.failure = Some((io::ErrorKind::TimedOut, format!("the system starts no thread: {why}")));
+            }
         }
-        is_begun
     }
 
     /// Sends what waits for a connection, then uses it for all that comes later.
@@ -184,7 +147,7 @@ impl Shared {
                 _ if self.stops() => break false,
                 Some(packets) if !packets.is_empty() => {
                     drop(state);
-                    let is_sent = packets.iter().all(|packet| matches!(link.offer(packet, SENDING), Ok(true)));
+                    let is_sent = packets.iter().all(|packet| link.send(packet, SENDING).is_ok());
                     state = hold(&self.state);
                     if !is_sent {
                         break false;
@@ -203,8 +166,6 @@ impl Shared {
         let known = state.member.as_ref().and_then(|member| member.record_of(id));
         if is_open && known.is_some_and(|known| known.term == term) {
             state.peers.insert(id, (number, Arc::new(link)));
-        } else {
-            hold(&self.calls).send_again(id);
         }
     }
 
@@ -222,7 +183,7 @@ impl Shared {
                 // (What has no place on such a connection is of no use.)
                 (Event::Message(_), _) => {}
                 (Event::Closed(_), None) => drop(state.registry.take_if(|(of, _)| *of == number)),
-                (Event::Closed(_), Some(to)) => shared.lost_link(&mut state, to, number),
+                (Event::Closed(_), Some(to)) => lost_link(&mut state, to, number),
             }
             shared.send_outputs(&mut state);
         }
@@ -230,7 +191,11 @@ impl Shared {
 
     fn take_answer(self: &Arc<Self>, state: &mut State, number: u64, answer: Answer) {
         match state.member.as_mut() {
-            Some(member) if number > 0 => member.answered(uptime(), number, answer),
+            Some(member) if number > 0 => {
+                member.answered(uptime(), number, answer);
+                let mut serving = hold(&self.serving);
+                member.records().for_each(|record| serving.supersede(record.id, record.term));
+            }
             None if number == 0 => state.joined = Some(answer),
             _ => {}
         }
@@ -248,17 +213,21 @@ impl Shared {
                     let shared = self.clone();
                     let greet = move || {
                         // (A stranger is refused; it learns that by itself.)
-                        let _ = shared.greet(socket);
+                        let calls = shared.greet(socket).unwrap_or(None);
                         shared.greetings.fetch_sub(1, Ordering::AcqRel);
+                        let shared = weak(shared);
+                        if let Some(calls) = calls {
+                            serve(&shared, calls);
+                        }
                     };
-                    if thread::Builder::new().name("pool-greet".to_owned()).spawn(greet).is_err() {
+                    let thread = thread::Builder::new().name("pool-greet".to_owned()).stack_size(STACK_BYTES);
+                    if thread.spawn(greet).is_err() {
+                        // (The connection is closed, and the peer makes another one.)
                         self.greetings.fetch_sub(1, Ordering::AcqRel);
                     }
                 }
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
-                    let mut waits = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
-                    let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-                    let _ = rustix::event::poll(&mut waits, Some(&time));
+                    sockets::is_ready(listener, rustix::event::PollFlags::IN, Duration::from_millis(100));
                 }
                 // (While descriptors are short, for example.)
                 Err(_) => thread::sleep(Duration::from_millis(100)),
@@ -266,11 +235,38 @@ impl Shared {
         }
     }
 
-    /// Takes up a connection: from a member, or from an agent that asks the registry.
-    fn greet(self: &Arc<Self>, socket: TcpStream) -> Result<(), Closed> {
+    /// Takes up a connection: from a member, or from an agent that asks the registry. Returns one for calls, which the
+    /// caller serves.
+    fn greet(self: &Arc<Self>, socket: TcpStream) -> Result<Option<Admitted>, Closed> {
         socket.set_nonblocking(false)?;
         let me = hold(&self.state).member.as_ref().map(|member| (member.id(), member.term()));
         let hello = Hello { member: me, ..self.hello.clone() };
+        let mut goes_on = || !self.stops();
+        let greeted = Greeted::accept(socket, (&self.tls, &hello), &mut Patience::new(GREETING, &mut goes_on))?;
+        match greeted.peer.purpose {
+            Purpose::Control => self.take_link(greeted, me).map(|()| None),
+            Purpose::Calls => Ok(self.take_caller(greeted, me)),
+        }
+    }
+
+    /// Admits a caller that is known. One that is not known yet comes again.
+    fn take_caller(self: &Arc<Self>, greeted: Greeted, me: Option<(MemberId, Term)>) -> Option<Admitted> {
+        let ((id, term), (own, _)) = (greeted.peer.member?, me?);
+        let mut state = hold(&self.state);
+        for is_last in [false, true] {
+            let record = state.member.as_ref().and_then(|member| member.record_of(id));
+            match record {
+                Some(known) if id == own || term < known.term => return None,
+                // (A higher term than is known here comes from an agent that the registry may not have accepted.)
+                Some(known) if term == known.term => return hold(&self.serving).admit(greeted),
+                _ if is_last => return None,
+                _ => self.look(&mut state),
+            }
+        }
+        None
+    }
+
+    fn take_link(self: &Arc<Self>, greeted: Greeted, me: Option<(MemberId, Term)>) -> Result<(), Closed> {
         let is_registry = matches!(self.registry, Registry::Here(_));
         let may_be = |peer: &Hello| match (peer.member, me) {
             (None, _) => is_registry,
@@ -284,7 +280,7 @@ impl Shared {
         };
         let (packets, events) = sync_channel(PACKETS_MAX);
         let deliver = move |event| drop(packets.send(event));
-        let link = Connection::accept::<Packet>(socket, (&self.tls, hello), GREETING, may_be, deliver)?;
+        let link = Connection::open::<Packet>(greeted, may_be, deliver)?;
         let (from, link) = (link.peer().member.map(|(id, _)| id), Arc::new(link));
         let number = {
             let mut state = hold(&self.state);
@@ -307,13 +303,10 @@ impl Shared {
             }
             if let Some(shared) = Weak::upgrade(&shared) {
                 hold(&shared.state).incoming.remove(&number);
-                if let Some(from) = from {
-                    // (A reply may be lost.)
-                    hold(&shared.calls).send_again(from);
-                }
             }
         };
         if thread::Builder::new().name(name).spawn(receive).is_err() {
+            // (That closes it, and the peer makes another one.)
             hold(&self.state).incoming.remove(&number);
         }
         Ok(())
@@ -330,16 +323,6 @@ impl Shared {
                 self.send_outputs(&mut state);
                 true
             }
-            (Packet::Call { number, oldest, body }, Some(_), _) => {
-                if let Some(from) = link.peer().member {
-                    self.take_call(from, number, oldest, body);
-                }
-                true
-            }
-            (Packet::Replied { number, body }, Some(from), _) => {
-                hold(&self.calls).take_reply(from, number, body);
-                true
-            }
             (Packet::Ask(request), None, Registry::Here(engine)) => {
                 let number = number_of(&request);
                 let answer = hold(engine).ask(uptime(), request);
@@ -348,6 +331,28 @@ impl Shared {
             _ => false,
         }
     }
+}
+
+/// A connection that this agent made has failed, or its peer was replaced.
+fn lost_link(state: &mut State, to: MemberId, number: u64) {
+    if state.peers.get(&to).is_some_and(|(of, _)| *of == number)
+        && let Some((_, link)) = state.peers.remove(&to)
+    {
+        link.close();
+    }
+}
+
+/// Carries out the calls of one connection. The thread does not keep the membership.
+fn serve(shared: &Weak<Shared>, calls: Admitted) {
+    // (Without its name the agent would count what it writes for no member.)
+    if let Ok(name) = CString::new(name_of_thread(calls.caller())) {
+        let _ = rustix::thread::set_name(&name);
+    }
+    calls.serve(&|from, body| Some(Weak::upgrade(shared)?.host.call(from, body)));
+}
+
+fn weak(shared: Arc<Shared>) -> Weak<Shared> {
+    Arc::downgrade(&shared)
 }
 
 fn number_of(request: &Request) -> u64 {
