@@ -1,29 +1,52 @@
 //! How the members of a pool find each other: by a file in the store, and by a secret that each of them has.
 //!
-//! The file says where the registry is. It is made whole and only if no such file is there, and only its maker removes
-//! it. If that member does not answer, a file with the next number is made: then a new pool begins. The secret is not in
-//! the store.
+//! The file has the number of the pool (random), the registry's address, and the machine and lease of its maker. It
+//! appears whole, and only if no file of this name is there. Its maker removes it. The secret is not in the store.
+//!
+//! A second pool begins only if the first member is proven dead: nothing listens at its address, and one lease later
+//! still nothing does. Until then other members of that pool may serve. A member that does not answer may serve: then
+//! the join fails.
+//!
+//! The danger that this avoids: two pools over one store, in which two members decide the same names.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::io::Errno;
 use surgetank_policy::config::PoolConfig;
 use surgetank_pool::membership::{Host, Joining, Membership, RegistryAt};
 use surgetank_pool::{Secret, Times};
+use surgetank_types::clock::tick;
 use surgetank_types::model::STORE_TEMPORARY_PREFIX;
 
-/// So long a registry may take to answer before it counts as dead.
+/// So long one try to reach a registry may take. All tries together: this or a lease, whichever is longer.
 const ANSWER: Duration = Duration::from_secs(4);
+/// The same for a registry at whose address nothing listened before.
+const DEAD_ANSWER: Duration = Duration::from_secs(1);
+/// So long a registry that ends, or a file that is listed and not there, may stay.
+const ENDING: Duration = Duration::from_secs(60);
+/// So long the making of a file may take on a store without hard links.
+const WRITING: Duration = Duration::from_secs(2);
+/// Between two looks at the files.
+const PAUSE: Duration = Duration::from_millis(50);
 /// So long before its lease ends a member stops: kernels believe an answer for at most 1 s, and clocks differ.
 const MARGIN: Duration = Duration::from_millis(1200);
-/// So often another member was first, or a pool was dead.
+/// So often another member was first, or another pool was found.
 const TRIES_MAX: usize = 20;
+/// A lease of the file is at most so long.
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+/// The end of a temporary's name. So no temporary has the name of a pool's file.
+const FRESH: &str = ".new";
 
 /// A membership, and the file that this member made.
 pub struct Joined {
@@ -34,46 +57,27 @@ pub struct Joined {
 
 /// Joins the pool, or begins it.
 ///
-/// Errors: the secret is another one or is not readable, the store cannot be written, this machine cannot be reached.
+/// Errors: the secret is another one or is not readable; the store cannot be written; other nodes cannot reach this
+/// machine; the first member does not answer and is not proven dead; the pool's file is damaged. The first line of the
+/// text is the cause. A second line, if there is one, is what to do.
 pub fn join(config: &PoolConfig, store: &OwnedFd, host: &Arc<dyn Host>) -> io::Result<Joined> {
-    let secret = secret(&config.secret)?;
-    let joining = |pool, registry, patience| Joining {
-        secret: secret.clone(),
-        pool,
-        registry,
-        host: config.host.clone(),
-        resumes: None,
-        times: Times { margin: MARGIN, renew: config.lease * 3 / 10, again: Duration::from_millis(500) },
-        patience,
+    let mut search = Search {
+        config,
+        store,
+        host,
+        secret: secret(&config.secret)?,
+        machine: machine(),
+        tries: 0,
+        tried: None,
+        ending_until: tick() + ENDING,
+        silent_since: None,
+        refused_since: None,
     };
-    let mut dead = None;
-    for _ in 0..TRIES_MAX {
-        let newest = newest(config, store)?;
-        if let Some((number, name)) = newest.clone().filter(|(number, _)| dead != Some(*number)) {
-            let (pool, address) = read(store, &name)?;
-            let wanted = joining(pool, RegistryAt::Peer(address.clone()), ANSWER);
-            match Membership::join(wanted, host.clone()) {
-                Ok(membership) => return Ok(Joined { membership, made: None }),
-                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
-                    let text = format!("pool {}: its first member at {address} refused: {why}", config.name);
-                    return Err(io::Error::new(why.kind(), text));
-                }
-                Err(why) => {
-                    tracing::warn!(%why, pool = config.name, "the pool's first member does not answer: a new pool begins");
-                    dead = Some(number);
-                    continue;
-                }
-            }
-        }
-        let mut pool = [0; 16];
-        rustix::rand::getrandom(&mut pool, rustix::rand::GetRandomFlags::empty())?;
-        let membership = Membership::join(joining(pool, RegistryAt::Here(config.lease), ANSWER), host.clone())?;
-        let name = name_of(config, newest.map_or(1, |(number, _)| number + 1));
-        if publish(store, &name, &pool, membership.address())? {
-            return Ok(Joined { membership, made: Some(name) });
+    loop {
+        if let Some(joined) = search.step()? {
+            return Ok(joined);
         }
     }
-    Err(io::Error::other(format!("pool {}: others begin it again and again", config.name)))
 }
 
 /// The member that made the file has left.
@@ -82,30 +86,308 @@ pub fn remove(store: &OwnedFd, name: &[u8]) {
     let _ = rustix::fs::unlinkat(store, name, AtFlags::empty());
 }
 
+/// What a pool's file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// Random, one for each pool.
+    pool: [u8; 16],
+    /// Where the registry is: `HOST:PORT`.
+    address: String,
+    /// The boot and the network namespace of the registry's machine. `None`: its kernel does not report them.
+    machine: Option<String>,
+    /// That of all members of the pool.
+    lease: Duration,
+}
+
+impl Place {
+    fn text(&self) -> String {
+        let (pool, machine) = (u128::from_be_bytes(self.pool), self.machine.as_deref().unwrap_or("-"));
+        format!("{pool:032x} {} {machine} {}\n", self.address, self.lease.as_millis())
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let line = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
+        let mut fields = line.split(' ');
+        let mut next = || fields.next().filter(|field| !field.is_empty());
+        let (pool, address, machine, lease) = (next()?, next()?, next()?, next()?);
+        if pool.len() != 32 || fields.next().is_some() {
+            return None;
+        }
+        Some(Self {
+            pool: u128::from_str_radix(pool, 16).ok()?.to_be_bytes(),
+            address: address.to_owned(),
+            machine: Some(machine.to_owned()).filter(|machine| machine != "-"),
+            lease: Duration::from_millis(lease.parse().ok()?).min(LEASE_MAX),
+        })
+    }
+}
+
+/// One join.
+struct Search<'a> {
+    config: &'a PoolConfig,
+    store: &'a OwnedFd,
+    host: &'a Arc<dyn Host>,
+    secret: Secret,
+    machine: Option<String>,
+    tries: usize,
+    /// The pool to which the times below belong: the number of its file, and its own.
+    tried: Option<(u64, [u8; 16])>,
+    ending_until: Instant,
+    silent_since: Option<Instant>,
+    refused_since: Option<Instant>,
+}
+
+impl Search<'_> {
+    /// `None`: the files may be others by now.
+    fn step(&mut self) -> io::Result<Option<Joined>> {
+        let numbers = numbers(self.config, self.store)?;
+        let Some(number) = numbers.last().copied() else { return self.begin(1, None, &numbers) };
+        let Some(place) = self.read(number)? else {
+            return self.look_again(number, "the store lists it and does not find it");
+        };
+        if self.tried != Some((number, place.pool)) {
+            self.count_try()?;
+            self.tried = Some((number, place.pool));
+            self.ending_until = tick() + ENDING;
+            (self.silent_since, self.refused_since) = (None, None);
+        }
+        let began = tick();
+        let patience = if self.refused_since.is_some() { DEAD_ANSWER } else { ANSWER };
+        let joining = self.joining(place.pool, RegistryAt::Peer(place.address.clone()), patience);
+        let why = match Membership::join(joining, self.host.clone()) {
+            Ok(membership) => return Ok(Some(Joined { membership, made: None })),
+            Err(why) => why,
+        };
+        match why.kind() {
+            ErrorKind::ConnectionAborted => self.look_again(number, "its pool has ended"),
+            // (All else has failed in this process.)
+            ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied | ErrorKind::TimedOut
+                if self.misleads(&place) =>
+            {
+                Err(self.misled(number, &place))
+            }
+            ErrorKind::ConnectionRefused => self.refused(number, &place, &numbers),
+            ErrorKind::TimedOut => self.silent(number, &place, began, &why),
+            ErrorKind::PermissionDenied => {
+                let text = format!("the pool's first member at {} refused: {why}", place.address);
+                let remedy = "use the same secret and the same version on all nodes";
+                Err(io::Error::new(why.kind(), format!("{text}\n{remedy}; {}", self.removal(number))))
+            }
+            _ => Err(self.not_listening(&why)),
+        }
+    }
+
+    /// How long a first member may be silent.
+    fn patience(&self) -> Duration {
+        ANSWER.max(self.config.lease)
+    }
+
+    fn joining(&self, pool: [u8; 16], registry: RegistryAt, patience: Duration) -> Joining {
+        Joining {
+            secret: self.secret.clone(),
+            pool,
+            registry,
+            host: self.config.host.clone(),
+            resumes: None,
+            times: Times { margin: MARGIN, renew: self.config.lease * 3 / 10, again: Duration::from_millis(500) },
+            patience,
+        }
+    }
+
+    fn count_try(&mut self) -> io::Result<()> {
+        self.tries += 1;
+        let text = "other members begin and end the pool too often";
+        if self.tries > TRIES_MAX { Err(io::Error::other(text)) } else { Ok(()) }
+    }
+
+    /// The file goes soon.
+    fn look_again(&self, number: u64, why: &str) -> io::Result<Option<Joined>> {
+        if tick() >= self.ending_until {
+            let text = format!("the file {} stays in the store: {why}", self.shown(number));
+            return Err(io::Error::new(ErrorKind::TimedOut, format!("{text}\n{}", self.removal(number))));
+        }
+        thread::sleep(PAUSE);
+        Ok(None)
+    }
+
+    /// The first member may be stopped or slow, or the network between is cut.
+    fn silent(&mut self, number: u64, place: &Place, began: Instant, why: &io::Error) -> io::Result<Option<Joined>> {
+        let since = *self.silent_since.get_or_insert(began);
+        if since.elapsed() >= self.patience() {
+            let (address, file) = (&place.address, self.shown(number));
+            let which = format!("the pool's first member at {address} (file {file} in the store)");
+            let text = format!("{which} does not answer and may still serve: {why}");
+            let remedy = format!("start this again when that node answers; {}", self.removal(number));
+            return Err(io::Error::new(ErrorKind::TimedOut, format!("{text}\n{remedy}")));
+        }
+        thread::sleep(PAUSE);
+        Ok(None)
+    }
+
+    /// The first member is dead. The other members serve until their leases end.
+    fn refused(&mut self, number: u64, place: &Place, known: &BTreeSet<u64>) -> io::Result<Option<Joined>> {
+        self.silent_since = None;
+        let is_first = self.refused_since.is_none();
+        let since = *self.refused_since.get_or_insert_with(tick);
+        if since.elapsed() >= place.lease {
+            tracing::warn!(pool = self.config.name, address = place.address, "a new pool begins");
+            let next = number.checked_add(1).ok_or_else(|| self.damaged(number))?;
+            return self.begin(next, Some(place), known);
+        }
+        if is_first {
+            let (pool, address, wait) = (&self.config.name, &place.address, place.lease);
+            tracing::warn!(pool, address, ?wait, "the pool's first member is dead: other members may serve until then");
+        }
+        while since.elapsed() < place.lease && self.is_newest(number, place)? {
+            thread::sleep(PAUSE.min(place.lease.saturating_sub(since.elapsed())));
+        }
+        self.ending_until = tick() + ENDING;
+        Ok(None)
+    }
+
+    fn is_newest(&self, number: u64, place: &Place) -> io::Result<bool> {
+        let is_last = numbers(self.config, self.store)?.last() == Some(&number);
+        Ok(is_last && self.read(number)?.is_some_and(|now| now.pool == place.pool))
+    }
+
+    /// Makes the file. `dead`: the pool before, whose file is the last of the `known` ones. All of these are dead.
+    fn begin(&mut self, number: u64, dead: Option<&Place>, known: &BTreeSet<u64>) -> io::Result<Option<Joined>> {
+        let (pool, lease) = (random()?, self.config.lease);
+        let membership = Membership::join(self.joining(pool, RegistryAt::Here(lease), ANSWER), self.host.clone())
+            .map_err(|why| self.not_listening(&why))?;
+        let place = Place { pool, address: membership.address().to_owned(), machine: self.machine.clone(), lease };
+        let name = name_of(self.config, number);
+        if publish(self.store.as_fd(), &name, place.text().as_bytes())? {
+            if self.is_alone(number, dead, known) {
+                self.sweep(known);
+                return Ok(Some(Joined { membership, made: Some(name) }));
+            }
+            membership.end_registry();
+            remove(self.store, &name);
+        }
+        self.count_try()?;
+        thread::sleep(PAUSE);
+        Ok(None)
+    }
+
+    /// Is each other file that of a dead pool? If a user has removed a file, another member may have begun a pool with
+    /// another number.
+    fn is_alone(&self, number: u64, dead: Option<&Place>, known: &BTreeSet<u64>) -> bool {
+        let Ok(now) = numbers(self.config, self.store) else { return false };
+        let are_known = now.iter().all(|other| *other == number || known.contains(other));
+        let is_same = |dead: &Place| match self.read(number - 1) {
+            Ok(found) => found.is_none_or(|found| found.pool == dead.pool),
+            Err(_) => false,
+        };
+        are_known && dead.is_none_or(is_same)
+    }
+
+    /// Removes the files of dead pools, and the temporaries of killed processes. (A process that misses its temporary
+    /// looks again.)
+    fn sweep(&self, dead: &BTreeSet<u64>) {
+        let left = temporaries(self.config, self.store).unwrap_or_default();
+        for name in dead.iter().map(|number| name_of(self.config, *number)).chain(left) {
+            remove(self.store, &name);
+        }
+    }
+
+    /// `None`: there is no such file any more.
+    fn read(&self, number: u64) -> io::Result<Option<Place>> {
+        let until = tick() + WRITING;
+        loop {
+            let bytes = read_file(self.store, &name_of(self.config, number));
+            let named =
+                |why: io::Error| io::Error::new(why.kind(), format!("{} in the store: {why}", self.shown(number)));
+            let Some(bytes) = bytes.map_err(named)? else { return Ok(None) };
+            if let Some(place) = Place::parse(&bytes) {
+                return Ok(Some(place));
+            }
+            // (Without hard links it may be written at the moment.)
+            if bytes.ends_with(b"\n") || tick() >= until {
+                return Err(self.damaged(number));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn damaged(&self, number: u64) -> io::Error {
+        let text = format!("the pool's file {} in the store is damaged", self.shown(number));
+        io::Error::new(ErrorKind::InvalidData, format!("{text}\n{}", self.removal(number)))
+    }
+
+    /// Does the address reach this machine, though another one wrote it? (Or this one, before it restarted.)
+    fn misleads(&self, place: &Place) -> bool {
+        let is_here = self.machine.is_some() && self.machine == place.machine;
+        let reaches_here =
+            |address: SocketAddr| address.ip().is_unspecified() || address.ip().to_canonical().is_loopback();
+        !is_here && place.address.to_socket_addrs().is_ok_and(|mut all| all.any(reaches_here))
+    }
+
+    fn misled(&self, number: u64, place: &Place) -> io::Error {
+        let address = &place.address;
+        let text = format!(
+            "the address {address} of the pool's first member reaches this machine itself. \
+            That member is on another machine, or ran before this one restarted"
+        );
+        let remedy = "start each member with a name that other nodes reach: --pool-host HOST";
+        io::Error::new(ErrorKind::AddrNotAvailable, format!("{text}\n{remedy}; {}", self.removal(number)))
+    }
+
+    fn not_listening(&self, why: &io::Error) -> io::Error {
+        let text = format!("this process cannot be a member at {}: {why}", self.config.host);
+        io::Error::new(why.kind(), format!("{text}\nname this node as others reach it: --pool-host HOST"))
+    }
+
+    fn removal(&self, number: u64) -> String {
+        format!("if that member is gone for good, remove the file {} in the store", self.shown(number))
+    }
+
+    fn shown(&self, number: u64) -> String {
+        String::from_utf8_lossy(&name_of(self.config, number)).into_owned()
+    }
+}
+
+/// The boot and the network namespace: in both together an address on the loopback reaches the same processes.
+fn machine() -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let network = std::fs::read_link("/proc/self/ns/net").ok()?;
+    let digits: String = network.to_str()?.chars().filter(char::is_ascii_digit).collect();
+    let boot = boot.trim();
+    (!boot.is_empty() && !boot.contains(' ')).then(|| format!("{boot}/{digits}"))
+}
+
 /// The secret of the file, or a new one if there is no such file.
 fn secret(path: &Path) -> io::Result<Secret> {
     let named = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
+    let (dir, name) = path
+        .parent()
+        .zip(path.file_name())
+        .ok_or_else(|| named(io::Error::new(ErrorKind::InvalidInput, "it cannot be a file")))?;
+    let until = tick() + WRITING;
     for _ in 0..2 {
-        match Secret::read(path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-            read => return read.map_err(named),
+        loop {
+            match Secret::read(path) {
+                Err(why) if why.kind() == ErrorKind::NotFound => break,
+                // (Without hard links it may be written at the moment.)
+                Err(why) if why.kind() == ErrorKind::InvalidData && tick() < until => thread::sleep(PAUSE),
+                read => return read.map_err(named),
+            }
         }
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).map_err(named)?;
-        }
-        let fresh = path.with_extension(format!("{}.new", std::process::id()));
-        let mut file =
-            File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(named)?;
-        file.write_all(Secret::random()?.to_hex().as_bytes()).and_then(|()| file.sync_all()).map_err(named)?;
+        std::fs::create_dir_all(dir).map_err(named)?;
         // Only if there is none yet: another member may have made one.
-        let made = std::fs::hard_link(&fresh, path);
-        std::fs::remove_file(&fresh).map_err(named)?;
-        match made {
-            Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(named(why)),
-            _ => {}
-        }
+        let dir = File::open(dir).map_err(named)?;
+        publish(dir.as_fd(), name.as_bytes(), Secret::random()?.to_hex().as_bytes()).map_err(named)?;
     }
     Secret::read(path).map_err(named)
+}
+
+fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    let mut filled = 0;
+    while filled < BYTES {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
 }
 
 fn prefix_of(config: &PoolConfig) -> Vec<u8> {
@@ -116,45 +398,98 @@ fn name_of(config: &PoolConfig, number: u64) -> Vec<u8> {
     [prefix_of(config), number.to_string().into_bytes()].concat()
 }
 
-/// The file with the highest number.
-fn newest(config: &PoolConfig, store: &OwnedFd) -> io::Result<Option<(u64, Vec<u8>)>> {
+/// In the form in which [`name_of`] writes it.
+fn number_of(digits: &str) -> Option<u64> {
+    digits.parse().ok().filter(|number: &u64| number.to_string() == digits)
+}
+
+/// What is behind the pool's prefix in the names of its files and temporaries.
+fn endings(config: &PoolConfig, store: &OwnedFd) -> io::Result<Vec<String>> {
     let prefix = prefix_of(config);
-    let mut newest = None;
+    let mut endings = Vec::new();
     let dir = rustix::fs::openat(store, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for entry in Dir::read_from(dir)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        let number = name.strip_prefix(&*prefix).and_then(|rest| std::str::from_utf8(rest).ok()?.parse().ok());
-        newest = newest.max(number.map(|number: u64| (number, name)));
+        let entry = entry?;
+        let ending = entry.file_name().to_bytes().strip_prefix(&*prefix);
+        endings.extend(ending.and_then(|ending| Some(std::str::from_utf8(ending).ok()?.to_owned())));
     }
-    Ok(newest)
+    Ok(endings)
 }
 
-fn read(store: &OwnedFd, name: &[u8]) -> io::Result<([u8; 16], String)> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut text = String::new();
-    let file = File::from(rustix::fs::openat(store, name, flags, Mode::empty())?);
-    file.take(1024).read_to_string(&mut text)?;
-    let parsed = || -> Option<([u8; 16], String)> {
-        let (pool, address) = text.trim().split_once(' ')?;
-        let number = u128::from_str_radix(pool, 16).ok()?;
-        Some((number.to_be_bytes(), address.to_owned()))
+/// The numbers of the pool's files.
+fn numbers(config: &PoolConfig, store: &OwnedFd) -> io::Result<BTreeSet<u64>> {
+    Ok(endings(config, store)?.iter().filter_map(|ending| number_of(ending)).collect())
+}
+
+/// The names of the pool's temporaries: `NUMBER.RANDOM.new` behind the prefix. (Another pool's name may begin as this
+/// one.)
+fn temporaries(config: &PoolConfig, store: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+    let is_temporary = |ending: &str| {
+        let parts = ending.strip_suffix(FRESH).and_then(|rest| rest.split_once('.'));
+        parts.is_some_and(|(number, random)| {
+            number_of(number).is_some() && random.len() == 16 && random.bytes().all(|digit| digit.is_ascii_hexdigit())
+        })
     };
-    let bad = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", String::from_utf8_lossy(name)));
-    parsed().ok_or_else(bad)
+    let endings = endings(config, store)?.into_iter().filter(|ending| is_temporary(ending));
+    Ok(endings.map(|ending| [prefix_of(config), ending.into_bytes()].concat()).collect())
 }
 
-/// Returns whether the file was made: `false` if one of this name is there.
-fn publish(store: &OwnedFd, name: &[u8], pool: &[u8; 16], address: &str) -> io::Result<bool> {
-    let fresh = [name, b".", std::process::id().to_string().as_bytes(), b".new"].concat();
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let mut file = File::from(rustix::fs::openat(store, &*fresh, flags, Mode::from_raw_mode(0o600))?);
-    let text = format!("{:032x} {address}\n", u128::from_be_bytes(*pool));
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
-    let made = rustix::fs::linkat(store.as_fd(), &*fresh, store.as_fd(), name, AtFlags::empty());
-    rustix::fs::unlinkat(store, &*fresh, AtFlags::empty())?;
+/// `None`: there is no such file.
+fn read_file(store: &OwnedFd, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut bytes = Vec::new();
+    let read = rustix::fs::openat(store, name, flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|file| File::from(file).take(1024).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Ok(Some(bytes)),
+        Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle) => Ok(None),
+        Err(why) => Err(why),
+    }
+}
+
+/// Makes a file that appears whole, if the directory can link. Returns whether it was made: `false` if one of this name
+/// is there.
+fn publish(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<bool> {
+    let random = format!(".{:016x}{FRESH}", u64::from_be_bytes(random()?));
+    let fresh = [name, random.as_bytes()].concat();
+    let file = create(dir, &fresh, content)?;
+    let made = rustix::fs::linkat(dir, &*fresh, dir, name, AtFlags::empty());
+    // (NFS repeats a request whose answer is lost. The second one then finds the name of the first.)
+    let is_linked = file.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::nlink(&meta) > 1);
+    // (It may have been swept.)
+    let _ = rustix::fs::unlinkat(dir, &*fresh, AtFlags::empty());
     match made {
         Ok(()) => Ok(true),
-        Err(rustix::io::Errno::EXIST) => Ok(false),
+        Err(Errno::EXIST) => Ok(is_linked),
+        Err(Errno::NOENT) => Ok(false),
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => publish_without_links(dir, name, content),
         Err(errno) => Err(errno.into()),
     }
 }
+
+/// A reader may see the file before its content.
+fn publish_without_links(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<bool> {
+    match create(dir, name, content) {
+        Ok(_) => Ok(true),
+        Err(why) if why.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(why) => Err(why),
+    }
+}
+
+/// A new file with this content, on the store's medium. Nothing stays of one that fails.
+fn create(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let named =
+        |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", Path::new(OsStr::from_bytes(name)).display()));
+    let opened = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
+    let mut file = File::from(opened.map_err(|errno| named(errno.into()))?);
+    if let Err(why) = file.write_all(content).and_then(|()| file.sync_all()) {
+        let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
+        return Err(named(why));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests;
