@@ -135,6 +135,12 @@ impl<T> Listing<T> {
             self.first.push(entry);
         }
     }
+    /// Adds the entries of another list.
+    pub fn add(&mut self, other: Self) {
+        let more = other.more();
+        other.first.into_iter().for_each(|entry| self.push(entry));
+        self.total += more;
+    }
     /// The list has no entries, listed or not.
     pub fn is_empty(&self) -> bool {
         self.total == 0

@@ -13,6 +13,7 @@
 pub(crate) mod call;
 pub(crate) mod export;
 pub(crate) mod link;
+pub(crate) mod others;
 pub(crate) mod process;
 mod rendezvous;
 pub(crate) mod router;

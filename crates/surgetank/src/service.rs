@@ -48,7 +48,7 @@ pub struct Service;
 /// How long requests of other members that are under way may take at the end.
 const CALLS_END: Duration = Duration::from_secs(2);
 /// How long joining a pool may take.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long the serving threads may take to end after the mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -166,7 +166,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     if afterlife.is_another() {
         shimdoor::disbelieve(namespace.key(), &state);
     }
-    let router = join(&namespace, &filesystem, &state)?;
+    let router = join(&namespace, &filesystem, &runs, &state)?;
     // (In a pool attributes of names in a listing may be another member's.)
     let readdirplus = if router.is_some() { Readdirplus::Never } else { Readdirplus::Auto };
     let options = Options { readdirplus, ..options };
@@ -217,7 +217,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     ));
     let pooled = router.is_some();
     if let Some(router) = router {
-        router.serve();
+        let drains: std::sync::Weak<dyn crate::pool::others::Drains> = Arc::<engine::Served>::downgrade(&engine);
+        router.serve(drains);
     }
     let survives = session.agreed().resends && afterlife.is_supervised();
     let mount = Box::new(OverMount { over, pooled, session, filesystem, shim });
@@ -274,15 +275,23 @@ fn sweep_shared_memory() {
 }
 
 /// Connects to the pool's process, if there is one.
-fn join(namespace: &Arc<Namespace>, door: &Arc<Door>, state: &Path) -> Result<Option<Arc<Router<Door>>>> {
+fn join(
+    namespace: &Arc<Namespace>,
+    door: &Arc<Door>,
+    runs: &runs::Runs,
+    state: &Path,
+) -> Result<Option<Arc<Router<Door>>>> {
     let Some(pool) = &namespace.base.config.pool else { return Ok(None) };
-    let link = Link::connect(&state.join(POOL_SOCKET), JOIN_TIMEOUT).map_err(|why| {
-        Error::new(format!("the pool {} cannot be joined", pool.name))
-            .why(why)
-            .remedy("check that all members use the same store and the same secret, and reach each other's hosts")
-            .data("nothing was changed")
+    // (After the death of a first member, its lease is awaited.)
+    let link = Link::connect(&state.join(POOL_SOCKET), JOIN_TIMEOUT + 2 * pool.lease).map_err(|error| {
+        const REMEDY: &str = "check that all members use the same store and secret, and reach each other's hosts";
+        let text = error.to_string();
+        let (why, remedy) = text.split_once('\n').unwrap_or((&text, REMEDY));
+        let failed = Error::new(format!("the pool {} cannot be joined", pool.name));
+        failed.why(why).remedy(remedy).data("nothing was changed")
     })?;
     holders::has_pool(link.process());
+    runs.has_pool(link.process());
     Ok(Some(Arc::new(Router::new(door.clone(), only_ids(), namespace.clone(), link))))
 }
 

@@ -38,6 +38,7 @@ mod mounted;
 mod page;
 mod pool;
 mod pool_model;
+mod pool_order;
 mod posix;
 mod posix_tables;
 mod postgresql;

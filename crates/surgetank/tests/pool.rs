@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::scene::{Scene, eventually};
@@ -39,18 +40,47 @@ impl Pool {
 
     fn mount(&mut self, members: usize) {
         fs::create_dir_all(self.store()).unwrap();
-        for number in 0..members {
-            let (over, tier) = (self.base.join(format!("node{number}")), self.base.join(format!("tier{number}")));
-            fs::create_dir_all(&over).unwrap();
-            fs::create_dir_all(&tier).unwrap();
-            let mounted = self.command("mount", number, &[]).arg(&over).output().unwrap();
-            assert!(mounted.status.success(), "member {number}: {mounted:?}");
-            self.members.push(over);
+        for _ in 0..members {
+            self.mount_one(&[]);
         }
     }
 
+    /// One more member, with more options.
+    pub fn mount_one(&mut self, more: &[&str]) {
+        let number = self.members.len();
+        let (over, tier) = (self.base.join(format!("node{number}")), self.base.join(format!("tier{number}")));
+        fs::create_dir_all(&over).unwrap();
+        fs::create_dir_all(&tier).unwrap();
+        let mounted = self.command("mount", number, more).arg(&over).output().unwrap();
+        assert!(mounted.status.success(), "member {number}: {mounted:?}");
+        self.members.push(over);
+    }
+
+    /// The member's node is gone: nothing of it ends in order.
+    pub fn lose(&mut self, number: usize) {
+        let agent = self.agent(number);
+        let parent = parent_of(agent.as_raw_nonzero().get()).unwrap();
+        let supervisor = rustix::process::Pid::from_raw(parent).unwrap();
+        // (Stopped first, so that no agent is replaced.)
+        rustix::process::kill_process(supervisor, Signal::STOP).unwrap();
+        for pid in self.processes(number).into_iter().chain([supervisor]) {
+            // (One may have ended with another.)
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        rustix::mount::unmount(self.member(number), rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!(number + 1, self.members.len(), "only the last member can be lost");
+        self.members.pop();
+    }
+
+    /// The member's agent and its pool's process.
+    fn processes(&self, number: usize) -> Vec<rustix::process::Pid> {
+        let supervisor = parent_of(self.agent(number).as_raw_nonzero().get());
+        let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|one| one.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| parent_of(*pid) == supervisor).filter_map(rustix::process::Pid::from_raw).collect()
+    }
+
     /// A verb with the options by which the member joins.
-    fn command(&self, verb: &str, number: usize, more: &[&str]) -> Command {
+    pub fn command(&self, verb: &str, number: usize, more: &[&str]) -> Command {
         let tier = format!("fast={}:64MiB", self.base.join(format!("tier{number}")).display());
         let mut command = self.scene.command("/mnt/surgetank");
         command.args([verb, "--pool", "test", "--pool-host", "127.0.0.1", "--store-ttl", "100ms", "--tier", &tier]);
@@ -77,14 +107,14 @@ impl Pool {
     }
 
     /// The process that serves the member now.
-    fn agent(&self, number: usize) -> rustix::process::Pid {
+    pub fn agent(&self, number: usize) -> rustix::process::Pid {
         let place = fs::read_dir(self.state(number)).unwrap().flatten().map(|entry| entry.path().join("agent.json"));
         let card = place.into_iter().find(|card| card.exists()).unwrap();
         let card: Value = serde_json::from_slice(&fs::read(card).unwrap()).unwrap();
         rustix::process::Pid::from_raw(card["pid"].as_i64().unwrap() as i32).unwrap()
     }
 
-    fn status(&self, number: usize) -> Value {
+    pub fn status(&self, number: usize) -> Value {
         let mut command = self.scene.command("/mnt/surgetank");
         command.args(["pool", "status", "--json", "--state"]).arg(self.state(number)).arg(self.member(number));
         let output = command.output().unwrap();
@@ -223,7 +253,7 @@ fn exclusive_creation_has_one_winner_while_the_owners_agent_is_killed() {
         while makers.iter().any(|maker| !maker.is_finished()) {
             std::thread::sleep(Duration::from_millis(60));
             // (The one that is killed may just be replaced.)
-            if rustix::process::kill_process(pool.agent(0), rustix::process::Signal::KILL).is_ok() {
+            if rustix::process::kill_process(pool.agent(0), Signal::KILL).is_ok() {
                 kills += 1;
             }
         }
@@ -248,39 +278,39 @@ fn exclusive_creation_has_one_winner_while_the_owners_agent_is_killed() {
 fn stop_signal_does_not_end_the_membership_before_the_drain() {
     let Some(mut pool) = Pool::start("stop", 2) else { return };
     fs::write(pool.member(0).join("a"), "content").unwrap();
-    let parent_of = |pid: i32| -> Option<i32> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+    let is_the_pools = |pid: &rustix::process::Pid| {
+        let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+        name == "surgetank-pool\n"
     };
-    let supervisor = parent_of(pool.agent(0).as_raw_nonzero().get());
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_its = |pid: &i32| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name == "surgetank-pool\n" && parent_of(*pid) == supervisor
-    };
-    let found: Vec<i32> = pids.filter(is_its).collect();
+    let found: Vec<_> = pool.processes(0).into_iter().filter(is_the_pools).collect();
     let [process] = found[..] else { panic!("the pool's processes of the member: {found:?}") };
-    let process = rustix::process::Pid::from_raw(process).unwrap();
-    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    rustix::process::kill_process(process, Signal::TERM).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(fs::read_to_string(pool.member(1).join("a")).unwrap(), "content");
     pool.end();
 }
 
+fn parent_of(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// A run on a member, by a shell, in the directory.
+pub fn run(pool: &Pool, number: usize, script: &str) -> std::process::Child {
+    let over = pool.base.join(format!("node{number}"));
+    fs::create_dir_all(&over).unwrap();
+    fs::create_dir_all(pool.base.join(format!("tier{number}"))).unwrap();
+    let mut command = pool.command("run", number, &["--quiet", "--over"]);
+    command.arg(&over).args(["--", "sh", "-euc", script]).current_dir(&over);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
 fn runs_of_two_nodes_share_a_directory_and_both_drain() {
     let Some(pool) = Pool::start("runs", 0) else { return };
-    let start = |number: usize, script: &str| {
-        let over = pool.base.join(format!("node{number}"));
-        fs::create_dir_all(&over).unwrap();
-        fs::create_dir_all(pool.base.join(format!("tier{number}"))).unwrap();
-        let mut command = pool.command("run", number, &["--quiet", "--over"]);
-        command.arg(&over).args(["--", "sh", "-euc", script]).current_dir(&over);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
     let waits = "until [ -e $1 ]; do sleep 0.01; done";
-    let first = start(0, &format!("mkdir d; echo one > d/one; set -- d/two; {waits}; cat d/two > d/three"));
-    let second = start(1, &format!("set -- d/one; {waits}; cat d/one; echo two > d/new; mv d/new d/two"));
+    let first = run(&pool, 0, &format!("mkdir d; echo one > d/one; set -- d/two; {waits}; cat d/two > d/three"));
+    let second = run(&pool, 1, &format!("set -- d/one; {waits}; cat d/one; echo two > d/new; mv d/new d/two"));
     let (first, second) = (first.wait_with_output().unwrap(), second.wait_with_output().unwrap());
     assert!(first.status.success(), "{first:?}");
     assert!(second.status.success() && second.stdout == b"one\n", "{second:?}");

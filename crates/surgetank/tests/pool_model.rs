@@ -5,11 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use surgetank_testkit::model::disk;
 use surgetank_testkit::model::operation::{Operation, SLOTS};
-use surgetank_testkit::model::reference::{Outcome, Reference};
+use surgetank_testkit::model::reference::{Kind, Outcome, Reference};
 use surgetank_testkit::seeds;
 
 use crate::model_mount::{apply, number, operations};
@@ -50,6 +51,14 @@ fn three_members_equal_one_directory_tree() {
             }
             let mut want = reference.apply(operation);
             let mut got = got;
+            if let (Outcome::Seen(want), Outcome::Seen(seen)) = (&want, &got)
+                && want.kind == Kind::Directory
+                && seen.links != want.links
+            {
+                // (Other members believe the number of its directories for the time of `--store-ttl`.)
+                std::thread::sleep(Duration::from_millis(150));
+                got = apply(&mut files, operation).unwrap_or_else(Outcome::Failed);
+            }
             if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
                 && want.mtime.is_none()
             {

@@ -99,12 +99,13 @@ impl Opener {
                 return self.placer.open_placed(id, Some(&source), size_bytes, via);
             }
         }
-        let direct = !writes || via.is_only();
-        let file = self.open_in_store(id, owner, &path, !direct)?;
+        // (In a pool another member may change the file: its readers are served by that member then.)
+        let direct = !writes && self.config.pool.is_none() || via.is_only();
+        let file = self.open_in_store(id, owner, &path, writes && !direct)?;
         if writes {
             self.times_in_place(id, &file)?;
         }
-        let content = Content { file: Arc::new(file), location: Location::Store, writable: !direct };
+        let content = Content { file: Arc::new(file), location: Location::Store, writable: writes && !direct };
         let mut open = self.placer.attach(id, content, Wanted { via, writes, direct }, 0)?;
         if !open.direct {
             open.found = rustix::fs::fstat(&*open.content().file).ok().map(|stat| crate::files::identity_of(&stat));

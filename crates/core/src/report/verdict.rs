@@ -56,6 +56,10 @@ pub struct Verdict {
     /// Files whose newest version has no copy any more.
     #[serde(default)]
     pub lost: Listing<Lost>,
+    /// Files that were lost with another node of the pool, as far as this node knows. They are not acknowledged: the list
+    /// ends with the agent.
+    #[serde(default)]
+    pub lost_elsewhere: Listing<Lost>,
     /// Files that another client changed in the store meanwhile.
     pub conflicts: Listing<Conflict>,
     /// Operations other than content, such as renames and deletes.
@@ -67,7 +71,17 @@ pub struct Verdict {
 impl Verdict {
     /// All output is in the store, and no loss is unacknowledged.
     pub fn is_durable(&self) -> bool {
-        self.is_drained() && self.lost.is_empty()
+        self.is_drained() && self.lost.is_empty() && self.lost_elsewhere.is_empty()
+    }
+
+    /// Adds the verdict of another agent.
+    pub fn add(&mut self, other: Self) {
+        self.not_durable.add(other.not_durable);
+        self.lost.add(other.lost);
+        self.lost_elsewhere.add(other.lost_elsewhere);
+        self.conflicts.add(other.conflicts);
+        self.undelivered.add(other.undelivered);
+        self.kept.add(other.kept);
     }
 
     /// No operation is left that can still reach the store.

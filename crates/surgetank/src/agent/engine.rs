@@ -37,6 +37,14 @@ pub trait Engine: Send + Sync {
     fn progress(&self, scope: &Scope) -> Progress;
     /// Blocks until the scope is settled or `at_most` has passed: callers notice the end of a drain without polling.
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
+    /// As [`Self::await_settled`], also for what programs of this node changed at other members of a pool.
+    fn await_settled_everywhere(&self, scope: &Scope, at_most: Duration) -> Progress {
+        self.await_settled(scope, at_most)
+    }
+    /// As [`Self::verdict`], also for what programs of this node changed at other members of a pool.
+    fn verdict_everywhere(&self, scope: &Scope) -> Verdict {
+        self.verdict(scope)
+    }
     /// Makes everything in the scope due: no quiet period, `Timing::Last` included. Starts the progress count.
     fn begin_final_drain(&self, scope: &Scope);
     /// No client waits for the scope any more: later writes have their quiet period again. (For a scope without a run.)
@@ -48,9 +56,9 @@ pub trait Engine: Send + Sync {
     /// Every command has ended. The engine may free tier copies while the drain continues. It may remove temporaries
     /// once `is_deserted` says that no process of theirs is left (`None`: unknown).
     fn all_commands_ended(&self, _is_empty_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
-    /// Leaves the pool, once no other member needs this one. Returns whether the agent is a member no more (`false` after a
-    /// moment); `None`: it belonged to none.
-    fn leave_pool(&self) -> Option<bool> {
+    /// Leaves the pool, once no other member needs this one and `close` has admitted the last user. Returns whether the
+    /// agent is a member no more and closed (`false` after a moment); `None`: it belonged to no pool, and is not closed.
+    fn leave_pool(&self, _close: &dyn Fn() -> bool) -> Option<bool> {
         None
     }
     /// The pool, as this member sees it; `None`: the agent belongs to none.

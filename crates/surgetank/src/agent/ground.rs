@@ -115,7 +115,8 @@ fn pool_of(config: &Config, store: Option<&OwnedFd>, place: &Place) -> Result<Op
     let bound = Address::of(&path).and_then(|address| UnixListener::bind(address.path()));
     let socket = bound.map_err(|error| fail(format!("{}: {error}", path.display())))?;
     let store = store.try_clone().map_err(fail)?;
-    Ok(Some(process::Start { config: pool.clone(), store, over: config.over.clone(), socket }))
+    let believed = config.store_ttl.min(process::BELIEVED_MAX);
+    Ok(Some(process::Start { config: pool.clone(), store, over: config.over.clone(), believed, socket }))
 }
 
 pub fn namespace_inode(which: &str) -> io::Result<u64> {

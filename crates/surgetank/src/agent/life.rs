@@ -458,14 +458,12 @@ impl Agent {
             if !self.drain_all() {
                 continue;
             }
-            match self.desk.engine.leave_pool() {
+            match self.desk.engine.leave_pool(&|| users.close()) {
                 Some(false) => continue,
-                // A run that comes now needs an agent that joins the pool again.
+                // A run that comes now needs an agent that joins the pool again, also if the mount is in use.
                 Some(true) => users.stop_admitting(),
-                None => {}
-            }
-            if !users.close() {
-                continue;
+                None if users.close() => {}
+                None => continue,
             }
             match self.detach() {
                 Ok(()) => break,

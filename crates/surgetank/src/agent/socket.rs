@@ -195,7 +195,7 @@ impl<'a> Client<'a> {
             },
             Request::Wait { scope, timeout_ms } => return self.wait(&scope, timeout_ms),
             Request::Verdict { scope } => {
-                Answer::Verdict { verdict: Box::new(engine.verdict(&scope)), timed_out: false }
+                Answer::Verdict { verdict: Box::new(engine.verdict_everywhere(&scope)), timed_out: false }
             }
             Request::Summary { run } => Answer::Summary(Box::new(engine.summary(run))),
             Request::Evict { path } => match engine.evict(&path.0) {
@@ -317,7 +317,7 @@ impl<'a> Client<'a> {
             self.desk.users.command_ended(run, || self.desk.engine.all_commands_ended(is_deserted));
         }
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
-            let verdict = Box::new(self.desk.engine.verdict(scope));
+            let verdict = Box::new(self.desk.engine.verdict_everywhere(scope));
             self.send(&Answer::Verdict { verdict, timed_out })
         });
         self.desk.users.end_wait();
@@ -337,7 +337,7 @@ impl<'a> Client<'a> {
         let begun = clock::tick();
         loop {
             let left = timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
-            let progress = engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
+            let progress = engine.await_settled_everywhere(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
             let settled = progress.settled;
             self.send(&Answer::Progress(progress))?;
             if settled {
@@ -374,7 +374,7 @@ impl<'a> Client<'a> {
         let drained = self.drain(&everything, timeout_ms);
         desk.users.end_wait();
         let timed_out = drained?;
-        let verdict = desk.engine.verdict(&everything);
+        let verdict = desk.engine.verdict_everywhere(&everything);
         // Waiting does not bring lost files back.
         let drained = verdict.is_drained();
         self.send(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;

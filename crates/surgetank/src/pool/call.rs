@@ -3,6 +3,8 @@
 //! A node is a file or directory that the asking member has looked up, like a node of the kernel. The owner keeps it
 //! until it is forgotten, whatever happens to its names.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use surgetank_types::model::{Attr, Kind, Timestamp};
 
@@ -162,6 +164,11 @@ pub enum Ask {
         handle: u64,
         lock: Lock,
     },
+    /// How far the changes of the asking member's programs are, as [`super::others::Wish`] and
+    /// [`super::others::Drained`] in JSON: [`Answer::Bytes`].
+    Drain {
+        wish: Vec<u8>,
+    },
     /// A descriptor of this lock owner was closed: its locks on ranges end.
     Unlock {
         handle: u64,
@@ -214,6 +221,8 @@ pub enum LockKind {
 pub struct Found {
     pub node: u64,
     pub attr: Attr,
+    /// So long the name and the attributes may be believed, from the request on: that of a directory. Else none.
+    pub ttl: Duration,
 }
 
 /// One name of a listing.
@@ -231,7 +240,11 @@ pub enum Answer {
     Found(Found),
     /// The name is a directory of the store that this member does not own: the asking member looks there itself.
     OfTheStore,
-    Attributes(Attr),
+    /// `ttl`: as in [`Found`].
+    Attributes {
+        attr: Attr,
+        ttl: Duration,
+    },
     Opened {
         handle: u64,
     },

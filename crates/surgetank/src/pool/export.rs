@@ -6,6 +6,7 @@
 //! * `holdings`: nodes, handles and lock owners of one member, by number.
 //! * `place`: the mount's root, single names below it, and the numbers of nodes.
 //! * `names`, `attributes`, `content`, `locks`: the requests, each kind in its file.
+//! * `belief`: how long members may believe an answer.
 //! * `identity`: the user of a request, for the thread that carries it out.
 //!
 //! Invariants:
@@ -17,6 +18,7 @@
 //! the mount, follows a symbolic link, or ends the process.
 
 mod attributes;
+mod belief;
 mod content;
 mod holdings;
 mod identity;
@@ -31,12 +33,15 @@ use std::mem;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::call::{Answer, Ask, Call};
+use surgetank_types::model::Kind;
+
+use super::call::{Answer, Ask, Call, Found};
+use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
 use place::Root;
@@ -51,6 +56,9 @@ pub struct Export {
     own: Own,
     /// The next handle's number, of all members: so no number returns after [`Export::end_of`].
     next_handle: Arc<AtomicU64>,
+    beliefs: Beliefs,
+    /// The members for which threads change directories, by thread.
+    changing: Mutex<HashMap<u32, u32>>,
     state: Mutex<State>,
 }
 
@@ -63,9 +71,10 @@ struct State {
 
 impl Export {
     /// `root`: the mount's directory. It is opened at the first request, because the mount may come later. Also raises
-    /// the process's limit of open files, as each node takes one.
+    /// the process's limit of open files, as each node takes one. `ttl`: so long members may believe an answer about a
+    /// directory.
     #[must_use]
-    pub fn new(root: PathBuf) -> Self {
+    pub fn new(root: PathBuf, ttl: Duration) -> Self {
         let limit = getrlimit(Resource::Nofile);
         if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
             tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
@@ -78,17 +87,44 @@ impl Export {
             path: root,
             own: Own::now(),
             next_handle: Arc::new(AtomicU64::new(first_handle)),
+            beliefs: Beliefs::new(ttl),
+            changing: Mutex::default(),
             state: Mutex::default(),
         }
     }
 
     /// Carries out a request of a member. Blocks as long as the mount does.
     pub fn answer(&self, member: u32, call: &Call) -> Answer {
-        match self.carried_out(member, call) {
+        let before = self.beliefs.before();
+        let changes = changes_a_directory(&call.ask).then(|| self.changing(member));
+        let answer = self.carried_out(member, call);
+        drop(changes);
+        match answer {
+            Ok(Answer::Found(found)) if found.attr.kind == Kind::Directory => {
+                Answer::Found(Found { ttl: self.beliefs.give(found.node, member, before), ..found })
+            }
+            Ok(Answer::Attributes { attr, .. }) if attr.kind == Kind::Directory => {
+                let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
+                Answer::Attributes { attr, ttl: ttl.unwrap_or_default() }
+            }
             Ok(answer) => answer,
             Err(Errno::REMCHG) => Answer::NotOwner,
             Err(error) => Answer::Failed(error.raw_os_error()),
         }
+    }
+
+    /// A thread, of this machine's numbers, has changed the name or the attributes of a directory. Returns when other
+    /// members believe no earlier answer.
+    pub fn await_seen(&self, node: u64, thread: u32) {
+        let member = self.changing.lock().unwrap_or_else(PoisonError::into_inner).get(&thread).copied();
+        self.beliefs.await_end(node, member);
+    }
+
+    /// This thread changes a directory for that member.
+    fn changing(&self, member: u32) -> Changing<'_> {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner).insert(thread, member);
+        Changing { of: &self.changing, thread }
     }
 
     /// This member has claimed the directory at this path. Call it while the change that claims it waits.
@@ -156,6 +192,30 @@ impl Export {
     }
 }
 
+/// Ends an entry of [`Export::changing`].
+struct Changing<'a> {
+    of: &'a Mutex<HashMap<u32, u32>>,
+    thread: u32,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.thread);
+    }
+}
+
+/// May the request change the name or the attributes of a directory?
+fn changes_a_directory(ask: &Ask) -> bool {
+    matches!(ask, Ask::RemoveDirectory { .. } | Ask::Rename { .. } | Ask::SetAttributes { .. })
+}
+
+fn node_of(ask: &Ask) -> Option<u64> {
+    match ask {
+        Ask::Attributes { node, .. } | Ask::SetAttributes { node, .. } => Some(*node),
+        _ => None,
+    }
+}
+
 /// A thread that looks for a directory by its path.
 struct Walks;
 
@@ -169,7 +229,7 @@ impl Walks {
 
 impl Drop for Walks {
     fn drop(&mut self) {
-        let _ = rustix::thread::set_name(c"pool-call");
+        let _ = rustix::thread::set_name(c"pool-agent");
     }
 }
 
@@ -210,6 +270,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::RemoveXattr { node, name } => attributes::remove_value(of, *node, name),
         Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
         Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
+        // (It is the agent's.)
+        Ask::Drain { .. } => Err(Errno::OPNOTSUPP),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }
 }

@@ -1,4 +1,5 @@
-//! The agent's connection to the pool's process: calls to other members, claims, and what is known of claims.
+//! The agent's connection to the pool's process: claims, what is known of claims, and where other members are. Calls to
+//! other members go to them directly.
 //!
 //! The danger that this avoids: the agent answers for a directory after another member has claimed it. So what the
 //! process says about claims is taken in order, by one thread, and a claim of another member is acknowledged only when no
@@ -16,11 +17,16 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use surgetank_pool::calls::{CallFailed, Caller, Once, Waits, Whereabouts};
 use surgetank_pool::frame::{Frames, encode};
+use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Call};
 use super::status::PoolStatus;
+
+/// So long the process may take to say where a member is.
+const FINDING: Duration = Duration::from_secs(2);
 
 /// What the agent sends.
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,8 +37,13 @@ pub enum ToProcess {
     Claim { id: u64, directory: Box<[u8]> },
     /// What the agent believed of a directory is forgotten.
     Forgotten { token: u64 },
-    /// For another member. `request`: the kernel's number, by which an answer is found that an earlier agent did not get.
-    Call { id: u64, member: u32, call: Call, request: u64 },
+    /// The answer to [`FromProcess::Drain`].
+    Drained { token: u64, drained: Vec<u8> },
+    /// Where is the member?
+    Find { id: u64, member: u32 },
+    /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
+    /// `thread`: that made the change.
+    Changed { id: u64, node: u64, thread: u32 },
     /// Give back all directories. Everything in them is in the store.
     Release { id: u64 },
     /// End the membership, if no other member needs this one.
@@ -46,10 +57,9 @@ pub enum ToProcess {
 /// What the process sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromProcess {
-    /// First: the member's number, that of the process itself, and all claims.
+    /// First: who this member is, and all claims.
     Joined {
-        member: u32,
-        process: u32,
+        me: Me,
         claims: Vec<(Box<[u8]>, Owner)>,
     },
     /// First: why there is no membership.
@@ -62,15 +72,25 @@ pub enum FromProcess {
         directory: Box<[u8]>,
         owner: Owner,
     },
+    /// Another member asks how far its programs' changes are ([`super::call::Ask::Drain`]).
+    Drain {
+        token: u64,
+        member: u32,
+        wish: Vec<u8>,
+    },
     /// The agent may serve until this time of the machine.
     ServesUntil(Duration),
     Claimed {
         id: u64,
         claimed: Claimed,
     },
-    Answered {
+    Found {
         id: u64,
-        answer: Result<Answer, NoAnswer>,
+        place: Place,
+    },
+    /// The change is seen by all members.
+    Seen {
+        id: u64,
     },
     Released {
         id: u64,
@@ -88,6 +108,38 @@ pub enum FromProcess {
         id: u64,
         status: PoolStatus,
     },
+}
+
+/// What the agent needs to speak for its member.
+#[derive(Serialize, Deserialize)]
+pub struct Me {
+    /// The member's number, from 1.
+    pub member: u32,
+    pub term: u32,
+    /// The number of the pool's process.
+    pub process: u32,
+    /// The pool's number.
+    pub pool: [u8; 16],
+    pub secret: String,
+}
+
+impl std::fmt::Debug for Me {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // (Without the secret.)
+        f.debug_struct("Me").field("member", &self.member).field("term", &self.term).finish_non_exhaustive()
+    }
+}
+
+/// Where a member is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// Its term, and `HOST:PORT`.
+    At(u32, String),
+    Unknown,
+    /// It has left, or is lost.
+    Gone,
+    /// This member is none any more.
+    Expelled,
 }
 
 /// Who decides the names of a directory of the store.
@@ -131,11 +183,13 @@ pub enum NoAnswer {
 pub trait Agent: Send + Sync {
     /// Forgets what it believes of a directory, and returns when the kernel has too.
     fn forget(&self, directory: &[u8]);
+    /// How far the changes of another member's programs are.
+    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8>;
 }
 
 enum Reply {
     Claimed(Claimed),
-    Answered(Result<Answer, NoAnswer>),
+    Found(Place),
     Count(u32),
     Status(PoolStatus),
 }
@@ -185,9 +239,10 @@ impl Turns {
 /// The agent's side.
 pub struct Link {
     out: Mutex<UnixStream>,
-    member: u32,
-    /// The number of the pool's process.
-    process: u32,
+    me: Me,
+    caller: OnceLock<Caller>,
+    /// Random, and not a number of the kernel's.
+    own_calls: u64,
     owners: RwLock<HashMap<Box<[u8]>, Owner>>,
     serves_until_nanos: AtomicU64,
     waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
@@ -235,16 +290,19 @@ impl Link {
         };
         let mut frames = Frames::default();
         stream.set_read_timeout(Some(until.saturating_duration_since(tick()).max(Duration::from_millis(1))))?;
-        let (member, process, claims) = match receive(&mut stream, &mut frames)? {
-            FromProcess::Joined { member, process, claims } => (member, process, claims),
+        let (me, claims) = match receive(&mut stream, &mut frames)? {
+            FromProcess::Joined { me, claims } => (me, claims),
             FromProcess::Refused(why) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("the pool's process began with something else")),
         };
         stream.set_read_timeout(None)?;
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let link = Arc::new(Self {
             out: Mutex::new(stream.try_clone()?),
-            member,
-            process,
+            me,
+            caller: OnceLock::new(),
+            own_calls: u64::from_ne_bytes(random) | 1 << 63,
             owners: RwLock::default(),
             serves_until_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -254,19 +312,43 @@ impl Link {
             ended: AtomicBool::new(false),
         });
         claims.into_iter().for_each(|(directory, owner)| link.learn(directory, owner));
+        let caller = link.calls()?;
+        let _ = link.caller.set(caller);
         let reads = link.clone();
         thread::Builder::new().name("pool-link".to_owned()).spawn(move || reads.read_loop(stream, frames))?;
         Ok(link)
     }
 
+    fn calls(self: &Arc<Self>) -> io::Result<Caller> {
+        let secret = Secret::parse(&self.me.secret).ok_or_else(|| io::Error::other("the pool's secret is damaged"))?;
+        let link = Arc::downgrade(self);
+        let find = move |member: MemberId| match link.upgrade().map(|link| link.find(member.0)) {
+            Some(Place::At(term, address)) => Whereabouts::At(Term(term), address),
+            Some(Place::Unknown) => Whereabouts::Unknown,
+            Some(Place::Gone) => Whereabouts::Gone,
+            Some(Place::Expelled) | None => Whereabouts::Expelled,
+        };
+        let me = (MemberId(self.me.member), Term(self.me.term));
+        Caller::new(&secret, self.me.pool, me, Box::new(find))
+    }
+
+    fn find(&self, member: u32) -> Place {
+        let until = tick() + FINDING;
+        match self.ask(|id| ToProcess::Find { id, member }, || tick() < until) {
+            Ok(Reply::Found(place)) => place,
+            Err(NoAnswer::NoProcess) => Place::Expelled,
+            _ => Place::Unknown,
+        }
+    }
+
     /// The number of this member, from 1.
     pub fn member(&self) -> u32 {
-        self.member
+        self.me.member
     }
 
     /// The process that acts for other members on this machine.
     pub fn process(&self) -> u32 {
-        self.process
+        self.me.process
     }
 
     /// From now on other members are served.
@@ -302,18 +384,50 @@ impl Link {
         }
     }
 
-    /// Asks another member.
+    /// Asks another member. `once`: it does this once, also if an earlier agent has asked the same. `patient` is asked at
+    /// least every 50 ms.
     pub fn call(
         &self,
         member: u32,
-        call: Call,
-        request: u64,
-        patient: impl FnMut() -> bool,
+        call: &Call,
+        once: Option<Once>,
+        patient: &mut dyn FnMut(Waits) -> bool,
     ) -> Result<Answer, NoAnswer> {
-        match self.ask(|id| ToProcess::Call { id, member, call, request }, patient)? {
-            Reply::Answered(answer) => answer,
-            _ => Err(NoAnswer::NoProcess),
+        let (Some(caller), Ok(body)) = (self.caller.get(), postcard::to_stdvec(call)) else {
+            return Err(NoAnswer::NoProcess);
+        };
+        let answer = caller.call(MemberId(member), once, &body, patient).map_err(|why| match why {
+            CallFailed::Gone => NoAnswer::Gone,
+            CallFailed::TimedOut => NoAnswer::TimedOut,
+            CallFailed::Expelled | CallFailed::TooLong => NoAnswer::Expelled,
+        })?;
+        // (A member that cannot serve answers nothing.)
+        postcard::from_bytes(&answer).map_err(|_| NoAnswer::TimedOut)
+    }
+
+    /// A number for a call that belongs to no request of the kernel.
+    pub fn next_once(&self) -> Once {
+        Once { request: self.own_calls, part: self.next.fetch_add(1, Ordering::Relaxed) as u32 }
+    }
+
+    /// The program has the answer: the other member may forget it.
+    pub fn answered(&self, member: u32, once: Once) {
+        if let Some(caller) = self.caller.get() {
+            caller.answered(MemberId(member), once);
         }
+    }
+
+    /// Received from and sent to each member by this agent, in bytes.
+    fn network_bytes(&self) -> Vec<(u32, (u64, u64))> {
+        let bytes = self.caller.get().map(Caller::network_bytes).unwrap_or_default();
+        bytes.into_iter().map(|(member, bytes)| (member.0, bytes)).collect()
+    }
+
+    /// Returns when no member believes the old name, or the old attributes, of a directory.
+    pub fn await_seen(&self, node: u64, thread: u32, patience: Duration) {
+        let until = tick() + patience;
+        // (A process that does not answer has ended, and the agent serves no more.)
+        let _ = self.ask(|id| ToProcess::Changed { id, node, thread }, || tick() < until);
     }
 
     /// Gives back all directories.
@@ -335,10 +449,16 @@ impl Link {
     /// The pool, as this member sees it.
     pub fn status(&self, patience: Duration) -> Result<PoolStatus, NoAnswer> {
         let until = tick() + patience;
-        match self.ask(|id| ToProcess::Status { id }, || tick() < until)? {
-            Reply::Status(status) => Ok(status),
-            _ => Err(NoAnswer::NoProcess),
+        let Reply::Status(mut status) = self.ask(|id| ToProcess::Status { id }, || tick() < until)? else {
+            return Err(NoAnswer::NoProcess);
+        };
+        for (member, (received_bytes, sent_bytes)) in self.network_bytes() {
+            if let Some(status) = status.members.iter_mut().find(|status| status.member == member) {
+                status.received_bytes += received_bytes;
+                status.sent_bytes += sent_bytes;
+            }
         }
+        Ok(status)
     }
 
     fn count(&self, message: impl FnOnce(u64) -> ToProcess, patience: Duration) -> Result<u32, NoAnswer> {
@@ -380,11 +500,6 @@ impl Link {
         !self.ended.load(Ordering::Acquire) && send(&mut hold(&self.out), message).is_ok()
     }
 
-    /// For a message that needs no reply: nodes that are forgotten.
-    pub fn call_without_waiting(&self, member: u32, call: Call) {
-        self.say(&ToProcess::Call { id: 0, member, call, request: 0 });
-    }
-
     fn read_loop(self: &Arc<Self>, mut stream: UnixStream, mut frames: Frames) {
         while let Ok(message) = receive(&mut stream, &mut frames) {
             self.take(message);
@@ -402,7 +517,12 @@ impl Link {
                 self.learn(directory.clone(), owner);
                 let link = self.clone();
                 let forget = move || {
-                    link.readers.await_earlier(|| link.ended.load(Ordering::Acquire));
+                    let ended = || link.ended.load(Ordering::Acquire);
+                    link.readers.await_earlier(ended);
+                    // (The kernel may believe what an earlier agent said.)
+                    while link.agent.get().is_none() && !ended() {
+                        thread::sleep(Duration::from_millis(5));
+                    }
                     if let Some(agent) = link.agent.get() {
                         agent.forget(&directory);
                     }
@@ -411,13 +531,22 @@ impl Link {
                 // (Without a thread the claim is not acknowledged, and the owner asks again.)
                 let _ = thread::Builder::new().name("pool-forget".to_owned()).spawn(forget);
             }
+            FromProcess::Drain { token, member, wish } => {
+                let link = self.clone();
+                let drain = move || {
+                    let drained = link.agent.get().map(|agent| agent.drained_for(member, &wish)).unwrap_or_default();
+                    link.say(&ToProcess::Drained { token, drained });
+                };
+                // (Without a thread the other member asks again.)
+                let _ = thread::Builder::new().name("pool-drained".to_owned()).spawn(drain);
+            }
             FromProcess::ServesUntil(until) => {
                 let nanos = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
                 self.serves_until_nanos.store(nanos, Ordering::Release);
             }
             FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
-            FromProcess::Answered { id, answer } => self.reply(id, Reply::Answered(answer)),
-            FromProcess::Released { id } => self.reply(id, Reply::Count(0)),
+            FromProcess::Found { id, place } => self.reply(id, Reply::Found(place)),
+            FromProcess::Seen { id } | FromProcess::Released { id } => self.reply(id, Reply::Count(0)),
             FromProcess::Left { id, others } => self.reply(id, Reply::Count(others)),
             FromProcess::Closed { id, handles } => self.reply(id, Reply::Count(handles)),
             FromProcess::Status { id, status } => self.reply(id, Reply::Status(status)),

@@ -3,8 +3,7 @@
 //! States: joining; a member; left. Agents come and go beside it, one at a time: each connects, learns all claims, and is
 //! asked to forget what another member claims. What no agent acknowledges is asked of the next one.
 //!
-//! The dangers that this avoids: a membership, or open files of other nodes, that end with an agent; a change that a
-//! program asked for once and that is made twice, because the agent died before it got the answer.
+//! The danger that this avoids: a membership, or open files of other nodes, that end with an agent.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,24 +16,25 @@ use std::thread;
 use std::time::Duration;
 
 use surgetank_policy::config::PoolConfig;
+use surgetank_pool::calls::Whereabouts;
 use surgetank_pool::frame::Frames;
-use surgetank_pool::membership::{CallFailed, Host, NotClaimed};
+use surgetank_pool::membership::{Host, NotClaimed};
 use surgetank_pool::{Authority, Claim, Directory, MemberId, Membership};
 use surgetank_types::clock::tick;
 use surgetank_types::workers::Workers;
 
 use super::call::{Answer, Ask, Call};
 use super::export::Export;
-use super::link::{Claimed, FromProcess, NoAnswer, Owner, ToProcess, receive, send};
+use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
 use super::rendezvous::{self, Joined};
-use super::status::{ClaimStatus, MemberStatus, PoolStatus};
+use super::status::{ClaimStatus, LostMember, MemberStatus, PoolStatus};
 
-/// So long a call may take altogether; the agent stops waiting earlier.
-const CALL: Duration = Duration::from_secs(600);
 /// So long a claim may take.
 const CLAIM: Duration = Duration::from_secs(60);
-/// Answers that an agent did not get are kept for the next one; at most so many.
-const ORPHANS_MAX: usize = 4096;
+/// So long the agent, or the next one, may take to say what another member's programs have left to drain.
+const WISH: Duration = Duration::from_secs(20);
+/// Other members believe an answer about a directory for at most so long.
+pub const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// How often the agent learns until when it may serve.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -46,6 +46,8 @@ pub struct Start {
     pub store: OwnedFd,
     /// The mount's directory.
     pub over: PathBuf,
+    /// So long other members may believe an answer about a directory.
+    pub believed: Duration,
     /// Where the agent connects.
     pub socket: UnixListener,
 }
@@ -60,9 +62,9 @@ struct Process {
     forgetting: Mutex<HashMap<u64, bool>>,
     forgotten: Condvar,
     tokens: AtomicU64,
-    /// By the kernel's number of a request: under way, or the answer that no agent got.
-    requests: Mutex<HashMap<u64, Option<Result<Answer, NoAnswer>>>>,
-    answered: Condvar,
+    /// Wishes of other members that the agent is asked for, and its answers.
+    wishes: Mutex<HashMap<u64, Option<Vec<u8>>>>,
+    granted: Condvar,
     workers: Workers,
     refused: Mutex<Option<String>>,
     store: OwnedFd,
@@ -77,11 +79,11 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs until it is killed; the supervisor does that.
 pub fn main(start: Start) -> u8 {
-    let Start { config, store, over, socket } = start;
+    let Start { config, store, over, believed, socket } = start;
     // SAFETY: takes and returns numbers. A write beyond the limit of sizes then fails, as for the program that asked for it.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let process = Arc::new(Process {
-        export: Export::new(over),
+        export: Export::new(over, believed),
         membership: OnceLock::new(),
         agent: Mutex::new(None),
         agents: AtomicU64::new(0),
@@ -89,8 +91,8 @@ pub fn main(start: Start) -> u8 {
         forgetting: Mutex::default(),
         forgotten: Condvar::new(),
         tokens: AtomicU64::new(1),
-        requests: Mutex::default(),
-        answered: Condvar::new(),
+        wishes: Mutex::default(),
+        granted: Condvar::new(),
         workers: Workers::new("pool-agent", 16),
         refused: Mutex::new(None),
         store,
@@ -164,14 +166,14 @@ impl Process {
     }
 
     fn attend_in_thread(self: &Arc<Self>, mut stream: UnixStream) -> io::Result<()> {
-        let member = {
+        let me = {
             let mut refused = hold(&self.refused);
             loop {
                 if let Some(why) = &*refused {
                     return send(&mut stream, &FromProcess::Refused(why.clone()));
                 }
-                if let Some((id, _)) = self.membership.get().and_then(Membership::id) {
-                    break id;
+                if let Some(me) = self.me() {
+                    break me;
                 }
                 refused = self.changed.wait_timeout(refused, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -184,7 +186,7 @@ impl Process {
             let claims =
                 known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
             let mut writer = stream.try_clone()?;
-            send(&mut writer, &FromProcess::Joined { member: member.0, process: std::process::id(), claims })?;
+            send(&mut writer, &FromProcess::Joined { me, claims })?;
             let until = membership.and_then(Membership::serves_until).unwrap_or_default();
             send(&mut writer, &FromProcess::ServesUntil(until))?;
             *agent = Some((number, writer));
@@ -193,7 +195,7 @@ impl Process {
         let mut frames = Frames::default();
         let ended = loop {
             match receive::<ToProcess>(&mut stream, &mut frames) {
-                Ok(message) => self.take(number, message),
+                Ok(message) => self.take(message),
                 Err(why) => break why,
             }
         };
@@ -204,22 +206,26 @@ impl Process {
         Err(ended)
     }
 
-    fn take(self: &Arc<Self>, agent: u64, message: ToProcess) {
+    fn take(self: &Arc<Self>, message: ToProcess) {
         match message {
             ToProcess::Serving => self.serving.store(true, Ordering::Release),
             ToProcess::Forgotten { token } => {
                 hold(&self.forgetting).insert(token, true);
                 self.forgotten.notify_all();
             }
-            ToProcess::Call { id: 0, member, call, .. } => {
-                // (Nodes that are forgotten.)
-                self.run(move |process| drop(process.call(MemberId(member), &call)));
-            }
-            ToProcess::Call { id, member, call, request } => self.run(move |process| {
-                let answer = process.call_once(agent, MemberId(member), &call, request);
-                if let Some(answer) = answer {
-                    process.say(&FromProcess::Answered { id, answer });
+            ToProcess::Drained { token, drained } => {
+                if let Some(wish) = hold(&self.wishes).get_mut(&token) {
+                    *wish = Some(drained);
                 }
+                self.granted.notify_all();
+            }
+            ToProcess::Find { id, member } => {
+                let place = self.find(MemberId(member));
+                self.say(&FromProcess::Found { id, place });
+            }
+            ToProcess::Changed { id, node, thread } => self.run(move |process| {
+                process.export.await_seen(node, thread);
+                process.say(&FromProcess::Seen { id });
             }),
             ToProcess::Claim { id, directory } => self.run(move |process| {
                 let directory = Directory(directory);
@@ -270,44 +276,41 @@ impl Process {
         }
     }
 
-    fn call(&self, member: MemberId, call: &Call) -> Result<Answer, NoAnswer> {
-        let membership = self.membership.get().ok_or(NoAnswer::Expelled)?;
-        let body = postcard::to_stdvec(call).map_err(|_| NoAnswer::NoProcess)?;
-        let answer = membership.call(member, body, CALL).map_err(|why| match why {
-            CallFailed::Gone => NoAnswer::Gone,
-            CallFailed::TimedOut => NoAnswer::TimedOut,
-            _ => NoAnswer::Expelled,
-        })?;
-        // (A member whose process cannot serve answers nothing.)
-        postcard::from_bytes(&answer).map_err(|_| NoAnswer::TimedOut)
+    fn me(&self) -> Option<Me> {
+        let membership = self.membership.get()?;
+        let ((member, term), (pool, secret)) = (membership.id()?, membership.introduction());
+        let process = std::process::id();
+        Some(Me { member: member.0, term: term.0, process, pool: *pool, secret: secret.to_hex() })
     }
 
-    /// The answer to a request of the kernel. If an earlier agent has asked the same, its answer. `None`: the agent that
-    /// asked is gone, and the next one asks again.
-    fn call_once(&self, agent: u64, member: MemberId, call: &Call, request: u64) -> Option<Result<Answer, NoAnswer>> {
-        if request == 0 {
-            return Some(self.call(member, call));
+    fn find(&self, member: MemberId) -> Place {
+        match self.membership.get().map(|membership| membership.find(member)) {
+            Some(Whereabouts::At(term, address)) => Place::At(term.0, address),
+            Some(Whereabouts::Unknown) => Place::Unknown,
+            Some(Whereabouts::Gone) => Place::Gone,
+            Some(Whereabouts::Expelled) | None => Place::Expelled,
         }
-        {
-            let mut requests = hold(&self.requests);
-            while let Some(entry) = requests.get(&request) {
-                if entry.is_some() {
-                    return requests.remove(&request).flatten();
-                }
-                requests = self.answered.wait(requests).unwrap_or_else(PoisonError::into_inner);
+    }
+
+    /// Asks the agent, or the next one. Empty: none has answered in time.
+    fn drained_for(&self, member: MemberId, wish: &[u8]) -> Vec<u8> {
+        let until = tick() + WISH;
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        hold(&self.wishes).insert(token, None);
+        let mut asked = 0;
+        while tick() < until {
+            let agent = hold(&self.agent).as_ref().map_or(0, |(number, _)| *number);
+            if agent != asked {
+                asked = agent;
+                self.say(&FromProcess::Drain { token, member: member.0, wish: wish.to_vec() });
             }
-            requests.insert(request, None);
+            let wishes = hold(&self.wishes);
+            if wishes.get(&token).is_some_and(Option::is_some) {
+                break;
+            }
+            drop(self.granted.wait_timeout(wishes, LOOK_EVERY));
         }
-        let answer = self.call(member, call);
-        let mut requests = hold(&self.requests);
-        let is_here = hold(&self.agent).as_ref().is_some_and(|(present, _)| *present == agent);
-        if is_here || requests.len() > ORPHANS_MAX {
-            requests.remove(&request);
-        } else {
-            requests.insert(request, Some(answer.clone()));
-        }
-        self.answered.notify_all();
-        is_here.then_some(answer)
+        hold(&self.wishes).remove(&token).flatten().unwrap_or_default()
     }
 
     fn release_all(&self) {
@@ -329,17 +332,17 @@ impl Process {
     fn leave(&self) -> u32 {
         let Some(membership) = self.membership.get() else { return 0 };
         membership.look_again();
-        let others = u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX);
-        if membership.has_registry() && others > 0 {
-            return others;
+        if !membership.has_registry() {
+            return u32::from(!membership.leave(CLAIM));
         }
-        // (The file first: a member that comes now begins a new pool.)
+        if !membership.end_registry() {
+            return u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX).max(1);
+        }
+        // (A member that comes now waits until the file is gone, and begins a new pool.)
         if let Some(name) = &*hold(&self.made) {
             rendezvous::remove(&self.store, name);
         }
-        // (The registry ends with its last member.)
-        let left = membership.has_registry() || membership.leave(CLAIM);
-        u32::from(!left)
+        0
     }
 
     fn handles(&self) -> u32 {
@@ -359,6 +362,8 @@ impl Process {
             let (member, term) = (record.id.0, record.term.0);
             MemberStatus { member, term, address: record.address, received_bytes, sent_bytes, handles }
         });
+        let lost = membership.lost().into_iter();
+        let lost = lost.map(|record| LostMember { member: record.id.0, address: record.address });
         let claims = membership.claims().into_iter().map(|(directory, claim)| ClaimStatus {
             directory: format!("/{}", String::from_utf8_lossy(&directory.0)),
             owner: claim.owner.0,
@@ -367,6 +372,7 @@ impl Process {
             member: me.0,
             has_registry: membership.has_registry(),
             members: members.collect(),
+            lost: lost.collect(),
             claims: claims.collect(),
         }
     }
@@ -429,6 +435,10 @@ impl Host for Process {
                 return Vec::new();
             }
             thread::sleep(Duration::from_millis(10));
+        }
+        if let Ask::Drain { wish } = &call.ask {
+            let drained = Answer::Bytes(self.drained_for(from, wish));
+            return postcard::to_stdvec(&drained).unwrap_or_default();
         }
         let answer = self.export.answer(from.0, &call);
         tracing::trace!(from = from.0, ?call, ?answer, "carried out");

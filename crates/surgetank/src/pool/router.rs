@@ -14,7 +14,7 @@ mod remote;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -25,6 +25,7 @@ use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::call::Listed;
 use super::link::{Agent, Claimed, Link, Owner, Turns};
+use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
 use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
@@ -51,12 +52,17 @@ pub struct Router<F> {
     remote: Remote,
     /// Names of directories of other members that programs read, by handle.
     listings: Mutex<HashMap<u64, Arc<Vec<Listed>>>>,
+    /// Files of the store that were opened here before another member claimed their directory: the member and its handle.
+    moved: Mutex<HashMap<u64, (u32, u64)>>,
     /// This member gives its directories back: other members change nothing here any more.
     leaving: AtomicBool,
     left: AtomicBool,
     believed: Believed,
     /// What is done here.
     works: Turns,
+    drains: OnceLock<Weak<dyn Drains>>,
+    /// What programs of this node changed at other members.
+    pub others: Arc<Others>,
 }
 
 /// Who serves a directory.
@@ -81,7 +87,8 @@ impl<F: Filesystem> Router<F> {
     /// The process of `link` has joined.
     pub fn new(door: Arc<F>, only_ids: Option<(u32, u32)>, namespace: Arc<Namespace>, link: Arc<Link>) -> Self {
         namespace.pooled.number_files_of(link.member());
-        let remote = Remote::new(link.clone());
+        let others = Arc::new(Others::new(link.clone()));
+        let remote = Remote::new(link.clone(), others.written.clone());
         Self {
             door,
             only_ids,
@@ -89,16 +96,22 @@ impl<F: Filesystem> Router<F> {
             link,
             remote,
             listings: Mutex::default(),
+            moved: Mutex::default(),
             leaving: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            believed: Believed::default(),
+            believed: Believed::since_now(),
             works: Turns::default(),
+            drains: OnceLock::new(),
+            others,
         }
     }
 
-    /// The mount is there: other members may come.
-    pub fn serve(self: &Arc<Self>) {
+    /// The mount is there: other members may come. `drains`: answers how far their programs' changes are.
+    pub fn serve(self: &Arc<Self>, drains: Weak<dyn Drains>) {
+        // (Set once.)
+        let _ = self.drains.set(drains);
         self.link.serve(self.clone());
+        self.others.look_now_and_then();
     }
 
     /// The pool, as this member sees it.
@@ -109,8 +122,8 @@ impl<F: Filesystem> Router<F> {
     }
 
     /// Gives all directories back and ends the membership, if everything is `settled`, no other member has a file open
-    /// here, and none needs this one's registry. Returns whether it did.
-    pub fn leave(&self, settled: impl Fn() -> bool) -> bool {
+    /// here, none needs this one's registry, and `close` says that no user is left or comes. Returns whether it did.
+    pub fn leave(&self, settled: impl Fn() -> bool, close: impl Fn() -> bool) -> bool {
         const LOOK_EVERY: Duration = Duration::from_millis(200);
         let is_held = || {
             let status = self.link.status(PATIENCE);
@@ -120,7 +133,7 @@ impl<F: Filesystem> Router<F> {
             })
         };
         if self.left.load(Ordering::SeqCst) {
-            return true;
+            return close();
         }
         if is_held() {
             std::thread::sleep(LOOK_EVERY);
@@ -128,7 +141,7 @@ impl<F: Filesystem> Router<F> {
         }
         self.leaving.store(true, Ordering::SeqCst);
         self.works.await_earlier(|| false);
-        if !settled() || is_held() {
+        if !settled() || is_held() || !close() {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
@@ -277,7 +290,7 @@ impl<F: Filesystem> Router<F> {
             Some((_, dir, name)) => match self.way(caller, dir.0, does)? {
                 Way::There(dir) => {
                     let ino = self.namespace.pooled.ino_of(FileId(id)).ok_or(Errno::STALE)?;
-                    self.remote.file(caller, dir, &name, ino).map(Way::There)
+                    self.remote.file(caller, id, (dir, &name), ino).map(Way::There)
                 }
                 way => Ok(way),
             },
@@ -307,11 +320,13 @@ impl<F: Filesystem> Router<F> {
                 Ok(Way::Store(path)) => {
                     // (Before the owner is looked up again: what is read then ends before a claim is acknowledged.)
                     let _reading = self.link.reading();
-                    self.believed.note(&path);
                     if matches!(self.link.owner(&path), Owner::Member(..) | Owner::Lost(_)) {
                         continue;
                     }
-                    return here(&self.door);
+                    let answer = here(&self.door);
+                    // (After the answer: the store may have been slow.)
+                    self.believed.note(&path);
+                    return answer;
                 }
                 Ok(Way::There(at)) => there(at),
                 Err(fault) => Err(fault),
@@ -331,5 +346,12 @@ impl<F: Filesystem> Agent for Router<F> {
         if let Some(left) = self.believed.since(directory).and_then(|since| believed.checked_sub(since)) {
             std::thread::sleep(left + A_TICK);
         }
+    }
+
+    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8> {
+        let drains = self.drains.get().and_then(Weak::upgrade);
+        let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
+        let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
+        drained.and_then(Result::ok).unwrap_or_default()
     }
 }

@@ -11,6 +11,9 @@ pub struct PoolStatus {
     pub has_registry: bool,
     /// All members.
     pub members: Vec<MemberStatus>,
+    /// Members that were lost: their lease ended before they left.
+    #[serde(default)]
+    pub lost: Vec<LostMember>,
     /// Directories of the store that have an owner.
     pub claims: Vec<ClaimStatus>,
 }
@@ -30,6 +33,15 @@ pub struct MemberStatus {
     pub sent_bytes: u64,
     /// Files and directories of this node that its programs have open.
     pub handles: u64,
+}
+
+/// A member that was lost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostMember {
+    /// Its number.
+    pub member: u32,
+    /// Where it was: `HOST:PORT`.
+    pub address: String,
 }
 
 /// A directory and its owner.

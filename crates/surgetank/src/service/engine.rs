@@ -1,7 +1,7 @@
 //! The engine of a served directory: it returns the namespace's and the drain's answers in the shapes of the report.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use crate::pool::router::Router;
 use crate::pool::status::PoolStatus;
 use crate::seccomp::Refusals;
 
+mod final_drain;
 mod trouble;
 
 use trouble::before_unix;
@@ -49,6 +50,8 @@ pub struct Served {
     recorder: Option<Arc<Recorder>>,
     /// Set if the agent is a member of a pool.
     pool: Option<Arc<Router<Door>>>,
+    /// Other members are asked next to drain what programs of this node changed there.
+    others_begin: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
@@ -60,8 +63,6 @@ struct Mark {
     at: Instant,
 }
 
-/// If a file stays open longer than this after its run ended, a process holds it.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Threads that free the tiers. Freeing memory takes the same total time on several cores as on one, and that many
 /// times the processor time.
 const EMPTIERS: usize = 2;
@@ -81,7 +82,19 @@ impl Served {
         recorder: Option<Arc<Recorder>>,
         pool: Option<Arc<Router<Door>>>,
     ) -> Self {
-        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), refusals, recorder, pool }
+        Self {
+            namespace,
+            drain,
+            runs,
+            door,
+            prefetcher,
+            guard,
+            begun: Mutex::default(),
+            refusals,
+            recorder,
+            pool,
+            others_begin: AtomicBool::new(false),
+        }
     }
 
     fn mark(&self) -> Mark {
@@ -98,18 +111,6 @@ impl Served {
         let mut list = self.namespace.questions.undurable(scope.run);
         list.retain(|one| scope.covers(&one.path));
         list
-    }
-
-    /// Files of programs that have just ended: the kernel reports their last close a moment later. An earlier verdict
-    /// would call them open or waiting.
-    fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
-        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_TIMEOUT)
-            && self
-                .namespace
-                .questions
-                .unsealed(scope.run)
-                .iter()
-                .any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
     fn fault(path: &[u8], fault: &surgetank_types::error::Fault) -> Error {
@@ -282,18 +283,11 @@ impl Engine for Served {
     }
 
     fn begin_final_drain(&self, scope: &Scope) {
-        self.namespace.files.descriptors.catch_up();
-        let mark = self.mark();
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
         if let (Some(recorder), Some(run)) = (&self.recorder, scope.run) {
             recorder.command_ended(run);
         }
-        self.drain.hurry();
-        self.namespace.questions.begin_final_drain(scope.run);
-        // After that, so that a file sealed from now on is drained when it is sealed.
-        if self.namespace.base.config.keep_at_exit == surgetank_policy::config::KeepAtExit::Drain {
-            self.namespace.questions.drain_kept(scope.run);
-        }
+        self.others_begin.store(true, Ordering::SeqCst);
+        self.begin_drain_here(scope);
     }
 
     fn end_final_drain(&self, scope: &Scope) {
@@ -319,9 +313,16 @@ impl Engine for Served {
         }
     }
 
-    fn leave_pool(&self) -> Option<bool> {
-        let everything = Scope::everything();
-        Some(self.pool.as_ref()?.leave(|| self.progress(&everything).settled))
+    fn await_settled_everywhere(&self, scope: &Scope, at_most: Duration) -> Progress {
+        self.settled_everywhere(scope, at_most)
+    }
+
+    fn verdict_everywhere(&self, scope: &Scope) -> Verdict {
+        self.judged_everywhere(scope)
+    }
+
+    fn leave_pool(&self, close: &dyn Fn() -> bool) -> Option<bool> {
+        self.left_pool(close)
     }
 
     fn pool_status(&self) -> Option<Result<PoolStatus>> {

@@ -2,23 +2,39 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use surgetank_pool::calls::caller_of;
 use surgetank_types::model::RunId;
 
 /// Process ids are reused, so a cached answer expires after this time.
 const BELIEVED: Duration = Duration::from_secs(1);
 const ANCESTORS_MAX: usize = 256;
 
+/// What programs of another member of the pool write belongs to the run with this number plus the member's.
+const OF_MEMBERS: u32 = 1 << 31;
+
+/// The run of what programs of another member of the pool write.
+pub fn of_member(member: u32) -> RunId {
+    RunId(OF_MEMBERS + member % OF_MEMBERS)
+}
+
 #[derive(Default)]
 pub struct Runs {
+    /// The process that acts for other members of the pool.
+    pool: OnceLock<u32>,
     next: AtomicU32,
     runs: Mutex<Vec<(RunId, u32)>>,
     known: Mutex<HashMap<u32, (RunId, Instant)>>,
 }
 
 impl Runs {
+    /// This process acts for other members.
+    pub fn has_pool(&self, process: u32) {
+        let _ = self.pool.set(process);
+    }
+
     /// A process has one run. If an earlier agent registered the process, the process did not get that answer and has
     /// joined again. Its writes must not count for a run that no client waits for.
     pub fn register(&self, pid: u32) -> RunId {
@@ -49,31 +65,46 @@ impl Runs {
     /// The run with this number, if it continues; a single run owns all writes.
     pub fn known(&self, run: RunId) -> RunId {
         match self.runs().as_slice() {
+            _ if run.0 >= OF_MEMBERS => run,
             [(only, _)] => *only,
             several if several.iter().any(|(known, _)| *known == run) => run,
             _ => RunId(0),
         }
     }
 
-    /// Reads /proc only if several runs share the directory.
+    /// Reads /proc only if several runs share the directory, or in a pool.
     pub fn run_of(&self, pid: u32) -> RunId {
         let runs = self.runs().clone();
-        match runs.as_slice() {
-            [] => RunId(0),
-            [(run, _)] => *run,
-            _ => {
-                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((run, _)) = known.get(&pid).filter(|(_, at)| at.elapsed() < BELIEVED) {
-                    return *run;
-                }
-                let run = descent(pid, &runs);
-                if known.len() > 10_000 {
-                    known.clear();
-                }
-                known.insert(pid, (run, Instant::now()));
-                run
-            }
+        let find = match (runs.as_slice(), self.pool.get()) {
+            ([], None) => return RunId(0),
+            ([(run, _)], None) => return *run,
+            _ => || {
+                self.member_of(pid).map_or_else(
+                    || match runs.as_slice() {
+                        [(run, _)] => *run,
+                        several => descent(pid, several),
+                    },
+                    of_member,
+                )
+            },
+        };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((run, _)) = known.get(&pid).filter(|(_, at)| at.elapsed() < BELIEVED) {
+            return *run;
         }
+        let run = find();
+        if known.len() > 10_000 {
+            known.clear();
+        }
+        known.insert(pid, (run, Instant::now()));
+        run
+    }
+
+    /// The member for whose programs the thread acts.
+    fn member_of(&self, thread: u32) -> Option<u32> {
+        let process = self.pool.get()?;
+        let name = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/comm")).ok()?;
+        caller_of(&name).map(|member| member.0)
     }
 }
 

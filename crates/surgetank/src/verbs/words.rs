@@ -85,6 +85,9 @@ pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
         format!("{}{}{}", entry.path, with(": ", &entry.why), with("; safe at ", &entry.safe_at))
     });
     list(&mut out, &verdict.lost, "lost", |entry| format!("{}: {}", entry.path, entry.why));
+    list(&mut out, &verdict.lost_elsewhere, "lost with another node, as far as this node knows", |entry| {
+        format!("{}: {}", entry.path, entry.why)
+    });
     list(&mut out, &verdict.conflicts, "changed in the store by another client, both kept", |entry| {
         format!("{}; ours is {}", entry.path, entry.kept_as)
     });

@@ -4,13 +4,14 @@
 //! where a call expects a file. Such calls refuse links.
 
 use std::ffi::CString;
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, Gid, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags, chmodat, chownat, ftruncate,
     getxattr, listxattr, removexattr, setxattr, utimensat,
 };
 use rustix::io::{Errno, retry_on_intr};
-use surgetank_types::model::Kind;
+use surgetank_types::model::{Attr, Kind};
 
 use super::holdings::{Holdings, Node};
 use super::names::{AUTHORITY, perm_bits};
@@ -23,7 +24,7 @@ const XATTR_NAME_BYTES_MAX: usize = 255;
 
 /// The attributes, through a handle where there is one.
 pub fn get(of: &Holdings, node: u64, handle: Option<u64>) -> Result<Answer, Errno> {
-    of.attr(node, handle).map(Answer::Attributes)
+    of.attr(node, handle).map(answered)
 }
 
 /// Changes attributes: the owner first, because a new owner clears bits of the mode.
@@ -48,7 +49,11 @@ pub fn set(of: &Holdings, node: u64, handle: Option<u64>, change: &Change) -> Re
         let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
         utimensat(&*node.fd, c"", &times, AtFlags::EMPTY_PATH)?;
     }
-    attr_of(&*node.fd).map(Answer::Attributes)
+    attr_of(&*node.fd).map(answered)
+}
+
+fn answered(attr: Attr) -> Answer {
+    Answer::Attributes { attr, ttl: Duration::ZERO }
 }
 
 fn set_size(of: &Holdings, node: &Node, handle: Option<u64>, size_bytes: u64) -> Result<(), Errno> {

@@ -10,6 +10,7 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use surgetank_types::model::{Attr, Kind};
@@ -102,7 +103,7 @@ impl Holdings {
         let new = || Counted { node: Node { fd: fd.clone(), kind: attr.kind }, lookups: 0 };
         let counted = tables.nodes.entry(number).or_insert_with(new);
         counted.lookups = counted.lookups.saturating_add(1);
-        Ok(Found { node: number, attr })
+        Ok(Found { node: number, attr, ttl: Duration::ZERO })
     }
 
     /// Takes look-ups back. Unknown nodes are ignored.

@@ -27,7 +27,7 @@ impl Scene {
         // As the pool's process does: the mode of a request has the program's mask already.
         rustix::process::umask(rustix::fs::Mode::empty());
         let dir = tempfile::tempdir().unwrap();
-        Self { export: Export::new(dir.path().to_owned()), dir }
+        Self { export: Export::new(dir.path().to_owned(), std::time::Duration::ZERO), dir }
     }
 
     fn path(&self) -> &Path {
@@ -77,7 +77,7 @@ impl Scene {
 
     fn attr(&self, ask: Ask) -> Attr {
         match self.ask(ask) {
-            Answer::Attributes(attr) => attr,
+            Answer::Attributes { attr, .. } => attr,
             other => panic!("{other:?}"),
         }
     }
@@ -442,7 +442,8 @@ fn files_belong_to_the_user_of_the_request() {
     assert_eq!((found.attr.uid, found.attr.gid), (other, other));
     let owned = as_other(change(found.node, Change { uid: Some(0), ..Change::default() }));
     assert_eq!(owned, Answer::Failed(libc::EPERM));
-    let Answer::Attributes(attr) = as_other(change(found.node, Change { perm: Some(0o600), ..Change::default() }))
+    let Answer::Attributes { attr, .. } =
+        as_other(change(found.node, Change { perm: Some(0o600), ..Change::default() }))
     else {
         panic!()
     };

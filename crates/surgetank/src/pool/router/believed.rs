@@ -25,6 +25,11 @@ struct Answered {
 }
 
 impl Believed {
+    /// The kernel may have answers of an earlier agent about every directory.
+    pub fn since_now() -> Self {
+        Self { answered: Mutex::new(Answered { left: Some(tick()), ..Answered::default() }) }
+    }
+
     /// The kernel gets an answer now.
     pub fn note(&self, directory: &[u8]) {
         let now = tick();
@@ -53,7 +58,7 @@ impl Believed {
     /// How long ago the last answer was; `None`: there was none.
     pub fn since(&self, directory: &[u8]) -> Option<Duration> {
         let answered = self.answered();
-        let at = answered.directories.get(directory).copied().or(answered.left)?;
+        let at = answered.directories.get(directory).copied().max(answered.left)?;
         Some(tick().saturating_duration_since(at))
     }
 

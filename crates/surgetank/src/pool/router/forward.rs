@@ -10,18 +10,18 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 
 use super::super::call::{Answer, Ask, Change, Found, Time};
 use super::remote::{At, Remote};
-use super::{Does, Router, Way};
+use super::{Does, PATIENCE, Router, Way};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
-    SpaceReport, TimeChange, WriteFlags,
+    SpaceReport, TimeChange, WriteFlags, wait_long,
 };
 
 /// An attribute of directories for the pool's process: whether this agent decides the names. (For one whose name begins with
 /// `system` the kernel checks no permission, which would be a request about the attributes.)
 const AUTHORITY: &[u8] = b"system.surgetank.authority";
 
-/// Nothing of another member is believed longer than the answer takes.
+/// What is not a directory of another member is not believed longer than the answer takes.
 const TTL: Duration = Duration::ZERO;
 
 fn unexpected<T>(answer: Answer) -> FsResult<T> {
@@ -32,7 +32,7 @@ fn unexpected<T>(answer: Answer) -> FsResult<T> {
 impl<F: Filesystem> Router<F> {
     fn entry(&self, at: At, found: &Found) -> Entry {
         let id = self.remote.number_of(at.member, found.node);
-        Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: TTL, attr_ttl: TTL }
+        Entry { id, generation: 0, attr: self.shown(found.attr), entry_ttl: found.ttl, attr_ttl: found.ttl }
     }
 
     fn shown(&self, attr: Attr) -> Attr {
@@ -56,7 +56,7 @@ impl<F: Filesystem> Router<F> {
 
     pub(super) fn attributes_there(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Attributes> {
         match self.remote.ask_once(caller, at, ask)? {
-            Answer::Attributes(attr) => Ok(Attributes { attr: self.shown(attr), ttl: TTL }),
+            Answer::Attributes { attr, ttl } => Ok(Attributes { attr: self.shown(attr), ttl }),
             answer => unexpected(answer),
         }
     }
@@ -86,10 +86,8 @@ impl<F: Filesystem> Router<F> {
 
     /// The directory of the store under a name, if the name is one.
     fn stores_directory(&self, parent: u64, name: &[u8]) -> Option<FileId> {
-        let child = self.namespace.pooled.child_of(FileId(parent), name)?;
-        let is_one = self.namespace.pooled.kind_of(child) == Some(Kind::Directory)
-            && matches!(self.namespace.pooled.place_of(child), Some(Place::OfTheStore(_)));
-        is_one.then_some(child)
+        let child = self.directory_at(parent, name)?;
+        matches!(self.namespace.pooled.place_of(child), Some(Place::OfTheStore(_))).then_some(child)
     }
 
     /// No name is believed for longer than what the store says. The attributes of another member's directory are asked
@@ -123,7 +121,21 @@ impl<F: Filesystem> Router<F> {
         if replaces || self.stores_directory(parent, name).is_some() {
             return Err(Errno::XDEV.into());
         }
-        self.door.rename(caller, parent, name, new_parent, new_name, flags)
+        let moved = [(parent, name), (new_parent, new_name)].map(|(dir, name)| self.directory_at(dir, name));
+        self.door.rename(caller, parent, name, new_parent, new_name, flags)?;
+        moved.into_iter().flatten().for_each(|dir| self.await_seen(caller, dir));
+        Ok(())
+    }
+
+    fn directory_at(&self, parent: u64, name: &[u8]) -> Option<FileId> {
+        let child = self.namespace.pooled.child_of(FileId(parent), name)?;
+        (self.namespace.pooled.kind_of(child) == Some(Kind::Directory)).then_some(child)
+    }
+
+    /// A directory has another name, another mode, or none of both: waits until no member believes the old ones.
+    fn await_seen(&self, caller: &Caller, dir: FileId) {
+        wait_long();
+        self.link.await_seen(dir.0, caller.pid, PATIENCE);
     }
 
     fn changed_there(change: &SetAttr) -> Change {
@@ -175,7 +187,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
         let there = |at: At| match self.remote.ask(caller, at, Ask::Lookup { parent: at.node, name: name.into() }) {
-            Ok(Answer::Found(found)) => Ok(Looked::Found(self.entry(at, &found))),
+            Ok(Answer::Found(found)) => {
+                self.remote.written.named(at.member, found.node, at.node, name);
+                Ok(Looked::Found(self.entry(at, &found)))
+            }
             Ok(Answer::OfTheStore) if self.remote.at(parent).is_none() => {
                 self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked))
             }
@@ -191,7 +206,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn forget(&self, id: u64, count: u64) {
         match self.remote.at(id) {
             Some(at) => self.remote.forget(at.member, at.node, count),
-            None => self.door.forget(id, count),
+            None => {
+                self.remote.forget_file(id);
+                self.door.forget(id, count);
+            }
         }
     }
 
@@ -216,7 +234,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
             self.attributes_there(caller, at, Ask::SetAttributes { node: at.node, handle, change })
         };
         let way = || self.way_of(caller, id, Does::Changes);
-        self.within(caller, way, |door| door.setattr(caller, id, change), there)
+        let here = |door: &F| {
+            let changed = door.setattr(caller, id, change)?;
+            if changed.attr.kind == Kind::Directory {
+                self.await_seen(caller, FileId(id));
+            }
+            Ok(changed)
+        };
+        self.within(caller, way, here, there)
     }
 
     fn readlink(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
@@ -255,7 +280,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
             {
                 return Err(Errno::BUSY.into());
             }
-            door.rmdir(caller, parent, name)
+            let dir = self.directory_at(parent, name);
+            door.rmdir(caller, parent, name)?;
+            dir.into_iter().for_each(|dir| self.await_seen(caller, dir));
+            Ok(())
         };
         let ask = |parent| Ask::RemoveDirectory { parent, name: name.into() };
         self.remove(caller, parent, here, ask)
@@ -340,7 +368,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
-        match Remote::handle(fh) {
+        match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.read_there(caller, member, handle, offset, buffer),
             None => self.door.read(caller, id, fh, offset, buffer),
         }
@@ -362,16 +390,18 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn flush(&self, caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
-        match Remote::handle(fh) {
-            Some((member, handle)) => self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner }),
-            None => self.door.flush(caller, id, fh, lock_owner),
+        if let Some((member, handle)) = self.known_there(fh) {
+            self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner })?;
         }
+        if Remote::handle(fh).is_some() { Ok(()) } else { self.door.flush(caller, id, fh, lock_owner) }
     }
 
     fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {
-        match Remote::handle(fh) {
-            Some((member, handle)) => self.close_there(member, handle),
-            None => self.door.release(id, fh, flags),
+        if let Some((member, handle)) = self.ended_there(fh) {
+            self.close_there(member, handle);
+        }
+        if Remote::handle(fh).is_none() {
+            self.door.release(id, fh, flags);
         }
     }
 
@@ -390,7 +420,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
-        match Remote::handle(fh) {
+        match self.handle_there(caller, id, fh, Does::Reads)? {
             Some((member, handle)) => self.seek_there(caller, member, handle, offset, whence),
             None => self.door.lseek(caller, id, fh, offset, whence),
         }
@@ -484,14 +514,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
-        match Remote::handle(asked.handle) {
+        match self.handle_there(caller, id, asked.handle, Does::Changes)? {
             Some((member, handle)) => self.test_lock_there(caller, member, handle, asked),
             None => self.door.getlk(caller, id, asked),
         }
     }
 
     fn setlk(&self, caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
-        match Remote::handle(asked.handle) {
+        match self.handle_there(caller, id, asked.handle, Does::Changes)? {
             Some((member, handle)) => self.lock_there(caller, member, handle, asked, wait),
             None => self.door.setlk(caller, id, asked, wait),
         }

@@ -3,7 +3,8 @@
 //! A file that is opened for reading is cached by the kernel, which asks for its attributes before each read. A file that
 //! is opened for writing is not.
 
-use std::sync::PoisonError;
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -12,8 +13,8 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 
 use super::super::call::{self, Answer, Ask, Listed, Lock};
-use super::Router;
 use super::remote::{At, Remote};
+use super::{Does, Router, Way};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
@@ -105,10 +106,54 @@ impl<F: Filesystem> Router<F> {
         }
     }
 
-    /// The program's close returned before this.
+    /// The program's close returned before this. The kernel asks the next agent if this one dies first.
     pub(super) fn close_there(&self, member: u32, handle: u64) {
-        let call = call::Call { uid: 0, gid: 0, ask: Ask::Close { handle } };
-        self.link.call_without_waiting(member, call);
+        let caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+        match self.remote.ask_once(&caller, Self::at_handle(member), Ask::Close { handle }) {
+            // (With the member its handles ended.)
+            Err(fault) if fault.errno != Errno::STALE && fault.errno != Errno::BADF => {
+                tracing::warn!(member, handle, why = %fault.errno, "a file stays open at another member");
+            }
+            _ => {}
+        }
+    }
+
+    /// Where an open file is read and locked now: `None`, here. A file of the store that was opened for reading moves
+    /// to the member that claims its directory.
+    pub(super) fn handle_there(&self, caller: &Caller, id: u64, fh: u64, does: Does) -> FsResult<Option<(u32, u64)>> {
+        if let Some(known) = self.known_there(fh) {
+            return Ok(Some(known));
+        }
+        let at = match self.way_of(caller, id, does) {
+            Ok(Way::There(at)) => at,
+            Ok(Way::Here | Way::Store(_)) => return Ok(None),
+            // It has been removed, or replaced: what is open stays as it was.
+            Err(fault) if fault.errno == Errno::STALE || fault.errno == Errno::NOENT => return Ok(None),
+            Err(fault) => return Err(fault),
+        };
+        let flags = OFlags::RDONLY.bits();
+        let Answer::Opened { handle } = self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags })? else {
+            return Err(Errno::PROTO.into());
+        };
+        let known = *self.moved().entry(fh).or_insert((at.member, handle));
+        if known != (at.member, handle) {
+            self.close_there(at.member, handle);
+        }
+        Ok(Some(known))
+    }
+
+    /// As far as is known without a question.
+    pub(super) fn known_there(&self, fh: u64) -> Option<(u32, u64)> {
+        Remote::handle(fh).or_else(|| self.moved().get(&fh).copied())
+    }
+
+    /// The program's last descriptor has ended.
+    pub(super) fn ended_there(&self, fh: u64) -> Option<(u32, u64)> {
+        Remote::handle(fh).or_else(|| self.moved().remove(&fh))
+    }
+
+    fn moved(&self) -> MutexGuard<'_, HashMap<u64, (u32, u64)>> {
+        self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn opendir_there(&self, caller: &Caller, at: At) -> FsResult<OpenedDirectory> {

@@ -4,18 +4,23 @@
 //! A number with the mark is `MARK + node`; the node's own bits name its member. Nodes that a member has numbered before
 //! it joined are listed.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::mem;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
+use surgetank_pool::calls::{Once, Waits};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::Caller;
 
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer};
+use super::super::others::written::Written;
 use super::{NOT_OWNER, PATIENCE};
 use crate::mount::{current, killed, wait_long};
 
@@ -25,6 +30,11 @@ pub(super) const MARK: u64 = 1 << 63;
 const LISTED: u64 = 1 << 62;
 /// A handle is `MARK + member * HANDLES + number`.
 const HANDLES: u64 = 1 << 40;
+
+/// Nodes that are forgotten are collected for so long.
+const FORGETTING: Duration = Duration::from_millis(50);
+/// So many nodes are forgotten by one call.
+const FORGOTTEN_MAX: usize = 1000;
 
 /// A file or directory of another member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,11 +50,71 @@ pub(super) struct Remote {
     /// Claimed directories: by path, of which owner and epoch.
     directories: Mutex<HashMap<Vec<u8>, (u32, u64, u64)>>,
     listed: Mutex<Vec<(u32, u64)>>,
+    /// Files that this agent knows from the store, in directories that another member owns by now: its member and node.
+    files: Mutex<HashMap<u64, (u32, u64)>>,
+    forgotten: Arc<Forgotten>,
+    /// What programs of this node have changed there.
+    pub written: Arc<Written>,
+}
+
+/// Look-ups to be taken back: by member and node, how many.
+#[derive(Default)]
+struct Forgotten {
+    nodes: Mutex<HashMap<(u32, u64), u64>>,
+    changed: Condvar,
+}
+
+/// Calls of this thread's request that are carried out once. The kernel has the request's answer when the thread begins
+/// the next one.
+#[derive(Default)]
+struct Asked {
+    request: u64,
+    parts: u32,
+    calls: Vec<(Arc<Link>, u32, Once)>,
+}
+
+impl Asked {
+    fn answered(&mut self) {
+        for (link, member, once) in self.calls.drain(..) {
+            link.answered(member, once);
+        }
+    }
+
+    /// Each call of a request has its own number. A request that the kernel repeats makes the same calls again.
+    fn next(&mut self, request: u64) -> Once {
+        if self.request != request {
+            self.answered();
+            (self.request, self.parts) = (request, 0);
+        }
+        self.parts += 1;
+        Once { request, part: self.parts }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.answered();
+    }
+}
+
+thread_local! {
+    static ASKED: RefCell<Asked> = RefCell::default();
+}
+
+fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Remote {
-    pub fn new(link: Arc<Link>) -> Self {
-        Self { link, directories: Mutex::default(), listed: Mutex::default() }
+    pub fn new(link: Arc<Link>, written: Arc<Written>) -> Self {
+        let forgotten = Arc::new(Forgotten::default());
+        let (asks, nodes) = (link.clone(), forgotten.clone());
+        let begun = thread::Builder::new().name("pool-forgets".to_owned()).spawn(move || nodes.tell_members(&asks));
+        if let Err(why) = begun {
+            tracing::warn!(%why, "other members keep what programs have forgotten");
+        }
+        let (directories, listed, files) = Default::default();
+        Self { link, directories, listed, files, forgotten, written }
     }
 
     /// Whose file the kernel's number is; `None`: one of this agent.
@@ -99,24 +169,41 @@ impl Remote {
         let Found { node, .. } = self.found(caller, at, Ask::Directory(path.into()), until)?;
         let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
         directories.insert(path.to_vec(), (member, epoch, node));
+        self.written.claimed(member, node, path);
         Ok(At { node, ..at })
     }
 
     /// The node of a file that the store had when this agent looked, in a directory that another member owns by now.
-    pub fn file(&self, caller: &Caller, dir: At, name: &[u8], ino: u64) -> FsResult<At> {
-        let asked = self.ask(caller, dir, Ask::Lookup { parent: dir.node, name: name.into() })?;
-        match asked {
-            Answer::Found(found) if found.attr.ino == ino => Ok(At { node: found.node, ..dir }),
-            Answer::Found(found) => {
-                self.forget(dir.member, found.node, 1);
-                Err(Errno::STALE.into())
-            }
-            _ => Err(Errno::STALE.into()),
+    pub fn file(&self, caller: &Caller, id: u64, (dir, name): (At, &[u8]), ino: u64) -> FsResult<At> {
+        if let Some((member, node)) = hold(&self.files).get(&id).copied()
+            && member == dir.member
+        {
+            return Ok(At { node, ..dir });
+        }
+        let Answer::Found(found) = self.ask(caller, dir, Ask::Lookup { parent: dir.node, name: name.into() })? else {
+            return Err(Errno::STALE.into());
+        };
+        if found.attr.ino != ino {
+            self.forget(dir.member, found.node, 1);
+            return Err(Errno::STALE.into());
+        }
+        let before = hold(&self.files).insert(id, (dir.member, found.node));
+        if let Some((member, node)) = before {
+            self.forget(member, node, 1);
+        }
+        Ok(At { node: found.node, ..dir })
+    }
+
+    /// The kernel has forgotten a file that this agent knows from the store.
+    pub fn forget_file(&self, id: u64) {
+        let known = hold(&self.files).remove(&id);
+        if let Some((member, node)) = known {
+            self.forget(member, node, 1);
         }
     }
 
-    pub fn found(&self, caller: &Caller, at: At, ask: Ask, until: Instant) -> FsResult<Found> {
-        match self.ask_until(caller, at, ask, 0, until)? {
+    fn found(&self, caller: &Caller, at: At, ask: Ask, until: Instant) -> FsResult<Found> {
+        match self.ask_until(caller, at, ask, None, until)? {
             Answer::Found(found) => Ok(found),
             _ => Err(Errno::IO.into()),
         }
@@ -124,31 +211,127 @@ impl Remote {
 
     /// Asks what may be asked twice.
     pub fn ask(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
-        self.ask_until(caller, at, ask, 0, tick() + PATIENCE)
+        self.ask_until(caller, at, ask, None, tick() + PATIENCE)
     }
 
-    /// Asks what is to be done once, even if this agent dies before it has the answer.
+    /// Asks what is to be done once, even if this agent dies before the program has the answer.
     pub fn ask_once(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
-        let request = current().map_or(0, |current| current.number);
-        self.ask_until(caller, at, ask, request, tick() + PATIENCE)
+        let once = current().map(|current| ASKED.with_borrow_mut(|asked| asked.next(current.number)));
+        let noted = noted(&ask);
+        let answer = self.ask_until(caller, at, ask, once, tick() + PATIENCE);
+        if let (Some(noted), Ok(answer)) = (noted, &answer) {
+            self.note(at.member, noted, answer);
+        }
+        if let Some(once) = once {
+            ASKED.with_borrow_mut(|asked| asked.calls.push((self.link.clone(), at.member, once)));
+        }
+        answer
     }
 
-    fn ask_until(&self, caller: &Caller, at: At, ask: Ask, request: u64, until: Instant) -> FsResult<Answer> {
+    /// Keeps the path of what has changed.
+    fn note(&self, member: u32, noted: Noted, answer: &Answer) {
+        match (noted, answer) {
+            (Noted::Name { parent, name }, Answer::Created { found, handle }) => {
+                self.written.named(member, found.node, parent, &name);
+                self.written.opened(member, found.node, *handle);
+            }
+            (Noted::Name { parent, name }, answer) => {
+                if let Answer::Found(found) = answer {
+                    self.written.named(member, found.node, parent, &name);
+                }
+                self.written.changed(member, parent, &name);
+            }
+            (Noted::Open { node }, Answer::Opened { handle }) => self.written.opened(member, node, *handle),
+            (Noted::Close { handle }, _) => self.written.closed(member, handle),
+            (Noted::Open { .. }, _) => {}
+        }
+    }
+
+    /// `until`: to reach the member. What it has begun to carry out is awaited, until the program is killed.
+    fn ask_until(&self, caller: &Caller, at: At, ask: Ask, once: Option<Once>, mut until: Instant) -> FsResult<Answer> {
         wait_long();
+        let begun = tick();
+        let mut patient = |waits: Waits| {
+            if waits == Waits::ForReply {
+                until = until.max(tick() + PATIENCE);
+            }
+            tick() < until && !killed()
+        };
         let gone = if at.by_path { NOT_OWNER } else { Errno::STALE };
         let call = Call { uid: caller.uid, gid: caller.gid, ask };
-        match self.link.call(at.member, call, request, || tick() < until && !killed()) {
-            Ok(Answer::Failed(errno)) => Err(Errno::from_raw_os_error(errno).into()),
-            Ok(Answer::NotOwner) | Err(NoAnswer::Gone) => Err(gone.into()),
-            Ok(answer) => Ok(answer),
-            Err(NoAnswer::TimedOut) if killed() => Err(Errno::INTR.into()),
-            Err(_) => Err(Errno::IO.into()),
+        let mut answer = match self.link.call(at.member, &call, once, &mut patient) {
+            Ok(Answer::Failed(errno)) => return Err(Errno::from_raw_os_error(errno).into()),
+            Ok(Answer::NotOwner) | Err(NoAnswer::Gone) => return Err(gone.into()),
+            Ok(answer) => answer,
+            Err(NoAnswer::TimedOut) if killed() => return Err(Errno::INTR.into()),
+            Err(_) => return Err(Errno::IO.into()),
+        };
+        if let Answer::Found(Found { ttl, .. }) | Answer::Attributes { ttl, .. } = &mut answer {
+            // (The other member counts from the moment at which it answered, which was later.)
+            *ttl = ttl.saturating_sub(tick().saturating_duration_since(begun));
         }
+        Ok(answer)
     }
 
     /// Takes back look-ups.
     pub fn forget(&self, member: u32, node: u64, count: u64) {
-        let call = Call { uid: 0, gid: 0, ask: Ask::Forget(vec![(node, count)]) };
-        self.link.call_without_waiting(member, call);
+        self.written.forget(member, node);
+        let mut nodes = hold(&self.forgotten.nodes);
+        *nodes.entry((member, node)).or_default() += count;
+        if nodes.len() == 1 {
+            self.forgotten.changed.notify_one();
+        }
+    }
+}
+
+impl Forgotten {
+    fn tell_members(&self, link: &Link) {
+        loop {
+            let mut nodes = hold(&self.nodes);
+            while nodes.is_empty() {
+                nodes = self.changed.wait(nodes).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(nodes);
+            thread::sleep(FORGETTING);
+            let mut of_members = HashMap::<u32, Vec<(u64, u64)>>::new();
+            for ((member, node), count) in mem::take(&mut *hold(&self.nodes)) {
+                of_members.entry(member).or_default().push((node, count));
+            }
+            for (member, nodes) in of_members {
+                for some in nodes.chunks(FORGOTTEN_MAX) {
+                    let call = Call { uid: 0, gid: 0, ask: Ask::Forget(some.to_vec()) };
+                    let until = tick() + PATIENCE;
+                    // (A member that is gone has forgotten them. Of one that is not reached they stay until it ends.)
+                    let once = link.next_once();
+                    let _ = link.call(member, &call, Some(once), &mut |_| tick() < until);
+                    link.answered(member, once);
+                }
+            }
+        }
+    }
+}
+
+/// What a change is noted by.
+enum Noted {
+    Name { parent: u64, name: Box<[u8]> },
+    Open { node: u64 },
+    Close { handle: u64 },
+}
+
+fn noted(ask: &Ask) -> Option<Noted> {
+    match ask {
+        Ask::Create { parent, name, .. }
+        | Ask::MakeDirectory { parent, name, .. }
+        | Ask::MakeNode { parent, name, .. }
+        | Ask::SymbolicLink { parent, name, .. }
+        | Ask::Rename { new_parent: parent, new_name: name, .. }
+        | Ask::Link { new_parent: parent, new_name: name, .. } => {
+            Some(Noted::Name { parent: *parent, name: name.clone() })
+        }
+        Ask::Open { node, flags } if *flags & (libc::O_ACCMODE | libc::O_TRUNC) as u32 != 0 => {
+            Some(Noted::Open { node: *node })
+        }
+        Ask::Close { handle } => Some(Noted::Close { handle: *handle }),
+        _ => None,
     }
 }

@@ -1,0 +1,90 @@
+//! The final drain of a scope: here, and in a pool what programs of this node changed at other members.
+//!
+//! The danger that it avoids: a file that was closed a moment ago, and that a verdict calls open.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use surgetank_core::report::{Progress, Scope, Verdict};
+use surgetank_policy::config::KeepAtExit;
+
+use super::{Mark, Served};
+use crate::agent::engine::Engine;
+use crate::pool::others::{Drained, Drains, Wish};
+use crate::service::runs::of_member;
+
+/// The others are asked for so long at once: then the client learns how far they are.
+const AT_ONCE_MS: u64 = 200;
+
+/// If a file stays open longer than this after its run ended, a process holds it.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Served {
+    /// Files of programs that have just ended: the kernel reports their last close a moment later. An earlier verdict
+    /// would call them open or waiting.
+    pub(super) fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
+        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_TIMEOUT)
+            && self
+                .namespace
+                .questions
+                .unsealed(scope.run)
+                .iter()
+                .any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
+    }
+
+    pub(super) fn begin_drain_here(&self, scope: &Scope) {
+        self.namespace.files.descriptors.catch_up();
+        let mark = self.mark();
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
+        self.drain.hurry();
+        self.namespace.questions.begin_final_drain(scope.run);
+        // After that, so that a file sealed from now on is drained when it is sealed.
+        if self.namespace.base.config.keep_at_exit == KeepAtExit::Drain {
+            self.namespace.questions.drain_kept(scope.run);
+        }
+    }
+
+    /// First what is here, then what is at other members.
+    pub(super) fn settled_everywhere(&self, scope: &Scope, at_most: Duration) -> Progress {
+        let progress = self.await_settled(scope, at_most);
+        match &self.pool {
+            Some(pool) if progress.settled => {
+                let begins = self.others_begin.swap(false, Ordering::SeqCst);
+                let at_most_ms = u64::try_from(at_most.as_millis()).unwrap_or(u64::MAX).min(AT_ONCE_MS);
+                let progress =
+                    pool.others.with_progress(progress, &Wish { begins, at_most_ms, paths: scope.paths.clone() });
+                if !progress.settled {
+                    std::thread::sleep(at_most.min(Duration::from_millis(50)));
+                }
+                progress
+            }
+            _ => progress,
+        }
+    }
+
+    pub(super) fn left_pool(&self, close: &dyn Fn() -> bool) -> Option<bool> {
+        let everything = Scope::everything();
+        Some(self.pool.as_ref()?.leave(|| self.progress(&everything).settled, close))
+    }
+
+    pub(super) fn judged_everywhere(&self, scope: &Scope) -> Verdict {
+        let mut verdict = self.verdict(scope);
+        if let Some(pool) = &self.pool {
+            let wish = Wish { begins: false, at_most_ms: 0, paths: scope.paths.clone() };
+            pool.others.with_verdict(&mut verdict, &wish);
+        }
+        verdict
+    }
+}
+
+impl Drains for Served {
+    fn drained_for(&self, member: u32, wish: &Wish) -> Drained {
+        let scope = Scope { run: Some(of_member(member)), paths: wish.paths.clone() };
+        if wish.begins {
+            self.begin_drain_here(&scope);
+        }
+        let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms));
+        Drained { progress, verdict: self.verdict(&scope) }
+    }
+}

@@ -1,0 +1,196 @@
+//! What members of a pool do at once: changes seen, agents that are killed, members that come and go.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Signal, kill_process};
+
+use crate::pool::{Pool, run};
+
+/// A file of the store, opened before any member changes its directory.
+#[test]
+fn file_that_was_open_before_the_claim_grows() {
+    let Some(mut pool) = Pool::start("tail", 2) else { return };
+    fs::write(pool.store().join("log"), "one\n").unwrap();
+    fs::write(pool.store().join("other"), "").unwrap();
+    let mut reads = File::open(pool.member(1).join("log")).unwrap();
+    let mut text = String::new();
+    reads.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "one\n");
+    let mut appends = OpenOptions::new().append(true).open(pool.member(0).join("log")).unwrap();
+    appends.write_all(b"two\n").unwrap();
+    text.clear();
+    reads.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "two\n");
+    assert_eq!(reads.metadata().unwrap().len(), 8);
+    drop((appends, reads));
+    pool.end();
+}
+
+/// `flock FILE COMMAND` opens for reading. Neither member has changed the directory.
+#[test]
+fn locks_hold_on_files_that_were_only_opened_for_reading() {
+    let Some(mut pool) = Pool::start("readlocks", 2) else { return };
+    fs::write(pool.store().join("lock"), "").unwrap();
+    let (here, there) =
+        (File::open(pool.member(0).join("lock")).unwrap(), File::open(pool.member(1).join("lock")).unwrap());
+    flock(&here, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(flock(&there, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::AGAIN));
+    flock(&here, FlockOperation::Unlock).unwrap();
+    flock(&there, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(flock(&here, FlockOperation::NonBlockingLockShared), Err(rustix::io::Errno::AGAIN));
+    drop(there);
+    crate::scene::eventually("the lock ends with its file", || {
+        flock(&here, FlockOperation::NonBlockingLockShared).is_ok()
+    });
+    drop(here);
+    pool.end();
+}
+
+/// Other members believe a directory's name for a moment.
+#[test]
+fn directory_that_is_renamed_or_removed_is_gone_for_all_at_once() {
+    let Some(mut pool) = Pool::start("moves", 2) else { return };
+    let (here, there) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    fs::create_dir(here.join("d")).unwrap();
+    for round in 0..5 {
+        fs::write(here.join("d/x"), round.to_string()).unwrap();
+        assert_eq!(fs::read_to_string(there.join("d/x")).unwrap(), round.to_string());
+        fs::rename(here.join("d"), here.join("e")).unwrap();
+        assert!(!there.join("d/x").exists(), "round {round}: the old name");
+        assert_eq!(fs::read_to_string(there.join("e/x")).unwrap(), round.to_string());
+        fs::create_dir(here.join("d")).unwrap();
+        assert!(!there.join("d/x").exists(), "round {round}: the new directory");
+        fs::remove_file(there.join("e/x")).unwrap();
+        fs::remove_dir(here.join("e")).unwrap();
+        assert!(!there.join("e").exists(), "round {round}");
+    }
+    // A mode, too: it decides who goes through.
+    fs::set_permissions(here.join("d"), fs::Permissions::from_mode(0o711)).unwrap();
+    assert_eq!(fs::metadata(there.join("d")).unwrap().mode() & 0o777, 0o711);
+    fs::set_permissions(here.join("d"), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(fs::metadata(there.join("d")).unwrap().mode() & 0o777, 0o755);
+    pool.end();
+}
+
+/// The member that removes them has just looked at them.
+#[test]
+fn tree_of_another_member_is_removed_without_waiting() {
+    let Some(mut pool) = Pool::start("removes", 2) else { return };
+    for number in 0..30 {
+        fs::create_dir_all(pool.member(0).join(format!("tree/{number}/below"))).unwrap();
+    }
+    let begun = Instant::now();
+    fs::remove_dir_all(pool.member(1).join("tree")).unwrap();
+    // (60 directories at 100 ms each, the time for which the members believe a name.)
+    assert!(begun.elapsed() < Duration::from_millis(3000), "{:?}", begun.elapsed());
+    assert!(!pool.member(0).join("tree").exists());
+    pool.end();
+}
+
+/// The agent of the member that asks is killed, between the reply of the owner and that of the kernel.
+#[test]
+fn appends_are_done_once_while_the_asking_agent_is_killed() {
+    let Some(mut pool) = Pool::start("asks", 2) else { return };
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    let log = pool.member(1).join("d/log");
+    File::create(&log).unwrap();
+    const RECORDS: usize = 2000;
+    let mut kills = 0;
+    std::thread::scope(|scope| {
+        let appends = scope.spawn(|| {
+            let mut log = OpenOptions::new().append(true).open(&log).unwrap();
+            for number in 0..RECORDS {
+                log.write_all(format!("{number}\n").as_bytes()).unwrap();
+                let made =
+                    OpenOptions::new().write(true).create_new(true).open(pool.member(1).join(format!("d/{number}")));
+                made.unwrap_or_else(|why| panic!("{number}: {why}"));
+                fs::remove_file(pool.member(1).join(format!("d/{number}"))).unwrap();
+            }
+        });
+        while !appends.is_finished() {
+            std::thread::sleep(Duration::from_millis(50));
+            // (The one that is killed may just be replaced.)
+            kills += usize::from(kill_process(pool.agent(1), Signal::KILL).is_ok());
+        }
+        appends.join().unwrap();
+    });
+    assert!(kills > 3, "{kills} kills");
+    let expected: String = (0..RECORDS).map(|number| format!("{number}\n")).collect();
+    assert_eq!(fs::read_to_string(pool.member(0).join("d/log")).unwrap(), expected);
+    pool.end();
+    assert_eq!(fs::read_to_string(pool.store().join("d/log")).unwrap(), expected);
+}
+
+/// Each run is a member of its own: it begins the pool, joins it, ends it, or comes while another one ends it.
+#[test]
+fn runs_that_come_while_others_leave_all_succeed() {
+    let Some(pool) = Pool::start("comings", 0) else { return };
+    const ROUNDS: usize = 12;
+    std::thread::scope(|scope| {
+        for node in 0..3 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    // (Node 2 has two runs at once, which share an agent or come while it leaves.)
+                    let name = format!("{node}-{round}");
+                    let script = format!("mkdir -p d; echo {name} > d/{name}; cat d/{name}");
+                    let output = run(pool, node.min(1), &script).wait_with_output().unwrap();
+                    assert!(output.status.success(), "{name}: {output:?}");
+                    assert_eq!(output.stdout, format!("{name}\n").into_bytes(), "{name}");
+                }
+            });
+        }
+    });
+    for node in 0..3 {
+        for round in 0..ROUNDS {
+            let name = format!("{node}-{round}");
+            assert_eq!(fs::read_to_string(pool.store().join("d").join(&name)).unwrap(), format!("{name}\n"));
+        }
+    }
+}
+
+/// What a run writes in another member's directory is drained by that member, here at 2 MiB a second.
+#[test]
+fn run_ends_when_other_members_have_drained_what_it_wrote() {
+    let Some(mut pool) = Pool::start("verdict", 0) else { return };
+    pool.mount_one(&["--drain-bytes-per-second-max", "2MiB"]);
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    let begun = Instant::now();
+    let script = "head -c 6291456 /dev/zero | tr '\\0' x > d/big; echo done > d/new; mv d/new d/small";
+    let output = run(&pool, 1, script).wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(begun.elapsed() > Duration::from_secs(2), "{:?}: the drain was not slow", begun.elapsed());
+    // (Looked at in the store, at once.)
+    assert_eq!(fs::metadata(pool.store().join("d/big")).map(|found| found.len()).ok(), Some(6 << 20));
+    assert_eq!(fs::read_to_string(pool.store().join("d/small")).unwrap(), "done\n");
+    pool.end();
+}
+
+/// A run whose output is lost with another member's node.
+#[test]
+fn lost_member_ends_in_a_list_and_exit_code_3() {
+    let Some(mut pool) = Pool::start("lost", 0) else { return };
+    fs::create_dir(pool.store().join("a")).unwrap();
+    fs::create_dir(pool.store().join("b")).unwrap();
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&["--drain-bytes-per-second-max", "1KiB"]);
+    // The second member owns `a`, the run's own member `b`.
+    fs::write(pool.member(1).join("a/theirs"), "x").unwrap();
+    let script = "head -c 100000 /dev/zero > a/mine; echo safe > b/safe; touch b/written; until [ -e b/lost ]; do sleep 0.1; done";
+    let run = run(&pool, 2, script);
+    crate::scene::eventually("the run has written", || pool.store().join("b/written").exists());
+    pool.lose(1);
+    fs::write(pool.member(0).join("b/lost"), "").unwrap();
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("a/mine") && said.contains("member 2"), "{said}");
+    assert!(!said.contains("b/safe"), "{said}");
+    assert_eq!(fs::read_to_string(pool.store().join("b/safe")).unwrap(), "safe\n");
+    assert_eq!(pool.status(0)["lost"][0]["member"], 2);
+    pool.end();
+}
