@@ -194,3 +194,73 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     assert_eq!(pool.status(0)["lost"][0]["member"], 2);
     pool.end();
 }
+
+/// A name that was looked up in vain before, in the root and below. `SURGETANK_POOL_TRIALS` makes more.
+#[test]
+fn closed_file_is_visible_to_a_member_that_is_told_of_it() {
+    let Some(mut pool) = Pool::start("visible", 2) else { return };
+    let trials = std::env::var("SURGETANK_POOL_TRIALS").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
+    fs::create_dir(pool.member(0).join("below")).unwrap();
+    let (sender, told) = std::sync::mpsc::channel::<String>();
+    let (looked, waits) = std::sync::mpsc::channel::<()>();
+    let (here, there) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for (trial, name) in told.iter().enumerate() {
+                if trial % 2 == 0 {
+                    assert!(!there.join(&name).exists(), "{name}: too early");
+                    looked.send(()).unwrap();
+                    continue;
+                }
+                assert_eq!(fs::read_to_string(there.join(&name)).unwrap_or_else(|why| panic!("{name}: {why}")), name);
+                // The other way: the next member reads what this one makes of it.
+                fs::write(there.join(&name), name.to_uppercase()).unwrap();
+                looked.send(()).unwrap();
+            }
+        });
+        for trial in 0..trials {
+            let name = if trial % 2 == 0 { format!("f{trial}") } else { format!("below/f{trial}") };
+            sender.send(name.clone()).unwrap();
+            waits.recv().unwrap();
+            fs::write(here.join(&name), &name).unwrap();
+            sender.send(name.clone()).unwrap();
+            waits.recv().unwrap();
+            assert_eq!(fs::read_to_string(here.join(&name)).unwrap(), name.to_uppercase());
+            fs::remove_file(here.join(&name)).unwrap();
+        }
+        drop(sender);
+    });
+    pool.end();
+}
+
+/// A database that is open on two nodes, with a rollback journal: each transaction sees the one before.
+#[test]
+fn database_is_open_at_two_members() {
+    let Some(mut pool) = Pool::start("sqlite", 2) else { return };
+    let query = |member: usize, statement: &str| -> String {
+        let output = std::process::Command::new("sqlite3")
+            .args(["-cmd", ".timeout 30000"])
+            .arg(pool.member(member).join("data.db"))
+            .arg(statement)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    query(0, "PRAGMA journal_mode=delete; CREATE TABLE counter(n INTEGER); INSERT INTO counter VALUES(0);");
+    const EACH: usize = 60;
+    std::thread::scope(|scope| {
+        for member in 0..2 {
+            let query = &query;
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    query(member, "BEGIN IMMEDIATE; UPDATE counter SET n = n + 1; COMMIT;");
+                }
+            });
+        }
+    });
+    for member in 0..2 {
+        assert_eq!(query(member, "PRAGMA integrity_check; SELECT n FROM counter;"), format!("ok\n{}\n", 2 * EACH));
+    }
+    pool.end();
+}
