@@ -45,17 +45,17 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
 /// Opens a name, which is made if it is missing.
 pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) -> Result<Answer, Errno> {
     let flags = chosen(flags, OFlags::EXCL)?;
-    let parent = of.node(parent)?.fd;
+    let directory = of.node(parent)?.fd;
     // The name may be that of a pipe or a device, whose opening would wait.
     let safe = OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd = open_name(&*parent, name, flags | OFlags::CREATE | safe, perm_bits(perm))?;
+    let fd = open_name(&*directory, name, flags | OFlags::CREATE | safe, perm_bits(perm))?;
     // Not by the name, which may be that of another file by now.
     let place = of.root.place(reopened(&fd, OFlags::PATH)?)?;
     if place.attr.kind != Kind::File {
         return Err(Errno::NXIO);
     }
     fcntl_setfl(&fd, flags & OFlags::APPEND)?;
-    let found = of.found(place)?;
+    let found = of.found(place, Some((parent, name)))?;
     let file = OpenFile { fd, node: found.node };
     Ok(Answer::Created { found, handle: of.opened(Handle::File(Arc::new(file)))? })
 }

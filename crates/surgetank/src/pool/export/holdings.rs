@@ -1,11 +1,11 @@
 //! What one member holds here: its nodes, its handles, and the open file descriptions of its lock owners.
 //!
-//! Invariants: a node lives until all its look-ups are taken back; a lock owner's description of a file lives until the
+//! Invariants: a node lives until all its look-ups are taken back (its descriptor may be closed before); a lock owner's description of a file lives until the
 //! owner unlocks or the member's last handle of the file closes. After `end` nothing is added.
 //! The danger that it avoids: a descriptor that is closed under the lock of the table. A close may wait for the agent.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +18,10 @@ use surgetank_types::model::{Attr, Kind};
 use super::locks::Description;
 use super::place::{Place, Root, attr_of};
 use crate::pool::call::{Found, Listed};
+
+/// Descriptors of files and of directories that one member keeps open here. Others are opened again when they are needed.
+const FILES_MAX: usize = 2048;
+const DIRECTORIES_MAX: usize = 2048;
 
 #[derive(Debug)]
 pub struct Holdings {
@@ -64,6 +68,8 @@ pub struct Closed {
 struct Tables {
     ended: bool,
     nodes: HashMap<u64, Counted>,
+    /// Nodes with a descriptor that can be opened again, the oldest first: files, and directories.
+    kept: [VecDeque<u64>; 2],
     handles: HashMap<u64, Handle>,
     /// By node: the files that have handles.
     files: HashMap<u64, Locked>,
@@ -71,8 +77,12 @@ struct Tables {
 
 #[derive(Debug)]
 struct Counted {
-    node: Node,
+    /// `None`: it is opened again when it is needed.
+    fd: Option<Arc<OwnedFd>>,
+    kind: Kind,
     lookups: u64,
+    /// Where it was last found: directory and name.
+    at: Option<(u64, Box<[u8]>)>,
 }
 
 #[derive(Debug, Default)]
@@ -86,13 +96,38 @@ impl Holdings {
         Self { root, next_handle, tables: Mutex::default() }
     }
 
-    /// Errors: ESTALE, the member does not have the node.
+    /// Errors: ESTALE, the member does not have the node, or its name has changed since it was open.
     pub fn node(&self, number: u64) -> Result<Node, Errno> {
-        self.tables().nodes.get(&number).map(|counted| counted.node.clone()).ok_or(Errno::STALE)
+        let (parent, name) = {
+            let tables = self.tables();
+            let counted = tables.nodes.get(&number).ok_or(Errno::STALE)?;
+            match &counted.fd {
+                Some(fd) => return Ok(Node { fd: fd.clone(), kind: counted.kind }),
+                None => counted.at.clone().ok_or(Errno::STALE)?,
+            }
+        };
+        let directory = self.node(parent)?;
+        let place = match self.root.of_name(&*directory.fd, &name) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Err(Errno::STALE),
+            place => place?,
+        };
+        if place.number != number {
+            return Err(Errno::STALE);
+        }
+        let fd = Arc::new(place.fd);
+        let mut tables = self.tables();
+        if let Some(counted) = tables.nodes.get_mut(&number) {
+            counted.fd = Some(fd.clone());
+        }
+        let ended = tables.keep(number, place.attr.kind);
+        drop(tables);
+        drop(ended);
+        Ok(Node { fd, kind: place.attr.kind })
     }
 
-    /// Counts one more look-up of a place.
-    pub fn found(&self, place: Place) -> Result<Found, Errno> {
+    /// Counts one more look-up of a place. `at`: the directory and the name where it was found, if it may be opened there
+    /// again.
+    pub fn found(&self, place: Place, at: Option<(u64, &[u8])>) -> Result<Found, Errno> {
         let Place { fd, number, attr } = place;
         let fd = Arc::new(fd);
         // (The descriptor outlives the guard, so it is not closed under the lock where the node is known.)
@@ -100,9 +135,17 @@ impl Holdings {
         if tables.ended {
             return Err(Errno::NOTCONN);
         }
-        let new = || Counted { node: Node { fd: fd.clone(), kind: attr.kind }, lookups: 0 };
+        let new = || Counted { fd: None, kind: attr.kind, lookups: 0, at: None };
         let counted = tables.nodes.entry(number).or_insert_with(new);
         counted.lookups = counted.lookups.saturating_add(1);
+        let is_open = counted.fd.is_some();
+        counted.fd.get_or_insert_with(|| fd.clone());
+        let at = at.map(|(parent, name)| (parent, name.into()));
+        let may_close = at.is_some();
+        counted.at = at.or(counted.at.take());
+        let ended = if may_close && !is_open { tables.keep(number, attr.kind) } else { None };
+        drop(tables);
+        drop(ended);
         Ok(Found { node: number, attr, ttl: Duration::ZERO })
     }
 
@@ -206,5 +249,20 @@ impl Holdings {
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tables {
+    /// The node has a descriptor. Returns that of another node, which has waited longest, if there are too many.
+    fn keep(&mut self, number: u64, kind: Kind) -> Option<Arc<OwnedFd>> {
+        let (index, most) = if kind == Kind::Directory { (1, DIRECTORIES_MAX) } else { (0, FILES_MAX) };
+        let kept = &mut self.kept[index];
+        kept.push_back(number);
+        if kept.len() <= most {
+            return None;
+        }
+        // (One that was forgotten has none, or a new one that waits at another place.)
+        let oldest = kept.pop_front()?;
+        self.nodes.get_mut(&oldest).and_then(|counted| counted.fd.take())
     }
 }

@@ -24,7 +24,7 @@ const OURS: &[u8] = b"ours";
 
 /// The directory of a path below the root.
 pub fn directory(of: &Holdings, path: &[u8]) -> Result<Answer, Errno> {
-    of.found(of.root.of_path(path)?).map(Answer::Found)
+    of.found(of.root.of_path(path)?, None).map(Answer::Found)
 }
 
 /// The node of a name.
@@ -34,7 +34,7 @@ pub fn look_up(of: &Holdings, parent: u64, name: &[u8]) -> Result<Answer, Errno>
     if known_kind(&fd)? == Kind::Directory && !is_ours(&fd)? {
         return Ok(Answer::OfTheStore);
     }
-    of.found(of.root.place(fd)?).map(Answer::Found)
+    of.found(of.root.place(fd)?, Some((parent, name))).map(Answer::Found)
 }
 
 fn is_ours(directory: impl AsFd) -> Result<bool, Errno> {
@@ -50,8 +50,8 @@ fn is_ours(directory: impl AsFd) -> Result<bool, Errno> {
 }
 
 /// The node of a name that was just made.
-fn made(of: &Holdings, parent: impl AsFd, name: &[u8]) -> Result<Answer, Errno> {
-    of.found(of.root.of_name(parent, name)?).map(Answer::Found)
+fn made(of: &Holdings, directory: impl AsFd, (parent, name): (u64, &[u8])) -> Result<Answer, Errno> {
+    of.found(of.root.of_name(directory, name)?, Some((parent, name))).map(Answer::Found)
 }
 
 /// The target of a symbolic link.
@@ -66,15 +66,15 @@ pub fn read_link(of: &Holdings, node: u64) -> Result<Answer, Errno> {
 /// A new symbolic link.
 pub fn make_link(of: &Holdings, parent: u64, name: &[u8], target: &[u8]) -> Result<Answer, Errno> {
     checked(name)?;
-    let parent = of.node(parent)?.fd;
-    symlinkat(target, &*parent, name)?;
-    made(of, &*parent, name)
+    let directory = of.node(parent)?.fd;
+    symlinkat(target, &*directory, name)?;
+    made(of, &*directory, (parent, name))
 }
 
 /// A new file of any kind but a directory or a link. `mode` has the type.
 pub fn make_node(of: &Holdings, parent: u64, name: &[u8], mode: u32, device: u64) -> Result<Answer, Errno> {
     checked(name)?;
-    let parent = of.node(parent)?.fd;
+    let directory = of.node(parent)?.fd;
     let kind = match mode & libc::S_IFMT {
         libc::S_IFREG | 0 => FileType::RegularFile,
         libc::S_IFIFO => FileType::Fifo,
@@ -84,16 +84,16 @@ pub fn make_node(of: &Holdings, parent: u64, name: &[u8], mode: u32, device: u64
         libc::S_IFDIR => return Err(Errno::PERM),
         _ => return Err(Errno::INVAL),
     };
-    mknodat(&*parent, name, kind, perm_bits(mode), device)?;
-    made(of, &*parent, name)
+    mknodat(&*directory, name, kind, perm_bits(mode), device)?;
+    made(of, &*directory, (parent, name))
 }
 
 /// A new directory.
 pub fn make_directory(of: &Holdings, parent: u64, name: &[u8], perm: u32) -> Result<Answer, Errno> {
     checked(name)?;
-    let parent = of.node(parent)?.fd;
-    mkdirat(&*parent, name, perm_bits(perm))?;
-    made(of, &*parent, name)
+    let directory = of.node(parent)?.fd;
+    mkdirat(&*directory, name, perm_bits(perm))?;
+    made(of, &*directory, (parent, name))
 }
 
 /// The permission bits of a mode.
@@ -124,9 +124,9 @@ pub fn rename(of: &Holdings, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -
 /// A further name of a file.
 pub fn link(of: &Holdings, node: u64, new_parent: u64, new_name: &[u8]) -> Result<Answer, Errno> {
     checked(new_name)?;
-    let (node, parent) = (of.node(node)?.fd, of.node(new_parent)?.fd);
+    let (node, directory) = (of.node(node)?.fd, of.node(new_parent)?.fd);
     // The path of the descriptor is itself a link, which the kernel follows to the file, also to a symbolic link.
     // (An empty path instead would need the capability to pass all permissions.)
-    linkat(CWD, path_of(&*node), &*parent, new_name, AtFlags::SYMLINK_FOLLOW)?;
-    made(of, &*parent, new_name)
+    linkat(CWD, path_of(&*node), &*directory, new_name, AtFlags::SYMLINK_FOLLOW)?;
+    made(of, &*directory, (new_parent, new_name))
 }

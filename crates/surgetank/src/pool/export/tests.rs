@@ -456,3 +456,28 @@ fn files_belong_to_the_user_of_the_request() {
     let impossible = scene.export.answer(MEMBER, &Call { uid: u32::MAX, gid: 0, ask: lookup(root, b"a") });
     assert_eq!(impossible, Answer::Failed(libc::EPERM));
 }
+
+/// More files than descriptors: those that were closed are opened again by their names.
+#[test]
+fn nodes_outlive_their_descriptors() {
+    let scene = Scene::new();
+    let root = scene.root();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    let first =
+        scene.found(Ask::MakeNode { parent: root, name: name(b"first"), mode: libc::S_IFREG | 0o600, device: 0 });
+    let gone = scene.found(Ask::MakeNode { parent: root, name: name(b"gone"), mode: libc::S_IFREG | 0o600, device: 0 });
+    for number in 0..5000 {
+        let called = format!("f{number}");
+        let mode = libc::S_IFREG | 0o600;
+        scene.found(Ask::MakeNode { parent: root, name: name(called.as_bytes()), mode, device: 0 });
+    }
+    assert!(open() < before + 3000, "{} descriptors", open() - before);
+    let handle = scene.handle(Ask::Open { node: first.node, flags: libc::O_RDWR as u32 });
+    scene.done(Ask::Close { handle });
+    assert_eq!(scene.attr(Ask::Attributes { node: first.node, handle: None }).ino, first.attr.ino);
+    // Another file has the name by now.
+    scene.done(unlink(root, b"gone"));
+    scene.done(Ask::Rename { parent: root, name: name(b"f0"), new_parent: root, new_name: name(b"gone"), flags: 0 });
+    assert_eq!(scene.fails(Ask::Attributes { node: gone.node, handle: None }), libc::ESTALE);
+}
