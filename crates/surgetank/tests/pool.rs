@@ -72,6 +72,10 @@ impl Pool {
         self.members.pop();
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
     /// The member's agent and its pool's process.
     fn processes(&self, number: usize) -> Vec<rustix::process::Pid> {
         let supervisor = parent_of(self.agent(number).as_raw_nonzero().get());
@@ -112,6 +116,13 @@ impl Pool {
         let card = place.into_iter().find(|card| card.exists()).unwrap();
         let card: Value = serde_json::from_slice(&fs::read(card).unwrap()).unwrap();
         rustix::process::Pid::from_raw(card["pid"].as_i64().unwrap() as i32).unwrap()
+    }
+
+    /// A verb with words, about the first member.
+    pub fn command_of(&self, verb: &str, words: &[&str]) -> Command {
+        let mut command = self.scene.command("/mnt/surgetank");
+        command.arg(verb).args(words).arg("--state").arg(self.state(0));
+        command
     }
 
     pub fn status(&self, number: usize) -> Value {

@@ -192,6 +192,8 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     assert!(!said.contains("b/safe"), "{said}");
     assert_eq!(fs::read_to_string(pool.store().join("b/safe")).unwrap(), "safe\n");
     assert_eq!(pool.status(0)["lost"][0]["member"], 2);
+    let shown = pool.command_of("pool", &["members"]).arg(pool.member(0)).output().unwrap();
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("lost"), "{shown:?}");
     pool.end();
 }
 
@@ -263,4 +265,26 @@ fn database_is_open_at_two_members() {
         assert_eq!(query(member, "PRAGMA integrity_check; SELECT n FROM counter;"), format!("ok\n{}\n", 2 * EACH));
     }
     pool.end();
+}
+
+/// The registry is lost with the first member: the pool ends, and each run says what it knows.
+#[test]
+fn lost_first_member_ends_runs_with_a_list_and_exit_code_3() {
+    let Some(mut pool) = Pool::start("first", 0) else { return };
+    fs::create_dir(pool.store().join("a")).unwrap();
+    fs::create_dir(pool.store().join("b")).unwrap();
+    pool.mount_one(&["--pool-lease", "6s", "--drain-bytes-per-second-max", "1KiB"]);
+    fs::write(pool.member(0).join("a/theirs"), "x").unwrap();
+    let script = "head -c 100000 /dev/zero > a/mine; echo safe > b/safe; touch b/written; sleep 2";
+    let run = run(&pool, 1, script);
+    crate::scene::eventually("the run has written", || pool.store().join("b/written").exists());
+    let begun = Instant::now();
+    pool.lose(0);
+    assert!(pool.is_empty());
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("a/mine") && said.contains("member 1"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    assert_eq!(fs::read_to_string(pool.store().join("b/safe")).unwrap(), "safe\n");
 }

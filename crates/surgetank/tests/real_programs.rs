@@ -159,7 +159,12 @@ impl Owner {
         fs::create_dir(&over).unwrap();
         let tier = TempDir::new_in("/dev/shm").unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
-        command.args(["run", "--quiet"]).args(ACROSS_NODES).arg(scratch.path().join("secret")).arg("--store").arg(store);
+        command
+            .args(["run", "--quiet"])
+            .args(ACROSS_NODES)
+            .arg(scratch.path().join("secret"))
+            .arg("--store")
+            .arg(store);
         command.arg("--over").arg(&over).arg("--state").arg(state).arg("--tier");
         command.arg(format!("ram={}:8G", tier.path().display())).args(["--", "sh", "-euc"]);
         command.arg("touch .first; rm .first; echo owned; cat").current_dir(&over);

@@ -25,6 +25,8 @@ use surgetank_types::clock::{tick, uptime};
 use super::call::{Answer, Call};
 use super::status::PoolStatus;
 
+/// So long after its last moment of service a member's lease is over in any case.
+const OVER: Duration = Duration::from_secs(5);
 /// So long the process may take to say where a member is.
 const FINDING: Duration = Duration::from_secs(2);
 
@@ -361,6 +363,12 @@ impl Link {
     /// May the agent answer for directories that it owns, and believe the store?
     pub fn may_serve(&self) -> bool {
         uptime().as_nanos() < u128::from(self.serves_until_nanos.load(Ordering::Acquire))
+    }
+
+    /// Has the membership ended? (Its lease is over for some time, and is never renewed then.)
+    pub fn is_over(&self) -> bool {
+        let until = Duration::from_nanos(self.serves_until_nanos.load(Ordering::Acquire));
+        self.ended.load(Ordering::Acquire) || uptime() > until + OVER
     }
 
     /// Who decides the names of the directory.

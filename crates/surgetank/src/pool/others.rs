@@ -19,7 +19,7 @@ use written::Written;
 /// How often members are asked without a need, so that little counts as lost if one is.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A member may take so much longer than it was asked to.
-const GRACE: Duration = Duration::from_secs(25);
+const GRACE: Duration = Duration::from_secs(5);
 /// The pool's process of this node may take so long to say who is a member.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -75,9 +75,13 @@ impl Others {
         let lost = status.lost.into_iter().map(|one| (one.member, one.address, true));
         let members = status.members.into_iter().map(|one| (one.member, one.address, false));
         let mut others: Vec<_> = members.chain(lost).filter(|(member, ..)| *member != me).collect();
-        // (The membership may have ended; a member that left in order has drained first.)
-        if others.is_empty() && !self.link.may_serve() {
-            others.extend(self.written.members().into_iter().map(|member| (member, String::new(), true)));
+        // Without the pool's registry it is not known which members live. (One that left in order has drained first.)
+        let is_over = self.link.is_over();
+        if is_over {
+            let known: Vec<u32> = others.iter().map(|(member, ..)| *member).collect();
+            let written = self.written.members().into_iter().filter(|member| !known.contains(member));
+            others.extend(written.map(|member| (member, String::new(), true)));
+            others.iter_mut().for_each(|(.., is_lost)| *is_lost = true);
         }
         let ask = |(member, address, is_lost): (u32, String, bool)| {
             let drained = if is_lost { None } else { self.drained_at(member, wish) };

@@ -20,7 +20,7 @@ use surgetank_pool::calls::Whereabouts;
 use surgetank_pool::frame::Frames;
 use surgetank_pool::membership::{Host, NotClaimed};
 use surgetank_pool::{Authority, Claim, Directory, MemberId, Membership};
-use surgetank_types::clock::tick;
+use surgetank_types::clock::{tick, uptime};
 use surgetank_types::workers::Workers;
 
 use super::call::{Answer, Ask, Call};
@@ -319,6 +319,9 @@ impl Process {
             let claims = membership.claims().into_iter();
             claims.filter(|(_, claim)| claim.owner == me).map(|(directory, _)| directory).collect()
         };
+        if is_over(membership) {
+            return;
+        }
         let until = tick() + CLAIM;
         for directory in ours(membership) {
             membership.release(&directory);
@@ -331,6 +334,9 @@ impl Process {
     /// Returns how many members still need this one.
     fn leave(&self) -> u32 {
         let Some(membership) = self.membership.get() else { return 0 };
+        if is_over(membership) {
+            return 0;
+        }
         membership.look_again();
         if !membership.has_registry() {
             return u32::from(!membership.leave(CLAIM));
@@ -376,6 +382,11 @@ impl Process {
             claims: claims.collect(),
         }
     }
+}
+
+/// Has its lease ended, or has it left? The registry is not asked any more then.
+fn is_over(membership: &Membership) -> bool {
+    membership.serves_until().is_none_or(|until| uptime() >= until)
 }
 
 fn owner_of(authority: Authority) -> Owner {

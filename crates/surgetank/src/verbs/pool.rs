@@ -82,6 +82,12 @@ fn print_members(status: &PoolStatus) {
             member.handles
         );
     }
+    for lost in &status.lost {
+        println!(
+            "{:>6}  {:>4}  {:<32}  lost: what it had not put into the store is missing",
+            lost.member, "", lost.address
+        );
+    }
 }
 
 fn print_directories(status: &PoolStatus) {
