@@ -333,7 +333,7 @@ impl Drain {
         let tree = self.metadata.read_tree();
         let mut blocked = false;
         for op in tree.ops.values() {
-            let mine = run.is_none_or(|run| op.run == run || op.run == surgetank_types::model::RunId(0));
+            let mine = run.is_none_or(|run| run.has(op.run));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
             // Operations refused for good, and those behind them, are retried at intervals; that is not progress.
             if mine && !(blocked && (self.base.config.ordered || op.error.is_some())) {

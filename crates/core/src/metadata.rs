@@ -264,7 +264,7 @@ impl Metadata {
                     && inode.logical.is_some()
             })
             // Files that an earlier agent left count for every run.
-            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
+            .filter(|(_, inode)| run.is_none_or(|run| run.has(inode.run)))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
             .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
             .collect()

@@ -60,6 +60,29 @@ pub struct DeviceId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct RunId(pub u32);
 
+impl RunId {
+    /// What programs of another member of a pool write belongs to the run with this number plus the member's.
+    const OF_MEMBERS: u32 = 1 << 31;
+
+    /// The run of what programs of another member of a pool write.
+    #[must_use]
+    pub fn of_member(member: u32) -> Self {
+        Self(Self::OF_MEMBERS + member % Self::OF_MEMBERS)
+    }
+
+    /// Is it that of another member of a pool?
+    #[must_use]
+    pub fn is_of_a_member(self) -> bool {
+        self.0 >= Self::OF_MEMBERS
+    }
+
+    /// Does what was written by `run` count for this one? What belongs to no run counts for each run of this node.
+    #[must_use]
+    pub fn has(self, run: Self) -> bool {
+        run == self || run == Self(0) && !self.is_of_a_member()
+    }
+}
+
 /// What happens to a file that a program wrote (Sea, section "memory management modes": `.sea_flushlist` and `.sea_evictlist`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]

@@ -275,7 +275,7 @@ impl Questions {
         let tree = self.metadata.read_tree();
         let mut queued = Queued::default();
         for (seq, op) in &tree.ops {
-            let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
+            let mine = scope.run.is_none_or(|run| run.has(op.run));
             if !mine || !(scope.paths.is_empty() || scope.covers(&op.path(&tree))) {
                 continue;
             }
@@ -301,7 +301,7 @@ impl Questions {
         let mut list = Vec::new();
         let mut behind: Option<String> = None;
         for op in tree.ops.values() {
-            let mine = run.is_none_or(|run| op.run == run || op.run == RunId(0));
+            let mine = run.is_none_or(|run| run.has(op.run));
             if mine {
                 let id = op.file();
                 let bytes = match &op.kind {
@@ -377,7 +377,7 @@ impl Questions {
                     && inode.logical.is_some()
                     && (inode.dirty() || inode.applied.is_none())
             })
-            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
+            .filter(|(_, inode)| run.is_none_or(|run| run.has(inode.run)))
             .filter_map(|(id, _)| Some((id, tree.logical_path(id)?)))
             .filter(|(id, path)| is_drained(self.metadata.mode_for(tree, *id, path)))
             .collect()
@@ -524,7 +524,7 @@ impl Questions {
     /// Is any operation queued, or any file not yet sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
         let tree = self.metadata.read_tree();
-        tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
+        tree.ops.values().any(|op| run.is_none_or(|run| run.has(op.run)))
             || !tree.staging.is_empty()
             || !tree.discards.is_empty()
             || !self.deferred.deferred_files().is_empty()

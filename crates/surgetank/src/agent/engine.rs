@@ -56,9 +56,10 @@ pub trait Engine: Send + Sync {
     /// Every command has ended. The engine may free tier copies while the drain continues. It may remove temporaries
     /// once `is_deserted` says that no process of theirs is left (`None`: unknown).
     fn all_commands_ended(&self, _is_empty_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
-    /// Leaves the pool, once no other member needs this one and `close` has admitted the last user. Returns whether the
-    /// agent is a member no more and closed (`false` after a moment); `None`: it belonged to no pool, and is not closed.
-    fn leave_pool(&self, _close: &dyn Fn() -> bool) -> Option<bool> {
+    /// Leaves the pool, once no other member needs this one. `close` with `true`: says whether the last user is gone, and
+    /// then admits none; with `false`: admits users again. Returns whether the agent is a member no more and closed (`false`
+    /// after a moment); `None`: it belonged to no pool, and is not closed.
+    fn leave_pool(&self, _close: &dyn Fn(bool) -> bool) -> Option<bool> {
         None
     }
     /// The pool, as this member sees it; `None`: the agent belongs to none.

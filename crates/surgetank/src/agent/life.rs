@@ -458,7 +458,13 @@ impl Agent {
             if !self.drain_all() {
                 continue;
             }
-            match self.desk.engine.leave_pool(&|| users.close()) {
+            let close = |closes: bool| {
+                if !closes {
+                    users.reopen(Vec::new());
+                }
+                closes && users.close()
+            };
+            match self.desk.engine.leave_pool(&close) {
                 Some(false) => continue,
                 // A run that comes now needs an agent that joins the pool again, also if the mount is in use.
                 Some(true) => users.stop_admitting(),

@@ -86,6 +86,16 @@ pub enum Ask {
         node: u64,
         flags: u32,
     },
+    /// Opens for reading what the asking member has open as `key`: a file of the store that it opened before this member
+    /// claimed the directory. The same key gets the same handle.
+    OpenMoved {
+        node: u64,
+        key: u64,
+    },
+    /// The asking member's `key` is closed, whether it has a handle or not.
+    CloseMoved {
+        key: u64,
+    },
     /// `flags`: of open(2), with `O_EXCL`.
     Create {
         parent: u64,

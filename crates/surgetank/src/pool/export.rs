@@ -158,7 +158,8 @@ impl Export {
     fn carried_out(&self, member: u32, call: &Call) -> Result<Answer, Errno> {
         let holdings = self.holdings(member)?;
         // Giving back needs no right of the user, and must not fail for lack of one.
-        let gives_back = matches!(call.ask, Ask::Forget(_) | Ask::Close { .. } | Ask::Unlock { .. });
+        let gives_back =
+            matches!(call.ask, Ask::Forget(_) | Ask::Close { .. } | Ask::CloseMoved { .. } | Ask::Unlock { .. });
         let _user = if gives_back { None } else { self.own.switched(call.uid, call.gid)? };
         answered(&holdings, &call.ask)
     }
@@ -254,6 +255,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         }
         Ask::Link { node, new_parent, new_name } => names::link(of, *node, *new_parent, new_name),
         Ask::Open { node, flags } => content::open(of, *node, *flags),
+        Ask::OpenMoved { node, key } => content::open_moved(of, *node, *key),
+        Ask::CloseMoved { key } => content::close_moved(of, *key),
         Ask::Create { parent, name, perm, flags } => content::create(of, *parent, name, *perm, *flags),
         Ask::Read { handle, offset, bytes } => content::read(of, *handle, *offset, *bytes),
         Ask::Write { handle, offset, content } => content::write(of, *handle, *offset, content),

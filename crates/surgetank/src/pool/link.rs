@@ -123,6 +123,8 @@ pub struct Me {
     /// The pool's number.
     pub pool: [u8; 16],
     pub secret: String,
+    /// An agent was there before.
+    pub had_earlier: bool,
 }
 
 impl std::fmt::Debug for Me {
@@ -346,6 +348,11 @@ impl Link {
     /// The number of this member, from 1.
     pub fn member(&self) -> u32 {
         self.me.member
+    }
+
+    /// Was an agent of this member there before?
+    pub fn had_earlier(&self) -> bool {
+        self.me.had_earlier
     }
 
     /// The process that acts for other members on this machine.

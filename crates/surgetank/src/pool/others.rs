@@ -41,6 +41,8 @@ pub struct Drained {
     pub progress: Progress,
     /// What is not in the store.
     pub verdict: Verdict,
+    /// They are due at once.
+    pub has_begun: bool,
 }
 
 /// Answers the wishes of other members.
@@ -65,7 +67,11 @@ pub struct Others {
 
 impl Others {
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, written: Arc::default() }
+        let written = Written::default();
+        if link.had_earlier() {
+            written.had_earlier();
+        }
+        Self { link, written: Arc::new(written) }
     }
 
     /// Asks each member how far the changes of this node's programs are there.
@@ -91,34 +97,31 @@ impl Others {
     }
 
     fn drained_at(&self, member: u32, wish: &Wish) -> Option<Drained> {
-        let asked = self.written.take(member);
+        let asked = self.written.ask();
         let call = Call { uid: 0, gid: 0, ask: Ask::Drain { wish: serde_json::to_vec(wish).ok()? } };
         let until = tick() + Duration::from_millis(wish.at_most_ms) + GRACE;
         let drained: Option<Drained> = match self.link.call(member, &call, None, &mut |_| tick() < until) {
             Ok(Answer::Bytes(bytes)) => serde_json::from_slice(&bytes).ok(),
             _ => None,
         };
-        let left = match &drained {
-            // What is in no complete list is in the store.
-            Some(Drained { verdict, .. })
-                if wish.paths.is_empty()
-                    && verdict.undelivered.is_empty()
-                    && verdict.conflicts.is_empty()
-                    && verdict.not_durable.more() == 0 =>
-            {
-                let left = verdict.not_durable.first.iter().map(|one| one.path.0.clone());
-                left.filter(|path| asked.contains(path)).collect()
-            }
-            _ => asked,
-        };
-        self.written.put_back(member, left);
+        // What is in no complete list is in the store.
+        if let Some(Drained { verdict, .. }) = &drained
+            && wish.paths.is_empty()
+            && verdict.undelivered.is_empty()
+            && verdict.conflicts.is_empty()
+            && verdict.not_durable.more() == 0
+        {
+            self.written.answered(member, asked, verdict.not_durable.first.iter().map(|one| one.path.0.clone()));
+        }
         drained
     }
 
-    /// Adds what other members have left to `progress`.
-    pub fn with_progress(&self, mut progress: Progress, wish: &Wish) -> Progress {
+    /// Adds what other members have left to `progress`. Also returns whether it is due at once at all of them.
+    pub fn with_progress(&self, mut progress: Progress, wish: &Wish) -> (Progress, bool) {
+        let mut all_have_begun = true;
         for other in self.asked(wish) {
-            let Some(Drained { progress: there, .. }) = other.drained else {
+            let Some(Drained { progress: there, has_begun, .. }) = other.drained else {
+                all_have_begun &= other.is_lost;
                 // (A verdict names what is there. A member that is not lost may still answer.)
                 progress.settled &= other.is_lost || self.written.of(other.member).is_empty();
                 continue;
@@ -127,9 +130,10 @@ impl Others {
             progress.undrained_bytes += there.undrained_bytes;
             progress.undrained_operations += there.undrained_operations;
             progress.trouble = progress.trouble.or(there.trouble);
-            progress.settled &= there.settled;
+            progress.settled &= there.settled && has_begun;
+            all_have_begun &= has_begun;
         }
-        progress
+        (progress, all_have_begun)
     }
 
     /// Adds what other members have not put into the store, and what is lost with them.

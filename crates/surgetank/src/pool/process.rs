@@ -280,7 +280,8 @@ impl Process {
         let membership = self.membership.get()?;
         let ((member, term), (pool, secret)) = (membership.id()?, membership.introduction());
         let process = std::process::id();
-        Some(Me { member: member.0, term: term.0, process, pool: *pool, secret: secret.to_hex() })
+        let had_earlier = self.agents.load(Ordering::Acquire) > 0;
+        Some(Me { member: member.0, term: term.0, process, pool: *pool, secret: secret.to_hex(), had_earlier })
     }
 
     fn find(&self, member: MemberId) -> Place {

@@ -153,7 +153,7 @@ impl Search<'_> {
         }
         let began = tick();
         let patience = if self.refused_since.is_some() { DEAD_ANSWER } else { ANSWER };
-        let joining = self.joining(place.pool, RegistryAt::Peer(place.address.clone()), patience);
+        let joining = self.joining(place.pool, RegistryAt::Peer(place.address.clone()), patience, place.lease);
         let why = match Membership::join(joining, self.host.clone()) {
             Ok(membership) => return Ok(Some(Joined { membership, made: None })),
             Err(why) => why,
@@ -182,14 +182,15 @@ impl Search<'_> {
         ANSWER.max(self.config.lease)
     }
 
-    fn joining(&self, pool: [u8; 16], registry: RegistryAt, patience: Duration) -> Joining {
+    /// `lease`: that of the pool, which counts.
+    fn joining(&self, pool: [u8; 16], registry: RegistryAt, patience: Duration, lease: Duration) -> Joining {
         Joining {
             secret: self.secret.clone(),
             pool,
             registry,
             host: self.config.host.clone(),
             resumes: None,
-            times: Times { margin: MARGIN, renew: self.config.lease * 3 / 10, again: Duration::from_millis(500) },
+            times: Times { margin: MARGIN, renew: lease * 3 / 10, again: Duration::from_millis(500) },
             patience,
         }
     }
@@ -253,8 +254,9 @@ impl Search<'_> {
     /// Makes the file. `dead`: the pool before, whose file is the last of the `known` ones. All of these are dead.
     fn begin(&mut self, number: u64, dead: Option<&Place>, known: &BTreeSet<u64>) -> io::Result<Option<Joined>> {
         let (pool, lease) = (random()?, self.config.lease);
-        let membership = Membership::join(self.joining(pool, RegistryAt::Here(lease), ANSWER), self.host.clone())
-            .map_err(|why| self.not_listening(&why))?;
+        let membership =
+            Membership::join(self.joining(pool, RegistryAt::Here(lease), ANSWER, lease), self.host.clone())
+                .map_err(|why| self.not_listening(&why))?;
         let place = Place { pool, address: membership.address().to_owned(), machine: self.machine.clone(), lease };
         let name = name_of(self.config, number);
         if publish(self.store.as_fd(), &name, place.text().as_bytes())? {

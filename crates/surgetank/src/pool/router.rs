@@ -122,18 +122,23 @@ impl<F: Filesystem> Router<F> {
     }
 
     /// Gives all directories back and ends the membership, if everything is `settled`, no other member has a file open
-    /// here, none needs this one's registry, and `close` says that no user is left or comes. Returns whether it did.
-    pub fn leave(&self, settled: impl Fn() -> bool, close: impl Fn() -> bool) -> bool {
+    /// here, none needs this one's registry, and `close` says that no user is left or comes. Returns whether it did. With
+    /// `false`, `close` lets users come again.
+    ///
+    /// A member that is not `clean` does not leave: others must learn that its directories are not in the store, and see
+    /// it lost.
+    pub fn leave(&self, settled: impl Fn() -> bool, clean: impl Fn() -> bool, close: &dyn Fn(bool) -> bool) -> bool {
         const LOOK_EVERY: Duration = Duration::from_millis(200);
         let is_held = || {
             let status = self.link.status(PATIENCE);
-            status.is_ok_and(|status| {
-                let mut others = status.members.iter().filter(|other| other.member != status.member);
-                others.any(|other| status.has_registry || other.handles > 0)
-            })
+            !self.link.is_over()
+                && status.is_ok_and(|status| {
+                    let mut others = status.members.iter().filter(|other| other.member != status.member);
+                    others.any(|other| status.has_registry || other.handles > 0)
+                })
         };
         if self.left.load(Ordering::SeqCst) {
-            return close();
+            return close(true);
         }
         if is_held() {
             std::thread::sleep(LOOK_EVERY);
@@ -141,15 +146,25 @@ impl<F: Filesystem> Router<F> {
         }
         self.leaving.store(true, Ordering::SeqCst);
         self.works.await_earlier(|| false);
-        if !settled() || is_held() || !close() {
+        if !settled() || is_held() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
         self.left.store(true, Ordering::SeqCst);
-        let left = self.link.release(PATIENCE) && matches!(self.link.leave(PATIENCE), Ok(0));
+        // (With the registry the pool ends, and no other member is left.)
+        let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
+        let others = if is_clean && self.link.release(PATIENCE) { self.link.leave(PATIENCE).ok() } else { None };
+        if others.is_some_and(|others| others > 0) {
+            // (One has joined at this moment.)
+            self.left.store(false, Ordering::SeqCst);
+            self.leaving.store(false, Ordering::SeqCst);
+            return close(false);
+        }
         // (A process that does not answer is killed later.)
         let _ = self.link.close(PATIENCE);
-        if !left {
+        if !is_clean {
+            tracing::warn!("not everything is in the store: this member does not give its directories back");
+        } else if others.is_none() {
             tracing::warn!("the pool did not confirm that this member left");
         }
         true

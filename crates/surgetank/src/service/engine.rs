@@ -321,7 +321,7 @@ impl Engine for Served {
         self.judged_everywhere(scope)
     }
 
-    fn leave_pool(&self, close: &dyn Fn() -> bool) -> Option<bool> {
+    fn leave_pool(&self, close: &dyn Fn(bool) -> bool) -> Option<bool> {
         self.left_pool(close)
     }
 
@@ -358,13 +358,14 @@ impl Engine for Served {
             }
         }
         verdict.lost = self.namespace.losses.losses(scope);
-        for escaped in self.guard.iter().flat_map(Guard::escaped) {
+        let here = !scope.run.is_some_and(RunId::is_of_a_member);
+        for escaped in self.guard.iter().filter(|_| here).flat_map(Guard::escaped) {
             if scope.covers(escaped.operation.as_bytes()) {
                 verdict.undelivered.push(escaped);
             }
         }
         for noted in self.namespace.base.notes.troubles().into_iter().filter(|noted| noted.counts) {
-            let mine = scope.run.is_none_or(|run| noted.run == run || noted.run == RunId(0));
+            let mine = scope.run.is_none_or(|run| run.has(noted.run));
             if !mine || !scope.covers(noted.path.as_bytes()) {
                 continue;
             }

@@ -12,14 +12,6 @@ use surgetank_types::model::RunId;
 const BELIEVED: Duration = Duration::from_secs(1);
 const ANCESTORS_MAX: usize = 256;
 
-/// What programs of another member of the pool write belongs to the run with this number plus the member's.
-const OF_MEMBERS: u32 = 1 << 31;
-
-/// The run of what programs of another member of the pool write.
-pub fn of_member(member: u32) -> RunId {
-    RunId(OF_MEMBERS + member % OF_MEMBERS)
-}
-
 #[derive(Default)]
 pub struct Runs {
     /// The process that acts for other members of the pool.
@@ -65,7 +57,7 @@ impl Runs {
     /// The run with this number, if it continues; a single run owns all writes.
     pub fn known(&self, run: RunId) -> RunId {
         match self.runs().as_slice() {
-            _ if run.0 >= OF_MEMBERS => run,
+            _ if run.is_of_a_member() => run,
             [(only, _)] => *only,
             several if several.iter().any(|(known, _)| *known == run) => run,
             _ => RunId(0),
@@ -84,7 +76,7 @@ impl Runs {
                         [(run, _)] => *run,
                         several => descent(pid, several),
                     },
-                    of_member,
+                    RunId::of_member,
                 )
             },
         };

@@ -4,6 +4,7 @@
 //! where a call expects a file. Such calls refuse links.
 
 use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -27,46 +28,56 @@ pub fn get(of: &Holdings, node: u64, handle: Option<u64>) -> Result<Answer, Errn
     of.attr(node, handle).map(answered)
 }
 
-/// Changes attributes: the owner first, because a new owner clears bits of the mode.
+/// Changes attributes, through a handle where there is one: the owner first, because a new owner clears bits of the mode.
 pub fn set(of: &Holdings, node: u64, handle: Option<u64>, change: &Change) -> Result<Answer, Errno> {
+    if let Some(Ok(file)) = handle.map(|handle| of.file(handle)) {
+        set_of(file.fd.as_fd(), Kind::File, change, |size| ftruncate(&file.fd, size))?;
+        return attr_of(&file.fd).map(answered);
+    }
     let node = of.node(node)?;
+    set_of(node.fd.as_fd(), node.kind, change, |size| truncate_node(&node, size))?;
+    attr_of(&*node.fd).map(answered)
+}
+
+fn set_of(
+    fd: BorrowedFd<'_>,
+    kind: Kind,
+    change: &Change,
+    set_size: impl Fn(u64) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let Change { perm, uid, gid, size_bytes, atime, mtime } = *change;
     if uid.is_some() || gid.is_some() {
         // (This number means "unchanged" to the kernel.)
         if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
             return Err(Errno::INVAL);
         }
-        chownat(&*node.fd, c"", uid.map(Uid::from_raw), gid.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
+        chownat(fd, c"", uid.map(Uid::from_raw), gid.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
     }
     if let Some(perm) = perm {
-        not_a_link(&node)?;
-        chmodat(CWD, path_of(&*node.fd), perm_bits(perm), AtFlags::empty())?;
+        if kind == Kind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        chmodat(CWD, path_of(fd), perm_bits(perm), AtFlags::empty())?;
     }
     if let Some(size_bytes) = size_bytes {
-        set_size(of, &node, handle, size_bytes)?;
+        retry_on_intr(|| set_size(size_bytes))?;
     }
     if atime.is_some() || mtime.is_some() {
         let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
-        utimensat(&*node.fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
     }
-    attr_of(&*node.fd).map(answered)
+    Ok(())
 }
 
 fn answered(attr: Attr) -> Answer {
     Answer::Attributes { attr, ttl: Duration::ZERO }
 }
 
-fn set_size(of: &Holdings, node: &Node, handle: Option<u64>, size_bytes: u64) -> Result<(), Errno> {
+fn truncate_node(node: &Node, size_bytes: u64) -> Result<(), Errno> {
     let size = i64::try_from(size_bytes).map_err(|_| Errno::INVAL)?;
-    if let Some(handle) = handle {
-        let file = of.file(handle)?;
-        return retry_on_intr(|| ftruncate(&file.fd, size_bytes));
-    }
     let path = CString::new(path_of(&*node.fd)).map_err(|_| Errno::INVAL)?;
-    retry_on_intr(|| {
-        // SAFETY: the path is a live C string, and the call only reads it.
-        if unsafe { libc::truncate(path.as_ptr(), size) } == 0 { Ok(()) } else { Err(last_error()) }
-    })
+    // SAFETY: the path is a live C string, and the call only reads it.
+    if unsafe { libc::truncate(path.as_ptr(), size) } == 0 { Ok(()) } else { Err(last_error()) }
 }
 
 fn timespec(time: Option<Time>) -> Timespec {

@@ -74,7 +74,8 @@ impl Beliefs {
                 if *of == node && Some(*member) != changed_by {
                     answers.push(*at);
                 }
-                *of != node
+                // (What the one that changed it knows may be wrong after the next change.)
+                *of != node || Some(*member) == changed_by
             });
             answers.into_iter().max()
         };
@@ -116,6 +117,11 @@ mod tests {
         let beliefs = Beliefs::new(Duration::from_secs(60));
         beliefs.give(7, 2, beliefs.before());
         assert!(time(|| beliefs.await_end(7, Some(2))) < Duration::from_secs(30));
+        // The next change waits for it.
+        let beliefs = Beliefs::new(TTL);
+        beliefs.give(7, 2, beliefs.before());
+        beliefs.await_end(7, Some(2));
+        assert!(time(|| beliefs.await_end(7, Some(3))) > TTL / 2);
     }
 
     #[test]

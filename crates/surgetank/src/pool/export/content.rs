@@ -42,6 +42,27 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
     Ok(Answer::Opened { handle: of.opened(Handle::File(Arc::new(file)))? })
 }
 
+/// Opens a file that the member had opened in the store. A key has one handle.
+pub fn open_moved(of: &Holdings, number: u64, key: u64) -> Result<Answer, Errno> {
+    if let Some(handle) = of.moved(key) {
+        return Ok(Answer::Opened { handle });
+    }
+    let Answer::Opened { handle } = open(of, number, OFlags::RDONLY.bits())? else { return Err(Errno::INVAL) };
+    let known = of.moves(key, handle);
+    if known != handle {
+        close(of, handle)?;
+    }
+    Ok(Answer::Opened { handle: known })
+}
+
+/// The member has closed it.
+pub fn close_moved(of: &Holdings, key: u64) -> Result<Answer, Errno> {
+    match of.moves_no_more(key) {
+        Some(handle) => close(of, handle),
+        None => Ok(Answer::Done),
+    }
+}
+
 /// Opens a name, which is made if it is missing.
 pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) -> Result<Answer, Errno> {
     let flags = chosen(flags, OFlags::EXCL)?;
@@ -50,7 +71,7 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     let safe = OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = open_name(&*directory, name, flags | OFlags::CREATE | safe, perm_bits(perm))?;
     // Not by the name, which may be that of another file by now.
-    let place = of.root.place(reopened(&fd, OFlags::PATH)?)?;
+    let place = of.root.place_as_opened(reopened(&fd, OFlags::PATH)?)?;
     if place.attr.kind != Kind::File {
         return Err(Errno::NXIO);
     }

@@ -22,6 +22,8 @@ use crate::pool::call::{Found, Listed};
 /// Descriptors of files and of directories that one member keeps open here. Others are opened again when they are needed.
 const FILES_MAX: usize = 2048;
 const DIRECTORIES_MAX: usize = 2048;
+/// So many directories are opened again, one below the other.
+const DEPTH_MAX: usize = 64;
 
 #[derive(Debug)]
 pub struct Holdings {
@@ -71,6 +73,8 @@ struct Tables {
     /// Nodes with a descriptor that can be opened again, the oldest first: files, and directories.
     kept: [VecDeque<u64>; 2],
     handles: HashMap<u64, Handle>,
+    /// Handles of files that the member had opened in the store, by its own number.
+    moved: HashMap<u64, u64>,
     /// By node: the files that have handles.
     files: HashMap<u64, Locked>,
 }
@@ -98,6 +102,11 @@ impl Holdings {
 
     /// Errors: ESTALE, the member does not have the node, or its name has changed since it was open.
     pub fn node(&self, number: u64) -> Result<Node, Errno> {
+        self.node_below(number, DEPTH_MAX)
+    }
+
+    /// `depth`: so many directories may have to be opened. (Names that have changed may lead in a circle.)
+    fn node_below(&self, number: u64, depth: usize) -> Result<Node, Errno> {
         let (parent, name) = {
             let tables = self.tables();
             let counted = tables.nodes.get(&number).ok_or(Errno::STALE)?;
@@ -106,7 +115,7 @@ impl Holdings {
                 None => counted.at.clone().ok_or(Errno::STALE)?,
             }
         };
-        let directory = self.node(parent)?;
+        let directory = self.node_below(parent, depth.checked_sub(1).ok_or(Errno::STALE)?)?;
         let place = match self.root.of_name(&*directory.fd, &name) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Err(Errno::STALE),
             place => place?,
@@ -149,6 +158,13 @@ impl Holdings {
         Ok(Found { node: number, attr, ttl: Duration::ZERO })
     }
 
+    /// A node has this name now.
+    pub fn renamed(&self, number: u64, (parent, name): (u64, &[u8])) {
+        if let Some(counted) = self.tables().nodes.get_mut(&number) {
+            counted.at = counted.at.as_ref().map(|_| (parent, name.into()));
+        }
+    }
+
     /// Takes look-ups back. Unknown nodes are ignored.
     pub fn forget(&self, nodes: &[(u64, u64)]) {
         let mut ended = Vec::new();
@@ -169,6 +185,21 @@ impl Holdings {
     /// Errors: EBADF, the member does not have the handle.
     pub fn handle(&self, number: u64) -> Result<Handle, Errno> {
         self.tables().handles.get(&number).cloned().ok_or(Errno::BADF)
+    }
+
+    /// The handle of a moved file.
+    pub fn moved(&self, key: u64) -> Option<u64> {
+        self.tables().moved.get(&key).copied()
+    }
+
+    /// A moved file has this handle, unless it has got one meanwhile. Returns the handle.
+    pub fn moves(&self, key: u64, handle: u64) -> u64 {
+        *self.tables().moved.entry(key).or_insert(handle)
+    }
+
+    /// Its handle, which is not in the table afterwards.
+    pub fn moves_no_more(&self, key: u64) -> Option<u64> {
+        self.tables().moved.remove(&key)
     }
 
     /// Errors: EBADF, the handle is not one of a file.

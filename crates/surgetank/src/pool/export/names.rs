@@ -3,6 +3,7 @@
 //! The danger that it avoids: a wait for another member. A name that is a directory of the store with another owner is
 //! answered as such; the asking member goes there itself.
 
+use std::iter;
 use std::os::fd::AsFd;
 
 use rustix::fs::{
@@ -118,6 +119,13 @@ pub fn rename(of: &Holdings, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -
     let flags = RenameFlags::from_bits(flags).filter(|flags| allowed.contains(*flags)).ok_or(Errno::INVAL)?;
     let (old, new) = (of.node(from.0)?.fd, of.node(to.0)?.fd);
     renameat_with(&*old, from.1, &*new, to.1, flags)?;
+    let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some((&old, from));
+    for (directory, (parent, name)) in iter::once((&new, to)).chain(exchanged) {
+        // (The kernel knows the name. If it is another one by now, the node is looked up again later.)
+        if let Ok(place) = of.root.as_known(&**directory, name) {
+            of.renamed(place, (parent, name));
+        }
+    }
     Ok(Answer::Done)
 }
 

@@ -60,11 +60,27 @@ impl Root {
     /// The place of a descriptor that was just opened below the root. Errors: EXDEV, it is on another file system.
     pub fn place(&self, fd: OwnedFd) -> Result<Place, Errno> {
         let stat = stat(&fd)?;
-        if device(&stat) != self.device {
+        self.place_with(fd, &stat)
+    }
+
+    /// The same, with the attributes that came with the opening: the agent is not asked for them again.
+    pub fn place_as_opened(&self, fd: OwnedFd) -> Result<Place, Errno> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+        let stat = statx(&fd, c"", flags, StatxFlags::BASIC_STATS)?;
+        self.place_with(fd, &stat)
+    }
+
+    fn place_with(&self, fd: OwnedFd, stat: &Statx) -> Result<Place, Errno> {
+        if device(stat) != self.device {
             return Err(Errno::XDEV);
         }
         let number = if self.fuse { fuse_node(&fd)? } else { stat.stx_ino };
-        Ok(Place { fd, number, attr: attr(&stat) })
+        Ok(Place { fd, number, attr: attr(stat) })
+    }
+
+    /// The number of a name's node.
+    pub fn as_known(&self, directory: impl AsFd, name: &[u8]) -> Result<u64, Errno> {
+        Ok(self.place_as_opened(open_name(directory, name, PATH, Mode::empty())?)?.number)
     }
 
     /// The place of a name in a directory.

@@ -7,6 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// So many paths are listed for each member.
 const PATHS_MAX: usize = 10_000;
+/// Stands for all others.
+const NAMELESS: &[u8] = b"(changes whose names are not known here)";
+
+/// When a member was asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked(u64);
 
 /// Files and directories of other members, by member and node.
 type Node = (u32, u64);
@@ -22,8 +28,12 @@ struct Tables {
     names: HashMap<Node, Name>,
     /// By member and handle: files that are open for writing.
     open: HashMap<Node, Vec<u8>>,
-    /// Not known to be in the store.
-    paths: BTreeMap<u32, BTreeSet<Vec<u8>>>,
+    /// Not known to be in the store: by member and path, and when that was last noted.
+    paths: BTreeMap<u32, BTreeMap<Vec<u8>, u64>>,
+    /// Counts the questions to members.
+    asked: u64,
+    /// An earlier agent may have changed something, too: at members that have not said yet that all is in the store.
+    had_earlier: Option<BTreeSet<u32>>,
 }
 
 #[derive(Debug)]
@@ -64,37 +74,68 @@ impl Written {
     /// A file was opened for writing.
     pub fn opened(&self, member: u32, node: u64, handle: u64) {
         let mut tables = self.tables();
-        if let Some(path) = tables.path(member, node) {
-            tables.note(member, Some(path.clone()));
-            tables.open.insert((member, handle), path);
-        }
+        let path = tables.path(member, node);
+        tables.note(member, path.clone());
+        tables.open.insert((member, handle), path.unwrap_or_else(|| NAMELESS.to_vec()));
     }
 
     /// That handle was closed.
     pub fn closed(&self, member: u32, handle: u64) {
         let mut tables = self.tables();
         let path = tables.open.remove(&(member, handle));
+        // (An earlier agent may have opened it for writing.)
+        if path.is_some() || tables.had_earlier.is_some() {
+            tables.note(member, path);
+        }
+    }
+
+    /// A file, or its attributes, has changed.
+    pub fn changed_node(&self, member: u32, node: u64) {
+        let mut tables = self.tables();
+        let path = tables.path(member, node);
         tables.note(member, path);
     }
 
-    /// Before the member is asked: what its answer is about.
-    pub fn take(&self, member: u32) -> BTreeSet<Vec<u8>> {
-        self.tables().paths.remove(&member).unwrap_or_default()
+    /// Something has changed that has no path here.
+    pub fn touched(&self, member: u32) {
+        self.tables().note(member, None);
     }
 
-    /// The member has not put these into the store.
-    pub fn put_back(&self, member: u32, paths: BTreeSet<Vec<u8>>) {
-        if !paths.is_empty() {
-            self.tables().paths.entry(member).or_default().extend(paths);
+    /// An earlier agent of this node was a member. What it has noted is not known.
+    pub fn had_earlier(&self) {
+        self.tables().had_earlier = Some(BTreeSet::new());
+    }
+
+    /// The member is asked: its answer is about what was noted before.
+    pub fn ask(&self) -> Asked {
+        let mut tables = self.tables();
+        tables.asked += 1;
+        Asked(tables.asked)
+    }
+
+    /// All that was noted before is in the member's store, but these.
+    pub fn answered(&self, member: u32, asked: Asked, left: impl Iterator<Item = Vec<u8>>) {
+        let mut tables = self.tables();
+        let now = tables.asked;
+        if let Some(known) = &mut tables.had_earlier {
+            known.insert(member);
+        }
+        let paths = tables.paths.entry(member).or_default();
+        paths.retain(|_, noted| *noted >= asked.0);
+        paths.extend(left.map(|path| (path, now)));
+        if paths.is_empty() {
+            tables.paths.remove(&member);
         }
     }
 
     /// What may not be in the store, of one member.
     pub fn of(&self, member: u32) -> Vec<Vec<u8>> {
         let tables = self.tables();
-        let open = tables.open.iter().filter(|((of, _), _)| *of == member).map(|(_, path)| path);
-        let paths: BTreeSet<&Vec<u8>> = tables.paths.get(&member).into_iter().flatten().chain(open).collect();
-        paths.into_iter().cloned().collect()
+        let open = tables.open.iter().filter(|((of, _), _)| *of == member).map(|(_, path)| path.as_slice());
+        let earlier = tables.had_earlier.as_ref().is_some_and(|known| !known.contains(&member)).then_some(NAMELESS);
+        let noted = tables.paths.get(&member).into_iter().flat_map(BTreeMap::keys).map(Vec::as_slice);
+        let paths: BTreeSet<&[u8]> = noted.chain(open).chain(earlier).collect();
+        paths.into_iter().map(<[u8]>::to_vec).collect()
     }
 
     /// Members with such files.
@@ -126,12 +167,11 @@ impl Tables {
     }
 
     fn note(&mut self, member: u32, path: Option<Vec<u8>>) {
+        let now = self.asked;
         let paths = self.paths.entry(member).or_default();
-        match path {
-            Some(path) if paths.len() < PATHS_MAX => drop(paths.insert(path)),
-            // (More than are listed, or a directory whose path is not known any more.)
-            _ => drop(paths.insert(b"(more files, whose names are not known here)".to_vec())),
-        }
+        // (More than are listed, or a directory whose path is not known any more.)
+        let path = path.filter(|path| paths.len() < PATHS_MAX || paths.contains_key(path));
+        paths.insert(path.unwrap_or_else(|| NAMELESS.to_vec()), now);
     }
 }
 
@@ -145,6 +185,8 @@ fn joined(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
 
     fn paths(written: &Written, member: u32) -> Vec<String> {
@@ -163,13 +205,14 @@ mod tests {
         let written = with_a_directory();
         written.changed(2, 11, b"x");
         written.changed(2, 10, b"y");
-        assert_eq!(paths(&written, 2), ["d/x", "y"]);
-        assert_eq!(written.members(), BTreeSet::from([2]));
-        let asked = written.take(2);
+        let asked = written.ask();
         written.changed(2, 11, b"later");
-        assert_eq!(paths(&written, 2), ["d/later"]);
-        written.put_back(2, asked);
+        // While the member is asked, all of them count.
         assert_eq!(paths(&written, 2), ["d/later", "d/x", "y"]);
+        written.answered(2, asked, iter::once(b"renamed/x".to_vec()));
+        assert_eq!(paths(&written, 2), ["d/later", "renamed/x"]);
+        written.answered(2, written.ask(), iter::empty());
+        assert!(written.members().is_empty() && written.of(2).is_empty());
     }
 
     #[test]
@@ -178,18 +221,30 @@ mod tests {
         written.named(2, 12, 11, b"log");
         written.opened(2, 12, 77);
         written.forget(2, 12);
-        drop(written.take(2));
+        written.answered(2, written.ask(), iter::empty());
         assert_eq!(paths(&written, 2), ["d/log"]);
         written.closed(2, 77);
         assert_eq!(paths(&written, 2), ["d/log"]);
-        drop(written.take(2));
+        written.answered(2, written.ask(), iter::empty());
         assert!(written.members().is_empty());
     }
 
     #[test]
-    fn change_without_a_known_path_is_counted() {
+    fn change_without_a_known_path_counts_and_a_read_does_not() {
         let written = Written::default();
+        written.closed(3, 5);
+        assert!(written.of(3).is_empty());
         written.changed(3, 99, b"x");
-        assert_eq!(written.of(3).len(), 1);
+        written.opened(4, 98, 1);
+        assert_eq!((written.of(3).len(), written.of(4).len()), (1, 1));
+    }
+
+    #[test]
+    fn changes_of_an_earlier_agent_count_until_the_member_has_answered() {
+        let written = Written::default();
+        written.had_earlier();
+        assert_eq!(written.of(2).len(), 1);
+        written.answered(2, written.ask(), iter::empty());
+        assert!(written.of(2).is_empty() && written.of(3).len() == 1);
     }
 }

@@ -103,7 +103,8 @@ impl<F: Filesystem> Router<F> {
             self.believed.note(&path);
             match self.link.owner(&path) {
                 super::Owner::TheStore | super::Owner::Us => {}
-                _ => entry.attr_ttl = TTL,
+                // (Its owner may remove it.)
+                _ => (entry.entry_ttl, entry.attr_ttl) = (TTL, TTL),
             }
         }
         Looked::Found(entry)
@@ -397,11 +398,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {
-        if let Some((member, handle)) = self.ended_there(fh) {
-            self.close_there(member, handle);
-        }
-        if Remote::handle(fh).is_none() {
-            self.door.release(id, fh, flags);
+        match Remote::handle(fh) {
+            Some((member, handle)) => self.close_there(member, handle),
+            None => {
+                self.end_moved(id, fh);
+                self.door.release(id, fh, flags);
+            }
         }
     }
 
@@ -434,7 +436,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         length: u64,
         flags: u64,
     ) -> FsResult<u64> {
-        if Remote::handle(from.fh).or(Remote::handle(to.fh)).is_some() {
+        if self.handle_there(caller, from.id, from.fh, Does::Reads)?.or(Remote::handle(to.fh)).is_some() {
             // The kernel reads and writes then.
             return Err(Errno::OPNOTSUPP.into());
         }

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use surgetank_types::clock::tick;
 use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 
 use super::super::call::{self, Answer, Ask, Listed, Lock};
 use super::remote::{At, Remote};
-use super::{Does, Router, Way};
+use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
 
 /// Bytes of one message with content.
@@ -121,6 +122,16 @@ impl<F: Filesystem> Router<F> {
     /// Where an open file is read and locked now: `None`, here. A file of the store that was opened for reading moves
     /// to the member that claims its directory.
     pub(super) fn handle_there(&self, caller: &Caller, id: u64, fh: u64, does: Does) -> FsResult<Option<(u32, u64)>> {
+        let until = tick() + PATIENCE;
+        loop {
+            match self.moved_there(caller, id, fh, does) {
+                Err(fault) if fault.errno == NOT_OWNER && !self.is_of_a_peer(caller) => self.pause(until)?,
+                there => return there,
+            }
+        }
+    }
+
+    fn moved_there(&self, caller: &Caller, id: u64, fh: u64, does: Does) -> FsResult<Option<(u32, u64)>> {
         if let Some(known) = self.known_there(fh) {
             return Ok(Some(known));
         }
@@ -131,15 +142,12 @@ impl<F: Filesystem> Router<F> {
             Err(fault) if fault.errno == Errno::STALE || fault.errno == Errno::NOENT => return Ok(None),
             Err(fault) => return Err(fault),
         };
-        let flags = OFlags::RDONLY.bits();
-        let Answer::Opened { handle } = self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags })? else {
+        let ask = Ask::OpenMoved { node: at.node, key: fh };
+        let Answer::Opened { handle } = self.remote.ask(caller, at, ask)? else {
             return Err(Errno::PROTO.into());
         };
-        let known = *self.moved().entry(fh).or_insert((at.member, handle));
-        if known != (at.member, handle) {
-            self.close_there(at.member, handle);
-        }
-        Ok(Some(known))
+        self.moved().insert(fh, (at.member, handle));
+        Ok(Some((at.member, handle)))
     }
 
     /// As far as is known without a question.
@@ -147,9 +155,19 @@ impl<F: Filesystem> Router<F> {
         Remote::handle(fh).or_else(|| self.moved().get(&fh).copied())
     }
 
-    /// The program's last descriptor has ended.
-    pub(super) fn ended_there(&self, fh: u64) -> Option<(u32, u64)> {
-        Remote::handle(fh).or_else(|| self.moved().remove(&fh))
+    /// The program's last descriptor of a file here has ended: if it was moved, the other member closes it. (An earlier
+    /// agent may have moved it.)
+    pub(super) fn end_moved(&self, id: u64, fh: u64) {
+        let caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+        let known = self.moved().remove(&fh).map(|(member, _)| Self::at_handle(member));
+        let at = known.or_else(|| match self.link.had_earlier().then(|| self.way_of(&caller, id, Does::Looks)) {
+            Some(Ok(Way::There(at))) => Some(at),
+            _ => None,
+        });
+        if let Some(at) = at {
+            // (With the member its handles ended.)
+            let _ = self.remote.ask_once(&caller, at, Ask::CloseMoved { key: fh });
+        }
     }
 
     fn moved(&self) -> MutexGuard<'_, HashMap<u64, (u32, u64)>> {

@@ -69,7 +69,8 @@ struct Forgotten {
 #[derive(Default)]
 struct Asked {
     request: u64,
-    parts: u32,
+    /// How many calls the request has made to each member.
+    parts: HashMap<u32, u32>,
     calls: Vec<(Arc<Link>, u32, Once)>,
 }
 
@@ -80,14 +81,17 @@ impl Asked {
         }
     }
 
-    /// Each call of a request has its own number. A request that the kernel repeats makes the same calls again.
-    fn next(&mut self, request: u64) -> Once {
+    /// Each call of a request to a member has its own number. A request that the kernel repeats makes the same calls to
+    /// that member again.
+    fn next(&mut self, request: u64, member: u32) -> Once {
         if self.request != request {
             self.answered();
-            (self.request, self.parts) = (request, 0);
+            self.request = request;
+            self.parts.clear();
         }
-        self.parts += 1;
-        Once { request, part: self.parts }
+        let part = self.parts.entry(member).or_default();
+        *part += 1;
+        Once { request, part: *part }
     }
 }
 
@@ -216,7 +220,7 @@ impl Remote {
 
     /// Asks what is to be done once, even if this agent dies before the program has the answer.
     pub fn ask_once(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
-        let once = current().map(|current| ASKED.with_borrow_mut(|asked| asked.next(current.number)));
+        let once = current().map(|current| ASKED.with_borrow_mut(|asked| asked.next(current.number, at.member)));
         let noted = noted(&ask);
         let answer = self.ask_until(caller, at, ask, once, tick() + PATIENCE);
         if let (Some(noted), Ok(answer)) = (noted, &answer) {
@@ -241,6 +245,12 @@ impl Remote {
                 }
                 self.written.changed(member, parent, &name);
             }
+            (Noted::Rename { from, to }, _) => {
+                self.written.changed(member, from.0, &from.1);
+                self.written.changed(member, to.0, &to.1);
+            }
+            (Noted::Node { node }, _) => self.written.changed_node(member, node),
+            (Noted::Touched, _) => self.written.touched(member),
             (Noted::Open { node }, Answer::Opened { handle }) => self.written.opened(member, node, *handle),
             (Noted::Close { handle }, _) => self.written.closed(member, handle),
             (Noted::Open { .. }, _) => {}
@@ -269,6 +279,10 @@ impl Remote {
         if let Answer::Found(Found { ttl, .. }) | Answer::Attributes { ttl, .. } = &mut answer {
             // (The other member counts from the moment at which it answered, which was later.)
             *ttl = ttl.saturating_sub(tick().saturating_duration_since(begun));
+            // (It may be the answer that an earlier agent got.)
+            if current().is_some_and(|current| current.again) {
+                *ttl = Duration::ZERO;
+            }
         }
         Ok(answer)
     }
@@ -313,9 +327,25 @@ impl Forgotten {
 
 /// What a change is noted by.
 enum Noted {
-    Name { parent: u64, name: Box<[u8]> },
-    Open { node: u64 },
-    Close { handle: u64 },
+    Name {
+        parent: u64,
+        name: Box<[u8]>,
+    },
+    Open {
+        node: u64,
+    },
+    Close {
+        handle: u64,
+    },
+    Rename {
+        from: (u64, Box<[u8]>),
+        to: (u64, Box<[u8]>),
+    },
+    Node {
+        node: u64,
+    },
+    /// Without a name.
+    Touched,
 }
 
 fn noted(ask: &Ask) -> Option<Noted> {
@@ -324,7 +354,8 @@ fn noted(ask: &Ask) -> Option<Noted> {
         | Ask::MakeDirectory { parent, name, .. }
         | Ask::MakeNode { parent, name, .. }
         | Ask::SymbolicLink { parent, name, .. }
-        | Ask::Rename { new_parent: parent, new_name: name, .. }
+        | Ask::Unlink { parent, name }
+        | Ask::RemoveDirectory { parent, name }
         | Ask::Link { new_parent: parent, new_name: name, .. } => {
             Some(Noted::Name { parent: *parent, name: name.clone() })
         }
@@ -332,6 +363,13 @@ fn noted(ask: &Ask) -> Option<Noted> {
             Some(Noted::Open { node: *node })
         }
         Ask::Close { handle } => Some(Noted::Close { handle: *handle }),
+        Ask::Rename { parent, name, new_parent, new_name, .. } => {
+            Some(Noted::Rename { from: (*parent, name.clone()), to: (*new_parent, new_name.clone()) })
+        }
+        Ask::SetAttributes { node, .. } | Ask::SetXattr { node, .. } | Ask::RemoveXattr { node, .. } => {
+            Some(Noted::Node { node: *node })
+        }
+        Ask::Allocate { .. } => Some(Noted::Touched),
         _ => None,
     }
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use surgetank_core::report::{Progress, Scope, Verdict};
 use surgetank_policy::config::KeepAtExit;
+use surgetank_types::model::RunId;
 
 use super::{Mark, Served};
 use crate::agent::engine::Engine;
 use crate::pool::others::{Drained, Drains, Wish};
-use crate::service::runs::of_member;
 
 /// The others are asked for so long at once: then the client learns how far they are.
 const AT_ONCE_MS: u64 = 200;
@@ -52,8 +52,11 @@ impl Served {
             Some(pool) if progress.settled => {
                 let begins = self.others_begin.swap(false, Ordering::SeqCst);
                 let at_most_ms = u64::try_from(at_most.as_millis()).unwrap_or(u64::MAX).min(AT_ONCE_MS);
-                let progress =
-                    pool.others.with_progress(progress, &Wish { begins, at_most_ms, paths: scope.paths.clone() });
+                let wish = Wish { begins, at_most_ms, paths: scope.paths.clone() };
+                let (progress, all_have_begun) = pool.others.with_progress(progress, &wish);
+                if !all_have_begun {
+                    self.others_begin.store(true, Ordering::SeqCst);
+                }
                 if !progress.settled {
                     std::thread::sleep(at_most.min(Duration::from_millis(50)));
                 }
@@ -63,9 +66,10 @@ impl Served {
         }
     }
 
-    pub(super) fn left_pool(&self, close: &dyn Fn() -> bool) -> Option<bool> {
+    pub(super) fn left_pool(&self, close: &dyn Fn(bool) -> bool) -> Option<bool> {
         let everything = Scope::everything();
-        Some(self.pool.as_ref()?.leave(|| self.progress(&everything).settled, close))
+        let verdict = || self.verdict(&everything);
+        Some(self.pool.as_ref()?.leave(|| self.progress(&everything).settled, || verdict().is_drained(), close))
     }
 
     pub(super) fn judged_everywhere(&self, scope: &Scope) -> Verdict {
@@ -80,11 +84,12 @@ impl Served {
 
 impl Drains for Served {
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained {
-        let scope = Scope { run: Some(of_member(member)), paths: wish.paths.clone() };
+        let scope = Scope { run: Some(RunId::of_member(member)), paths: wish.paths.clone() };
+        let has_begun = || self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&scope.run);
         if wish.begins {
             self.begin_drain_here(&scope);
         }
-        let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms));
-        Drained { progress, verdict: self.verdict(&scope) }
+        let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms.min(AT_ONCE_MS)));
+        Drained { progress, verdict: self.verdict(&scope), has_begun: has_begun() }
     }
 }
