@@ -10,6 +10,9 @@ DOC := RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc 
 demo: ## a real workflow on slow stores: straight, then under surgetank
 	demo/run
 
+demo-nodes: ## four nodes on this machine share a slow store: straight, then with an agent on each node
+	demo/nodes
+
 test: ## the tests, without those that need servers of others
 	scripts/setup test
 	$(ENV) scripts/suite
@@ -71,4 +74,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo docs test test-servers test-full test-long model crash fuzz bench lint clean help
+.PHONY: demo demo-nodes docs test test-servers test-full test-long model crash fuzz bench lint clean help

@@ -35,6 +35,7 @@ mod mount_decoder;
 mod mount_namespaces;
 mod mount_session;
 mod mounted;
+mod nodes;
 mod page;
 mod pool;
 mod pool_model;

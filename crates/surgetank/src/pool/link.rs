@@ -25,8 +25,9 @@ use surgetank_types::clock::{tick, uptime};
 use super::call::{Answer, Call};
 use super::status::PoolStatus;
 
-/// So long after its last moment of service a member's lease is over in any case.
-const OVER: Duration = Duration::from_secs(5);
+/// So long after its last moment of service a member's lease has ended in any case.
+/// (A renewal may be under way for 4 s, then its connection is closed.)
+const OVER: Duration = Duration::from_secs(8);
 /// So long the process may take to say where a member is.
 const FINDING: Duration = Duration::from_secs(2);
 
@@ -372,9 +373,10 @@ impl Link {
         uptime().as_nanos() < u128::from(self.serves_until_nanos.load(Ordering::Acquire))
     }
 
-    /// Has the membership ended? (Its lease is over for some time, and is never renewed then.)
+    /// Has the membership ended? (Its lease ended some time ago, and is never renewed then.)
     pub fn is_over(&self) -> bool {
         let until = Duration::from_nanos(self.serves_until_nanos.load(Ordering::Acquire));
+        // (Zero: it has ended, or has not begun.)
         self.ended.load(Ordering::Acquire) || uptime() > until + OVER
     }
 

@@ -59,6 +59,8 @@ struct Process {
     agent: Mutex<Option<(u64, UnixStream)>>,
     agents: AtomicU64,
     serving: AtomicBool,
+    /// The membership ends in order.
+    leaves: AtomicBool,
     forgetting: Mutex<HashMap<u64, bool>>,
     forgotten: Condvar,
     tokens: AtomicU64,
@@ -88,6 +90,7 @@ pub fn main(start: Start) -> u8 {
         agent: Mutex::new(None),
         agents: AtomicU64::new(0),
         serving: AtomicBool::new(false),
+        leaves: AtomicBool::new(false),
         forgetting: Mutex::default(),
         forgotten: Condvar::new(),
         tokens: AtomicU64::new(1),
@@ -117,12 +120,21 @@ pub fn main(start: Start) -> u8 {
     }
     process.changed.notify_all();
     let mut before = Duration::ZERO;
+    let mut is_member = false;
     loop {
         let until = process.membership.get().and_then(Membership::serves_until).unwrap_or_default();
         if until != before {
             before = until;
             process.say(&FromProcess::ServesUntil(until));
         }
+        let serves = process.membership.get().is_some_and(|membership| !is_over(membership));
+        if is_member && !serves && !process.leaves.load(Ordering::Acquire) {
+            tracing::error!(
+                pool = config.name,
+                "the lease of this node has ended: if it was cut off, or the first member is gone, programs get EIO now"
+            );
+        }
+        is_member = serves;
         thread::sleep(LOOK_EVERY);
     }
 }
@@ -334,6 +346,7 @@ impl Process {
 
     /// Returns how many members still need this one.
     fn leave(&self) -> u32 {
+        self.leaves.store(true, Ordering::Release);
         let Some(membership) = self.membership.get() else { return 0 };
         if is_over(membership) {
             return 0;

@@ -282,7 +282,7 @@ impl<F: Filesystem> Router<F> {
         if killed() {
             return Err(Errno::INTR.into());
         }
-        if tick() >= until {
+        if tick() >= until || self.link.is_over() {
             return Err(Errno::IO.into());
         }
         std::thread::sleep(AGAIN);

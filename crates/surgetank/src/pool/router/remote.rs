@@ -265,7 +265,7 @@ impl Remote {
             if waits == Waits::ForReply {
                 until = until.max(tick() + PATIENCE);
             }
-            tick() < until && !killed()
+            tick() < until && !killed() && !self.link.is_over()
         };
         let gone = if at.by_path { NOT_OWNER } else { Errno::STALE };
         let call = Call { uid: caller.uid, gid: caller.gid, ask };
