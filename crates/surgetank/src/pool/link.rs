@@ -79,13 +79,25 @@ impl Turns {
         }
     }
 
-    /// Returns when the requests are done that began before, or when `stops` says so.
-    pub fn await_earlier(&self, stops: impl Fn() -> bool) {
+    /// Returns when the requests are done that began before, or when `stops` says so. Returns whether they are done.
+    pub fn await_earlier(&self, stops: impl Fn() -> bool) -> bool {
         let _one = hold(&self.waits);
-        let before = self.turn.fetch_add(1, Ordering::SeqCst) & 1;
-        while self.counts[before].load(Ordering::SeqCst) > 0 && !stops() {
-            thread::sleep(Duration::from_micros(200));
+        let is_done = |turn: usize| {
+            while self.counts[turn & 1].load(Ordering::SeqCst) > 0 {
+                if stops() {
+                    return false;
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            true
+        };
+        // (Those for which an earlier wait has stopped.)
+        let turn = self.turn.load(Ordering::SeqCst);
+        if !is_done(turn + 1) {
+            return false;
         }
+        self.turn.store(turn + 1, Ordering::SeqCst);
+        is_done(turn)
     }
 }
 

@@ -335,6 +335,8 @@ impl Process {
     /// Returns whether the directory is the store's again.
     fn give_back(&self, directory: &Directory) -> bool {
         let Some(membership) = self.membership.get() else { return false };
+        // (Before: a program may claim it again at once.)
+        self.export.keep_no_more(&directory.0);
         membership.release(directory);
         let is_ours = || matches!(membership.authority(directory), Some(Authority::Ours(_) | Authority::Between));
         let until = tick() + WISH;
@@ -342,8 +344,8 @@ impl Process {
             thread::sleep(Duration::from_millis(2));
         }
         let is_given = !is_ours() && !is_over(membership);
-        if is_given {
-            self.export.keep_no_more(&directory.0);
+        if !is_given && let Err(why) = self.export.keep(&directory.0) {
+            tracing::warn!(%why, "a claimed directory was not found");
         }
         is_given
     }

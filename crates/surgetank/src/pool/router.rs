@@ -282,7 +282,11 @@ impl<F: Filesystem> Router<F> {
     /// Changes in it wait meanwhile.
     fn given_back(&self, path: &[u8]) -> Answer {
         let failed = |why: Errno| Answer::Failed(why.raw_os_error());
-        self.works.await_earlier(|| self.link.is_over());
+        // (One of them may wait until the asking member gives back another directory.)
+        let until = tick() + GIVING;
+        if !self.works.await_earlier(|| tick() >= until || self.link.is_over()) {
+            return failed(Errno::BUSY);
+        }
         if self.namespace.pooled.has_names(path) {
             return failed(Errno::NOTEMPTY);
         }
