@@ -76,17 +76,16 @@ impl Pooled {
         self.metadata.read_tree().get(id).map(|inode| inode.attr.ino)
     }
 
-    /// Does the directory of the store at this path have names, as far as is known?
-    pub fn has_names(&self, path: &[u8]) -> bool {
-        let tree = self.metadata.read_tree();
-        let dir = at_path(&tree, path).and_then(|id| tree.dir(id));
-        dir.is_some_and(|dir| dir.children.values().any(|entry| entry.logical().is_some()))
-    }
-
     /// Forgets what the store said of the directory at this path.
     pub fn forget(&self, path: &[u8]) {
         let mut tree = self.metadata.write_tree();
-        let Some(at) = at_path(&tree, path) else { return };
+        let mut at = FileId::ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            match tree.entry(at, name).and_then(surgetank_state::Entry::logical) {
+                Some(id) => at = id,
+                None => return,
+            }
+        }
         let Some(dir) = tree.dir_mut(at) else { return };
         dir.absent.clear();
         dir.negative_cache = NegativeCache::default();
@@ -98,11 +97,6 @@ impl Pooled {
             }
         }
     }
-}
-
-fn at_path(tree: &Tree, path: &[u8]) -> Option<FileId> {
-    let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
-    names.into_iter().try_fold(FileId::ROOT, |at, name| tree.entry(at, name).and_then(surgetank_state::Entry::logical))
 }
 
 fn is_made(tree: &Tree, dir: FileId) -> bool {

@@ -179,10 +179,6 @@ pub enum Ask {
     Drain {
         wish: Vec<u8>,
     },
-    /// Give back the directory of the store at this path, if it is empty and its changes are in the store.
-    GiveBack {
-        path: Box<[u8]>,
-    },
     /// A descriptor of this lock owner was closed: its locks on ranges end.
     Unlock {
         handle: u64,

@@ -5,10 +5,8 @@
 //! process says about claims is taken in order, by one thread, and a claim of another member is acknowledged only when no
 //! request that began before it is under way.
 
-mod messages;
-
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,14 +15,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use surgetank_pool::calls::{CallFailed, Caller, Once, Waits, Whereabouts};
-use surgetank_pool::frame::Frames;
+use surgetank_pool::frame::{Frames, encode};
 use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
-use super::call::{Answer, Ask, Call};
+use super::call::{Answer, Call};
 use super::status::PoolStatus;
-pub use messages::{Claimed, FromProcess, Me, NoAnswer, Owner, Place, ToProcess, receive, send};
 
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
@@ -32,12 +31,165 @@ const OVER: Duration = Duration::from_secs(8);
 /// So long the process may take to say where a member is.
 const FINDING: Duration = Duration::from_secs(2);
 
+/// What the agent sends.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToProcess {
+    /// The mount is served from now on: other members may come.
+    Serving,
+    /// Own the directory.
+    Claim { id: u64, directory: Box<[u8]> },
+    /// What the agent believed of a directory is forgotten.
+    Forgotten { token: u64 },
+    /// The answer to [`FromProcess::Drain`].
+    Drained { token: u64, drained: Vec<u8> },
+    /// Where is the member?
+    Find { id: u64, member: u32 },
+    /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
+    /// `thread`: that made the change.
+    Changed { id: u64, node: u64, thread: u32 },
+    /// Give back all directories. Everything in them is in the store.
+    Release { id: u64 },
+    /// End the membership, if no other member needs this one.
+    Leave { id: u64 },
+    /// Close what other members have open: the mount ends.
+    Close { id: u64 },
+    /// Who is a member, and who owns what.
+    Status { id: u64 },
+}
+
+/// What the process sends.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromProcess {
+    /// First: who this member is, and all claims.
+    Joined {
+        me: Me,
+        claims: Vec<(Box<[u8]>, Owner)>,
+    },
+    /// First: why there is no membership.
+    Refused(String),
+    /// Who owns a directory now.
+    Claims(Box<[u8]>, Owner),
+    /// Another member has claimed it.
+    Forget {
+        token: u64,
+        directory: Box<[u8]>,
+        owner: Owner,
+    },
+    /// Another member asks how far its programs' changes are ([`super::call::Ask::Drain`]).
+    Drain {
+        token: u64,
+        member: u32,
+        wish: Vec<u8>,
+    },
+    /// The agent may serve until this time of the machine.
+    ServesUntil(Duration),
+    Claimed {
+        id: u64,
+        claimed: Claimed,
+    },
+    Found {
+        id: u64,
+        place: Place,
+    },
+    /// The change is seen by all members.
+    Seen {
+        id: u64,
+    },
+    Released {
+        id: u64,
+    },
+    /// `others`: members that still need this one.
+    Left {
+        id: u64,
+        others: u32,
+    },
+    Closed {
+        id: u64,
+        handles: u32,
+    },
+    Status {
+        id: u64,
+        status: PoolStatus,
+    },
+}
+
+/// What the agent needs to speak for its member.
+#[derive(Serialize, Deserialize)]
+pub struct Me {
+    /// The member's number, from 1.
+    pub member: u32,
+    pub term: u32,
+    /// The number of the pool's process.
+    pub process: u32,
+    /// The pool's number.
+    pub pool: [u8; 16],
+    pub secret: String,
+    /// An agent was there before.
+    pub had_earlier: bool,
+}
+
+impl std::fmt::Debug for Me {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // (Without the secret.)
+        f.debug_struct("Me").field("member", &self.member).field("term", &self.term).finish_non_exhaustive()
+    }
+}
+
+/// Where a member is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// Its term, and `HOST:PORT`.
+    At(u32, String),
+    Unknown,
+    /// It has left, or is lost.
+    Gone,
+    /// This member is none any more.
+    Expelled,
+}
+
+/// Who decides the names of a directory of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owner {
+    /// The store: the first change claims it.
+    TheStore,
+    /// This agent.
+    Us,
+    /// Another member, in this epoch.
+    Member(u32, u64),
+    /// A member that is lost.
+    Lost(u32),
+    /// A claim or a release is under way.
+    Between,
+}
+
+/// The end of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claimed {
+    Ours,
+    /// Look who owns it.
+    NotOurs,
+    /// The membership has ended.
+    Expelled,
+    TimedOut,
+}
+
+/// Why a call has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NoAnswer {
+    /// The member has left or is lost.
+    Gone,
+    TimedOut,
+    Expelled,
+    /// The process of this agent does not answer.
+    NoProcess,
+}
+
 /// What the agent does for its link.
 pub trait Agent: Send + Sync {
     /// Forgets what it believes of a directory, and returns when the kernel has too.
     fn forget(&self, directory: &[u8]);
-    /// Answers what another member asks the agent itself.
-    fn asked(&self, member: u32, ask: &Ask) -> Answer;
+    /// How far the changes of another member's programs are.
+    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8>;
 }
 
 enum Reply {
@@ -79,25 +231,13 @@ impl Turns {
         }
     }
 
-    /// Returns when the requests are done that began before, or when `stops` says so. Returns whether they are done.
-    pub fn await_earlier(&self, stops: impl Fn() -> bool) -> bool {
+    /// Returns when the requests are done that began before, or when `stops` says so.
+    pub fn await_earlier(&self, stops: impl Fn() -> bool) {
         let _one = hold(&self.waits);
-        let is_done = |turn: usize| {
-            while self.counts[turn & 1].load(Ordering::SeqCst) > 0 {
-                if stops() {
-                    return false;
-                }
-                thread::sleep(Duration::from_micros(200));
-            }
-            true
-        };
-        // (Those for which an earlier wait has stopped.)
-        let turn = self.turn.load(Ordering::SeqCst);
-        if !is_done(turn + 1) {
-            return false;
+        let before = self.turn.fetch_add(1, Ordering::SeqCst) & 1;
+        while self.counts[before].load(Ordering::SeqCst) > 0 && !stops() {
+            thread::sleep(Duration::from_micros(200));
         }
-        self.turn.store(turn + 1, Ordering::SeqCst);
-        is_done(turn)
     }
 }
 
@@ -108,8 +248,6 @@ pub struct Link {
     caller: OnceLock<Caller>,
     /// Random, and not a number of the kernel's.
     own_calls: u64,
-    /// How many calls each member got.
-    counts: RwLock<HashMap<u32, AtomicU64>>,
     owners: RwLock<HashMap<Box<[u8]>, Owner>>,
     serves_until_nanos: AtomicU64,
     waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
@@ -121,6 +259,27 @@ pub struct Link {
 
 fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads one message.
+pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream, frames: &mut Frames) -> io::Result<M> {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        if let Some(message) = frames.next_message().map_err(io::Error::other)? {
+            return Ok(message);
+        }
+        match socket.read(&mut bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => frames.push(&bytes[..count]),
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// Writes one message.
+pub fn send(socket: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    socket.write_all(&encode(message).map_err(io::Error::other)?)
 }
 
 impl Link {
@@ -149,7 +308,6 @@ impl Link {
             me,
             caller: OnceLock::new(),
             own_calls: u64::from_ne_bytes(random) | 1 << 63,
-            counts: RwLock::default(),
             owners: RwLock::default(),
             serves_until_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -255,7 +413,6 @@ impl Link {
         let (Some(caller), Ok(body)) = (self.caller.get(), postcard::to_stdvec(call)) else {
             return Err(NoAnswer::NoProcess);
         };
-        self.count_call(member);
         let answer = caller.call(MemberId(member), once, &body, patient).map_err(|why| match why {
             CallFailed::Gone => NoAnswer::Gone,
             CallFailed::TimedOut => NoAnswer::TimedOut,
@@ -263,15 +420,6 @@ impl Link {
         })?;
         // (A member that cannot serve answers nothing.)
         postcard::from_bytes(&answer).map_err(|_| NoAnswer::TimedOut)
-    }
-
-    fn count_call(&self, member: u32) {
-        let add =
-            |counts: &HashMap<u32, AtomicU64>| counts.get(&member).map(|count| count.fetch_add(1, Ordering::Relaxed));
-        if add(&self.counts.read().unwrap_or_else(PoisonError::into_inner)).is_none() {
-            let mut counts = self.counts.write().unwrap_or_else(PoisonError::into_inner);
-            counts.entry(member).or_default().fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// A number for a call that belongs to no request of the kernel.
@@ -297,12 +445,6 @@ impl Link {
         let until = tick() + patience;
         // (A process that does not answer has ended, and the agent serves no more.)
         let _ = self.ask(|id| ToProcess::Changed { id, node, thread }, || tick() < until);
-    }
-
-    /// Gives back one directory. Returns whether it is the store's again.
-    pub fn give_back(&self, directory: &[u8], patience: Duration) -> bool {
-        let directory = Box::from(directory);
-        matches!(self.count(|id| ToProcess::GiveBack { id, directory }, patience), Ok(0))
     }
 
     /// Gives back all directories.
@@ -332,10 +474,6 @@ impl Link {
                 status.received_bytes += received_bytes;
                 status.sent_bytes += sent_bytes;
             }
-        }
-        let counts = self.counts.read().unwrap_or_else(PoisonError::into_inner);
-        for status in &mut status.members {
-            status.calls = counts.get(&status.member).map_or(0, |count| count.load(Ordering::Relaxed));
         }
         Ok(status)
     }
@@ -410,15 +548,14 @@ impl Link {
                 // (Without a thread the claim is not acknowledged, and the owner asks again.)
                 let _ = thread::Builder::new().name("pool-forget".to_owned()).spawn(forget);
             }
-            FromProcess::Asked { token, member, ask } => {
+            FromProcess::Drain { token, member, wish } => {
                 let link = self.clone();
-                let grant = move || {
-                    let answer = link.agent.get().map(|agent| agent.asked(member, &ask));
-                    let answer = answer.and_then(|answer| postcard::to_stdvec(&answer).ok()).unwrap_or_default();
-                    link.say(&ToProcess::Granted { token, answer });
+                let drain = move || {
+                    let drained = link.agent.get().map(|agent| agent.drained_for(member, &wish)).unwrap_or_default();
+                    link.say(&ToProcess::Drained { token, drained });
                 };
                 // (Without a thread the other member asks again.)
-                let _ = thread::Builder::new().name("pool-asked".to_owned()).spawn(grant);
+                let _ = thread::Builder::new().name("pool-drained".to_owned()).spawn(drain);
             }
             FromProcess::ServesUntil(until) => {
                 let nanos = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);

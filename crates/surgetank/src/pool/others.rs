@@ -49,8 +49,6 @@ pub struct Drained {
 pub trait Drains: Send + Sync {
     /// How far the changes of that member's programs are here.
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained;
-    /// Waits a moment until all changes below a directory are in the store. Returns whether they are.
-    fn drained_below(&self, path: &[u8], at_most: Duration) -> bool;
 }
 
 /// A member, and its answer. `None`: it did not answer.

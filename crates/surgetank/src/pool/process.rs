@@ -23,7 +23,7 @@ use surgetank_pool::{Authority, Claim, Directory, MemberId, Membership};
 use surgetank_types::clock::{tick, uptime};
 use surgetank_types::workers::Workers;
 
-use super::call::{Ask, Call};
+use super::call::{Answer, Ask, Call};
 use super::export::Export;
 use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
 use super::rendezvous::{self, Joined};
@@ -31,7 +31,7 @@ use super::status::{ClaimStatus, LostMember, MemberStatus, PoolStatus};
 
 /// So long a claim may take.
 const CLAIM: Duration = Duration::from_secs(60);
-/// So long the agent, or the next one, may take to answer another member.
+/// So long the agent, or the next one, may take to say what another member's programs have left to drain.
 const WISH: Duration = Duration::from_secs(20);
 /// Other members believe an answer about a directory for at most so long.
 pub const BELIEVED_MAX: Duration = Duration::from_secs(1);
@@ -225,18 +225,12 @@ impl Process {
                 hold(&self.forgetting).insert(token, true);
                 self.forgotten.notify_all();
             }
-            ToProcess::Granted { token, answer } => {
+            ToProcess::Drained { token, drained } => {
                 if let Some(wish) = hold(&self.wishes).get_mut(&token) {
-                    *wish = Some(answer);
+                    *wish = Some(drained);
                 }
                 self.granted.notify_all();
             }
-            ToProcess::GiveBack { id, directory } => self.run(move |process| {
-                let directory = Directory(directory);
-                let is_kept = !process.give_back(&directory);
-                process.say_owner(&directory);
-                process.say(&FromProcess::Left { id, others: u32::from(is_kept) });
-            }),
             ToProcess::Find { id, member } => {
                 let place = self.find(MemberId(member));
                 self.say(&FromProcess::Found { id, place });
@@ -312,7 +306,7 @@ impl Process {
     }
 
     /// Asks the agent, or the next one. Empty: none has answered in time.
-    fn asked_of_the_agent(&self, member: MemberId, ask: &Ask) -> Vec<u8> {
+    fn drained_for(&self, member: MemberId, wish: &[u8]) -> Vec<u8> {
         let until = tick() + WISH;
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         hold(&self.wishes).insert(token, None);
@@ -321,7 +315,7 @@ impl Process {
             let agent = hold(&self.agent).as_ref().map_or(0, |(number, _)| *number);
             if agent != asked {
                 asked = agent;
-                self.say(&FromProcess::Asked { token, member: member.0, ask: ask.clone() });
+                self.say(&FromProcess::Drain { token, member: member.0, wish: wish.to_vec() });
             }
             let wishes = hold(&self.wishes);
             if wishes.get(&token).is_some_and(Option::is_some) {
@@ -330,24 +324,6 @@ impl Process {
             drop(self.granted.wait_timeout(wishes, LOOK_EVERY));
         }
         hold(&self.wishes).remove(&token).flatten().unwrap_or_default()
-    }
-
-    /// Returns whether the directory is the store's again.
-    fn give_back(&self, directory: &Directory) -> bool {
-        let Some(membership) = self.membership.get() else { return false };
-        // (Before: a program may claim it again at once.)
-        self.export.keep_no_more(&directory.0);
-        membership.release(directory);
-        let is_ours = || matches!(membership.authority(directory), Some(Authority::Ours(_) | Authority::Between));
-        let until = tick() + WISH;
-        while is_ours() && tick() < until {
-            thread::sleep(Duration::from_millis(2));
-        }
-        let is_given = !is_ours() && !is_over(membership);
-        if !is_given && let Err(why) = self.export.keep(&directory.0) {
-            tracing::warn!(%why, "a claimed directory was not found");
-        }
-        is_given
     }
 
     fn release_all(&self) {
@@ -404,7 +380,7 @@ impl Process {
             let (received_bytes, sent_bytes) = bytes.get(&record.id).copied().unwrap_or_default();
             let handles = self.export.holds(record.id.0).1 as u64;
             let (member, term) = (record.id.0, record.term.0);
-            MemberStatus { member, term, address: record.address, calls: 0, received_bytes, sent_bytes, handles }
+            MemberStatus { member, term, address: record.address, received_bytes, sent_bytes, handles }
         });
         let lost = membership.lost().into_iter();
         let lost = lost.map(|record| LostMember { member: record.id.0, address: record.address });
@@ -485,8 +461,9 @@ impl Host for Process {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. }) {
-            return self.asked_of_the_agent(from, &call.ask);
+        if let Ask::Drain { wish } = &call.ask {
+            let drained = Answer::Bytes(self.drained_for(from, wish));
+            return postcard::to_stdvec(&drained).unwrap_or_default();
         }
         let answer = self.export.answer(from.0, &call);
         tracing::trace!(from = from.0, ?call, ?answer, "carried out");

@@ -12,9 +12,9 @@ mod forward;
 mod handles;
 mod remote;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
 
-use super::call::{Answer, Ask, Listed};
+use super::call::Listed;
 use super::link::{Agent, Claimed, Link, Owner, Turns};
 use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
@@ -33,8 +33,6 @@ use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So long the changes in a directory that is given back may need to reach the store.
-const GIVING: Duration = Duration::from_secs(15);
 /// The pause before a request looks again who owns a directory.
 const AGAIN: Duration = Duration::from_millis(10);
 /// By so much longer than asked the kernel may believe something: it counts in ticks.
@@ -63,10 +61,6 @@ pub struct Router<F> {
     /// What is done here.
     works: Turns,
     drains: OnceLock<Weak<dyn Drains>>,
-    /// Directories that are being given back: changes in them wait.
-    giving: RwLock<HashSet<Vec<u8>>>,
-    /// How often a directory was given back, or that was tried.
-    gifts: AtomicU64,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -108,8 +102,6 @@ impl<F: Filesystem> Router<F> {
             believed: Believed::since_now(),
             works: Turns::default(),
             drains: OnceLock::new(),
-            giving: RwLock::default(),
-            gifts: AtomicU64::new(0),
             others,
         }
     }
@@ -200,7 +192,6 @@ impl<F: Filesystem> Router<F> {
                 }
             };
             match self.link.owner(&path) {
-                Owner::Us if does == Does::Changes && self.gives_back(&path) => self.pause(until)?,
                 Owner::Us => return Ok(Way::Here),
                 Owner::TheStore | Owner::Between if does != Does::Changes => return Ok(Way::Store(path)),
                 Owner::TheStore if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
@@ -242,60 +233,20 @@ impl<F: Filesystem> Router<F> {
         }
     }
 
-    /// Claims a directory of the store that is to be removed, so that no member makes a name in it meanwhile. Another
-    /// member gives it back first, if it is empty. (It serves that without a look-up: the kernel holds a lock of the
-    /// directory above here.)
-    fn may_remove(&self, dir: FileId) -> FsResult<()> {
+    /// Claims a directory of the store that is to be removed, so that no member makes a name in it meanwhile. `false`:
+    /// another member decides whether it is empty. (No member is asked: the kernel holds a lock of the directory above,
+    /// which the other one's look-up of its way may need.)
+    fn may_remove(&self, dir: FileId) -> FsResult<bool> {
         let until = tick() + PATIENCE;
-        let Some(pooled::Place::OfTheStore(path)) = self.namespace.pooled.place_of(dir) else { return Ok(()) };
+        let Some(pooled::Place::OfTheStore(path)) = self.namespace.pooled.place_of(dir) else { return Ok(true) };
         loop {
             match self.link.owner(&path) {
-                Owner::Us => return Ok(()),
-                Owner::Member(member, _) => self.remote.take_back(member, &path, until)?,
-                // (What it had not put into the store is missing.)
-                Owner::Lost(_) => return Err(Errno::BUSY.into()),
+                Owner::Us => return Ok(true),
+                Owner::Member(..) | Owner::Lost(_) => return Ok(false),
                 Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
             }
         }
-    }
-
-    fn gives_back(&self, path: &[u8]) -> bool {
-        self.giving.read().unwrap_or_else(PoisonError::into_inner).contains(path)
-    }
-
-    /// Gives a directory back to the store, for another member that removes it.
-    fn give_back(&self, path: &[u8]) -> Answer {
-        if self.link.owner(path) != Owner::Us {
-            return Answer::NotOwner;
-        }
-        let giving = || self.giving.write().unwrap_or_else(PoisonError::into_inner);
-        if !giving().insert(path.to_vec()) {
-            return Answer::Failed(Errno::BUSY.raw_os_error());
-        }
-        self.gifts.fetch_add(1, Ordering::SeqCst);
-        let given = self.given_back(path);
-        giving().remove(path);
-        given
-    }
-
-    /// Changes in it wait meanwhile.
-    fn given_back(&self, path: &[u8]) -> Answer {
-        let failed = |why: Errno| Answer::Failed(why.raw_os_error());
-        // (One of them may wait until the asking member gives back another directory.)
-        let until = tick() + GIVING;
-        if !self.works.await_earlier(|| tick() >= until || self.link.is_over()) {
-            return failed(Errno::BUSY);
-        }
-        if self.namespace.pooled.has_names(path) {
-            return failed(Errno::NOTEMPTY);
-        }
-        let drains = self.drains.get().and_then(Weak::upgrade);
-        if !drains.is_some_and(|drains| drains.drained_below(path, GIVING)) || !self.link.give_back(path, PATIENCE) {
-            return failed(Errno::BUSY);
-        }
-        self.namespace.pooled.forget(path);
-        Answer::Done
     }
 
     /// A request of another member is not forwarded again: two members that each believe the other one the owner would
@@ -373,14 +324,9 @@ impl<F: Filesystem> Router<F> {
     ) -> FsResult<T> {
         let until = tick() + PATIENCE;
         loop {
-            let gifts = self.gifts.load(Ordering::SeqCst);
             let result = match way() {
                 Ok(Way::Here) => {
                     let _work = self.works.enter();
-                    // (Counted too late, it would not be waited for.)
-                    if self.gifts.load(Ordering::SeqCst) != gifts {
-                        continue;
-                    }
                     if !self.leaving.load(Ordering::SeqCst) || !self.is_of_a_peer(caller) {
                         return here(&self.door);
                     }
@@ -417,16 +363,10 @@ impl<F: Filesystem> Agent for Router<F> {
         }
     }
 
-    fn asked(&self, member: u32, ask: &Ask) -> Answer {
-        match ask {
-            Ask::Drain { wish } => {
-                let drains = self.drains.get().and_then(Weak::upgrade);
-                let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
-                let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
-                Answer::Bytes(drained.and_then(Result::ok).unwrap_or_default())
-            }
-            Ask::GiveBack { path } => self.give_back(path),
-            _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
-        }
+    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8> {
+        let drains = self.drains.get().and_then(Weak::upgrade);
+        let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
+        let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
+        drained.and_then(Result::ok).unwrap_or_default()
     }
 }

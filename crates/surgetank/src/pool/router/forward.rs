@@ -275,8 +275,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         let here = |door: &F| {
-            if let Some(dir) = self.stores_directory(parent, name) {
-                self.may_remove(dir)?;
+            // Its owner decides whether it is empty.
+            if let Some(dir) = self.stores_directory(parent, name)
+                && !self.may_remove(dir)?
+            {
+                return Err(Errno::BUSY.into());
             }
             let dir = self.directory_at(parent, name);
             door.rmdir(caller, parent, name)?;

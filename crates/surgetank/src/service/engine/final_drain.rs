@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use surgetank_core::report::{PathText, Progress, Scope, Verdict};
+use surgetank_core::report::{Progress, Scope, Verdict};
 use surgetank_policy::config::KeepAtExit;
 use surgetank_types::model::RunId;
 
@@ -91,11 +91,5 @@ impl Drains for Served {
         }
         let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms.min(AT_ONCE_MS)));
         Drained { progress, verdict: self.verdict(&scope), has_begun: has_begun() }
-    }
-
-    fn drained_below(&self, path: &[u8], at_most: Duration) -> bool {
-        let scope = Scope { run: None, paths: vec![PathText(path.to_vec())] };
-        self.drain.hurry();
-        self.await_settled(&scope, at_most).settled && self.verdict(&scope).is_drained()
     }
 }
