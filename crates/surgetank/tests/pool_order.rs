@@ -288,3 +288,39 @@ fn lost_first_member_ends_runs_with_a_list_and_exit_code_3() {
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     assert_eq!(fs::read_to_string(pool.store().join("b/safe")).unwrap(), "safe\n");
 }
+
+/// Round trips are what a network costs. The kernel asks for attributes again: of what it has just looked up or made, and
+/// of a directory that it has changed.
+#[test]
+fn operations_at_another_member_cost_few_round_trips() {
+    let Some(mut pool) = Pool::start("trips", 2) else { return };
+    let (here, there) = (pool.member(0).join("d"), pool.member(1).join("d"));
+    fs::create_dir(&here).unwrap();
+    let cost = |what: &str, (times, each): (u64, u64), operation: &dyn Fn(u64)| {
+        let calls = || -> u64 {
+            let members = pool.status(1)["members"].clone();
+            let other = members.as_array().unwrap().iter().find(|one| one["member"] == 1).unwrap();
+            other["calls"].as_u64().unwrap()
+        };
+        let (before, begun) = (calls(), Instant::now());
+        (0..times).for_each(operation);
+        // (The directories above are asked for each 100 ms, the time of `--store-ttl`, and forgotten files now and then.)
+        let looks = 6 * (begun.elapsed().as_millis() as u64 / 100 + 2);
+        let cost = calls() - before;
+        eprintln!("{what}: {cost} calls for {times}");
+        assert!(cost >= times * each, "{what}: {cost} calls, so something was not counted");
+        assert!(cost <= times * each + looks, "{what}: {cost} calls, at most {} and {looks}", times * each);
+    };
+    cost("create and close", (200, 5), &|number| {
+        let path = there.join(number.to_string());
+        drop(OpenOptions::new().write(true).create_new(true).open(path).unwrap());
+    });
+    cost("stat", (200, 2), &|number| assert!(fs::metadata(there.join(number.to_string())).unwrap().is_file()));
+    cost("unlink", (200, 3), &|number| fs::remove_file(there.join(number.to_string())).unwrap());
+    for number in 0..3000 {
+        fs::write(here.join(number.to_string()), "").unwrap();
+    }
+    // (Opened, its attributes, listed three times and at its end, closed.)
+    cost("list of 3,000 names", (10, 7), &|_| assert_eq!(fs::read_dir(&there).unwrap().count(), 3000));
+    pool.end();
+}

@@ -248,6 +248,8 @@ pub struct Link {
     caller: OnceLock<Caller>,
     /// Random, and not a number of the kernel's.
     own_calls: u64,
+    /// How many calls each member got.
+    counts: Mutex<HashMap<u32, u64>>,
     owners: RwLock<HashMap<Box<[u8]>, Owner>>,
     serves_until_nanos: AtomicU64,
     waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
@@ -308,6 +310,7 @@ impl Link {
             me,
             caller: OnceLock::new(),
             own_calls: u64::from_ne_bytes(random) | 1 << 63,
+            counts: Mutex::default(),
             owners: RwLock::default(),
             serves_until_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -413,6 +416,7 @@ impl Link {
         let (Some(caller), Ok(body)) = (self.caller.get(), postcard::to_stdvec(call)) else {
             return Err(NoAnswer::NoProcess);
         };
+        *hold(&self.counts).entry(member).or_default() += 1;
         let answer = caller.call(MemberId(member), once, &body, patient).map_err(|why| match why {
             CallFailed::Gone => NoAnswer::Gone,
             CallFailed::TimedOut => NoAnswer::TimedOut,
@@ -474,6 +478,10 @@ impl Link {
                 status.received_bytes += received_bytes;
                 status.sent_bytes += sent_bytes;
             }
+        }
+        let counts = hold(&self.counts);
+        for status in &mut status.members {
+            status.calls = counts.get(&status.member).copied().unwrap_or_default();
         }
         Ok(status)
     }

@@ -27,6 +27,9 @@ pub struct MemberStatus {
     pub term: u32,
     /// Where the others reach it: `HOST:PORT`.
     pub address: String,
+    /// Calls of this node's programs to it: each one is a round trip.
+    #[serde(default)]
+    pub calls: u64,
     /// Bytes on the network from it.
     pub received_bytes: u64,
     /// Bytes on the network to it.

@@ -9,7 +9,7 @@ use super::exit;
 use super::outcome::Outcome;
 use super::program::Program;
 use super::settings::Settings;
-use super::words::bytes;
+use super::words::{bytes, count};
 use crate::agent::wire::{Answer, Request};
 use crate::pool::status::PoolStatus;
 
@@ -69,14 +69,18 @@ pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
 }
 
 fn print_members(status: &PoolStatus) {
-    println!("{:>6}  {:>4}  {:<32}  {:>12}  {:>12}  {:>6}", "member", "term", "address", "received", "sent", "open");
+    println!(
+        "{:>6}  {:>4}  {:<32}  {:>10}  {:>12}  {:>12}  {:>6}",
+        "member", "term", "address", "calls", "received", "sent", "open"
+    );
     for member in &status.members {
         let own = if member.member == status.member { "  (this one)" } else { "" };
         println!(
-            "{:>6}  {:>4}  {:<32}  {:>12}  {:>12}  {:>6}{own}",
+            "{:>6}  {:>4}  {:<32}  {:>10}  {:>12}  {:>12}  {:>6}{own}",
             member.member,
             member.term,
             member.address,
+            count(member.calls),
             bytes(member.received_bytes),
             bytes(member.sent_bytes),
             member.handles
