@@ -197,7 +197,7 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     pool.end();
 }
 
-/// A name that was looked up in vain before, in the root and below. `SURGETANK_POOL_TRIALS` makes more.
+/// A name that was looked up before it was there, in the root and below. `SURGETANK_POOL_TRIALS` makes more.
 #[test]
 fn closed_file_is_visible_to_a_member_that_is_told_of_it() {
     let Some(mut pool) = Pool::start("visible", 2) else { return };

@@ -76,18 +76,21 @@ impl Others {
 
     /// Asks each member how far the changes of this node's programs are there.
     fn asked(&self, wish: &Wish) -> Vec<Other> {
-        let status = self.link.status(PATIENCE).unwrap_or_default();
+        let answer = self.link.status(PATIENCE);
+        let is_known = answer.is_ok();
+        let status = answer.unwrap_or_default();
         let me = self.link.member();
         let lost = status.lost.into_iter().map(|one| (one.member, one.address, true));
         let members = status.members.into_iter().map(|one| (one.member, one.address, false));
         let mut others: Vec<_> = members.chain(lost).filter(|(member, ..)| *member != me).collect();
         // Without the pool's registry it is not known which members live. (One that left in order has drained first.)
         let is_over = self.link.is_over();
-        if is_over {
+        // (Without an answer of the own process, too: then a member with changes counts as one that does not answer.)
+        if is_over || !is_known {
             let known: Vec<u32> = others.iter().map(|(member, ..)| *member).collect();
             let written = self.written.members().into_iter().filter(|member| !known.contains(member));
-            others.extend(written.map(|member| (member, String::new(), true)));
-            others.iter_mut().for_each(|(.., is_lost)| *is_lost = true);
+            others.extend(written.map(|member| (member, String::new(), is_over)));
+            others.iter_mut().for_each(|(.., is_lost)| *is_lost |= is_over);
         }
         let ask = |(member, address, is_lost): (u32, String, bool)| {
             let drained = if is_lost { None } else { self.drained_at(member, wish) };
