@@ -58,15 +58,20 @@ impl Dialed {
     /// `None`: no process listens there. No agent ever did, or it was killed and no process holds its socket.
     pub fn at(place: Place, limits: &Limits) -> Result<Option<Self>> {
         let greet = |line: &mut Line| line.send(&Request::Hello { protocol: PROTOCOL }, limits);
-        match Line::connect(&place.socket(), limits).and_then(|mut line| greet(&mut line).map(|()| line)) {
-            Ok(line) => Ok(Some(Self { line, place })),
-            Err(Broken::Closed) => Ok(None),
-            Err(Broken::Io(error))
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
-            {
-                Ok(None)
+        let until = clock::tick() + LEAVING_TIMEOUT;
+        loop {
+            match Line::connect(&place.socket(), limits).and_then(|mut line| greet(&mut line).map(|()| line)) {
+                Ok(line) => return Ok(Some(Self { line, place })),
+                // An agent that was killed had taken the call; the next one takes the socket.
+                Err(Broken::Closed) if clock::tick() < until => std::thread::sleep(LOOK_EVERY),
+                Err(Broken::Closed) => return Ok(None),
+                Err(Broken::Io(error))
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+                {
+                    return Ok(None);
+                }
+                Err(broken) => return Err(unanswered(&place, 0, broken)),
             }
-            Err(broken) => Err(unanswered(&place, 0, broken)),
         }
     }
 

@@ -6,7 +6,7 @@
 //! request that began before it is under way.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,15 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use surgetank_pool::calls::{CallFailed, Caller, Once, Waits, Whereabouts};
-use surgetank_pool::frame::{Frames, encode};
+use surgetank_pool::frame::Frames;
 use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Call};
 use super::status::PoolStatus;
+
+mod messages;
+pub use messages::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
 
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
@@ -31,150 +32,8 @@ const OVER: Duration = Duration::from_secs(8);
 /// So long the process may take to say where a member is.
 const FINDING: Duration = Duration::from_secs(2);
 
-/// What the agent sends.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum ToProcess {
-    /// The mount is served from now on: other members may come.
-    Serving,
-    /// Own the directory.
-    Claim { id: u64, directory: Box<[u8]> },
-    /// What the agent believed of a directory is forgotten.
-    Forgotten { token: u64 },
-    /// The answer to [`FromProcess::Drain`].
-    Drained { token: u64, drained: Vec<u8> },
-    /// Where is the member?
-    Find { id: u64, member: u32 },
-    /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
-    /// `thread`: that made the change.
-    Changed { id: u64, node: u64, thread: u32 },
-    /// Give back all directories. Everything in them is in the store.
-    Release { id: u64 },
-    /// End the membership, if no other member needs this one.
-    Leave { id: u64 },
-    /// Close what other members have open: the mount ends.
-    Close { id: u64 },
-    /// Who is a member, and who owns what.
-    Status { id: u64 },
-}
-
-/// What the process sends.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum FromProcess {
-    /// First: who this member is, and all claims.
-    Joined {
-        me: Me,
-        claims: Vec<(Box<[u8]>, Owner)>,
-    },
-    /// First: why there is no membership.
-    Refused(String),
-    /// Who owns a directory now.
-    Claims(Box<[u8]>, Owner),
-    /// Another member has claimed it.
-    Forget {
-        token: u64,
-        directory: Box<[u8]>,
-        owner: Owner,
-    },
-    /// Another member asks how far its programs' changes are ([`super::call::Ask::Drain`]).
-    Drain {
-        token: u64,
-        member: u32,
-        wish: Vec<u8>,
-    },
-    /// The agent may serve until this time of the machine.
-    ServesUntil(Duration),
-    Claimed {
-        id: u64,
-        claimed: Claimed,
-    },
-    Found {
-        id: u64,
-        place: Place,
-    },
-    /// The change is seen by all members.
-    Seen {
-        id: u64,
-    },
-    Released {
-        id: u64,
-    },
-    /// `others`: members that still need this one.
-    Left {
-        id: u64,
-        others: u32,
-    },
-    Closed {
-        id: u64,
-        handles: u32,
-    },
-    Status {
-        id: u64,
-        status: PoolStatus,
-    },
-}
-
-/// What the agent needs to speak for its member.
-#[derive(Serialize, Deserialize)]
-pub struct Me {
-    /// The member's number, from 1.
-    pub member: u32,
-    pub term: u32,
-    /// The number of the pool's process.
-    pub process: u32,
-    /// The pool's number.
-    pub pool: [u8; 16],
-    pub secret: String,
-    /// An agent was there before.
-    pub had_earlier: bool,
-}
-
-impl std::fmt::Debug for Me {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // (Without the secret.)
-        f.debug_struct("Me").field("member", &self.member).field("term", &self.term).finish_non_exhaustive()
-    }
-}
-
-/// Where a member is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
-    /// Its term, and `HOST:PORT`.
-    At(u32, String),
-    Unknown,
-    /// It has left, or is lost.
-    Gone,
-    /// This member is none any more.
-    Expelled,
-}
-
-/// Who decides the names of a directory of the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Owner {
-    /// The store: the first change claims it.
-    TheStore,
-    /// This agent.
-    Us,
-    /// Another member, in this epoch.
-    Member(u32, u64),
-    /// A member that is lost.
-    Lost(u32),
-    /// A claim or a release is under way.
-    Between,
-}
-
-/// The end of a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Claimed {
-    Ours,
-    /// Look who owns it.
-    NotOurs,
-    /// The membership has ended.
-    Expelled,
-    TimedOut,
-}
-
 /// Why a call has no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoAnswer {
     /// The member has left or is lost.
     Gone,
@@ -263,25 +122,8 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads one message.
-pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream, frames: &mut Frames) -> io::Result<M> {
-    let mut bytes = vec![0; 64 << 10];
-    loop {
-        if let Some(message) = frames.next_message().map_err(io::Error::other)? {
-            return Ok(message);
-        }
-        match socket.read(&mut bytes) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => frames.push(&bytes[..count]),
-            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-            Err(why) => return Err(why),
-        }
-    }
-}
-
-/// Writes one message.
-pub fn send(socket: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
-    socket.write_all(&encode(message).map_err(io::Error::other)?)
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Link {
@@ -297,8 +139,8 @@ impl Link {
         };
         let mut frames = Frames::default();
         stream.set_read_timeout(Some(until.saturating_duration_since(tick()).max(Duration::from_millis(1))))?;
-        let (me, claims) = match receive(&mut stream, &mut frames)? {
-            FromProcess::Joined { me, claims } => (me, claims),
+        let (me, claims, serves_until) = match receive(&mut stream, &mut frames)? {
+            FromProcess::Joined { me, claims, serves_until } => (me, claims, serves_until),
             FromProcess::Refused(why) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("the pool's process began with something else")),
         };
@@ -312,7 +154,8 @@ impl Link {
             own_calls: u64::from_ne_bytes(random) | 1 << 63,
             counts: Mutex::default(),
             owners: RwLock::default(),
-            serves_until_nanos: AtomicU64::new(0),
+            // (Known before the first request: without a lease each of them would get EIO.)
+            serves_until_nanos: AtomicU64::new(nanos(serves_until)),
             waiting: Mutex::default(),
             next: AtomicU64::new(1),
             readers: Turns::default(),
@@ -379,7 +222,7 @@ impl Link {
     /// Has the membership ended? (Its lease ended some time ago, and is never renewed then.)
     pub fn is_over(&self) -> bool {
         let until = Duration::from_nanos(self.serves_until_nanos.load(Ordering::Acquire));
-        // (Zero: it has ended, or has not begun.)
+        // (Zero: it has ended.)
         self.ended.load(Ordering::Acquire) || uptime() > until + OVER
     }
 
@@ -565,10 +408,7 @@ impl Link {
                 // (Without a thread the other member asks again.)
                 let _ = thread::Builder::new().name("pool-drained".to_owned()).spawn(drain);
             }
-            FromProcess::ServesUntil(until) => {
-                let nanos = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-                self.serves_until_nanos.store(nanos, Ordering::Release);
-            }
+            FromProcess::ServesUntil(until) => self.serves_until_nanos.store(nanos(until), Ordering::Release),
             FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
             FromProcess::Found { id, place } => self.reply(id, Reply::Found(place)),
             FromProcess::Seen { id } | FromProcess::Released { id } => self.reply(id, Reply::Count(0)),

@@ -198,9 +198,8 @@ impl Process {
             let claims =
                 known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
             let mut writer = stream.try_clone()?;
-            send(&mut writer, &FromProcess::Joined { me, claims })?;
-            let until = membership.and_then(Membership::serves_until).unwrap_or_default();
-            send(&mut writer, &FromProcess::ServesUntil(until))?;
+            let serves_until = membership.and_then(Membership::serves_until).unwrap_or_default();
+            send(&mut writer, &FromProcess::Joined { me, claims, serves_until })?;
             *agent = Some((number, writer));
         }
         self.forgotten.notify_all();
