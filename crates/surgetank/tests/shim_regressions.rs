@@ -177,6 +177,8 @@ code = '''
 import os
 log = None
 for n in range(1500):
+    # The reader has seen it grow again.
+    if n % 50 == 49: assert os.read(0, 1)
     if n % 100 < 50:
         with open(\"log\", \"ab\") as one: one.write(b\"x\" * 7)
     else:
@@ -189,7 +191,8 @@ open('log', 'wb').close()
 environment = dict(os.environ)
 if sys.argv[1] == 'plain':
     for name in ('LD_PRELOAD', 'SURGETANK_SHIM'): environment.pop(name, None)
-writer = subprocess.Popen(['/usr/bin/python3', '-c', code], env=environment)
+heard, seen = os.pipe()
+writer = subprocess.Popen(['/usr/bin/python3', '-c', code], env=environment, stdin=heard)
 held = os.open('log', os.O_RDONLY)
 calls = [lambda: os.stat('log').st_size, lambda: os.fstat(held).st_size, lambda: os.stat('log', dir_fd=here).st_size,
          lambda: os.lseek(held, 0, os.SEEK_END), lambda: [e for e in os.scandir('.') if e.name == 'log'][0].stat().st_size]
@@ -202,6 +205,7 @@ while True:
         # For an instant the file has the other name.
         except (FileNotFoundError, IndexError): continue
         assert size >= last, (number, size, last)
+        if size > last: os.write(seen, b'.')
         grew += size > last
         last, looks = size, looks + 1
     if over: break

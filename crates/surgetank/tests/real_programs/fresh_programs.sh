@@ -36,8 +36,8 @@ gcc -shared -fPIC -o liblibrary.so library.c
 "$PYTHON" -c 'import ctypes; print(ctypes.CDLL("./liblibrary.so").twice(21))'
 # The file is busy while it runs.
 cp "$(command -v sleep)" sleeper
-./sleeper 5 & child=$!
-sleep 0.2
+./sleeper 60 & child=$!
+until [[ $(readlink "/proc/$child/exe") == *sleeper ]]; do sleep 0.02; done
 (echo x >sleeper) 2>/dev/null || echo busy
 kill $child
 wait $child || echo "ended by $(($? - 128))"
