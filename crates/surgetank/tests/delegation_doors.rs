@@ -110,7 +110,7 @@ os.mkdir('d'); make('d/last', b'new')
         scene.holds(name, bytes);
     }
     assert!(!scene.path("e/orphan").exists());
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
     scene.is_clean();
 }
 
@@ -155,7 +155,7 @@ assert go('g', one) == 'made' and open('d/g').read() == 'own'
     assert!(created_delegated(&ended) > 0, "not delegated: {}", ended.stderr);
     let holds = [("e/a", &b"mine"[..]), ("e/b", b"own"), ("e/c", b"own"), ("d/f", b"own"), ("d/g", b"own")];
     holds.into_iter().for_each(|(name, bytes)| scene.holds(name, bytes));
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
     scene.is_clean();
 }
 
@@ -210,7 +210,7 @@ print(n, len(there))
     // (A killed program reports no counts: the test counts the files created without a request.)
     let ended = scene.run(&[FAST, &["--rule", "*=keep", "--keep-at-exit", "drop"]].concat(), script).exits(0);
     assert!(!ended.stderr.contains("it is lost"), "{}", ended.stderr);
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
     scene.is_clean();
 }
 

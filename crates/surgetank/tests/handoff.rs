@@ -140,7 +140,7 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     // The last agent may have been killed after the command ended.
     scene.await_no_agent();
     scene.is_clean();
-    assert!(scene.tier_files().is_empty(), "left on the tiers: {:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
 }
 
 #[test]

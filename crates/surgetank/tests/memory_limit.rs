@@ -134,7 +134,7 @@ fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: u
     let bytes = noise(11, 32 * MIB);
     (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes[..96 * MIB as usize / count]));
     scene.is_clean();
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
 }
 
 const FILL: &str = "for i in $(seq 24); do head -c 4M /mnt/source > part$i; done";
@@ -185,7 +185,7 @@ fn files_waiting_for_a_server_leave_needed_memory() {
         let there = fs::read(server.files().join(format!("project/d/part{number}"))).unwrap();
         assert!(there == bytes[..4 << 20], "part{number}");
     }
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
 }
 
 /// The agent is killed between any two steps of a move. No file is lost, and no temporary remains.

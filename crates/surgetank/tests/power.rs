@@ -389,7 +389,7 @@ fn synced_file_is_replaced_completely_or_not_at_all() {
         assert!(f.len() == 50000 && f.iter().all(|byte| *byte == f[0]), "{} bytes", f.len());
         assert!(b"ab".contains(&f[0]));
         scene.run(&TIER, "rm -f f f.new; test ! -e f").exits(0);
-        assert!(scene.tier_files().is_empty());
+        scene.leaves_nothing_on_the_tiers();
     }
 }
 

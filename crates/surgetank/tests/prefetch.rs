@@ -60,7 +60,7 @@ fn run(
     command.env("SURGETANK_HOLD", held).env("SURGETANK_CRASH", killed);
     crate::scene::Running::of(command).ends().exits(0);
     after(&scene);
-    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
 }
 
 fn in_store() -> Vec<u8> {

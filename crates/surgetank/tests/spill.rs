@@ -333,7 +333,7 @@ fn moved_on_a_full_tier(name: &str, options: &[&str]) {
         scene.holds(name, text.as_bytes());
     }
     scene.is_clean();
-    assert!(scene.tier_files().is_empty(), "left on the tier: {:?}", scene.tier_files());
+    scene.leaves_nothing_on_the_tiers();
 }
 
 /// Regression: a file that was moved on a full tier was lost.

@@ -49,6 +49,13 @@ impl Scene {
         eventually("the agent ends", || self.agents().is_empty());
     }
 
+    /// A run ends when its files are in the store; then the agent empties the tiers, and ends.
+    #[track_caller]
+    pub fn leaves_nothing_on_the_tiers(&self) {
+        self.await_no_agent();
+        assert!(self.tier_files().is_empty(), "left on the tiers: {:?}", self.tier_files());
+    }
+
     /// Kills the agent; true when it was replaced, false when it is the last one.
     #[track_caller]
     pub fn kill_one_agent(&self) -> bool {
