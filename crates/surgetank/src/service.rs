@@ -37,7 +37,7 @@ use crate::agent::holders;
 use crate::agent::place::{POOL_SOCKET, SYNCED_COPIES};
 use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};
 use crate::pool::link::Link;
-use crate::pool::router::Router;
+use crate::pool::router::{Lasting, Router};
 use crate::shimdoor;
 use door::Door;
 use stores::open_store;
@@ -172,7 +172,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let options = Options { readdirplus, ..options };
     let attach = || attach(&over, &attach_options);
     let session = match &router {
-        Some(router) => afterlife.serve(attach, router, &options)?,
+        Some(router) => afterlife.serve(attach, &Arc::new(Lasting(router.clone())), &options)?,
         None => afterlife.serve(attach, &filesystem, &options)?,
     };
     // The mount of an earlier agent has programs in it: it must stay.

@@ -153,6 +153,42 @@ fn runs_that_come_while_others_leave_all_succeed() {
     }
 }
 
+/// A shell in a directory that another member made, and below, which leaves.
+#[test]
+fn working_directory_stays_when_its_member_has_left() {
+    let Some(mut pool) = Pool::start("stays", 1) else { return };
+    let made = "mkdir -p d/e; echo one > d/f; mkdir d/gone; until [ -e d/seen ]; do sleep 0.02; done; rmdir d/gone";
+    let run = run(&pool, 1, made);
+    let over = pool.member(0).to_path_buf();
+    crate::scene::eventually("the run has made it", || over.join("d/gone").exists());
+    let shell = |directory: &str, script: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("read go; {script}")]).current_dir(over.join(directory));
+        shell.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        shell.spawn().unwrap()
+    };
+    let outer = shell("d", "cat f && echo two > g && cat g && ls && mkdir e/h && mv g e/h && cat e/h/g && pwd -P");
+    let inner = shell("d/e", "ls .. && cat ../f && pwd -P && stat -c %F .");
+    let gone = shell("d/gone", "ls; echo x > y");
+    fs::write(over.join("d/seen"), "").unwrap();
+    assert!(run.wait_with_output().unwrap().status.success());
+    crate::scene::eventually("its member has left", || pool.status(0)["members"].as_array().unwrap().len() == 1);
+    let ended = |mut shell: std::process::Child| {
+        shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        let output = shell.wait_with_output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let d = over.join("d").display().to_string();
+    assert_eq!(ended(outer), (format!("one\ntwo\ne\nf\ng\nseen\ntwo\n{d}\n"), String::new()));
+    assert_eq!(ended(inner), (format!("e\nf\nseen\none\n{d}/e\ndirectory\n"), String::new()));
+    // (It was removed: no name may come to be elsewhere.)
+    let (listed, errors) = ended(gone);
+    assert!(listed.is_empty() && errors.contains("y"), "{listed} {errors}");
+    pool.end();
+    assert_eq!(fs::read_to_string(pool.store().join("d/e/h/g")).unwrap(), "two\n");
+    assert!(!pool.store().join("d/gone").exists());
+}
+
 /// What a run writes in another member's directory is drained by that member, here at 2 MiB a second.
 #[test]
 fn run_ends_when_other_members_have_drained_what_it_wrote() {

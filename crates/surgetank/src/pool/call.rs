@@ -179,6 +179,10 @@ pub enum Ask {
     Drain {
         wish: Vec<u8>,
     },
+    /// The asking member leaves, and the receiver has looked up these directories of it.
+    Leaves {
+        directories: Vec<Stored>,
+    },
     /// A descriptor of this lock owner was closed: its locks on ranges end.
     Unlock {
         handle: u64,
@@ -233,6 +237,16 @@ pub struct Found {
     pub attr: Attr,
     /// So long the name and the attributes may be believed, from the request on: that of a directory. Else none.
     pub ttl: Duration,
+}
+
+/// A directory whose names are all in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    pub node: u64,
+    /// Below the store's root.
+    pub path: Box<[u8]>,
+    /// Its inode number in the store.
+    pub ino: u64,
 }
 
 /// One name of a listing.

@@ -30,6 +30,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +41,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use surgetank_types::model::Kind;
 
-use super::call::{Answer, Ask, Call, Found};
+use super::call::{Answer, Ask, Call, Found, Stored};
 use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
@@ -153,6 +154,12 @@ impl Export {
     pub fn holds(&self, member: u32) -> (usize, usize) {
         let holdings = self.state().members.get(&member).cloned();
         holdings.map_or((0, 0), |holdings| holdings.counts())
+    }
+
+    /// The directories that each member has looked up, as far as they are open and in `store`.
+    pub fn looked_up(&self, store: &OwnedFd) -> Vec<(u32, Vec<Stored>)> {
+        let members: Vec<_> = self.state().members.iter().map(|(member, of)| (*member, of.clone())).collect();
+        members.into_iter().map(|(member, of)| (member, of.directories_in(store))).collect()
     }
 
     fn carried_out(&self, member: u32, call: &Call) -> Result<Answer, Errno> {
@@ -273,8 +280,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::RemoveXattr { node, name } => attributes::remove_value(of, *node, name),
         Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
         Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
-        // (It is the agent's.)
-        Ask::Drain { .. } => Err(Errno::OPNOTSUPP),
+        // (They are the agent's.)
+        Ask::Drain { .. } | Ask::Leaves { .. } => Err(Errno::OPNOTSUPP),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }
 }

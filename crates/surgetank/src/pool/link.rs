@@ -20,7 +20,7 @@ use surgetank_pool::frame::Frames;
 use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
-use super::call::{Answer, Call};
+use super::call::{Answer, Call, Stored};
 use super::status::PoolStatus;
 
 mod messages;
@@ -49,12 +49,15 @@ pub trait Agent: Send + Sync {
     fn forget(&self, directory: &[u8]);
     /// How far the changes of another member's programs are.
     fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8>;
+    /// Another member leaves; these are its directories that were looked up here.
+    fn leaves(&self, member: u32, directories: Vec<Stored>);
 }
 
 enum Reply {
     Claimed(Claimed),
     Found(Place),
     Count(u32),
+    LookedUp(Vec<(u32, Vec<Stored>)>),
     Status(PoolStatus),
 }
 
@@ -183,7 +186,8 @@ impl Link {
         Caller::new(&secret, self.me.pool, me, Box::new(find))
     }
 
-    fn find(&self, member: u32) -> Place {
+    /// Where a member is now.
+    pub fn find(&self, member: u32) -> Place {
         let until = tick() + FINDING;
         match self.ask(|id| ToProcess::Find { id, member }, || tick() < until) {
             Ok(Reply::Found(place)) => place,
@@ -300,6 +304,15 @@ impl Link {
         self.ask(|id| ToProcess::Release { id }, || tick() < until).is_ok()
     }
 
+    /// The directories of this member that each other one has looked up. Everything in them is in the store.
+    pub fn looked_up(&self, patience: Duration) -> Vec<(u32, Vec<Stored>)> {
+        let until = tick() + patience;
+        match self.ask(|id| ToProcess::LookedUp { id }, || tick() < until) {
+            Ok(Reply::LookedUp(by_member)) => by_member,
+            _ => Vec::new(),
+        }
+    }
+
     /// Ends the membership; returns the number of members that still need this one.
     pub fn leave(&self, patience: Duration) -> Result<u32, NoAnswer> {
         self.count(|id| ToProcess::Leave { id }, patience)
@@ -408,6 +421,12 @@ impl Link {
                 // (Without a thread the other member asks again.)
                 let _ = thread::Builder::new().name("pool-drained".to_owned()).spawn(drain);
             }
+            FromProcess::Leaves { member, directories } => {
+                if let Some(agent) = self.agent.get() {
+                    agent.leaves(member, directories);
+                }
+            }
+            FromProcess::LookedUp { id, by_member } => self.reply(id, Reply::LookedUp(by_member)),
             FromProcess::ServesUntil(until) => self.serves_until_nanos.store(nanos(until), Ordering::Release),
             FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
             FromProcess::Found { id, place } => self.reply(id, Reply::Found(place)),

@@ -248,6 +248,10 @@ impl Process {
                 process.release_all();
                 process.say(&FromProcess::Released { id });
             }),
+            ToProcess::LookedUp { id } => self.run(move |process| {
+                let by_member = process.export.looked_up(&process.store);
+                process.say(&FromProcess::LookedUp { id, by_member });
+            }),
             ToProcess::Leave { id } => self.run(move |process| {
                 let others = process.leave();
                 process.say(&FromProcess::Left { id, others });
@@ -459,6 +463,11 @@ impl Host for Process {
                 return Vec::new();
             }
             thread::sleep(Duration::from_millis(10));
+        }
+        if let Ask::Leaves { directories } = call.ask {
+            // (An agent that comes later answers ESTALE for them.)
+            self.say(&FromProcess::Leaves { member: from.0, directories });
+            return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
         }
         if let Ask::Drain { wish } = &call.ask {
             let drained = Answer::Bytes(self.drained_for(from, wish));

@@ -10,6 +10,7 @@
 mod believed;
 mod forward;
 mod handles;
+mod lasting;
 mod remote;
 
 use std::collections::HashMap;
@@ -23,18 +24,22 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
 
-use super::call::Listed;
+use super::call::{Ask, Call, Listed, Stored};
 use super::link::{Agent, Claimed, Link, Owner, Turns};
 use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
 use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
+use lasting::Left;
+pub use lasting::Lasting;
 use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause before a request looks again who owns a directory.
 const AGAIN: Duration = Duration::from_millis(10);
+/// A member that leaves waits so long for those that it tells where its directories are.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// By so much longer than asked the kernel may believe something: it counts in ticks.
 const A_TICK: Duration = Duration::from_millis(10);
 /// Of a member that does not own the directory any more: its file service says so to the one that asked.
@@ -61,6 +66,8 @@ pub struct Router<F> {
     /// What is done here.
     works: Turns,
     drains: OnceLock<Weak<dyn Drains>>,
+    /// What members that left have said.
+    left_members: Left,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -102,6 +109,7 @@ impl<F: Filesystem> Router<F> {
             believed: Believed::since_now(),
             works: Turns::default(),
             drains: OnceLock::new(),
+            left_members: Left::default(),
             others,
         }
     }
@@ -153,6 +161,9 @@ impl<F: Filesystem> Router<F> {
         self.left.store(true, Ordering::SeqCst);
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
+        if is_clean {
+            self.say_where_directories_are();
+        }
         let others = if is_clean && self.link.release(PATIENCE) { self.link.leave(PATIENCE).ok() } else { None };
         if others.is_some_and(|others| others > 0) {
             // (One has joined at this moment.)
@@ -168,6 +179,19 @@ impl<F: Filesystem> Router<F> {
             tracing::warn!("the pool did not confirm that this member left");
         }
         true
+    }
+
+    /// So that working directories of programs at other members stay.
+    fn say_where_directories_are(&self) {
+        const SOME: usize = 1000;
+        let until = tick() + FAREWELL;
+        for (member, directories) in self.link.looked_up(FAREWELL) {
+            for some in directories.chunks(SOME) {
+                let ask = Ask::Leaves { directories: some.to_vec() };
+                // (A member that is not reached answers ESTALE for them.)
+                let _ = self.link.call(member, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until);
+            }
+        }
     }
 
     /// Where a request about the directory goes. A change claims a directory of the store first.
@@ -368,5 +392,9 @@ impl<F: Filesystem> Agent for Router<F> {
         let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
         let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
         drained.and_then(Result::ok).unwrap_or_default()
+    }
+
+    fn leaves(&self, member: u32, directories: Vec<Stored>) {
+        self.left_members.note(&self.remote, member, directories);
     }
 }

@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use surgetank_types::model::{Attr, Kind};
 
 use super::locks::Description;
 use super::place::{Place, Root, attr_of};
-use crate::pool::call::{Found, Listed};
+use crate::pool::call::{Found, Listed, Stored};
 
 /// Descriptors of files and of directories that one member keeps open here. Others are opened again when they are needed.
 const FILES_MAX: usize = 2048;
@@ -265,6 +266,22 @@ impl Holdings {
     /// The owner's description of a file, which is not in the table afterwards.
     pub fn undescribed(&self, file: &OpenFile, owner: u64) -> Option<Arc<Description>> {
         self.tables().files.get_mut(&file.node)?.owners.remove(&owner)
+    }
+
+    /// The directories that are open, with the paths that they have in `store`. (None is asked about through the mount.)
+    pub fn directories_in(&self, store: &OwnedFd) -> Vec<Stored> {
+        let open: Vec<(u64, Arc<OwnedFd>)> = {
+            let tables = self.tables();
+            let directories = tables.nodes.iter().filter(|(_, counted)| counted.kind == Kind::Directory);
+            directories.filter_map(|(node, counted)| Some((*node, counted.fd.clone()?))).collect()
+        };
+        let stored = |(node, fd): (u64, Arc<OwnedFd>)| {
+            let path = self.root.path_below(&*fd)?;
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let found = rustix::fs::statat(store, path.as_slice(), flags).ok()?;
+            Some(Stored { node, path: path.into(), ino: found.st_ino })
+        };
+        open.into_iter().filter_map(stored).collect()
     }
 
     pub fn counts(&self) -> (usize, usize) {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -106,6 +107,14 @@ impl Root {
             None => return Err(Errno::REMCHG),
         };
         self.place(fd)
+    }
+
+    /// The path of an open directory below the root, as the kernel knows it. `None`: it is the root, or has no name.
+    pub fn path_below(&self, fd: impl AsFd) -> Option<Vec<u8>> {
+        let known = |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok();
+        let (path, root) = (known(&fd.as_fd())?, known(&self.fd)?);
+        let below = path.strip_prefix(&root).ok()?.as_os_str().as_bytes();
+        (!below.is_empty() && !below.ends_with(b" (deleted)")).then(|| below.to_vec())
     }
 
     fn walked(&self, path: &[u8]) -> Result<OwnedFd, Errno> {

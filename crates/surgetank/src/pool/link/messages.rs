@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use surgetank_pool::frame::{Frames, encode};
 
+use super::super::call::Stored;
 use super::super::status::PoolStatus;
 
 /// What the agent sends.
@@ -28,6 +29,8 @@ pub enum ToProcess {
     Changed { id: u64, node: u64, thread: u32 },
     /// Give back all directories. Everything in them is in the store.
     Release { id: u64 },
+    /// Which directories of this member others have looked up, and where they are in the store.
+    LookedUp { id: u64 },
     /// End the membership, if no other member needs this one.
     Leave { id: u64 },
     /// Close what other members have open: the mount ends.
@@ -60,6 +63,15 @@ pub enum FromProcess {
         token: u64,
         member: u32,
         wish: Vec<u8>,
+    },
+    /// Another member leaves ([`super::super::call::Ask::Leaves`]).
+    Leaves {
+        member: u32,
+        directories: Vec<Stored>,
+    },
+    LookedUp {
+        id: u64,
+        by_member: Vec<(u32, Vec<Stored>)>,
     },
     /// The agent may serve until this time of the machine.
     ServesUntil(Duration),

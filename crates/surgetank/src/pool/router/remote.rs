@@ -19,7 +19,7 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::Caller;
 
 use super::super::call::{Answer, Ask, Call, Found};
-use super::super::link::{Link, NoAnswer};
+use super::super::link::{Link, NoAnswer, Place};
 use super::super::others::written::Written;
 use super::{NOT_OWNER, PATIENCE};
 use crate::mount::{current, killed, wait_long};
@@ -135,6 +135,11 @@ impl Remote {
         }
         let node = id & !MARK;
         Some(At { member: u32::try_from(node / FILES_OF_A_MEMBER).unwrap_or(0), node, by_path: false })
+    }
+
+    /// Has the member left whose file the kernel's number is?
+    pub fn has_left(&self, id: u64) -> bool {
+        self.at(id).is_some_and(|at| self.link.find(at.member) == Place::Gone)
     }
 
     /// The kernel's number of a file.
