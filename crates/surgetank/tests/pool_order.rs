@@ -189,6 +189,71 @@ fn working_directory_stays_when_its_member_has_left() {
     assert!(!pool.store().join("d/gone").exists());
 }
 
+/// Other members have changed directories of the store, at several depths.
+#[test]
+fn tree_of_the_store_is_removed_whoever_has_changed_it() {
+    let Some(mut pool) = Pool::start("trees", 3) else { return };
+    fs::create_dir_all(pool.store().join("old/a/b")).unwrap();
+    fs::create_dir(pool.store().join("old/c")).unwrap();
+    fs::write(pool.store().join("old/a/b/f"), "old").unwrap();
+    fs::write(pool.member(1).join("old/a/g"), "new").unwrap();
+    fs::write(pool.member(2).join("old/a/b/h"), "new").unwrap();
+    fs::create_dir(pool.member(2).join("old/c/made")).unwrap();
+    // It is not empty, whatever the store has.
+    let why = fs::remove_dir(pool.member(0).join("old/c")).unwrap_err();
+    assert_eq!(why.kind(), std::io::ErrorKind::DirectoryNotEmpty);
+    fs::write(pool.member(2).join("old/c/made/still"), "works").unwrap();
+    fs::remove_dir_all(pool.member(0).join("old")).unwrap();
+    for member in 0..3 {
+        assert!(!pool.member(member).join("old").exists(), "member {member}");
+    }
+    // The names can be used again, by any member.
+    for member in 0..3 {
+        fs::create_dir_all(pool.member(member).join("old/a")).unwrap();
+        fs::write(pool.member(member).join(format!("old/a/{member}")), "again").unwrap();
+    }
+    assert_eq!(fs::read_dir(pool.member(0).join("old/a")).unwrap().count(), 3);
+    pool.end();
+    assert_eq!(fs::read_dir(pool.store().join("old/a")).unwrap().count(), 3);
+    assert!(!pool.store().join("old/c").exists());
+}
+
+/// The directories that a member removes are those that the other one changes, and the other way round. None waits for
+/// the other one, and a name that was made is not lost.
+#[test]
+fn members_that_remove_each_others_directories_do_not_wait() {
+    let Some(mut pool) = Pool::start("crossing", 2) else { return };
+    const DIRECTORIES: usize = 12;
+    for side in ["left", "right"] {
+        for number in 0..DIRECTORIES {
+            fs::create_dir_all(pool.store().join(side).join(number.to_string())).unwrap();
+        }
+    }
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for (member, mine, theirs) in [(0, "left", "right"), (1, "right", "left")] {
+            let over = pool.member(member).to_path_buf();
+            scope.spawn(move || {
+                for number in 0..DIRECTORIES {
+                    // (It may be gone already.)
+                    let made = fs::write(over.join(theirs).join(number.to_string()).join("made"), "x").is_ok();
+                    let removed = fs::remove_dir(over.join(mine).join(number.to_string()));
+                    assert!(removed.is_ok() || removed.unwrap_err().kind() == std::io::ErrorKind::DirectoryNotEmpty);
+                    let seen = over.join(theirs).join(number.to_string()).join("made").exists();
+                    assert_eq!(made, seen, "{member} {number}");
+                }
+            });
+        }
+    });
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    pool.end();
+    for side in ["left", "right"] {
+        for entry in fs::read_dir(pool.store().join(side)).unwrap() {
+            assert!(entry.unwrap().path().join("made").exists());
+        }
+    }
+}
+
 /// What a run writes in another member's directory is drained by that member, here at 2 MiB a second.
 #[test]
 fn run_ends_when_other_members_have_drained_what_it_wrote() {

@@ -2,7 +2,7 @@
 //!
 //! The danger that this avoids: the agent believes what the store said of a directory before another member changed it.
 
-use surgetank_state::{NegativeCache, OWN_INODE_BASE, Tree};
+use surgetank_state::{NegativeCache, OWN_INODE_BASE, Op, Tree, file_of, places};
 use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::Arc;
 
@@ -76,16 +76,32 @@ impl Pooled {
         self.metadata.read_tree().get(id).map(|inode| inode.attr.ino)
     }
 
+    /// Does the directory of the store at this path have names, as far as is known?
+    pub fn has_names(&self, path: &[u8]) -> bool {
+        let tree = self.metadata.read_tree();
+        let dir = at_path(&tree, path).and_then(|id| tree.dir(id));
+        dir.is_some_and(|dir| dir.children.values().any(|entry| entry.logical().is_some()))
+    }
+
+    /// Are all changes of the directory of the store at this path, and of its names, in the store? Otherwise they are due
+    /// now. (What was below one of its names comes before the removal of that name.)
+    pub fn hurries(&self, path: &[u8]) -> bool {
+        let mut tree = self.metadata.write_tree();
+        let Some(id) = at_path(&tree, path) else { return true };
+        let is_in_it = |op: &Op| file_of(&op.kind) == id || places(&op.kind).iter().any(|(dir, _)| *dir == id);
+        let last = tree.ops.iter().rev().find(|(_, op)| is_in_it(op)).map(|(seq, _)| *seq);
+        if last.is_some() {
+            tree.hurry(last);
+            drop(tree);
+            self.metadata.wake();
+        }
+        last.is_none()
+    }
+
     /// Forgets what the store said of the directory at this path.
     pub fn forget(&self, path: &[u8]) {
         let mut tree = self.metadata.write_tree();
-        let mut at = FileId::ROOT;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-            match tree.entry(at, name).and_then(surgetank_state::Entry::logical) {
-                Some(id) => at = id,
-                None => return,
-            }
-        }
+        let Some(at) = at_path(&tree, path) else { return };
         let Some(dir) = tree.dir_mut(at) else { return };
         dir.absent.clear();
         dir.negative_cache = NegativeCache::default();
@@ -97,6 +113,11 @@ impl Pooled {
             }
         }
     }
+}
+
+fn at_path(tree: &Tree, path: &[u8]) -> Option<FileId> {
+    let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+    names.try_fold(FileId::ROOT, |at, name| tree.entry(at, name).and_then(surgetank_state::Entry::logical))
 }
 
 fn is_made(tree: &Tree, dir: FileId) -> bool {

@@ -179,6 +179,10 @@ pub enum Ask {
     Drain {
         wish: Vec<u8>,
     },
+    /// Give back the directory of the store at this path, if it is empty: its parent's owner removes it.
+    GiveBack {
+        path: Box<[u8]>,
+    },
     /// The asking member leaves, and the receiver has looked up these directories of it.
     Leaves {
         directories: Vec<Stored>,

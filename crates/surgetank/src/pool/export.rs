@@ -134,6 +134,14 @@ impl Export {
         self.root()?.keep(path)
     }
 
+    /// This member gives back the directory at this path.
+    pub fn keep_no_more(&self, path: &[u8]) {
+        let root = self.state().root.clone();
+        if let Some(root) = root {
+            root.keep_no_more(path);
+        }
+    }
+
     /// The member is gone: its handles, locks and nodes end. Calls of it that still run keep theirs until they return.
     pub fn end_of(&self, member: u32) {
         let holdings = self.state().members.remove(&member);
@@ -281,7 +289,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
         Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
         // (They are the agent's.)
-        Ask::Drain { .. } | Ask::Leaves { .. } => Err(Errno::OPNOTSUPP),
+        Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Leaves { .. } => Err(Errno::OPNOTSUPP),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }
 }

@@ -20,7 +20,7 @@ use surgetank_pool::frame::Frames;
 use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
-use super::call::{Answer, Call, Stored};
+use super::call::{Answer, Ask, Call, Stored};
 use super::status::PoolStatus;
 
 mod messages;
@@ -47,8 +47,8 @@ pub enum NoAnswer {
 pub trait Agent: Send + Sync {
     /// Forgets what it believes of a directory, and returns when the kernel has too.
     fn forget(&self, directory: &[u8]);
-    /// How far the changes of another member's programs are.
-    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8>;
+    /// Answers what another member asks the agent itself.
+    fn asked(&self, member: u32, ask: &Ask) -> Answer;
     /// Another member leaves; these are its directories that were looked up here.
     fn leaves(&self, member: u32, directories: Vec<Stored>);
 }
@@ -93,13 +93,25 @@ impl Turns {
         }
     }
 
-    /// Returns when the requests are done that began before, or when `stops` says so.
-    pub fn await_earlier(&self, stops: impl Fn() -> bool) {
+    /// Returns when the requests are done that began before, or when `stops` says so. Returns whether they are done.
+    pub fn await_earlier(&self, stops: impl Fn() -> bool) -> bool {
         let _one = hold(&self.waits);
-        let before = self.turn.fetch_add(1, Ordering::SeqCst) & 1;
-        while self.counts[before].load(Ordering::SeqCst) > 0 && !stops() {
-            thread::sleep(Duration::from_micros(200));
+        let is_done = |turn: usize| {
+            while self.counts[turn & 1].load(Ordering::SeqCst) > 0 {
+                if stops() {
+                    return false;
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            true
+        };
+        // (Those for which an earlier wait has stopped: in the next turn they would be taken for new ones.)
+        let turn = self.turn.load(Ordering::SeqCst);
+        if !is_done(turn.wrapping_add(1)) {
+            return false;
         }
+        self.turn.store(turn.wrapping_add(1), Ordering::SeqCst);
+        is_done(turn)
     }
 }
 
@@ -298,6 +310,17 @@ impl Link {
         let _ = self.ask(|id| ToProcess::Changed { id, node, thread }, || tick() < until);
     }
 
+    /// Gives back one directory. Returns whether it is the store's again.
+    pub fn give_back(&self, directory: &[u8], patience: Duration) -> bool {
+        let directory = Box::from(directory);
+        matches!(self.count(|id| ToProcess::GiveBack { id, directory }, patience), Ok(0))
+    }
+
+    /// Asks the registry for news. (They come soon.)
+    pub fn look(&self, patience: Duration) {
+        let _ = self.count(|id| ToProcess::Look { id }, patience);
+    }
+
     /// Gives back all directories.
     pub fn release(&self, patience: Duration) -> bool {
         let until = tick() + patience;
@@ -412,14 +435,19 @@ impl Link {
                 // (Without a thread the claim is not acknowledged, and the owner asks again.)
                 let _ = thread::Builder::new().name("pool-forget".to_owned()).spawn(forget);
             }
-            FromProcess::Drain { token, member, wish } => {
+            FromProcess::Asked { token, member, ask } => {
                 let link = self.clone();
-                let drain = move || {
-                    let drained = link.agent.get().map(|agent| agent.drained_for(member, &wish)).unwrap_or_default();
-                    link.say(&ToProcess::Drained { token, drained });
+                let answer = move || {
+                    while link.agent.get().is_none() && !link.ended.load(Ordering::Acquire) {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                    if let Some(agent) = link.agent.get() {
+                        let answer = agent.asked(member, &ask);
+                        link.say(&ToProcess::Answered { token, answer });
+                    }
                 };
                 // (Without a thread the other member asks again.)
-                let _ = thread::Builder::new().name("pool-drained".to_owned()).spawn(drain);
+                let _ = thread::Builder::new().name("pool-asked".to_owned()).spawn(answer);
             }
             FromProcess::Leaves { member, directories } => {
                 if let Some(agent) = self.agent.get() {

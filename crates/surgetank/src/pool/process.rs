@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use surgetank_policy::config::PoolConfig;
 use surgetank_pool::calls::Whereabouts;
 use surgetank_pool::frame::Frames;
@@ -31,8 +32,10 @@ use super::status::{ClaimStatus, LostMember, MemberStatus, PoolStatus};
 
 /// So long a claim may take.
 const CLAIM: Duration = Duration::from_secs(60);
-/// So long the agent, or the next one, may take to say what another member's programs have left to drain.
+/// So long the agent, or the next one, may take to answer another member.
 const WISH: Duration = Duration::from_secs(20);
+/// So long the registry may take to release a directory.
+const RELEASE: Duration = Duration::from_secs(5);
 /// Other members believe an answer about a directory for at most so long.
 pub const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// How often the agent learns until when it may serve.
@@ -64,9 +67,9 @@ struct Process {
     forgetting: Mutex<HashMap<u64, bool>>,
     forgotten: Condvar,
     tokens: AtomicU64,
-    /// Wishes of other members that the agent is asked for, and its answers.
-    wishes: Mutex<HashMap<u64, Option<Vec<u8>>>>,
-    granted: Condvar,
+    /// What other members ask the agent, and its answers.
+    asked: Mutex<HashMap<u64, Option<Answer>>>,
+    answered: Condvar,
     workers: Workers,
     refused: Mutex<Option<String>>,
     store: OwnedFd,
@@ -94,8 +97,8 @@ pub fn main(start: Start) -> u8 {
         forgetting: Mutex::default(),
         forgotten: Condvar::new(),
         tokens: AtomicU64::new(1),
-        wishes: Mutex::default(),
-        granted: Condvar::new(),
+        asked: Mutex::default(),
+        answered: Condvar::new(),
         workers: Workers::new("pool-agent", 16),
         refused: Mutex::new(None),
         store,
@@ -224,11 +227,23 @@ impl Process {
                 hold(&self.forgetting).insert(token, true);
                 self.forgotten.notify_all();
             }
-            ToProcess::Drained { token, drained } => {
-                if let Some(wish) = hold(&self.wishes).get_mut(&token) {
-                    *wish = Some(drained);
+            ToProcess::Answered { token, answer } => {
+                if let Some(waits) = hold(&self.asked).get_mut(&token) {
+                    *waits = Some(answer);
                 }
-                self.granted.notify_all();
+                self.answered.notify_all();
+            }
+            ToProcess::GiveBack { id, directory } => self.run(move |process| {
+                let directory = Directory(directory);
+                let is_kept = !process.give_back(&directory);
+                process.say_owner(&directory);
+                process.say(&FromProcess::Left { id, others: u32::from(is_kept) });
+            }),
+            ToProcess::Look { id } => {
+                if let Some(membership) = self.membership.get() {
+                    membership.look_again();
+                }
+                self.say(&FromProcess::Left { id, others: 0 });
             }
             ToProcess::Find { id, member } => {
                 let place = self.find(MemberId(member));
@@ -308,25 +323,43 @@ impl Process {
         }
     }
 
-    /// Asks the agent, or the next one. Empty: none has answered in time.
-    fn drained_for(&self, member: MemberId, wish: &[u8]) -> Vec<u8> {
+    /// Asks the agent, or the next one. `None`: none has answered in time.
+    fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Answer> {
         let until = tick() + WISH;
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        hold(&self.wishes).insert(token, None);
+        hold(&self.asked).insert(token, None);
         let mut asked = 0;
         while tick() < until {
             let agent = hold(&self.agent).as_ref().map_or(0, |(number, _)| *number);
             if agent != asked {
                 asked = agent;
-                self.say(&FromProcess::Drain { token, member: member.0, wish: wish.to_vec() });
+                self.say(&FromProcess::Asked { token, member: member.0, ask: ask.clone() });
             }
-            let wishes = hold(&self.wishes);
-            if wishes.get(&token).is_some_and(Option::is_some) {
+            let waits = hold(&self.asked);
+            if waits.get(&token).is_some_and(Option::is_some) {
                 break;
             }
-            drop(self.granted.wait_timeout(wishes, LOOK_EVERY));
+            drop(self.answered.wait_timeout(waits, LOOK_EVERY));
         }
-        hold(&self.wishes).remove(&token).flatten().unwrap_or_default()
+        hold(&self.asked).remove(&token).flatten()
+    }
+
+    /// Returns whether the directory is the store's again.
+    fn give_back(&self, directory: &Directory) -> bool {
+        let Some(membership) = self.membership.get() else { return false };
+        // (Before: a program may claim it again at once.)
+        self.export.keep_no_more(&directory.0);
+        membership.release(directory);
+        let is_ours = || matches!(membership.authority(directory), Some(Authority::Ours(_) | Authority::Between));
+        let until = tick() + RELEASE;
+        while is_ours() && tick() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let is_given = !is_ours() && !is_over(membership);
+        if !is_given && let Err(why) = self.export.keep(&directory.0) {
+            tracing::warn!(%why, "a claimed directory was not found");
+        }
+        is_given
     }
 
     fn release_all(&self) {
@@ -469,9 +502,9 @@ impl Host for Process {
             self.say(&FromProcess::Leaves { member: from.0, directories });
             return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
         }
-        if let Ask::Drain { wish } = &call.ask {
-            let drained = Answer::Bytes(self.drained_for(from, wish));
-            return postcard::to_stdvec(&drained).unwrap_or_default();
+        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. }) {
+            let answer = self.agents_answer(from, &call.ask).unwrap_or(Answer::Failed(Errno::AGAIN.raw_os_error()));
+            return postcard::to_stdvec(&answer).unwrap_or_default();
         }
         let answer = self.export.answer(from.0, &call);
         tracing::trace!(from = from.0, ?call, ?answer, "carried out");

@@ -13,9 +13,9 @@ mod handles;
 mod lasting;
 mod remote;
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
 
-use super::call::{Ask, Call, Listed, Stored};
+use super::call::{Answer, Ask, Call, Listed, Stored};
 use super::link::{Agent, Claimed, Link, Owner, Turns};
 use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
@@ -36,6 +36,8 @@ use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// So long changes in a directory that is given back may take to reach the store. (Less than a member waits for an agent.)
+const GIVING: Duration = Duration::from_secs(10);
 /// The pause before a request looks again who owns a directory.
 const AGAIN: Duration = Duration::from_millis(10);
 /// A member that leaves waits so long for those that it tells where its directories are.
@@ -66,6 +68,10 @@ pub struct Router<F> {
     /// What is done here.
     works: Turns,
     drains: OnceLock<Weak<dyn Drains>>,
+    /// Directories that are being given back: requests about their names wait.
+    giving: RwLock<HashSet<Vec<u8>>>,
+    /// Changes with each beginning and each end of one: what was decided before must be decided again.
+    gifts: AtomicU64,
     /// What members that left have said.
     left_members: Left,
     /// What programs of this node changed at other members.
@@ -109,6 +115,8 @@ impl<F: Filesystem> Router<F> {
             believed: Believed::since_now(),
             works: Turns::default(),
             drains: OnceLock::new(),
+            giving: RwLock::default(),
+            gifts: AtomicU64::new(0),
             left_members: Left::default(),
             others,
         }
@@ -215,6 +223,10 @@ impl<F: Filesystem> Router<F> {
                     continue;
                 }
             };
+            if does != Does::Looks && self.gives_back(&path) {
+                self.pause(until)?;
+                continue;
+            }
             match self.link.owner(&path) {
                 Owner::Us => return Ok(Way::Here),
                 Owner::TheStore | Owner::Between if does != Does::Changes => return Ok(Way::Store(path)),
@@ -257,20 +269,69 @@ impl<F: Filesystem> Router<F> {
         }
     }
 
-    /// Claims a directory of the store that is to be removed, so that no member makes a name in it meanwhile. `false`:
-    /// another member decides whether it is empty. (No member is asked: the kernel holds a lock of the directory above,
-    /// which the other one's look-up of its way may need.)
-    fn may_remove(&self, dir: FileId) -> FsResult<bool> {
+    /// Claims a directory of the store that is to be removed, so that no member makes a name in it meanwhile. Another
+    /// member gives it back first, if it is empty. (That needs no look-up there: the kernel here holds a lock of the
+    /// directory above.)
+    fn may_remove(&self, dir: FileId) -> FsResult<()> {
         let until = tick() + PATIENCE;
-        let Some(pooled::Place::OfTheStore(path)) = self.namespace.pooled.place_of(dir) else { return Ok(true) };
+        let Some(pooled::Place::OfTheStore(path)) = self.namespace.pooled.place_of(dir) else { return Ok(()) };
         loop {
             match self.link.owner(&path) {
-                Owner::Us => return Ok(true),
-                Owner::Member(..) | Owner::Lost(_) => return Ok(false),
+                Owner::Us => return Ok(()),
+                Owner::Member(member, _) => {
+                    self.remote.take_back(member, &path, until)?;
+                    self.check(until)?;
+                }
+                // (What it had not put into the store is missing.)
+                Owner::Lost(_) => return Err(Errno::BUSY.into()),
                 Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
             }
         }
+    }
+
+    fn gives_back(&self, path: &[u8]) -> bool {
+        self.giving.read().unwrap_or_else(PoisonError::into_inner).contains(path)
+    }
+
+    /// Gives a directory back to the store, for another member that removes it.
+    fn give_back(&self, path: &[u8]) -> Answer {
+        let giving = || self.giving.write().unwrap_or_else(PoisonError::into_inner);
+        // (It may be asked for twice.)
+        if self.link.owner(path) != Owner::Us || !giving().insert(path.to_vec()) {
+            return Answer::NotOwner;
+        }
+        self.gifts.fetch_add(1, Ordering::SeqCst);
+        let given = self.given_back(path);
+        self.gifts.fetch_add(1, Ordering::SeqCst);
+        giving().remove(path);
+        given
+    }
+
+    /// Requests about its names wait meanwhile.
+    fn given_back(&self, path: &[u8]) -> Answer {
+        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        let failed = |why: Errno| Answer::Failed(why.raw_os_error());
+        let until = tick() + GIVING;
+        if !self.works.await_earlier(|| tick() >= until || self.link.is_over()) {
+            return failed(Errno::BUSY);
+        }
+        if self.namespace.pooled.has_names(path) {
+            return failed(Errno::NOTEMPTY);
+        }
+        while !self.namespace.pooled.hurries(path) {
+            if tick() >= until || self.link.is_over() {
+                return failed(Errno::BUSY);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // (Answers from now on are another owner's.)
+        self.believed.note(path);
+        if !self.link.give_back(path, PATIENCE) {
+            return failed(Errno::BUSY);
+        }
+        self.namespace.pooled.forget(path);
+        Answer::Done
     }
 
     /// A request of another member is not forwarded again: two members that each believe the other one the owner would
@@ -302,15 +363,18 @@ impl<F: Filesystem> Router<F> {
     }
 
     fn pause(&self, until: Instant) -> FsResult<()> {
+        self.check(until)?;
+        std::thread::sleep(AGAIN);
+        Ok(())
+    }
+
+    /// May the request go on waiting?
+    fn check(&self, until: Instant) -> FsResult<()> {
         wait_long();
         if killed() {
             return Err(Errno::INTR.into());
         }
-        if tick() >= until || self.link.is_over() {
-            return Err(Errno::IO.into());
-        }
-        std::thread::sleep(AGAIN);
-        Ok(())
+        if tick() >= until || self.link.is_over() { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
     /// Where a request about a file or directory itself goes: a directory decides about itself, a file's directory about
@@ -348,9 +412,14 @@ impl<F: Filesystem> Router<F> {
     ) -> FsResult<T> {
         let until = tick() + PATIENCE;
         loop {
+            let gifts = self.gifts.load(Ordering::SeqCst);
             let result = match way() {
                 Ok(Way::Here) => {
                     let _work = self.works.enter();
+                    // (A gift that has begun since did not wait for this request.)
+                    if self.gifts.load(Ordering::SeqCst) != gifts {
+                        continue;
+                    }
                     if !self.leaving.load(Ordering::SeqCst) || !self.is_of_a_peer(caller) {
                         return here(&self.door);
                     }
@@ -387,11 +456,17 @@ impl<F: Filesystem> Agent for Router<F> {
         }
     }
 
-    fn drained_for(&self, member: u32, wish: &[u8]) -> Vec<u8> {
-        let drains = self.drains.get().and_then(Weak::upgrade);
-        let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
-        let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
-        drained.and_then(Result::ok).unwrap_or_default()
+    fn asked(&self, member: u32, ask: &Ask) -> Answer {
+        match ask {
+            Ask::Drain { wish } => {
+                let drains = self.drains.get().and_then(Weak::upgrade);
+                let drained = drains.zip(serde_json::from_slice::<Wish>(wish).ok());
+                let drained = drained.map(|(drains, wish)| serde_json::to_vec(&drains.drained_for(member, &wish)));
+                Answer::Bytes(drained.and_then(Result::ok).unwrap_or_default())
+            }
+            Ask::GiveBack { path } => self.give_back(path),
+            _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
+        }
     }
 
     fn leaves(&self, member: u32, directories: Vec<Stored>) {

@@ -97,6 +97,13 @@ impl Root {
         Ok(())
     }
 
+    /// It is claimed no more.
+    pub fn keep_no_more(&self, path: &[u8]) {
+        let kept = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+        // (Closed without the lock.)
+        drop(kept);
+    }
+
     /// A claimed directory, by its path below the root. An empty one: the root. Errors: EREMCHG, it is not claimed.
     pub fn of_path(&self, path: &[u8]) -> Result<Place, Errno> {
         let kept = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();

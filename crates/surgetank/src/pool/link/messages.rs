@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use surgetank_pool::frame::{Frames, encode};
 
-use super::super::call::Stored;
+use super::super::call::{Answer, Ask, Stored};
 use super::super::status::PoolStatus;
 
 /// What the agent sends.
@@ -20,8 +20,12 @@ pub enum ToProcess {
     Claim { id: u64, directory: Box<[u8]> },
     /// What the agent believed of a directory is forgotten.
     Forgotten { token: u64 },
-    /// The answer to [`FromProcess::Drain`].
-    Drained { token: u64, drained: Vec<u8> },
+    /// The answer to [`FromProcess::Asked`].
+    Answered { token: u64, answer: Answer },
+    /// Give back this directory, and say when the pool knows. Nothing in it is queued.
+    GiveBack { id: u64, directory: Box<[u8]> },
+    /// Ask the registry for news.
+    Look { id: u64 },
     /// Where is the member?
     Find { id: u64, member: u32 },
     /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
@@ -58,11 +62,11 @@ pub enum FromProcess {
         directory: Box<[u8]>,
         owner: Owner,
     },
-    /// Another member asks how far its programs' changes are ([`super::super::call::Ask::Drain`]).
-    Drain {
+    /// Another member asks the agent itself.
+    Asked {
         token: u64,
         member: u32,
-        wish: Vec<u8>,
+        ask: Ask,
     },
     /// Another member leaves ([`super::super::call::Ask::Leaves`]).
     Leaves {

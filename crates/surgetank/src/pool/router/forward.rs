@@ -274,20 +274,25 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        let way = || {
+            let way = self.way(caller, parent, Does::Changes)?;
+            if let (Way::Here, Some(dir)) = (&way, self.stores_directory(parent, name)) {
+                self.may_remove(dir)?;
+            }
+            Ok(way)
+        };
         let here = |door: &F| {
-            // Its owner decides whether it is empty.
-            if let Some(dir) = self.stores_directory(parent, name)
-                && !self.may_remove(dir)?
-            {
-                return Err(Errno::BUSY.into());
+            // (No member makes a name in it meanwhile.)
+            if self.stores_directory(parent, name).is_some_and(|dir| !self.is_ours(dir)) {
+                return Err(super::NOT_OWNER.into());
             }
             let dir = self.directory_at(parent, name);
             door.rmdir(caller, parent, name)?;
             dir.into_iter().for_each(|dir| self.await_seen(caller, dir));
             Ok(())
         };
-        let ask = |parent| Ask::RemoveDirectory { parent, name: name.into() };
-        self.remove(caller, parent, here, ask)
+        let there = |at: At| self.done(caller, at, Ask::RemoveDirectory { parent: at.node, name: name.into() });
+        self.within(caller, way, here, there)
     }
 
     fn rename(

@@ -218,6 +218,21 @@ impl Remote {
         }
     }
 
+    /// Has the owner of a directory of the store give it back, if it is empty. Look then who owns it.
+    pub fn take_back(&self, member: u32, path: &[u8], until: Instant) -> FsResult<()> {
+        let at = At { member, node: 0, by_path: true };
+        let caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+        match self.ask_until(&caller, at, Ask::GiveBack { path: path.into() }, None, until) {
+            Ok(_) => {}
+            Err(fault) if [NOT_OWNER, Errno::AGAIN].contains(&fault.errno) && tick() < until => {}
+            Err(fault) => return Err(fault),
+        }
+        self.link.look(PATIENCE);
+        // (The news are under way.)
+        thread::sleep(Duration::from_millis(2));
+        Ok(())
+    }
+
     /// Asks what may be asked twice.
     pub fn ask(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
         self.ask_until(caller, at, ask, None, tick() + PATIENCE)
