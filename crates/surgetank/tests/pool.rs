@@ -135,12 +135,18 @@ impl Pool {
 
     /// Everything reaches the store. The last member leaves first.
     pub fn end(&mut self) {
-        while let Some(over) = self.members.pop() {
-            let mut command = self.scene.command("/mnt/surgetank");
-            command.args(["umount", "--timeout", "60s", "--state"]).arg(self.state(self.members.len())).arg(&over);
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{}: {output:?}", over.display());
+        while !self.members.is_empty() {
+            self.end_last();
         }
+    }
+
+    /// The member that came last leaves.
+    pub fn end_last(&mut self) {
+        let over = self.members.pop().unwrap();
+        let mut command = self.scene.command("/mnt/surgetank");
+        command.args(["umount", "--timeout", "60s", "--state"]).arg(self.state(self.members.len())).arg(&over);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}: {output:?}", over.display());
     }
 }
 

@@ -254,6 +254,49 @@ fn members_that_remove_each_others_directories_do_not_wait() {
     }
 }
 
+/// A program sets `O_APPEND` after the open: its own node does not know where the file ends.
+#[test]
+fn appends_hold_if_the_flag_is_set_after_the_open() {
+    let Some(mut pool) = Pool::start("flag", 2) else { return };
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    let (here, there) = (pool.member(0).join("d/log"), pool.member(1).join("d/log"));
+    fs::write(&here, "abcdef").unwrap();
+    let mut late = OpenOptions::new().write(true).open(&there).unwrap();
+    rustix::fs::fcntl_setfl(&late, rustix::fs::OFlags::APPEND).unwrap();
+    OpenOptions::new().append(true).open(&here).unwrap().write_all(b"OTHER").unwrap();
+    late.write_all(b"END").unwrap();
+    OpenOptions::new().append(true).open(&here).unwrap().write_all(b"MORE").unwrap();
+    late.write_all(b"END").unwrap();
+    drop(late);
+    assert_eq!(fs::read_to_string(&here).unwrap(), "abcdefOTHERENDMOREEND");
+    pool.end();
+}
+
+/// The registry is there: it leaves last.
+#[test]
+fn first_member_waits_for_the_others_and_says_so() {
+    let Some(mut pool) = Pool::start("last", 2) else { return };
+    fs::write(pool.member(0).join("f"), "safe").unwrap();
+    let umount = |words: &[&str]| {
+        let mut command = pool.command_of("umount", words);
+        command.arg(pool.member(0)).stderr(std::process::Stdio::piped());
+        command
+    };
+    let output = umount(&["--timeout", "2s"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("waits until 1 other member(s) of the pool have left"), "{said}");
+    assert!(said.contains("other members of the pool need it") && said.contains("everything is in the store"), "{said}");
+    // It serves on.
+    fs::write(pool.member(0).join("g"), "on").unwrap();
+    assert_eq!(fs::read_to_string(pool.member(1).join("g")).unwrap(), "on");
+    let waits = umount(&[]).spawn().unwrap();
+    pool.end_last();
+    let output = waits.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(fs::read_to_string(pool.store().join("g")).unwrap(), "on");
+}
+
 /// What a run writes in another member's directory is drained by that member, here at 2 MiB a second.
 #[test]
 fn run_ends_when_other_members_have_drained_what_it_wrote() {

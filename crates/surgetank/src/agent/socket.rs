@@ -371,6 +371,7 @@ impl<'a> Client<'a> {
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         let everything = Scope::everything();
+        let until = timeout_ms.map(|timeout| clock::tick() + Duration::from_millis(timeout));
         let drained = self.drain(&everything, timeout_ms);
         desk.users.end_wait();
         let timed_out = drained?;
@@ -381,13 +382,29 @@ impl<'a> Client<'a> {
         if timed_out || !drained {
             return Ok(());
         }
-        match desk.users.ask_unmount() {
-            Err(holders) => self.send(&Answer::Busy { holders }),
-            Ok(false) => self.refuse(RefusalKind::Failed, "another umount is under way"),
-            Ok(true) => {
-                let sent = self.send(&Answer::Done);
-                desk.users.unmount_answered();
-                sent
+        if !desk.users.ask_unmount() {
+            return self.refuse(RefusalKind::Failed, "another umount is under way");
+        }
+        loop {
+            match desk.users.await_unmount(Duration::from_secs(1)) {
+                Some(Err(holders)) => return self.send(&Answer::Busy { holders }),
+                Some(Ok(())) => {
+                    let sent = self.send(&Answer::Done);
+                    desk.users.unmount_answered();
+                    return sent;
+                }
+                None => {}
+            }
+            let Some(pool) = desk.engine.pool_status() else { continue };
+            let members = pool.map_or(0, |pool| pool.members.len().saturating_sub(1));
+            let ends = until.is_some_and(|until| clock::tick() >= until);
+            let sent = self.send(&Answer::Waits { members });
+            if (ends || sent.is_err()) && desk.users.withdraw_unmount() {
+                sent?;
+                let mut refusal = Refusal::new(RefusalKind::Failed, "it stays mounted: other members of the pool need it");
+                refusal.remedy = "umount it after them, the pool's first member last".into();
+                refusal.data = "everything is in the store".into();
+                return self.send(&Answer::Error(refusal));
             }
         }
     }

@@ -14,6 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use surgetank_core::report::{Holder, Phase, RunStatus};
+use surgetank_types::clock;
 use surgetank_types::model::RunId;
 
 pub struct Users {
@@ -205,31 +206,54 @@ impl Users {
         self.stay_no_longer();
     }
 
-    /// `umount`, after the drain: asks the agent's main thread to detach and waits for the result. `Err`: the processes
-    /// that hold the mount. False in `Ok`: another umount is under way.
-    pub fn ask_unmount(&self) -> Result<bool, Vec<Holder>> {
+    /// `umount`, after the drain: asks the agent's main thread to detach. `false`: another umount is under way.
+    pub fn ask_unmount(&self) -> bool {
         let mut inner = self.lock();
         if !matches!(inner.unmount, Unmount::NotAsked) {
-            return Ok(false);
+            return false;
         }
         inner.unmount = Unmount::Asked;
         inner.stay = false;
         inner.left();
         self.changed.notify_all();
+        true
+    }
+
+    /// Waits for the result of [`Self::ask_unmount`]. `Err`: the processes that hold the mount. `None`: not yet.
+    pub fn await_unmount(&self, at_most: Duration) -> Option<Result<(), Vec<Holder>>> {
+        let until = clock::tick() + at_most;
+        let mut inner = self.lock();
         loop {
             match std::mem::replace(&mut inner.unmount, Unmount::Asked) {
                 Unmount::Refused(holders) => {
                     inner.unmount = Unmount::NotAsked;
-                    return Err(holders);
+                    return Some(Err(holders));
                 }
                 Unmount::Detached => {
                     inner.unmount = Unmount::Detached;
-                    return Ok(true);
+                    return Some(Ok(()));
                 }
                 other => inner.unmount = other,
             }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            let left = until.saturating_duration_since(clock::tick());
+            if left.is_zero() {
+                return None;
+            }
+            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The mount stays after all. `false`: it is going, or its detaching was refused.
+    pub fn withdraw_unmount(&self) -> bool {
+        let mut inner = self.lock();
+        let is_serving = matches!(inner.unmount, Unmount::Asked) && inner.phase != Phase::Closed;
+        if is_serving {
+            inner.unmount = Unmount::NotAsked;
+            inner.stay = true;
+            inner.step(Event::Arrived);
+            self.changed.notify_all();
+        }
+        is_serving
     }
 
     /// The answer to an explicit umount is written; the process may end.
@@ -386,7 +410,9 @@ mod tests {
     fn refused_umount_names_the_holders_and_keeps_the_mount() {
         let users = Users::new(true);
         let answer = std::thread::scope(|scope| {
-            let asker = scope.spawn(|| users.ask_unmount());
+            assert!(users.ask_unmount());
+            assert!(users.await_unmount(Duration::ZERO).is_none());
+            let asker = scope.spawn(|| users.await_unmount(Duration::from_secs(60)).unwrap());
             users.await_leaving();
             assert!(users.close());
             users.reopen(vec![Holder { pid: 7, command: "sh".into(), holds: "cwd".into() }]);
@@ -394,5 +420,16 @@ mod tests {
         });
         assert_eq!(answer.unwrap_err()[0].pid, 7);
         assert_eq!(users.phase(), Phase::Serving);
+    }
+
+    #[test]
+    fn umount_that_was_withdrawn_keeps_the_mount() {
+        let users = Users::new(true);
+        assert!(users.ask_unmount());
+        assert_eq!(users.phase(), Phase::Leaving);
+        assert!(users.withdraw_unmount());
+        assert_eq!(users.phase(), Phase::Serving);
+        assert!(users.ask_unmount() && users.close());
+        assert!(!users.withdraw_unmount(), "it goes");
     }
 }

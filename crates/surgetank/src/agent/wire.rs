@@ -192,6 +192,11 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unrecorded: String,
     },
+    /// Not the last answer to [`Request::Unmount`]: the mount goes when these have left.
+    Waits {
+        /// Other members of the pool.
+        members: usize,
+    },
     /// The directory is in use: the answer to [`Request::Unmount`].
     Busy {
         /// The processes that use it.

@@ -108,10 +108,11 @@ pub enum Ask {
         offset: u64,
         bytes: u32,
     },
-    /// A handle with `O_APPEND` writes at the end.
+    /// `at_end`: the program's descriptor has `O_APPEND` by now. (A handle that was opened with it writes at the end.)
     Write {
         handle: u64,
         offset: u64,
+        at_end: bool,
         content: Vec<u8>,
     },
     /// The program's last descriptor has ended.

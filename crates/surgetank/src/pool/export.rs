@@ -274,7 +274,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::CloseMoved { key } => content::close_moved(of, *key),
         Ask::Create { parent, name, perm, flags } => content::create(of, *parent, name, *perm, *flags),
         Ask::Read { handle, offset, bytes } => content::read(of, *handle, *offset, *bytes),
-        Ask::Write { handle, offset, content } => content::write(of, *handle, *offset, content),
+        Ask::Write { handle, offset, at_end, content } => content::write(of, *handle, (*offset, *at_end), content),
         Ask::Close { handle } => content::close(of, *handle),
         Ask::Sync { handle, data_only } => content::sync(of, *handle, *data_only),
         Ask::SyncDirectory { node } => content::sync_directory(of, *node),

@@ -138,7 +138,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
             Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
             Err(other) => return Err(agent.confused(&other).into()),
         };
-        match agent.receive() {
+        match last_answer(&mut agent, args.quiet) {
             Ok(Answer::Done) => break verdict,
             Ok(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
             Ok(Answer::Error(refusal)) => return Err(Error::from(refusal).into()),
@@ -152,6 +152,23 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         words::print_verdict(&verdict, &commands);
     }
     Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
+}
+
+/// The answer after the drain. A member of a pool may have to wait for others.
+fn last_answer(agent: &mut client::Connection, quiet: bool) -> Result<Answer, Error> {
+    let mut waited_for = 0;
+    loop {
+        match agent.receive()? {
+            Answer::Waits { members } => {
+                if members != waited_for && members > 0 && !quiet {
+                    let over = &agent.hello.over;
+                    eprintln!("surgetank: {over} waits until {members} other member(s) of the pool have left");
+                }
+                waited_for = members;
+            }
+            answer => return Ok(answer),
+        }
+    }
 }
 
 fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {

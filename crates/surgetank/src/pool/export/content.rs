@@ -3,11 +3,12 @@
 //! The danger that it avoids: a request that occupies its thread or the memory. Only regular files and directories are
 //! opened, and one answer has at most 1 MiB or 1,000 names.
 
+use std::io::IoSlice;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FallocateFlags, OFlags, RawDir, SeekFrom, fallocate, fcntl_setfl, fdatasync, fsync};
-use rustix::io::{Errno, pread, pwrite, retry_on_intr};
+use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2, retry_on_intr};
 use surgetank_types::model::Kind;
 
 use super::holdings::{Closed, Handle, Holdings, Listing, OpenFile};
@@ -100,12 +101,24 @@ pub fn read(of: &Holdings, handle: u64, offset: u64, bytes: u32) -> Result<Answe
 }
 
 /// Writes all of the content, or as much as is possible.
-pub fn write(of: &Holdings, handle: u64, offset: u64, content: &[u8]) -> Result<Answer, Errno> {
+pub fn write(
+    of: &Holdings,
+    handle: u64,
+    (offset, at_end): (u64, bool),
+    content: &[u8],
+) -> Result<Answer, Errno> {
     let file = of.file(handle)?;
     let offset = checked(offset)?;
     let mut written = 0;
+    let write = |rest: &[u8], offset: u64| {
+        if at_end {
+            pwritev2(&file.fd, &[IoSlice::new(rest)], offset, ReadWriteFlags::APPEND)
+        } else {
+            pwrite(&file.fd, rest, offset)
+        }
+    };
     while let Some(rest) = content.get(written..).filter(|rest| !rest.is_empty()) {
-        match retry_on_intr(|| pwrite(&file.fd, rest, offset.saturating_add(written as u64))) {
+        match retry_on_intr(|| write(rest, offset.saturating_add(written as u64))) {
             Ok(0) => break,
             Ok(more) => written += more,
             Err(error) if written == 0 => return Err(error),

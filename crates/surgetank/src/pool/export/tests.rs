@@ -98,7 +98,7 @@ impl Scene {
     }
 
     fn written(&self, handle: u64, offset: u64, content: &[u8]) {
-        let answer = self.ask(Ask::Write { handle, offset, content: content.to_vec() });
+        let answer = self.ask(Ask::Write { handle, offset, at_end: false, content: content.to_vec() });
         assert_eq!(answer, Answer::Count(content.len() as u64));
     }
 
@@ -357,11 +357,11 @@ fn space_is_reserved_and_holes_are_found() {
         assert_eq!(scene.fails(Ask::Seek { handle, offset, whence }), libc::EINVAL);
         assert_eq!(scene.fails(Ask::Allocate { handle, mode: 0, offset, length: 1 }), libc::EINVAL);
         assert_eq!(scene.fails(Ask::Read { handle, offset, bytes: 1 }), libc::EINVAL);
-        assert_eq!(scene.fails(Ask::Write { handle, offset, content: vec![1] }), libc::EINVAL);
+        assert_eq!(scene.fails(Ask::Write { handle, offset, at_end: false, content: vec![1] }), libc::EINVAL);
     }
     // The end of the numbers.
     let offset = i64::MAX as u64;
-    scene.fails(Ask::Write { handle, offset, content: vec![1] });
+    scene.fails(Ask::Write { handle, offset, at_end: false, content: vec![1] });
     scene.ask(Ask::Read { handle, offset, bytes: 10 });
 }
 

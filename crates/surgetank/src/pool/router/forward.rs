@@ -390,7 +390,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
         flags: WriteFlags,
     ) -> FsResult<usize> {
         match Remote::handle(fh) {
-            Some((member, handle)) => self.write_there(caller, member, handle, offset, bytes),
+            Some((member, handle)) => {
+                // (A program may set it after the open. What the kernel wrote to its pages has a place.)
+                let at_end = !flags.cached && flags.open & libc::O_APPEND as u32 != 0;
+                self.write_there(caller, member, handle, (offset, at_end), bytes)
+            }
             None => self.door.write(caller, id, fh, offset, bytes, flags),
         }
     }

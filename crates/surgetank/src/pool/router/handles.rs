@@ -80,12 +80,12 @@ impl<F: Filesystem> Router<F> {
         caller: &Caller,
         member: u32,
         handle: u64,
-        offset: u64,
+        (offset, at_end): (u64, bool),
         bytes: &[u8],
     ) -> FsResult<usize> {
         // (The kernel sends no more than one piece; a request that is done once is one call.)
         let piece = &bytes[..bytes.len().min(PIECE_BYTES)];
-        let ask = Ask::Write { handle, offset, content: piece.to_vec() };
+        let ask = Ask::Write { handle, offset, at_end, content: piece.to_vec() };
         match self.remote.ask_once(caller, Self::at_handle(member), ask).map_err(gone)? {
             Answer::Count(count) => Ok(usize::try_from(count).map_or(piece.len(), |count| count.min(piece.len()))),
             _ => Err(Errno::PROTO.into()),
