@@ -28,6 +28,7 @@ pub(crate) mod signals;
 pub(crate) mod socket;
 pub(crate) mod submounts;
 pub(crate) mod supervisor;
+pub(crate) mod tending;
 pub(crate) mod users;
 pub(crate) mod way;
 pub mod wire;

@@ -120,8 +120,13 @@ impl Pool {
 
     /// A verb with words, about the first member.
     pub fn command_of(&self, verb: &str, words: &[&str]) -> Command {
+        self.command_at(0, verb, words)
+    }
+
+    /// A verb with words, about this member.
+    pub fn command_at(&self, number: usize, verb: &str, words: &[&str]) -> Command {
         let mut command = self.scene.command("/mnt/surgetank");
-        command.arg(verb).args(words).arg("--state").arg(self.state(0));
+        command.arg(verb).args(words).arg("--state").arg(self.state(number));
         command
     }
 

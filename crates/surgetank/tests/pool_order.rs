@@ -272,6 +272,35 @@ fn appends_hold_if_the_flag_is_set_after_the_open() {
     pool.end();
 }
 
+/// Commands about another member's files, which only that member can carry out.
+#[test]
+fn commands_reach_the_owner_of_a_file() {
+    let Some(mut pool) = Pool::start("commands", 2) else { return };
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    fs::write(pool.member(0).join("d/f"), vec![7; 100_000]).unwrap();
+    let says = |number: usize, verb: &str, words: &[&str]| {
+        let output = pool.command_at(number, verb, words).arg(pool.member(number).join("d/f")).output().unwrap();
+        assert!(output.status.success(), "{verb} at {number}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let why = |number: usize| -> serde_json::Value { serde_json::from_str(&says(number, "why", &["--json"])).unwrap() };
+    says(1, "wait", &["--quiet"]);
+    crate::scene::eventually("both know that it is durable", || why(1)["state"] == "durable");
+    assert_eq!(why(1), why(0));
+    says(1, "pin", &[]);
+    assert!(says(0, "evict", &[]).contains(" 0 B freed"), "it is pinned");
+    says(1, "unpin", &[]);
+    assert!(says(1, "evict", &[]).contains(" 97.7 KiB freed") || why(0)["state"] == "evicted", "{}", why(0));
+    assert_eq!(why(1)["state"], "evicted");
+    assert!(says(1, "prefetch", &[]).starts_with("1 files"));
+    assert_eq!(why(0)["state"], "durable");
+    says(1, "hint", &["mode=keep"]);
+    assert_eq!(why(0)["mode"], "keep", "{}", why(0));
+    let output = pool.command_at(1, "evict", &[]).arg(pool.member(1).join("d/none")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    pool.end();
+}
+
 /// The registry is there: it leaves last.
 #[test]
 fn first_member_waits_for_the_others_and_says_so() {

@@ -20,7 +20,7 @@ use surgetank_types::error::Result;
 use surgetank_types::model::RunId;
 
 use super::keep::Channel;
-use super::wire::Account;
+use super::wire::{Account, Answer, Request};
 use crate::pool::status::PoolStatus;
 
 /// Serves one directory. Paths are relative to it.
@@ -64,6 +64,10 @@ pub trait Engine: Send + Sync {
     }
     /// The pool, as this member sees it; `None`: the agent belongs to none.
     fn pool_status(&self) -> Option<Result<PoolStatus>> {
+        None
+    }
+    /// The answer to a request about files, if other members of a pool have a part in it.
+    fn answered_with_others(&self, _request: &Request) -> Option<Answer> {
         None
     }
     /// A run has joined.

@@ -17,6 +17,7 @@ use surgetank_types::model::RunId;
 
 use super::engine::{Engine, Listeners};
 use super::holders;
+use super::tending;
 use super::users::Users;
 use super::wire::{self, Answer, Hello, PROTOCOL, Refusal, RefusalKind, Request};
 
@@ -189,34 +190,14 @@ impl<'a> Client<'a> {
             Request::Waiting => Answer::Waiting(engine.waiting_for_room()),
             Request::Scrub { repair } => Answer::Audit(Box::new(engine.scrub(repair))),
             Request::ForgetLosses => Answer::Forgotten(engine.forget_losses()),
-            Request::Why { path } => match engine.why(&path.0) {
-                Ok(why) => Answer::Why(Box::new(why)),
-                Err(error) => Answer::Error(error.into()),
-            },
             Request::Wait { scope, timeout_ms } => return self.wait(&scope, timeout_ms),
             Request::Verdict { scope } => {
                 Answer::Verdict { verdict: Box::new(engine.verdict_everywhere(&scope)), timed_out: false }
             }
             Request::Summary { run } => Answer::Summary(Box::new(engine.summary(run))),
-            Request::Evict { path } => match engine.evict(&path.0) {
-                Ok(bytes) => Answer::Evicted { bytes },
-                Err(error) => Answer::Error(error.into()),
-            },
-            Request::Pin { path, on } => match engine.pin(&path.0, on) {
-                Ok(()) => Answer::Done,
-                Err(error) => Answer::Error(error.into()),
-            },
-            Request::Hint { hints } => Answer::Hinted { refused: engine.hint(&hints) },
             Request::Refresh => {
                 engine.refresh();
                 Answer::Done
-            }
-            Request::Prefetch { patterns } => {
-                let patterns: Vec<Vec<u8>> = patterns.into_iter().map(|pattern| pattern.0).collect();
-                match engine.prefetch(&patterns) {
-                    Ok(begun) => Answer::Prefetching(begun),
-                    Err(error) => Answer::Error(error.into()),
-                }
             }
             Request::Hasten { scope } => {
                 engine.begin_final_drain(&scope);
@@ -248,6 +229,15 @@ impl<'a> Client<'a> {
                 Answer::Released { last: last && at_once, unrecorded: unrecorded.unwrap_or_default() }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
+            Request::Why { .. }
+            | Request::Evict { .. }
+            | Request::Pin { .. }
+            | Request::Hint { .. }
+            | Request::Prefetch { .. } => {
+                let answer = engine.answered_with_others(&request).or_else(|| tending::answered(&*engine, &request));
+                let refusal = || Answer::Error(Refusal::new(RefusalKind::Malformed, "this request has no answer"));
+                answer.unwrap_or_else(refusal)
+            }
         };
         self.send(&answer)
     }

@@ -184,6 +184,10 @@ pub enum Ask {
     GiveBack {
         path: Box<[u8]>,
     },
+    /// What a user's command asks the agent about its files, in JSON; the answer is [`Answer::Bytes`].
+    Tend {
+        request: Vec<u8>,
+    },
     /// The asking member leaves, and the receiver has looked up these directories of it.
     Leaves {
         directories: Vec<Stored>,

@@ -248,6 +248,16 @@ impl Link {
         owners.get(directory).copied().unwrap_or(Owner::TheStore)
     }
 
+    /// The directories of the store that other members own, and whose they are.
+    pub fn owned_by_others(&self) -> Vec<(Box<[u8]>, u32)> {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |owner: &Owner| match owner {
+            Owner::Member(member, _) | Owner::Lost(member) => Some(*member),
+            Owner::TheStore | Owner::Us | Owner::Between => None,
+        };
+        owners.iter().filter_map(|(directory, owner)| Some((directory.clone(), of(owner)?))).collect()
+    }
+
     /// For a request that reads what the store says. While one is under way, a claim is not acknowledged.
     pub fn reading(&self) -> UnderWay<'_> {
         self.readers.enter()

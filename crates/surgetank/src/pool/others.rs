@@ -49,6 +49,8 @@ pub struct Drained {
 pub trait Drains: Send + Sync {
     /// How far the changes of that member's programs are here.
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained;
+    /// Answers a command of another member's user about files of this member, in JSON.
+    fn tend(&self, request: &[u8]) -> Vec<u8>;
 }
 
 /// A member, and its answer. `None`: it did not answer.

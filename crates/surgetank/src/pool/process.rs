@@ -502,7 +502,7 @@ impl Host for Process {
             self.say(&FromProcess::Leaves { member: from.0, directories });
             return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
         }
-        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. }) {
+        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. }) {
             let answer = self.agents_answer(from, &call.ask).unwrap_or(Answer::Failed(Errno::AGAIN.raw_os_error()));
             return postcard::to_stdvec(&answer).unwrap_or_default();
         }

@@ -11,6 +11,7 @@ mod believed;
 mod forward;
 mod handles;
 mod lasting;
+pub mod owners;
 mod remote;
 
 use std::collections::{HashMap, HashSet};
@@ -465,6 +466,10 @@ impl<F: Filesystem> Agent for Router<F> {
                 Answer::Bytes(drained.and_then(Result::ok).unwrap_or_default())
             }
             Ask::GiveBack { path } => self.give_back(path),
+            Ask::Tend { request } => {
+                let drains = self.drains.get().and_then(Weak::upgrade);
+                Answer::Bytes(drains.map(|drains| drains.tend(request)).unwrap_or_default())
+            }
             _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
         }
     }

@@ -25,12 +25,14 @@ use super::prefetcher::Prefetcher;
 use super::recorder::Recorder;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
-use crate::agent::wire::Account;
+use crate::agent::wire::{Account, Answer, Request};
 use crate::pool::router::Router;
+use crate::pool::router::owners::is_of_another;
 use crate::pool::status::PoolStatus;
 use crate::seccomp::Refusals;
 
 mod final_drain;
+mod tending;
 mod trouble;
 
 use trouble::before_unix;
@@ -329,6 +331,10 @@ impl Engine for Served {
         Some(self.pool.as_ref()?.status())
     }
 
+    fn answered_with_others(&self, request: &Request) -> Option<Answer> {
+        tending::with_others(self, request)
+    }
+
     fn user_joined(&self) {
         self.namespace.emptying.end_emptying();
     }
@@ -508,6 +514,9 @@ impl Engine for Served {
         for pattern in patterns {
             let pattern = StorePath(pattern.clone());
             for id in self.namespace.prefetch.files_matching(&pattern.0)? {
+                if self.pool.as_ref().is_some_and(|pool| is_of_another(pool, id)) {
+                    continue;
+                }
                 let bytes = self.namespace.prefetch.prefetch(id, &|| false)?;
                 if bytes > 0 {
                     done.files += 1;

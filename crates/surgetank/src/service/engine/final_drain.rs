@@ -92,4 +92,8 @@ impl Drains for Served {
         let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms.min(AT_ONCE_MS)));
         Drained { progress, verdict: self.verdict(&scope), has_begun: has_begun() }
     }
+
+    fn tend(&self, request: &[u8]) -> Vec<u8> {
+        super::tending::for_another(self, request)
+    }
 }
