@@ -25,16 +25,21 @@ const LEASE: Duration = Duration::from_secs(6);
 const SWITCH: &str = "sgtk-switch";
 const NAMES: &str = "/run/netns";
 
-struct Nodes {
+pub struct Nodes {
     scene: Scene,
     base: PathBuf,
     over: Vec<PathBuf>,
+    lease: Duration,
 }
 
 impl Nodes {
     /// `None` where tests may not mount. One pool a test, named after it. Each node has a directory in the store:
     /// `own0`, `own1` and so on.
     fn start(name: &str, count: usize) -> Option<Self> {
+        Self::start_with(name, count, LEASE)
+    }
+
+    pub fn start_with(name: &str, count: usize, lease: Duration) -> Option<Self> {
         let scene = Scene::new(&format!("nodes-{name}"))?;
         let base = scene.tmpfs("pool", 400);
         fs::create_dir_all(NAMES).unwrap();
@@ -43,7 +48,7 @@ impl Nodes {
         succeed("ip -n", &[SWITCH, "link", "add", "bridge", "type", "bridge"]);
         succeed("ip -n", &[SWITCH, "link", "set", "bridge", "up"]);
         fs::create_dir(base.join("store")).unwrap();
-        let mut nodes = Self { scene, base, over: Vec::new() };
+        let mut nodes = Self { scene, base, over: Vec::new(), lease };
         for number in 0..count {
             fs::create_dir(nodes.store().join(format!("own{number}"))).unwrap();
         }
@@ -74,7 +79,7 @@ impl Nodes {
         fs::create_dir_all(&over).unwrap();
         fs::create_dir_all(&tier).unwrap();
         let mut command = self.surgetank(number, &["mount", "--pool", "test", "--store-ttl", "100ms"]);
-        command.arg("--pool-host").arg(address(number)).arg("--pool-lease").arg(format!("{}s", LEASE.as_secs()));
+        command.arg("--pool-host").arg(address(number)).arg("--pool-lease").arg(format!("{}s", self.lease.as_secs()));
         command.arg("--pool-secret").arg(self.base.join("secret")).arg("--store").arg(self.store());
         command.arg("--tier").arg(format!("fast={}:64MiB", tier.display())).arg(&over);
         let mounted = command.output().unwrap();
@@ -100,17 +105,17 @@ impl Nodes {
     }
 
     /// A program that works on a path of a node. It does not start in the mount: that would wait already.
-    fn program(&self, number: usize, script: &str, path: &str) -> Running {
+    pub fn program(&self, number: usize, script: &str, path: &str) -> Running {
         let mut command = self.scene.command("sh");
         command.args(["-euc", script, "sh"]).arg(self.on(number).join(path));
         Running::of(command)
     }
 
-    fn on(&self, number: usize) -> &Path {
+    pub fn on(&self, number: usize) -> &Path {
         &self.over[number]
     }
 
-    fn store(&self) -> PathBuf {
+    pub fn store(&self) -> PathBuf {
         self.base.join("store")
     }
 
@@ -131,12 +136,12 @@ impl Nodes {
         pids.filter_map(Pid::from_raw).collect()
     }
 
-    /// Stops every process of a member for a time. A process of its own does so: if the test is killed meanwhile, its
-    /// thread waits for the stopped mount, and keeps the scene's name until then.
-    fn stopped(&self, number: usize, time: Duration) -> Running {
+    /// Stops every process of a member until this command of the shell ends. A process of its own does so: if the test is
+    /// killed meanwhile, its thread waits for the stopped mount, and keeps the scene's name until then.
+    pub fn stopped(&self, number: usize, until: &str) -> Running {
         let pids: Vec<String> = self.processes(number).iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
         assert!(pids.len() >= 2, "{pids:?}: the agent and the pool's process are at least two");
-        let script = format!("kill -STOP $*; echo stopped >&2; sleep {}; kill -CONT $*", time.as_secs());
+        let script = format!("kill -STOP $*; echo stopped >&2; {until}; kill -CONT $*");
         let mut command = self.scene.command("sh");
         command.args(["-euc", &script, "sh"]).args(pids);
         Running::of(command)
@@ -149,7 +154,7 @@ impl Nodes {
     }
 
     /// Everything reaches the store. The last member leaves first.
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         while let Some(over) = self.over.pop() {
             let mut command = self.surgetank(self.over.len(), &["umount", "--timeout", "60s"]);
             let output = command.arg(&over).output().unwrap();
@@ -332,7 +337,7 @@ fn own_directories_go_on_while_another_member_is_stopped() {
     fs::write(nodes.on(0).join("own0/a"), "0").unwrap();
     fs::write(nodes.on(1).join("own1/a"), "0").unwrap();
     assert_eq!(fs::read_to_string(nodes.on(1).join("own0/a")).unwrap(), "0");
-    let stopped = nodes.stopped(1, Duration::from_secs(3));
+    let stopped = nodes.stopped(1, "sleep 3");
     eventually("the member is stopped", || stopped.says("stopped"));
     let (mut rounds, mut longest) = (0, Duration::ZERO);
     std::thread::scope(|scope| {
@@ -367,6 +372,6 @@ fn own_directories_go_on_while_another_member_is_stopped() {
     assert_eq!(fs::read_to_string(nodes.store().join("own1/a")).unwrap(), "1");
 }
 
-fn names(dir: &Path) -> BTreeSet<String> {
+pub fn names(dir: &Path) -> BTreeSet<String> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }

@@ -164,7 +164,10 @@ fn working_directory_stays_when_its_member_has_left() {
     let shell = |directory: &str, script: &str| {
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", &format!("read go; {script}")]).current_dir(over.join(directory));
-        shell.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        shell
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
         shell.spawn().unwrap()
     };
     let outer = shell("d", "cat f && echo two > g && cat g && ls && mkdir e/h && mv g e/h && cat e/h/g && pwd -P");
@@ -315,7 +318,10 @@ fn first_member_waits_for_the_others_and_says_so() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("waits until 1 other member(s) of the pool have left"), "{said}");
-    assert!(said.contains("other members of the pool need it") && said.contains("everything is in the store"), "{said}");
+    assert!(
+        said.contains("other members of the pool need it") && said.contains("everything is in the store"),
+        "{said}"
+    );
     // It serves on.
     fs::write(pool.member(0).join("g"), "on").unwrap();
     assert_eq!(fs::read_to_string(pool.member(1).join("g")).unwrap(), "on");

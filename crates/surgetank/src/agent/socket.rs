@@ -391,7 +391,8 @@ impl<'a> Client<'a> {
             let sent = self.send(&Answer::Waits { members });
             if (ends || sent.is_err()) && desk.users.withdraw_unmount() {
                 sent?;
-                let mut refusal = Refusal::new(RefusalKind::Failed, "it stays mounted: other members of the pool need it");
+                let mut refusal =
+                    Refusal::new(RefusalKind::Failed, "it stays mounted: other members of the pool need it");
                 refusal.remedy = "umount it after them, the pool's first member last".into();
                 refusal.data = "everything is in the store".into();
                 return self.send(&Answer::Error(refusal));

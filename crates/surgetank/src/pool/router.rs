@@ -31,8 +31,8 @@ use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
 use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
-use lasting::Left;
 pub use lasting::Lasting;
+use lasting::Left;
 use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.

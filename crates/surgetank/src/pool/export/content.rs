@@ -101,12 +101,7 @@ pub fn read(of: &Holdings, handle: u64, offset: u64, bytes: u32) -> Result<Answe
 }
 
 /// Writes all of the content, or as much as is possible.
-pub fn write(
-    of: &Holdings,
-    handle: u64,
-    (offset, at_end): (u64, bool),
-    content: &[u8],
-) -> Result<Answer, Errno> {
+pub fn write(of: &Holdings, handle: u64, (offset, at_end): (u64, bool), content: &[u8]) -> Result<Answer, Errno> {
     let file = of.file(handle)?;
     let offset = checked(offset)?;
     let mut written = 0;

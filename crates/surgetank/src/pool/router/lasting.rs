@@ -212,9 +212,7 @@ impl<F: Filesystem> Filesystem for Lasting<F> {
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.present(caller, parent, |parent, is_other| {
-            Ok(brief(self.0.mkdir(caller, parent, name, perm)?, is_other))
-        })
+        self.present(caller, parent, |parent, is_other| Ok(brief(self.0.mkdir(caller, parent, name, perm)?, is_other)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -236,9 +234,7 @@ impl<F: Filesystem> Filesystem for Lasting<F> {
     ) -> FsResult<()> {
         // (A stale second directory is tried again with the first one.)
         self.present(caller, new_parent, |new_parent, _| {
-            self.present(caller, parent, |parent, _| {
-                self.0.rename(caller, parent, name, new_parent, new_name, flags)
-            })
+            self.present(caller, parent, |parent, _| self.0.rename(caller, parent, name, new_parent, new_name, flags))
         })
     }
 

@@ -5,13 +5,12 @@ use std::collections::BTreeSet;
 use rustix::process::{getegid, geteuid};
 use surgetank_core::namespace::pooled::Place;
 use surgetank_types::clock::tick;
-use surgetank_types::error::Error;
+use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
 
-use super::super::call::{self, Ask, Call};
+use super::super::call::{Answer, Ask, Call};
 use super::super::link::{NoAnswer, Owner};
 use super::{PATIENCE, Router};
-use crate::agent::wire::{Answer, Request};
 use crate::mount::{Filesystem, Looked};
 
 /// The member that decides about the file or directory at this path, or about the directory in which it would be made.
@@ -61,24 +60,20 @@ pub fn is_of_another<F: Filesystem>(router: &Router<F>, id: FileId) -> bool {
     named.is_some_and(|(_, dir, _)| owner_of_directory(router, dir.0).is_some())
 }
 
-/// The answer of another member's agent to a command.
-pub fn ask_agent<F: Filesystem>(router: &Router<F>, member: u32, request: &Request) -> Answer {
+/// The answer of another member's agent to a command, as the agent wrote it.
+pub fn ask_agent<F: Filesystem>(router: &Router<F>, member: u32, request: Vec<u8>) -> Result<Vec<u8>> {
     let failed = |why: &dyn std::fmt::Display| {
         let error = Error::new(format!("member {member} of the pool does not answer")).why(why);
-        let error = error.remedy("see `surgetank pool members`, then try again").data("nothing was changed");
-        Answer::Error(error.into())
-    };
-    let request = match serde_json::to_vec(request) {
-        Ok(request) => request,
-        Err(why) => return failed(&why),
+        error.remedy("see `surgetank pool members`, then try again").data("what was asked of it may be done or not")
     };
     let call = Call { uid: 0, gid: 0, ask: Ask::Tend { request } };
     let until = tick() + PATIENCE;
     match router.link.call(member, &call, None, &mut |_| tick() < until) {
-        Ok(call::Answer::Bytes(answer)) => serde_json::from_slice(&answer).unwrap_or_else(|why| failed(&why)),
-        Ok(_) => failed(&"its agent is not there"),
-        Err(NoAnswer::Gone) => failed(&"it has left, or its node is lost"),
-        Err(why) => failed(&format!("{why:?}")),
+        Ok(Answer::Bytes(answer)) => Ok(answer),
+        Ok(_) => Err(failed(&"its agent is not there")),
+        Err(NoAnswer::Gone) => Err(failed(&"it has left, or its node is lost")),
+        Err(NoAnswer::TimedOut) => Err(failed(&format!("no answer for {} s", PATIENCE.as_secs()))),
+        Err(NoAnswer::Expelled | NoAnswer::NoProcess) => Err(failed(&"this node is no member any more")),
     }
 }
 

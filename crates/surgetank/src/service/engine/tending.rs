@@ -13,7 +13,14 @@ use crate::pool::router::owners::{ask_agent, owner_of, owners_below};
 /// The answer to a request, if other members have a part in it.
 pub(super) fn with_others(served: &Served, request: &Request) -> Option<Answer> {
     let pool = served.pool.as_deref()?;
-    let ask = |member: u32, request: &Request| ask_agent(pool, member, request);
+    let ask = |member: u32, request: &Request| {
+        let answered = serde_json::to_vec(request).map_err(|error| Error::new("JSON").why(error));
+        let answered = answered.and_then(|request| ask_agent(pool, member, request));
+        let answer = answered.and_then(|answer| {
+            serde_json::from_slice(&answer).map_err(|why| Error::new("another member's answer is damaged").why(why))
+        });
+        answer.unwrap_or_else(|error| Answer::Error(error.into()))
+    };
     match request {
         Request::Why { path } => owner_of(pool, &path.0).map(|member| ask(member, request)),
         Request::Evict { path } | Request::Pin { path, .. } => {
