@@ -59,8 +59,12 @@ impl Shared {
     /// Sends it on the member's connection, or makes one. What is lost the sender says again.
     pub(super) fn tell(self: &Arc<Self>, state: &mut State, to: MemberId, message: Message) {
         let packet = Packet::Said(message);
-        let record = state.member.as_ref().and_then(|member| member.record_of(to));
-        let Some(MemberRecord { term: known, address, .. }) = record.cloned() else { return };
+        let record = |state: &State| state.member.as_ref().and_then(|member| member.record_of(to)).cloned();
+        if record(state).is_none() {
+            // (It has just joined. Without this its first claims would wait for the next renewal.)
+            self.look(state);
+        }
+        let Some(MemberRecord { term: known, address, .. }) = record(state) else { return };
         match state.peers.get(&to) {
             Some((number, link)) if link.peer().member == Some((to, known)) => {
                 if link.send_urgent(&packet).is_err() {

@@ -24,10 +24,12 @@ pub struct Call {
 pub enum Ask {
     /// The node of a directory of the store, by its path below the root.
     Directory(Box<[u8]>),
-    /// The node of a name.
+    /// The node of a name. `keep`: an open of a file under it has just found that it was replaced. So that the next open
+    /// does not, the receiver keeps the file for a moment.
     Lookup {
         parent: u64,
         name: Box<[u8]>,
+        keep: bool,
     },
     /// Nodes, and how many look-ups of each are taken back.
     Forget(Vec<(u64, u64)>),

@@ -142,6 +142,12 @@ impl Export {
         }
     }
 
+    /// Files that were kept for a moment ([`Ask::Lookup`]) are not kept any more.
+    pub fn end_keeping(&self) {
+        let members: Vec<_> = self.state().members.values().cloned().collect();
+        members.iter().for_each(|of| of.end_keeping());
+    }
+
     /// The member is gone: its handles, locks and nodes end. Calls of it that still run keep theirs until they return.
     pub fn end_of(&self, member: u32) {
         let holdings = self.state().members.remove(&member);
@@ -252,7 +258,8 @@ impl Drop for Walks {
 fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
     match ask {
         Ask::Directory(path) => names::directory(of, path),
-        Ask::Lookup { parent, name } => names::look_up(of, *parent, name),
+        Ask::Lookup { parent, name, keep: false } => names::look_up(of, *parent, name),
+        Ask::Lookup { parent, name, keep: true } => names::look_up_and_keep(of, *parent, name),
         Ask::Forget(nodes) => {
             of.forget(nodes);
             Ok(Answer::Done)

@@ -124,6 +124,7 @@ pub fn main(start: Start) -> u8 {
     process.changed.notify_all();
     let mut before = Duration::ZERO;
     let mut is_member = false;
+    let mut look_at_files = tick();
     loop {
         let until = process.membership.get().and_then(Membership::serves_until).unwrap_or_default();
         if until != before {
@@ -138,6 +139,11 @@ pub fn main(start: Start) -> u8 {
             );
         }
         is_member = serves;
+        // (A close may wait for the agent.)
+        if tick() >= look_at_files {
+            look_at_files = tick() + Duration::from_secs(1);
+            process.run(|process| process.export.end_keeping());
+        }
         thread::sleep(LOOK_EVERY);
     }
 }

@@ -10,10 +10,11 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
+use surgetank_types::clock::tick;
 use surgetank_types::model::{Attr, Kind};
 
 use super::locks::Description;
@@ -23,6 +24,9 @@ use crate::pool::call::{Found, Listed, Stored};
 /// Descriptors of files and of directories that one member keeps open here. Others are opened again when they are needed.
 const FILES_MAX: usize = 2048;
 const DIRECTORIES_MAX: usize = 2048;
+/// Files that are kept for a moment after a look-up: so long, and so many for one member.
+const FILES_KEPT: Duration = Duration::from_secs(1);
+const FILES_KEPT_MAX: usize = 64;
 /// So many directories are opened again, one below the other.
 const DEPTH_MAX: usize = 64;
 
@@ -78,6 +82,8 @@ struct Tables {
     moved: HashMap<u64, u64>,
     /// By node: the files that have handles.
     files: HashMap<u64, Locked>,
+    /// Files without handles that stay for a moment, the oldest first.
+    files_kept: VecDeque<(Instant, OwnedFd)>,
 }
 
 #[derive(Debug)]
@@ -282,6 +288,30 @@ impl Holdings {
             Some(Stored { node, path: path.into(), ino: found.st_ino })
         };
         open.into_iter().filter_map(stored).collect()
+    }
+
+    /// The file stays for a moment, also without a name.
+    pub fn keep(&self, file: OwnedFd) {
+        let mut tables = self.tables();
+        // (What is too much, or was added after the end, is dropped after the guard.)
+        let _dropped = if tables.ended {
+            Some((tick(), file))
+        } else {
+            tables.files_kept.push_back((tick(), file));
+            if tables.files_kept.len() > FILES_KEPT_MAX { tables.files_kept.pop_front() } else { None }
+        };
+        drop(tables);
+    }
+
+    /// Lets go of files that were kept long enough.
+    pub fn end_keeping(&self) {
+        let mut gone = Vec::new();
+        let mut tables = self.tables();
+        while let Some((_, file)) = tables.files_kept.pop_front_if(|(since, _)| since.elapsed() > FILES_KEPT) {
+            gone.push(file);
+        }
+        drop(tables);
+        drop(gone);
     }
 
     pub fn counts(&self) -> (usize, usize) {

@@ -5,16 +5,18 @@
 
 use std::iter;
 use std::os::fd::AsFd;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, RenameFlags, getxattr, linkat, mkdirat, mknodat, readlinkat, renameat_with,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, getxattr, linkat, mkdirat, mknodat, readlinkat, renameat_with,
     symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use surgetank_types::model::Kind;
 
 use super::holdings::Holdings;
-use super::place::{PATH, checked, known_kind, open_name, path_of};
+use super::place::{PATH, checked, known_kind, open_name, path_of, reopened};
 use crate::pool::call::Answer;
 
 /// Its value at a directory says which member decides the names in it. Other members do not see it.
@@ -36,6 +38,29 @@ pub fn look_up(of: &Holdings, parent: u64, name: &[u8]) -> Result<Answer, Errno>
         return Ok(Answer::OfTheStore);
     }
     of.found(of.root.place(fd)?, Some((parent, name))).map(Answer::Found)
+}
+
+/// The node of a name, and its file stays for a moment if it is replaced. (The kernel here may know the old name until the
+/// program that replaces it has its answer.)
+pub fn look_up_and_keep(of: &Holdings, parent: u64, name: &[u8]) -> Result<Answer, Errno> {
+    const TRIES: usize = 400;
+    const PAUSE: Duration = Duration::from_micros(500);
+    for _ in 0..TRIES {
+        let fd = open_name(&*of.node(parent)?.fd, name, PATH, Mode::empty())?;
+        if known_kind(&fd)? != Kind::File {
+            break;
+        }
+        match reopened(&fd, OFlags::RDONLY) {
+            Ok(open) => {
+                of.keep(open);
+                return of.found(of.root.place(fd)?, Some((parent, name))).map(Answer::Found);
+            }
+            Err(Errno::STALE) => thread::sleep(PAUSE),
+            // (It may not be read. Then it is not kept.)
+            Err(_) => break,
+        }
+    }
+    look_up(of, parent, name)
 }
 
 fn is_ours(directory: impl AsFd) -> Result<bool, Errno> {

@@ -116,7 +116,7 @@ fn create(parent: u64, called: &[u8], flags: i32) -> Ask {
 }
 
 fn lookup(parent: u64, called: &[u8]) -> Ask {
-    Ask::Lookup { parent, name: name(called) }
+    Ask::Lookup { parent, name: name(called), keep: false }
 }
 
 fn unlink(parent: u64, called: &[u8]) -> Ask {

@@ -55,6 +55,14 @@ impl Written {
         self.tables().names.insert((member, node), Name::Below(parent, name.into()));
     }
 
+    /// The directory and the name under which a node was found last.
+    pub fn name_of(&self, member: u32, node: u64) -> Option<(u64, Box<[u8]>)> {
+        match self.tables().names.get(&(member, node)) {
+            Some(Name::Below(parent, name)) => Some((*parent, name.clone())),
+            _ => None,
+        }
+    }
+
     /// The kernel knows it no more.
     pub fn forget(&self, member: u32, node: u64) {
         let mut tables = self.tables();

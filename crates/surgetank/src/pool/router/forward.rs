@@ -187,7 +187,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
-        let there = |at: At| match self.remote.ask(caller, at, Ask::Lookup { parent: at.node, name: name.into() }) {
+        let ask = |at: At| {
+            let keep = self.remote.is_replaced(at.member, at.node, name);
+            self.remote.ask(caller, at, Ask::Lookup { parent: at.node, name: name.into(), keep })
+        };
+        let there = |at: At| match ask(at) {
             Ok(Answer::Found(found)) => {
                 self.remote.written.named(at.member, found.node, at.node, name);
                 Ok(Looked::Found(self.entry(at, &found)))
@@ -340,7 +344,13 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
         let reads = flags & OFlags::ACCMODE == OFlags::RDONLY && !flags.contains(OFlags::TRUNC);
         let does = if reads { Does::Reads } else { Does::Changes };
-        let there = |at: At| self.open_there(caller, at, flags);
+        let there = |at: At| {
+            let opened = self.open_there(caller, at, flags);
+            if opened.as_ref().is_err_and(|fault| fault.errno == Errno::STALE) {
+                self.remote.was_replaced(at);
+            }
+            opened
+        };
         let way = || self.way_of(caller, id, does);
         self.within(caller, way, |door| door.open(caller, id, flags, kill_suidgid), there)
     }

@@ -31,6 +31,8 @@ const LISTED: u64 = 1 << 62;
 /// A handle is `MARK + member * HANDLES + number`.
 const HANDLES: u64 = 1 << 40;
 
+/// A name whose file was replaced is one that may be replaced again, for so long.
+const REPLACED: Duration = Duration::from_secs(1);
 /// Nodes that are forgotten are collected for so long.
 const FORGETTING: Duration = Duration::from_millis(50);
 /// So many nodes are forgotten by one call.
@@ -52,6 +54,8 @@ pub(super) struct Remote {
     listed: Mutex<Vec<(u32, u64)>>,
     /// Files that this agent knows from the store, in directories that another member owns by now: its member and node.
     files: Mutex<HashMap<u64, (u32, u64)>>,
+    /// Names whose file was replaced between a look-up and an open: by member and directory, and when.
+    replaced: Mutex<HashMap<(u32, u64, Box<[u8]>), Instant>>,
     forgotten: Arc<Forgotten>,
     /// What programs of this node have changed there.
     pub written: Arc<Written>,
@@ -117,8 +121,8 @@ impl Remote {
         if let Err(why) = begun {
             tracing::warn!(%why, "other members keep what programs have forgotten");
         }
-        let (directories, listed, files) = Default::default();
-        Self { link, directories, listed, files, forgotten, written }
+        let (directories, listed, files, replaced) = Default::default();
+        Self { link, directories, listed, files, replaced, forgotten, written }
     }
 
     /// Whose file the kernel's number is; `None`: one of this agent.
@@ -189,7 +193,9 @@ impl Remote {
         {
             return Ok(At { node, ..dir });
         }
-        let Answer::Found(found) = self.ask(caller, dir, Ask::Lookup { parent: dir.node, name: name.into() })? else {
+        let Answer::Found(found) =
+            self.ask(caller, dir, Ask::Lookup { parent: dir.node, name: name.into(), keep: false })?
+        else {
             return Err(Errno::STALE.into());
         };
         if found.attr.ino != ino {
@@ -231,6 +237,22 @@ impl Remote {
         // (The news are under way.)
         thread::sleep(Duration::from_millis(2));
         Ok(())
+    }
+
+    /// A file that was looked up was gone when it was opened. The kernel looks its name up again.
+    pub fn was_replaced(&self, at: At) {
+        // (Without a name any name of the member may be meant.)
+        let (parent, name) = self.written.name_of(at.member, at.node).unwrap_or((0, Box::default()));
+        let mut replaced = hold(&self.replaced);
+        replaced.retain(|_, since| since.elapsed() < REPLACED);
+        replaced.insert((at.member, parent, name), tick());
+    }
+
+    /// Was the file under this name replaced just now?
+    pub fn is_replaced(&self, member: u32, parent: u64, name: &[u8]) -> bool {
+        let replaced = hold(&self.replaced);
+        let is_now = |key| replaced.get(&key).is_some_and(|since| since.elapsed() < REPLACED);
+        !replaced.is_empty() && (is_now((member, parent, Box::from(name))) || is_now((member, 0, Box::default())))
     }
 
     /// Asks what may be asked twice.
