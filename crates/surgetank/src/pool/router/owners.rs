@@ -73,7 +73,7 @@ pub fn ask_agent<F: Filesystem>(router: &Router<F>, member: u32, request: Vec<u8
         Ok(_) => Err(failed(&"its agent is not there")),
         Err(NoAnswer::Gone) => Err(failed(&"it has left, or its node is lost")),
         Err(NoAnswer::TimedOut) => Err(failed(&format!("no answer for {} s", PATIENCE.as_secs()))),
-        Err(NoAnswer::Expelled | NoAnswer::NoProcess) => Err(failed(&"this node is no member any more")),
+        Err(NoAnswer::Expelled | NoAnswer::NoProcess) => Err(failed(&"the membership of this node has ended")),
     }
 }
 

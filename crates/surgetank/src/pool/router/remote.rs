@@ -47,6 +47,9 @@ pub(super) struct At {
     pub by_path: bool,
 }
 
+/// A name at a member: in this directory.
+type NameAt = (u32, u64, Box<[u8]>);
+
 pub(super) struct Remote {
     pub link: Arc<Link>,
     /// Claimed directories: by path, of which owner and epoch.
@@ -55,7 +58,7 @@ pub(super) struct Remote {
     /// Files that this agent knows from the store, in directories that another member owns by now: its member and node.
     files: Mutex<HashMap<u64, (u32, u64)>>,
     /// Names whose file was replaced between a look-up and an open: by member and directory, and when.
-    replaced: Mutex<HashMap<(u32, u64, Box<[u8]>), Instant>>,
+    replaced: Mutex<HashMap<NameAt, Instant>>,
     forgotten: Arc<Forgotten>,
     /// What programs of this node have changed there.
     pub written: Arc<Written>,
