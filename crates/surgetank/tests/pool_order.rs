@@ -192,6 +192,56 @@ fn working_directory_stays_when_its_member_has_left() {
     assert!(!pool.store().join("d/gone").exists());
 }
 
+const BUSY: &str = r"
+import os, sys
+errors, rounds = [], 0
+def change(): os.mkdir('own'); os.rmdir('own')
+def write():
+    with open('log', 'a') as log: log.write('x')
+while not os.path.exists(sys.argv[1]):
+    for what in (lambda: os.stat('.'), lambda: os.listdir('.'), change, write):
+        try: what()
+        except OSError as why: errors.append(str(why))
+    rounds += 1
+assert not errors, (rounds, len(errors), errors[:3])
+print(rounds, os.path.getsize('log'))
+";
+
+/// A program works in a directory of a member that leaves meanwhile. This node has looked up more directories than the
+/// member keeps open.
+#[test]
+fn program_works_on_while_its_directorys_member_leaves() {
+    let Some(mut pool) = Pool::start("works", 1) else { return };
+    let made = "mkdir -p d/e; mkdir $(seq -f d/%g 2100); touch d/made; until [ -e d/seen ]; do sleep 0.02; done";
+    let run = run(&pool, 1, made);
+    let over = pool.member(0).to_path_buf();
+    crate::scene::eventually("the run has made it", || over.join("d/made").exists());
+    let ends = pool.store().join("../ends");
+    let mut busy = std::process::Command::new("python3");
+    busy.args(["-c", BUSY]).arg(&ends).current_dir(over.join("d/e")).stdout(std::process::Stdio::piped());
+    let busy = busy.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    crate::scene::eventually("the program works", || over.join("d/e/log").exists());
+    assert_eq!(
+        fs::read_dir(over.join("d"))
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().metadata().unwrap().is_dir())
+            .count(),
+        2101
+    );
+    fs::write(over.join("d/seen"), "").unwrap();
+    assert!(run.wait_with_output().unwrap().status.success());
+    crate::scene::eventually("its member has left", || pool.status(0)["members"].as_array().unwrap().len() == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    fs::write(&ends, "").unwrap();
+    let output = busy.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let (rounds, bytes) = said.trim().split_once(' ').unwrap();
+    assert_eq!(rounds, bytes, "each record is there");
+    pool.end();
+    assert_eq!(fs::metadata(pool.store().join("d/e/log")).unwrap().len().to_string(), bytes);
+}
+
 /// Other members have changed directories of the store, at several depths.
 #[test]
 fn tree_of_the_store_is_removed_whoever_has_changed_it() {

@@ -386,14 +386,21 @@ impl<'a> Client<'a> {
                 None => {}
             }
             let Some(pool) = desk.engine.pool_status() else { continue };
-            let members = pool.map_or(0, |pool| pool.members.len().saturating_sub(1));
+            let pool = pool.unwrap_or_default();
+            let others = pool.members.iter().filter(|other| other.member != pool.member);
+            let members = others.filter(|other| pool.has_registry || other.handles > 0).count();
             let ends = until.is_some_and(|until| clock::tick() >= until);
-            let sent = self.send(&Answer::Waits { members });
+            let sent = self.send(&Answer::Waits { members, to_leave: pool.has_registry });
             if (ends || sent.is_err()) && desk.users.withdraw_unmount() {
                 sent?;
-                let mut refusal =
-                    Refusal::new(RefusalKind::Failed, "it stays mounted: other members of the pool need it");
-                refusal.remedy = "umount it after them, the pool's first member last".into();
+                let (what, remedy) = if members > 0 {
+                    const FIRST: &str = "umount it after them, the pool's first member last";
+                    ("it stays mounted: other members of the pool need it", FIRST)
+                } else {
+                    ("it stays mounted: it did not leave in time", "umount again, with a longer --timeout")
+                };
+                let mut refusal = Refusal::new(RefusalKind::Failed, what);
+                refusal.remedy = remedy.into();
                 refusal.data = "everything is in the store".into();
                 return self.send(&Answer::Error(refusal));
             }

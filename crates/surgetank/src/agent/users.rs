@@ -26,6 +26,8 @@ struct Inner {
     phase: Phase,
     /// `surgetank mount`: the agent stays as if a user were always there.
     stay: bool,
+    /// It stayed before an explicit umount was asked for.
+    stayed: bool,
     /// The agent has a stop signal (SIGTERM): it admits no new run.
     stopping: bool,
     runs: BTreeMap<RunId, RunStatus>,
@@ -81,6 +83,13 @@ impl Inner {
             None => false,
         }
     }
+    /// After an umount that did not end it. (A stop signal holds.)
+    fn stays_again(&mut self) {
+        self.stay = self.stayed && !self.stopping;
+        if self.stay {
+            self.step(Event::Arrived);
+        }
+    }
     fn left(&mut self) {
         let remaining = self.count();
         self.step(Event::Left(remaining));
@@ -93,6 +102,7 @@ impl Users {
         let inner = Inner {
             phase: Phase::Serving,
             stay,
+            stayed: false,
             stopping: false,
             runs: BTreeMap::new(),
             expected: BTreeSet::new(),
@@ -213,7 +223,7 @@ impl Users {
             return false;
         }
         inner.unmount = Unmount::Asked;
-        inner.stay = false;
+        inner.stayed = std::mem::take(&mut inner.stay);
         inner.left();
         self.changed.notify_all();
         true
@@ -249,8 +259,7 @@ impl Users {
         let is_serving = matches!(inner.unmount, Unmount::Asked) && inner.phase != Phase::Closed;
         if is_serving {
             inner.unmount = Unmount::NotAsked;
-            inner.stay = true;
-            inner.step(Event::Arrived);
+            inner.stays_again();
             self.changed.notify_all();
         }
         is_serving
@@ -300,8 +309,7 @@ impl Users {
         inner.step(Event::Busy);
         if matches!(inner.unmount, Unmount::Asked) {
             inner.unmount = Unmount::Refused(holders);
-            inner.stay = true;
-            inner.step(Event::Arrived);
+            inner.stays_again();
         }
         self.changed.notify_all();
     }

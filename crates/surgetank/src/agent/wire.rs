@@ -192,10 +192,12 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unrecorded: String,
     },
-    /// Not the last answer to [`Request::Unmount`]: the mount goes when these have left.
+    /// Not the last answer to [`Request::Unmount`]: the mount waits for other members of the pool.
     Waits {
-        /// Other members of the pool.
+        /// How many.
         members: usize,
+        /// Until they have left; else until they have closed files of this one.
+        to_leave: bool,
     },
     /// The directory is in use: the answer to [`Request::Unmount`].
     Busy {

@@ -135,10 +135,16 @@ impl Export {
     }
 
     /// This member gives back the directory at this path.
-    pub fn keep_no_more(&self, path: &[u8]) {
+    pub fn keep_no_more(&self, path: &[u8]) -> Option<Arc<OwnedFd>> {
+        let root = self.state().root.clone();
+        root.and_then(|root| root.keep_no_more(path))
+    }
+
+    /// It has not given it back.
+    pub fn keep_again(&self, path: &[u8], directory: Arc<OwnedFd>) {
         let root = self.state().root.clone();
         if let Some(root) = root {
-            root.keep_no_more(path);
+            root.keep_again(path, directory);
         }
     }
 
@@ -170,10 +176,10 @@ impl Export {
         holdings.map_or((0, 0), |holdings| holdings.counts())
     }
 
-    /// The directories that each member has looked up, as far as they are open and in `store`.
-    pub fn looked_up(&self, store: &OwnedFd) -> Vec<(u32, Vec<Stored>)> {
-        let members: Vec<_> = self.state().members.iter().map(|(member, of)| (*member, of.clone())).collect();
-        members.into_iter().map(|(member, of)| (member, of.directories_in(store))).collect()
+    /// The directories that the member has looked up, as far as they are in `store`.
+    pub fn looked_up(&self, member: u32, store: &OwnedFd) -> Vec<Stored> {
+        let holdings = self.state().members.get(&member).cloned();
+        holdings.map_or_else(Vec::new, |of| of.directories_in(store))
     }
 
     fn carried_out(&self, member: u32, call: &Call) -> Result<Answer, Errno> {

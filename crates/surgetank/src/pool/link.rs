@@ -57,7 +57,7 @@ enum Reply {
     Claimed(Claimed),
     Found(Place),
     Count(u32),
-    LookedUp(Vec<(u32, Vec<Stored>)>),
+    LookedUp(Vec<Stored>),
     Status(PoolStatus),
 }
 
@@ -337,11 +337,11 @@ impl Link {
         self.ask(|id| ToProcess::Release { id }, || tick() < until).is_ok()
     }
 
-    /// The directories of this member that each other one has looked up. Everything in them is in the store.
-    pub fn looked_up(&self, patience: Duration) -> Vec<(u32, Vec<Stored>)> {
+    /// The directories of this member that another one has looked up. Everything in them is in the store.
+    pub fn looked_up(&self, member: u32, patience: Duration) -> Vec<Stored> {
         let until = tick() + patience;
-        match self.ask(|id| ToProcess::LookedUp { id }, || tick() < until) {
-            Ok(Reply::LookedUp(by_member)) => by_member,
+        match self.ask(|id| ToProcess::LookedUp { id, member }, || tick() < until) {
+            Ok(Reply::LookedUp(directories)) => directories,
             _ => Vec::new(),
         }
     }
@@ -464,7 +464,7 @@ impl Link {
                     agent.leaves(member, directories);
                 }
             }
-            FromProcess::LookedUp { id, by_member } => self.reply(id, Reply::LookedUp(by_member)),
+            FromProcess::LookedUp { id, directories } => self.reply(id, Reply::LookedUp(directories)),
             FromProcess::ServesUntil(until) => self.serves_until_nanos.store(nanos(until), Ordering::Release),
             FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
             FromProcess::Found { id, place } => self.reply(id, Reply::Found(place)),

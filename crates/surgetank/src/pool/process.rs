@@ -34,6 +34,8 @@ use super::status::{ClaimStatus, LostMember, MemberStatus, PoolStatus};
 const CLAIM: Duration = Duration::from_secs(60);
 /// So long the agent, or the next one, may take to answer another member.
 const WISH: Duration = Duration::from_secs(20);
+/// So long the agent may take for another member's command.
+const TENDING: Duration = Duration::from_secs(3600);
 /// So long the registry may take to release a directory.
 const RELEASE: Duration = Duration::from_secs(5);
 /// Other members believe an answer about a directory for at most so long.
@@ -269,9 +271,9 @@ impl Process {
                 process.release_all();
                 process.say(&FromProcess::Released { id });
             }),
-            ToProcess::LookedUp { id } => self.run(move |process| {
-                let by_member = process.export.looked_up(&process.store);
-                process.say(&FromProcess::LookedUp { id, by_member });
+            ToProcess::LookedUp { id, member } => self.run(move |process| {
+                let directories = process.export.looked_up(member, &process.store);
+                process.say(&FromProcess::LookedUp { id, directories });
             }),
             ToProcess::Leave { id } => self.run(move |process| {
                 let others = process.leave();
@@ -300,11 +302,19 @@ impl Process {
         let Some(membership) = self.membership.get() else { return Claimed::Expelled };
         match membership.claim(directory, CLAIM) {
             Ok(_) => {
-                if let Err(why) = self.export.keep(&directory.0) {
-                    // (Other members wait until a later change here succeeds.)
-                    tracing::warn!(%why, directory = %String::from_utf8_lossy(&directory.0), "a claimed directory was not found");
+                match self.export.keep(&directory.0) {
+                    Ok(()) => Claimed::Ours,
+                    // (The next agent may have removed it, in the place of the one that asked for the claim.)
+                    Err(Errno::NOENT | Errno::NOTDIR) => {
+                        membership.release(directory);
+                        Claimed::Missing
+                    }
+                    Err(why) => {
+                        // (Other members wait.)
+                        tracing::warn!(%why, directory = %String::from_utf8_lossy(&directory.0), "a claimed directory cannot be opened");
+                        Claimed::Ours
+                    }
                 }
-                Claimed::Ours
             }
             Err(NotClaimed::Owned(_) | NotClaimed::OwnerLost(_)) => Claimed::NotOurs,
             Err(NotClaimed::Expelled) => Claimed::Expelled,
@@ -331,7 +341,8 @@ impl Process {
 
     /// Asks the agent, or the next one. `None`: none has answered in time.
     fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Answer> {
-        let until = tick() + WISH;
+        // (A prefetch takes as long as the store does.)
+        let until = tick() + if matches!(ask, Ask::Tend { .. }) { TENDING } else { WISH };
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         hold(&self.asked).insert(token, None);
         let mut asked = 0;
@@ -354,7 +365,7 @@ impl Process {
     fn give_back(&self, directory: &Directory) -> bool {
         let Some(membership) = self.membership.get() else { return false };
         // (Before: a program may claim it again at once.)
-        self.export.keep_no_more(&directory.0);
+        let kept = self.export.keep_no_more(&directory.0);
         membership.release(directory);
         let is_ours = || matches!(membership.authority(directory), Some(Authority::Ours(_) | Authority::Between));
         let until = tick() + RELEASE;
@@ -362,8 +373,9 @@ impl Process {
             thread::sleep(Duration::from_millis(1));
         }
         let is_given = !is_ours() && !is_over(membership);
-        if !is_given && let Err(why) = self.export.keep(&directory.0) {
-            tracing::warn!(%why, "a claimed directory was not found");
+        if !is_given && let Some(kept) = kept {
+            // (No walk: the way may need the member that waits for this.)
+            self.export.keep_again(&directory.0, kept);
         }
         is_given
     }

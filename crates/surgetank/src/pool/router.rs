@@ -193,14 +193,21 @@ impl<F: Filesystem> Router<F> {
     /// So that working directories of programs at other members stay.
     fn say_where_directories_are(&self) {
         const SOME: usize = 1000;
-        let until = tick() + FAREWELL;
-        for (member, directories) in self.link.looked_up(FAREWELL) {
-            for some in directories.chunks(SOME) {
+        let members = self.link.status(PATIENCE).map(|status| status.members).unwrap_or_default();
+        let say = |member: u32| {
+            let until = tick() + FAREWELL;
+            for some in self.link.looked_up(member, FAREWELL).chunks(SOME) {
                 let ask = Ask::Leaves { directories: some.to_vec() };
                 // (A member that is not reached answers ESTALE for them.)
                 let _ = self.link.call(member, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until);
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            for other in members.iter().filter(|other| other.member != self.link.member()) {
+                // (Without a thread that member is not told.)
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || say(other.member));
+            }
+        });
     }
 
     /// Where a request about the directory goes. A change claims a directory of the store first.
@@ -213,6 +220,9 @@ impl<F: Filesystem> Router<F> {
         loop {
             if self.left.load(Ordering::SeqCst) {
                 // No program is left, and the mount ends. What still looks sees the store.
+                if self.is_of_a_peer(caller) && does != Does::Looks {
+                    return Err(NOT_OWNER.into());
+                }
                 return if does == Does::Changes { Err(Errno::IO.into()) } else { Ok(Way::Here) };
             }
             let place = self.namespace.pooled.place_of(FileId(dir));
@@ -265,6 +275,7 @@ impl<F: Filesystem> Router<F> {
         wait_long();
         match self.link.claim(path, || tick() < until && !killed()) {
             Claimed::Ours | Claimed::NotOurs => Ok(()),
+            Claimed::Missing => Err(Errno::STALE.into()),
             Claimed::TimedOut if killed() => Err(Errno::INTR.into()),
             Claimed::Expelled | Claimed::TimedOut => Err(Errno::IO.into()),
         }
@@ -311,7 +322,7 @@ impl<F: Filesystem> Router<F> {
 
     /// Requests about its names wait meanwhile.
     fn given_back(&self, path: &[u8]) -> Answer {
-        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
         let failed = |why: Errno| Answer::Failed(why.raw_os_error());
         let until = tick() + GIVING;
         if !self.works.await_earlier(|| tick() >= until || self.link.is_over()) {

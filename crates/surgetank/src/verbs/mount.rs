@@ -159,10 +159,10 @@ fn last_answer(agent: &mut client::Connection, quiet: bool) -> Result<Answer, Er
     let mut waited_for = 0;
     loop {
         match agent.receive()? {
-            Answer::Waits { members } => {
+            Answer::Waits { members, to_leave } => {
                 if members != waited_for && members > 0 && !quiet {
-                    let over = &agent.hello.over;
-                    eprintln!("surgetank: {over} waits until {members} other member(s) of the pool have left");
+                    let (over, end) = (&agent.hello.over, if to_leave { "left" } else { "closed its files" });
+                    eprintln!("surgetank: {over} waits until {members} other member(s) of the pool have {end}");
                 }
                 waited_for = members;
             }

@@ -27,6 +27,9 @@ const DIRECTORIES_MAX: usize = 2048;
 /// Files that are kept for a moment after a look-up: so long, and so many for one member.
 const FILES_KEPT: Duration = Duration::from_secs(1);
 const FILES_KEPT_MAX: usize = 64;
+/// A member that leaves tells each other one so much of its directories.
+const DIRECTORIES_TOLD_MAX: usize = 100_000;
+const PATH_BYTES_TOLD_MAX: usize = 4 << 20;
 /// So many directories are opened again, one below the other.
 const DEPTH_MAX: usize = 64;
 
@@ -274,20 +277,45 @@ impl Holdings {
         self.tables().files.get_mut(&file.node)?.owners.remove(&owner)
     }
 
-    /// The directories that are open, with the paths that they have in `store`. (None is asked about through the mount.)
+    /// The directories that were looked up, with the paths that they have in `store`. (None is asked about through the
+    /// mount.)
     pub fn directories_in(&self, store: &OwnedFd) -> Vec<Stored> {
-        let open: Vec<(u64, Arc<OwnedFd>)> = {
+        let directories: Vec<u64> = {
             let tables = self.tables();
             let directories = tables.nodes.iter().filter(|(_, counted)| counted.kind == Kind::Directory);
-            directories.filter_map(|(node, counted)| Some((*node, counted.fd.clone()?))).collect()
+            directories.map(|(node, _)| *node).take(DIRECTORIES_TOLD_MAX).collect()
         };
-        let stored = |(node, fd): (u64, Arc<OwnedFd>)| {
-            let path = self.root.path_below(&*fd)?;
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            let found = rustix::fs::statat(store, path.as_slice(), flags).ok()?;
+        let mut bytes = 0;
+        let stored = |node: u64| {
+            let path = self.path_of(node, DEPTH_MAX).filter(|path| !path.is_empty())?;
+            let found = rustix::fs::statat(store, path.as_slice(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
             Some(Stored { node, path: path.into(), ino: found.st_ino })
         };
-        open.into_iter().filter_map(stored).collect()
+        let all = directories.into_iter().filter_map(stored);
+        all.take_while(|stored| {
+            bytes += stored.path.len();
+            bytes <= PATH_BYTES_TOLD_MAX
+        })
+        .collect()
+    }
+
+    /// By the kernel's knowledge of an open descriptor here or above, and the names under which it was found.
+    fn path_of(&self, number: u64, depth: usize) -> Option<Vec<u8>> {
+        let (fd, at) = {
+            let tables = self.tables();
+            let counted = tables.nodes.get(&number)?;
+            (counted.fd.clone(), counted.at.clone())
+        };
+        if let Some(fd) = fd {
+            return self.root.path_below(&*fd);
+        }
+        let (parent, name) = at?;
+        let mut path = self.path_of(parent, depth.checked_sub(1)?)?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&name);
+        Some(path)
     }
 
     /// The file stays for a moment, also without a name.

@@ -98,10 +98,14 @@ impl Root {
     }
 
     /// It is claimed no more.
-    pub fn keep_no_more(&self, path: &[u8]) {
-        let kept = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
-        // (Closed without the lock.)
-        drop(kept);
+    pub fn keep_no_more(&self, path: &[u8]) -> Option<Arc<OwnedFd>> {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
+    }
+
+    /// It is claimed still.
+    pub fn keep_again(&self, path: &[u8], directory: Arc<OwnedFd>) {
+        // (A newer claim has its own.)
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).entry(path.into()).or_insert(directory);
     }
 
     /// A claimed directory, by its path below the root. An empty one: the root. Errors: EREMCHG, it is not claimed.
@@ -116,12 +120,16 @@ impl Root {
         self.place(fd)
     }
 
-    /// The path of an open directory below the root, as the kernel knows it. `None`: it is the root, or has no name.
+    /// The path of an open directory below the root, as the kernel knows it; that of the root is empty. `None`: it was
+    /// removed.
     pub fn path_below(&self, fd: impl AsFd) -> Option<Vec<u8>> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+        if statx(&fd, c"", flags, StatxFlags::NLINK).ok()?.stx_nlink == 0 {
+            return None;
+        }
         let known = |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok();
         let (path, root) = (known(&fd.as_fd())?, known(&self.fd)?);
-        let below = path.strip_prefix(&root).ok()?.as_os_str().as_bytes();
-        (!below.is_empty() && !below.ends_with(b" (deleted)")).then(|| below.to_vec())
+        Some(path.strip_prefix(&root).ok()?.as_os_str().as_bytes().to_vec())
     }
 
     fn walked(&self, path: &[u8]) -> Result<OwnedFd, Errno> {

@@ -33,8 +33,8 @@ pub enum ToProcess {
     Changed { id: u64, node: u64, thread: u32 },
     /// Give back all directories. Everything in them is in the store.
     Release { id: u64 },
-    /// Which directories of this member others have looked up, and where they are in the store.
-    LookedUp { id: u64 },
+    /// Which directories of this member another one has looked up, and where they are in the store.
+    LookedUp { id: u64, member: u32 },
     /// End the membership, if no other member needs this one.
     Leave { id: u64 },
     /// Close what other members have open: the mount ends.
@@ -75,7 +75,7 @@ pub enum FromProcess {
     },
     LookedUp {
         id: u64,
-        by_member: Vec<(u32, Vec<Stored>)>,
+        directories: Vec<Stored>,
     },
     /// The agent may serve until this time of the machine.
     ServesUntil(Duration),
@@ -164,6 +164,8 @@ pub enum Claimed {
     Ours,
     /// Look who owns it.
     NotOurs,
+    /// It is not there any more.
+    Missing,
     /// The membership has ended.
     Expelled,
     TimedOut,

@@ -46,7 +46,10 @@ impl Left {
         let mut places = self.places();
         for directory in directories {
             let id = remote.number_of(member, directory.node);
-            places.entry(id).or_insert(Place::Stored(directory));
+            // (It may have said so before, and stayed.)
+            if !matches!(places.get(&id), Some(Place::Now(_))) {
+                places.insert(id, Place::Stored(directory));
+            }
         }
         self.any.store(!places.is_empty(), Ordering::Release);
     }
@@ -67,10 +70,19 @@ impl Left {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        match self.places().remove(&id) {
+        let mut places = self.places();
+        // (An older number leads here.)
+        if places.values().any(|place| matches!(place, Place::Now(now) if *now == id)) {
+            return None;
+        }
+        match places.remove(&id) {
             Some(Place::Now(now)) => Some(now),
             _ => None,
         }
+    }
+
+    fn is_to_be_found(&self, id: u64) -> bool {
+        self.any.load(Ordering::Acquire) && matches!(self.places().get(&id), Some(Place::Stored(_)))
     }
 }
 
@@ -82,11 +94,17 @@ impl<F: Filesystem> Lasting<F> {
         self.0.left_members.now(id)
     }
 
+    /// The present number, looked up if it has to be.
+    fn found(&self, caller: &Caller, id: u64) -> u64 {
+        let now = self.now(id);
+        if self.0.left_members.is_to_be_found(now) { self.next(caller, now).unwrap_or(now) } else { now }
+    }
+
     /// Does something with the present number, again with the next one if its member has left. The second argument says
     /// whether it is another number than the kernel's. The kernel is not notified of changes under the old one, and is to
     /// believe nothing.
     fn present<T>(&self, caller: &Caller, id: u64, does: impl Fn(u64, bool) -> FsResult<T>) -> FsResult<T> {
-        let mut now = self.now(id);
+        let mut now = self.found(caller, id);
         loop {
             match does(now, now != id) {
                 Err(fault) if fault.errno == Errno::STALE => match self.next(caller, now) {
@@ -176,7 +194,7 @@ impl<F: Filesystem> Filesystem for Lasting<F> {
 
     fn forget(&self, id: u64, count: u64) {
         if let Some(now) = self.0.left_members.forget(id) {
-            self.forget(now, 1);
+            self.0.forget(now, 1);
         }
         self.0.forget(id, count);
     }

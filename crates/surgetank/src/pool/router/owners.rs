@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use rustix::process::{getegid, geteuid};
 use surgetank_core::namespace::pooled::Place;
+use surgetank_pool::calls::Waits;
 use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
@@ -67,8 +68,10 @@ pub fn ask_agent<F: Filesystem>(router: &Router<F>, member: u32, request: Vec<u8
         error.remedy("see `surgetank pool members`, then try again").data("what was asked of it may be done or not")
     };
     let call = Call { uid: 0, gid: 0, ask: Ask::Tend { request } };
+    // (To reach it. What it has begun is awaited.)
     let until = tick() + PATIENCE;
-    match router.link.call(member, &call, None, &mut |_| tick() < until) {
+    let mut patient = |waits: Waits| waits == Waits::ForReply || tick() < until;
+    match router.link.call(member, &call, None, &mut patient) {
         Ok(Answer::Bytes(answer)) => Ok(answer),
         Ok(_) => Err(failed(&"its agent is not there")),
         Err(NoAnswer::Gone) => Err(failed(&"it has left, or its node is lost")),

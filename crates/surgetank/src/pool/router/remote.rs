@@ -316,7 +316,9 @@ impl Remote {
         let call = Call { uid: caller.uid, gid: caller.gid, ask };
         let mut answer = match self.link.call(at.member, &call, once, &mut patient) {
             Ok(Answer::Failed(errno)) => return Err(Errno::from_raw_os_error(errno).into()),
-            Ok(Answer::NotOwner) | Err(NoAnswer::Gone) => return Err(gone.into()),
+            // (It may be leaving, or be about to: it serves again, or is gone soon.)
+            Ok(Answer::NotOwner) => return Err(NOT_OWNER.into()),
+            Err(NoAnswer::Gone) => return Err(gone.into()),
             Ok(answer) => answer,
             Err(NoAnswer::TimedOut) if killed() => return Err(Errno::INTR.into()),
             Err(_) => return Err(Errno::IO.into()),
