@@ -204,7 +204,7 @@ impl<F: Filesystem> Router<F> {
         };
         std::thread::scope(|scope| {
             for other in members.iter().filter(|other| other.member != self.link.member()) {
-                // (Without a thread that member is not told.)
+                // (Without a thread that member does not learn it.)
                 let _ = std::thread::Builder::new().spawn_scoped(scope, || say(other.member));
             }
         });
