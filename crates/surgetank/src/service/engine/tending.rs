@@ -25,26 +25,22 @@ pub(super) fn with_others(served: &Served, request: &Request) -> Option<Answer> 
         Request::Why { path } => owner_of(pool, &path.0).map(|member| ask(member, request)),
         Request::Evict { path } | Request::Pin { path, .. } => {
             let others = owners_below(pool, &path.0);
+            // (Then this agent answers alone. Asked twice, it would free nothing the second time.)
+            if others.is_empty() {
+                return None;
+            }
             // (Something below another member's directory may be of this one, or in none of its namespaces.)
             let is_of_another = owner_of(pool, &path.0).is_some();
             let here = answered(served, request).filter(|answer| !is_of_another || !matches!(answer, Answer::Error(_)));
-            let answers = here.into_iter().chain(others.iter().map(|member| ask(*member, request)));
-            (!others.is_empty()).then(|| answers.reduce(both)).flatten()
+            here.into_iter().chain(others.iter().map(|member| ask(*member, request))).reduce(both)
         }
         Request::Hint { hints } => {
             let mut by_owner: BTreeMap<Option<u32>, Vec<_>> = BTreeMap::new();
             for hint in hints {
                 by_owner.entry(owner_of(pool, &hint.path.0)).or_default().push(hint.clone());
             }
-            if by_owner.keys().all(Option::is_none) {
-                return None;
-            }
-            let answers = by_owner.into_iter().map(|(member, hints)| {
-                let request = Request::Hint { hints };
-                let here = || answered(served, &request).unwrap_or(Answer::Done);
-                member.map_or_else(here, |member| ask(member, &request))
-            });
-            answers.reduce(both)
+            let requests = by_owner.into_iter().map(|(owner, hints)| (owner, Request::Hint { hints }));
+            spread(served, requests.collect(), ask)
         }
         Request::Prefetch { patterns } => {
             let mut by_owner: BTreeMap<Option<u32>, Vec<PathText>> = BTreeMap::new();
@@ -59,18 +55,27 @@ pub(super) fn with_others(served: &Served, request: &Request) -> Option<Answer> 
                     by_owner.entry(Some(member)).or_default().push(pattern.clone());
                 }
             }
-            if by_owner.keys().all(Option::is_none) {
-                return None;
-            }
-            let answers = by_owner.into_iter().map(|(member, patterns)| {
-                let request = Request::Prefetch { patterns };
-                let here = || answered(served, &request).unwrap_or(Answer::Done);
-                member.map_or_else(here, |member| ask(member, &request))
-            });
-            answers.reduce(both)
+            let requests = by_owner.into_iter().map(|(owner, patterns)| (owner, Request::Prefetch { patterns }));
+            spread(served, requests.collect(), ask)
         }
         _ => None,
     }
+}
+
+/// Asks each member, and this agent (`None`). No answer: this agent has all of it.
+fn spread(
+    served: &Served,
+    requests: Vec<(Option<u32>, Request)>,
+    ask: impl Fn(u32, &Request) -> Answer,
+) -> Option<Answer> {
+    if requests.iter().all(|(owner, _)| owner.is_none()) {
+        return None;
+    }
+    let answers = requests.iter().filter_map(|(owner, request)| match owner {
+        Some(member) => Some(ask(*member, request)),
+        None => answered(served, request),
+    });
+    answers.reduce(both)
 }
 
 fn above(path: &[u8]) -> &[u8] {
