@@ -9,6 +9,7 @@ mod audit;
 mod figures;
 mod io;
 pub mod pattern;
+mod pool;
 pub mod run;
 mod status;
 mod summary;
@@ -22,7 +23,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
-pub use figures::{DrainFigures, Figures, TierFigures};
+pub use figures::{DrainFigures, Figures, PoolFigures, TierFigures};
+pub use pool::{LostMember, Pair, PoolMember, PoolMembers, PoolTraffic, Traffic};
 pub use status::{
     AgentStatus, DeadlineStatus, DeviceStatus, DrainStatus, Health, Oldest, Phase, Queue, RunStatus, Status,
     TierStatus, Trouble, Visibility,

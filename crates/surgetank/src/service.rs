@@ -203,7 +203,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     }
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let index = shim.as_ref().map(shimdoor::Opened::index);
-    let recorder = recorder::Recorder::start(&namespace, &drain, tally, &state, index, again);
+    let others = router.as_ref().map(|router| router.others.clone());
+    let recorder = recorder::Recorder::start(&namespace, &drain, tally, &state, index, others, again);
     let engine = Arc::new(engine::Served::new(
         namespace,
         drain,
@@ -250,7 +251,7 @@ fn serve_calls(
         namespace.base.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // It counts no requests; the engine needs it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
-    let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
+    let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), None, false);
     let engine = Arc::new(engine::Served::new(
         namespace,
         drain,

@@ -40,6 +40,7 @@ mod page;
 mod pool;
 mod pool_model;
 mod pool_order;
+mod pool_status;
 mod pool_storms;
 mod posix;
 mod posix_tables;

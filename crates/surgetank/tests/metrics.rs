@@ -129,8 +129,15 @@ fn repository(path: &str) -> PathBuf {
 #[test]
 fn run_figures_are_served_to_prometheus() {
     let Some(mut served) = prepare(Scene::new("metrics_run")) else { return };
-    let script = "head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
-    served.begin(&["--deadline", "2h"], script);
+    // Another member of a pool has a directory in which the run makes a name.
+    let pool = ["--pool", "test", "--pool-host", "127.0.0.1", "--pool-secret", "/mnt/beside/secret"];
+    let other = served.scene.beside("other");
+    fs::create_dir(served.scene.over.join("theirs")).unwrap();
+    let words = [&pool[..], &["--store", "/mnt/project", "--tier", "fast=/mnt/beside:8M", "/mnt/other"]].concat();
+    served.scene.verb("mount", &words).exits(0);
+    fs::write(other.join("theirs/first"), "").unwrap();
+    let script = "touch theirs/x; head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
+    served.begin(&[&["--deadline", "2h"], &pool[..]].concat(), script);
     eventually("all files are drained", || {
         served.value("surgetank_drain_files_total") == 2.0 && served.value("surgetank_queue_files") == 0.0
     });
@@ -150,6 +157,7 @@ fn run_figures_are_served_to_prometheus() {
         ("surgetank_drain_failures_total", 0),
         ("surgetank_queue_bytes", 0),
         ("surgetank_agent_replacements_total", 0),
+        ("surgetank_pool_members", 2),
     ] {
         let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         let near = |seen: f64| sample.contains("used_bytes") && (seen - value as f64).abs() <= 4096.0;
@@ -162,6 +170,9 @@ fn run_figures_are_served_to_prometheus() {
     assert!(served.value("process_resident_memory_bytes") > MIB as f64);
     // The agent may have made a copy again.
     assert!(served.value("surgetank_tier_read_bytes_total{tier=\"fast\"}") >= (3 * MIB + 1) as f64);
+    let calls = served.value("surgetank_pool_calls_total{member=\"1\"}");
+    let sent = served.value("surgetank_pool_network_bytes_total{member=\"1\",direction=\"sent\"}");
+    assert!(calls >= 3.0 && sent >= calls * 8.0, "{calls} calls, {sent} bytes");
     let hits = served.value("surgetank_tier_hits_total{tier=\"fast\"}")
         + served.value("surgetank_opens_total{way=\"direct\"}");
     assert!(hits > 0.0);
@@ -194,6 +205,7 @@ fn run_figures_are_served_to_prometheus() {
     }
     every_query_of_the_dashboard_names(&families);
     served.end();
+    served.scene.verb("umount", &["/mnt/other"]).exits(0);
     eventually("the port closes with the agent", || TcpStream::connect(("127.0.0.1", served.port)).is_err());
 }
 

@@ -11,7 +11,7 @@ use surgetank::verbs::report::page::render;
 use surgetank_core::report::run::{
     Event, EventKind, File, Fill, Process, Program, RunRecord, Sample, Samples, StoreTraffic, Tail, TierRecord,
 };
-use surgetank_core::report::{NotDurable, PathText, Verdict};
+use surgetank_core::report::{NotDurable, PathText, PoolTraffic, Traffic, Verdict};
 use surgetank_policy::config::Survives;
 
 const NONCE: &str = "a0b1c2d3";
@@ -106,6 +106,10 @@ fn large() -> RunRecord {
             out_bytes_per_second: 300 << 20,
             ..StoreTraffic::default()
         },
+        pool_traffic: Some(PoolTraffic {
+            member: 3,
+            others: vec![Traffic { member: 1, calls: 1 << 40, received_bytes: 1 << 50, sent_bytes: 7 }; 40],
+        }),
         tail: Tail { elapsed_us: 100 * second, undrained_files: 3, undrained_bytes: 1 << 35, undrained_operations: 0 },
         ..RunRecord::default()
     };

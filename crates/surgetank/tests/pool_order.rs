@@ -426,6 +426,8 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     assert_eq!(pool.status(0)["lost"][0]["member"], 2);
     let shown = pool.command_of("pool", &["members"]).arg(pool.member(0)).output().unwrap();
     assert!(String::from_utf8_lossy(&shown.stdout).contains("lost"), "{shown:?}");
+    let shown = pool.command_of("status", &[]).arg(pool.member(0)).output().unwrap();
+    assert!(String::from_utf8_lossy(&shown.stdout).contains(" lost: what it had not put"), "{shown:?}");
     pool.end();
 }
 

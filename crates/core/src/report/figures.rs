@@ -3,7 +3,7 @@
 //! Besides the content of `status` and the summary, it has values that only a graph over time needs.
 
 use super::run::Event;
-use super::{Status, Summary};
+use super::{PoolTraffic, Status, Summary};
 
 /// All figures of a served directory at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,6 +22,17 @@ pub struct Figures {
     pub store_listings: u64,
     /// Decisions and incidents, by kind, place and reason.
     pub events: Vec<Event>,
+    /// The agent's pool; `None`: it belongs to none.
+    pub pool: Option<PoolFigures>,
+}
+
+/// The pool of an agent, as this member sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolFigures {
+    /// The number of members, this one too; `None`: the pool's process of this node does not answer.
+    pub members: Option<usize>,
+    /// Calls of this agent, since it started.
+    pub traffic: PoolTraffic,
 }
 
 /// One tier with all its devices, since the agent started.

@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::pattern::Access;
-use super::{PathText, Summary, Verdict};
+use super::{PathText, PoolTraffic, Summary, Verdict};
 use surgetank_policy::config::Survives;
 use surgetank_types::model::{Mode, RunId};
 
@@ -79,6 +79,9 @@ pub struct RunRecord {
     pub tiers: Vec<TierRecord>,
     /// Traffic with the store during the run.
     pub store_traffic: StoreTraffic,
+    /// Calls of this node's agent to other members of its pool while the run lasted; missing outside a pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool_traffic: Option<PoolTraffic>,
     /// Decisions and incidents of the engine, by kind, place and reason.
     pub events: Vec<Event>,
     /// The state of tiers and queue over time.

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Listing, Lost, PathText};
+use super::{Listing, Lost, PathText, PoolMembers};
 use surgetank_policy::config::Survives;
 use surgetank_store::Savings;
 use surgetank_types::model::RunId;
@@ -197,6 +197,9 @@ pub struct AgentStatus {
     pub runs: Vec<RunStatus>,
     /// Other mounts below the directory: bound through, not served by the agent.
     pub bypassed: Vec<PathText>,
+    /// The members of the agent's pool; missing: it belongs to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolMembers>,
     /// The engine's part.
     #[serde(flatten)]
     pub content: Status,

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use surgetank_core::handoff::Handoff;
 use surgetank_core::report::{
-    Audit, Figures, HintOf, Listing, Lost, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
-    Visibility, Why,
+    Audit, Figures, HintOf, Listing, Lost, PoolMembers, Prefetch, Progress, RefusedHint, Scope, Status, Summary,
+    Trouble, Verdict, Visibility, Why,
 };
 use surgetank_policy::config::Config;
 use surgetank_types::error::Result;
@@ -64,6 +64,10 @@ pub trait Engine: Send + Sync {
     }
     /// The pool, as this member sees it; `None`: the agent belongs to none.
     fn pool_status(&self) -> Option<Result<PoolStatus>> {
+        None
+    }
+    /// All members of the pool, as they answer within 2 s; `None`: the agent belongs to none.
+    fn pool_members(&self) -> Option<PoolMembers> {
         None
     }
     /// The answer to a request about files, if other members of a pool have a part in it.

@@ -9,7 +9,7 @@ mod process;
 use std::fmt::{Display, Write};
 
 use surgetank_core::report::run::EventKind;
-use surgetank_core::report::{DeadlineStatus, Figures, Health, TierStatus, TierSummary};
+use surgetank_core::report::{DeadlineStatus, Figures, Health, PoolFigures, TierStatus, TierSummary};
 
 use super::socket::Desk;
 use process::Process;
@@ -42,6 +42,7 @@ fn directory(text: &mut Text, figures: &Figures) {
     drain(text, figures);
     mount(text, figures);
     store(text, figures);
+    figures.pool.iter().for_each(|figures| pool(text, figures));
 }
 
 fn tiers(text: &mut Text, figures: &Figures) {
@@ -297,6 +298,26 @@ fn store(text: &mut Text, figures: &Figures) {
         "Time spent finding what the store has already, over all threads of the drain.",
         savings.hash_ms as f64 / 1000.0,
     );
+}
+
+/// Only in a pool.
+fn pool(text: &mut Text, figures: &PoolFigures) {
+    text.gauge(
+        "surgetank_pool_members",
+        "Members of the pool, this one too; missing while the pool's process of this node does not answer.",
+    );
+    figures.members.iter().for_each(|members| text.labelled(&[], members));
+    let others: Vec<_> = figures.traffic.others.iter().map(|other| (other.member.to_string(), other)).collect();
+    text.counter(
+        "surgetank_pool_network_bytes_total",
+        "Bytes on the network of this agent's calls to the member (sent), and of the replies (received).",
+    );
+    for (member, other) in &others {
+        text.labelled(&[("member", member), ("direction", "received")], other.received_bytes);
+        text.labelled(&[("member", member), ("direction", "sent")], other.sent_bytes);
+    }
+    text.counter("surgetank_pool_calls_total", "Calls of this agent to the member; each one is a round trip.");
+    others.iter().for_each(|(member, other)| text.labelled(&[("member", member)], other.calls));
 }
 
 /// Named like the process metrics of Prometheus' own libraries.

@@ -293,6 +293,7 @@ impl<'a> Client<'a> {
             since_unix_seconds: desk.since_unix_seconds,
             runs: desk.users.runs(),
             bypassed: desk.bypassed.clone(),
+            pool: desk.engine.pool_members(),
             content: desk.engine.status(),
         }
     }

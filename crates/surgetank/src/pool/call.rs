@@ -190,6 +190,9 @@ pub enum Ask {
     Tend {
         request: Vec<u8>,
     },
+    /// What the member has to drain, and the bytes between it and others, as [`super::others::reports::Report`] in JSON:
+    /// [`Answer::Bytes`].
+    Report,
     /// The asking member leaves, and the receiver has looked up these directories of it.
     Leaves {
         directories: Vec<Stored>,

@@ -302,7 +302,9 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
         Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
         // (They are the agent's.)
-        Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. } | Ask::Leaves { .. } => Err(Errno::OPNOTSUPP),
+        Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. } | Ask::Report | Ask::Leaves { .. } => {
+            Err(Errno::OPNOTSUPP)
+        }
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
+use surgetank_core::report::Traffic;
 use surgetank_pool::calls::{CallFailed, Caller, Once, Waits, Whereabouts};
 use surgetank_pool::frame::Frames;
 use surgetank_pool::{MemberId, Secret, Term};
@@ -307,10 +308,15 @@ impl Link {
         }
     }
 
-    /// Received from and sent to each member by this agent, in bytes.
-    fn network_bytes(&self) -> Vec<(u32, (u64, u64))> {
+    /// This agent's calls to each member, and their bytes on the network.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        let counts = hold(&self.counts).clone();
         let bytes = self.caller.get().map(Caller::network_bytes).unwrap_or_default();
-        bytes.into_iter().map(|(member, bytes)| (member.0, bytes)).collect()
+        let traffic = bytes.into_iter().map(|(MemberId(member), (received_bytes, sent_bytes))| {
+            let calls = counts.get(&member).copied().unwrap_or_default();
+            Traffic { member, calls, received_bytes, sent_bytes }
+        });
+        traffic.collect()
     }
 
     /// Returns when no member believes the old name, or the old attributes, of a directory.
@@ -362,15 +368,12 @@ impl Link {
         let Reply::Status(mut status) = self.ask(|id| ToProcess::Status { id }, || tick() < until)? else {
             return Err(NoAnswer::NoProcess);
         };
-        for (member, (received_bytes, sent_bytes)) in self.network_bytes() {
-            if let Some(status) = status.members.iter_mut().find(|status| status.member == member) {
-                status.received_bytes += received_bytes;
-                status.sent_bytes += sent_bytes;
+        for traffic in self.traffic() {
+            if let Some(status) = status.members.iter_mut().find(|status| status.member == traffic.member) {
+                status.calls = traffic.calls;
+                status.received_bytes += traffic.received_bytes;
+                status.sent_bytes += traffic.sent_bytes;
             }
-        }
-        let counts = hold(&self.counts);
-        for status in &mut status.members {
-            status.calls = counts.get(&status.member).copied().unwrap_or_default();
         }
         Ok(status)
     }

@@ -2,6 +2,7 @@
 //!
 //! The danger that this avoids: a run that ends well while its output is not in the store.
 
+pub mod reports;
 pub mod written;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use surgetank_types::clock::tick;
 
 use super::call::{Answer, Ask, Call};
 use super::link::Link;
+use reports::Report;
 use written::Written;
 
 /// How often members are asked without a need, so that little counts as lost if one is.
@@ -51,6 +53,8 @@ pub trait Drains: Send + Sync {
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained;
     /// Answers a command of another member's user about files of this member, in JSON.
     fn tend(&self, request: &[u8]) -> Vec<u8>;
+    /// What this member says about itself; `None`: its pool's process does not answer.
+    fn report(&self) -> Option<Report>;
 }
 
 /// A member, and its answer. `None`: it did not answer.

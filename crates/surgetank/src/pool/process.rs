@@ -16,6 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use surgetank_core::report::LostMember;
 use surgetank_policy::config::PoolConfig;
 use surgetank_pool::calls::Whereabouts;
 use surgetank_pool::frame::Frames;
@@ -28,7 +29,7 @@ use super::call::{Answer, Ask, Call};
 use super::export::Export;
 use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
 use super::rendezvous::{self, Joined};
-use super::status::{ClaimStatus, LostMember, MemberStatus, PoolStatus};
+use super::status::{ClaimStatus, MemberStatus, PoolStatus};
 
 /// So long a claim may take.
 const CLAIM: Duration = Duration::from_secs(60);
@@ -520,7 +521,7 @@ impl Host for Process {
             self.say(&FromProcess::Leaves { member: from.0, directories });
             return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
         }
-        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. }) {
+        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. } | Ask::Report) {
             let answer = self.agents_answer(from, &call.ask).unwrap_or(Answer::Failed(Errno::AGAIN.raw_os_error()));
             return postcard::to_stdvec(&answer).unwrap_or_default();
         }

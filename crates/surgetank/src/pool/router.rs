@@ -481,6 +481,10 @@ impl<F: Filesystem> Agent for Router<F> {
                 let drains = self.drains.get().and_then(Weak::upgrade);
                 Answer::Bytes(drains.map(|drains| drains.tend(request)).unwrap_or_default())
             }
+            Ask::Report => {
+                let report = self.drains.get().and_then(Weak::upgrade).and_then(|drains| drains.report());
+                Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
+            }
             _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
         }
     }

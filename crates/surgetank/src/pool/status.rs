@@ -1,6 +1,7 @@
 //! The pool as a member sees it, for `surgetank pool`.
 
 use serde::{Deserialize, Serialize};
+use surgetank_core::report::LostMember;
 
 /// Members and directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -36,15 +37,6 @@ pub struct MemberStatus {
     pub sent_bytes: u64,
     /// Files and directories of this node that its programs have open.
     pub handles: u64,
-}
-
-/// A member that was lost.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LostMember {
-    /// Its number.
-    pub member: u32,
-    /// Where it was: `HOST:PORT`.
-    pub address: String,
 }
 
 /// A directory and its owner.

@@ -9,9 +9,9 @@ use surgetank_core::drain::Drain;
 use surgetank_core::namespace::{Namespace, Newest, Queued, Undurable};
 use surgetank_core::report::{
     Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
-    HintOf, LISTED_MAX, Listing, Lost, MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue,
-    RefusedHint, ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered,
-    Verdict, Why,
+    HintOf, LISTED_MAX, Listing, Lost, MountSummary, NotDurable, Oldest, PathText, PoolMembers, Prefetch, Progress,
+    Queue, RefusedHint, ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble,
+    Undelivered, Verdict, Why,
 };
 use surgetank_policy::config::Survives;
 use surgetank_state::State;
@@ -32,6 +32,7 @@ use crate::pool::status::PoolStatus;
 use crate::seccomp::Refusals;
 
 mod final_drain;
+mod members;
 mod tending;
 mod trouble;
 
@@ -331,6 +332,10 @@ impl Engine for Served {
         Some(self.pool.as_ref()?.status())
     }
 
+    fn pool_members(&self) -> Option<PoolMembers> {
+        members::of_all(self)
+    }
+
     fn answered_with_others(&self, request: &Request) -> Option<Answer> {
         tending::with_others(self, request)
     }
@@ -438,11 +443,7 @@ impl Engine for Served {
             mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
             mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
         };
-        let short = self.namespace.files.room_waits.short_of_room().into_iter();
-        summary.no_room = short
-            .filter(|short| short.refused && run.is_none_or(|run| short.run == run || short.run == RunId(0)))
-            .map(|short| NoRoom { path: PathText(short.path), why: short.why })
-            .collect();
+        summary.no_room = trouble::refused_for_room(self, run);
         summary.refused = self.refusals.as_ref().map(|refusals| refusals.list()).unwrap_or_default();
         summary
     }
@@ -474,6 +475,7 @@ impl Engine for Served {
             store_lookups: load(&self.namespace.base.counters.store_stats),
             store_listings: load(&self.namespace.base.counters.store_lists),
             events: self.namespace.base.events.events(),
+            pool: members::figures(self),
         }
     }
 

@@ -24,12 +24,13 @@ use surgetank_core::namespace::Namespace;
 use surgetank_core::report::run::{
     COMMAND_CHARS_MAX, Event, EventKind, FORMAT, Fill, RunRecord, Sample, StoreTraffic, TierRecord,
 };
-use surgetank_core::report::{PathText, Summary, Verdict};
+use surgetank_core::report::{PathText, PoolTraffic, Summary, Verdict};
 use surgetank_types::clock;
 use surgetank_types::model::RunId;
 
 use super::tally::Tally;
 use crate::agent::wire::Account;
+use crate::pool::others::{Others, reports};
 use crate::shimdoor::counts::{self, Counts};
 use keep::Shelf;
 pub use keep::{RUNS, read, records_in};
@@ -57,6 +58,8 @@ pub struct Recorder {
     shelf: Shelf,
     /// The shim's index: the runs' files are in the same directory.
     index: Option<PathBuf>,
+    /// Set if the agent is a member of a pool.
+    pool: Option<Arc<Others>>,
     runs: Mutex<BTreeMap<RunId, Recording>>,
     stop: Mutex<bool>,
     stopped: Condvar,
@@ -85,6 +88,7 @@ struct Recording {
 struct Totals {
     tiers: Vec<TierRecord>,
     store: StoreTraffic,
+    pool: Option<PoolTraffic>,
     events: Vec<Event>,
 }
 
@@ -102,6 +106,7 @@ impl Recorder {
         tally: Arc<Tally>,
         state: &Path,
         index: Option<PathBuf>,
+        pool: Option<Arc<Others>>,
         again: bool,
     ) -> Arc<Self> {
         if let Some(index) = index.as_ref().filter(|_| !again) {
@@ -113,6 +118,7 @@ impl Recorder {
             tally,
             shelf: Shelf::new(state),
             index,
+            pool,
             runs: Mutex::default(),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
@@ -196,6 +202,7 @@ impl Recorder {
         let before = Totals {
             tiers: std::mem::take(&mut record.tiers),
             store: std::mem::take(&mut record.store_traffic),
+            pool: record.pool_traffic.take(),
             events: std::mem::take(&mut record.events),
         };
         let processes = Processes::of(&mut record);
@@ -355,6 +362,7 @@ impl Recorder {
         record.store_traffic = now.store;
         record.store_traffic.busy_us = busy_us;
         record.store_traffic.out_bytes_per_second = per_second(record.store_traffic.out_bytes, busy_us);
+        record.pool_traffic = now.pool;
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
         let (total, files) = self.namespace.base.events.files(record.run, recording.begun);
@@ -437,7 +445,8 @@ impl Recorder {
                 tier.spills += load(&counters.spills_out);
             }
         }
-        Totals { tiers, store: self.totals_of_store(), events: self.namespace.base.events.events() }
+        let pool = self.pool.as_deref().map(reports::traffic);
+        Totals { tiers, store: self.totals_of_store(), pool, events: self.namespace.base.events.events() }
     }
 
     fn totals_of_store(&self) -> StoreTraffic {
@@ -524,6 +533,7 @@ impl Totals {
         store.in_bytes = store.in_bytes.saturating_sub(from.in_bytes);
         store.failures = store.failures.saturating_sub(from.failures);
         store.corrupt = store.corrupt.saturating_sub(from.corrupt);
+        self.pool = self.pool.map(|pool| pool.since(base.pool.as_ref()));
         for event in &mut self.events {
             if let Some(base) = base.events.iter().find(|base| is_like(base, event)) {
                 event.count = event.count.saturating_sub(base.count);
@@ -554,6 +564,7 @@ impl Totals {
         store.in_bytes += from.in_bytes;
         store.failures += from.failures;
         store.corrupt += from.corrupt;
+        self.pool = self.pool.map(|pool| pool.and(before.pool.as_ref()));
         for earlier in &before.events {
             match self.events.iter_mut().find(|event| is_like(event, earlier)) {
                 Some(event) => {

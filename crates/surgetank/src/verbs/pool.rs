@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use surgetank_core::report::Pair;
 use surgetank_types::error::Error;
 
 use super::directory::agent_of;
@@ -10,6 +11,7 @@ use super::outcome::Outcome;
 use super::program::Program;
 use super::settings::Settings;
 use super::words::{bytes, count};
+use crate::agent::client::Connection;
 use crate::agent::wire::{Answer, Request};
 use crate::pool::status::PoolStatus;
 
@@ -55,17 +57,37 @@ pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
                 .into());
         }
     };
+    let traffic = if is_status { traffic(&mut agent)? } else { None };
     if of.json {
+        let all = WithTraffic { status: &status, traffic: traffic.as_deref() };
         let text =
-            serde_json::to_string_pretty(&status).map_err(|why| Error::new("the status cannot be printed").why(why))?;
+            serde_json::to_string_pretty(&all).map_err(|why| Error::new("the status cannot be printed").why(why))?;
         println!("{text}");
         return Ok(exit::OK);
     }
     print_members(&status);
     if is_status {
         print_directories(&status);
+        print_traffic(traffic.as_deref().unwrap_or_default());
     }
     Ok(exit::OK)
+}
+
+/// The status, and the network between each two members.
+#[derive(serde::Serialize)]
+struct WithTraffic<'a> {
+    #[serde(flatten)]
+    status: &'a PoolStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic: Option<&'a [Pair]>,
+}
+
+/// Each member knows its own part, and the agent asks all of them for its status.
+fn traffic(agent: &mut Connection) -> Result<Option<Vec<Pair>>, Error> {
+    match agent.ask(&Request::Status)? {
+        Answer::Status(status) => Ok(status.pool.map(|pool| pool.traffic)),
+        other => Err(agent.confused(&other)),
+    }
 }
 
 fn print_members(status: &PoolStatus) {
@@ -99,5 +121,30 @@ fn print_directories(status: &PoolStatus) {
     println!("{:>6}  directory", "owner");
     for claim in &status.claims {
         println!("{:>6}  {}", claim.owner, claim.directory);
+    }
+}
+
+/// The pairs with the most bytes. The JSON output has all.
+fn print_traffic(traffic: &[Pair]) {
+    const SHOWN_MAX: usize = 20;
+    if traffic.is_empty() {
+        return;
+    }
+    let mut pairs: Vec<&Pair> = traffic.iter().collect();
+    pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes), pair.from, pair.to));
+    println!();
+    println!("{:>6}  {:>6}  {:>12}  {:>10}", "from", "to", "bytes", "calls");
+    for pair in pairs.iter().take(SHOWN_MAX) {
+        let known = |value: Option<String>| value.unwrap_or_else(|| "no answer".to_owned());
+        println!(
+            "{:>6}  {:>6}  {:>12}  {:>10}",
+            pair.from,
+            pair.to,
+            known(pair.bytes.map(bytes)),
+            known(pair.calls.map(count))
+        );
+    }
+    if pairs.len() > SHOWN_MAX {
+        println!("… and {} more pairs", count((pairs.len() - SHOWN_MAX) as u64));
     }
 }

@@ -1,9 +1,11 @@
-//! `surgetank status [DIR]`: tiers, queue, rates, runs and troubles of one agent, or of all of this user's agents.
+//! `surgetank status [DIR]`: tiers, queue, rates, runs, troubles and the pool's members of one agent, or of all of this user's agents.
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use surgetank_core::report::{AgentStatus, Health, Listing, Lost, Phase, Status, TierStatus, Trouble, Visibility};
+use surgetank_core::report::{
+    AgentStatus, Health, Listing, Lost, Phase, PoolMembers, Status, TierStatus, Trouble, Visibility,
+};
 use surgetank_policy::config::Survives;
 use surgetank_types::clock;
 use surgetank_types::error::Error;
@@ -104,6 +106,7 @@ fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) ->
     write_agent(out, status)?;
     write_tiers(out, &content.tiers)?;
     write_queue(out, content, now)?;
+    status.pool.as_ref().map_or(Ok(()), |pool| write_pool(out, pool))?;
     write_losses(out, &content.lost, commands)?;
     write_risks(out, content)?;
     write_runs(out, status, now)?;
@@ -174,6 +177,43 @@ fn write_queue(out: &mut String, content: &Status, now: i64) -> fmt::Result {
     }
     if let Some(oldest) = &queue.oldest {
         writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
+    }
+    Ok(())
+}
+
+/// The members of the pool, and what each has to drain.
+fn write_pool(out: &mut String, pool: &PoolMembers) -> fmt::Result {
+    if pool.members.is_empty() {
+        return writeln!(out, "  pool: member {}; this node does not know the members now", pool.member);
+    }
+    let count = pool.members.len();
+    writeln!(out, "  pool: member {} of {count}; received, sent and calls are this node's", pool.member)?;
+    writeln!(
+        out,
+        "  {:>6}  {:<32} {:>11} {:>10} {:>11} {:>11} {:>10}",
+        "member", "address", "undrained", "operations", "received", "sent", "calls"
+    )?;
+    for one in &pool.members {
+        let own = if one.member == pool.member { "  (this one)" } else { "" };
+        let registry = if one.has_registry == Some(true) { "  has the registry" } else { "" };
+        let undrained = one.undrained_bytes.map_or_else(|| "no answer".to_owned(), words::bytes);
+        writeln!(
+            out,
+            "  {:>6}  {:<32} {undrained:>11} {:>10} {:>11} {:>11} {:>10}{own}{registry}",
+            one.member,
+            one.address,
+            one.undrained_operations.map_or_else(|| "–".to_owned(), words::count),
+            words::bytes(one.received_bytes),
+            words::bytes(one.sent_bytes),
+            words::count(one.calls)
+        )?;
+    }
+    for lost in &pool.lost {
+        writeln!(
+            out,
+            "  {:>6}  {:<32} lost: what it had not put into the store is missing",
+            lost.member, lost.address
+        )?;
     }
     Ok(())
 }

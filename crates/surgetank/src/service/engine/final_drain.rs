@@ -12,6 +12,7 @@ use surgetank_types::model::RunId;
 
 use super::{Mark, Served};
 use crate::agent::engine::Engine;
+use crate::pool::others::reports::Report;
 use crate::pool::others::{Drained, Drains, Wish};
 
 /// The others are asked for so long at once: then the client learns how far they are.
@@ -95,5 +96,9 @@ impl Drains for Served {
 
     fn tend(&self, request: &[u8]) -> Vec<u8> {
         super::tending::for_another(self, request)
+    }
+
+    fn report(&self) -> Option<Report> {
+        super::members::of_this(self)
     }
 }

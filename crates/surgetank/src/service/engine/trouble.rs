@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use surgetank_core::report::{PathText, Trouble};
+use surgetank_core::report::{Listing, NoRoom, PathText, Trouble};
+use surgetank_types::model::RunId;
 
 use super::Served;
 
@@ -56,6 +57,15 @@ impl Served {
             since_unix_seconds: short.at_unix_seconds,
         })
     }
+}
+
+/// Writers that got an error because no room was left.
+pub(super) fn refused_for_room(served: &Served, run: Option<RunId>) -> Listing<NoRoom> {
+    let short = served.namespace.files.room_waits.short_of_room().into_iter();
+    short
+        .filter(|short| short.refused && run.is_none_or(|run| short.run == run || short.run == RunId(0)))
+        .map(|short| NoRoom { path: PathText(short.path), why: short.why })
+        .collect()
 }
 
 pub(super) fn before_unix(time: Duration) -> i64 {

@@ -43,6 +43,7 @@ pub fn render(record: &RunRecord) -> String {
 fn write(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     head(out, record)?;
     traffic(out, record)?;
+    between_nodes(out, record)?;
     programs(out, record)?;
     accesses(out, record)?;
     slowed(out, record)?;
@@ -126,6 +127,27 @@ fn traffic(out: &mut String, record: &RunRecord) -> std::fmt::Result {
         bytes(store.in_bytes),
         count(store.out_files)
     )
+}
+
+/// The network, if the run was in a pool.
+fn between_nodes(out: &mut String, record: &RunRecord) -> std::fmt::Result {
+    let Some(pool) = &record.pool_traffic else { return Ok(()) };
+    writeln!(out, "\nbetween nodes: calls of this node (member {}) while the run lasted", pool.member)?;
+    if pool.others.is_empty() {
+        return writeln!(out, "  no call to another member");
+    }
+    writeln!(out, "  {:<12} {:>10} {:>10} {:>9}", "member", "received", "sent", "calls")?;
+    for other in &pool.others {
+        writeln!(
+            out,
+            "  {:<12} {:>10} {:>10} {:>9}",
+            other.member,
+            bytes(other.received_bytes),
+            bytes(other.sent_bytes),
+            count(other.calls)
+        )?;
+    }
+    Ok(())
 }
 
 /// The gaps in the figures of programs.

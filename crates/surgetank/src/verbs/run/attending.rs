@@ -20,8 +20,8 @@ use crate::agent::signals;
 use crate::agent::wire::{Answer, Request};
 use crate::verbs::{exit, words};
 
-/// Short, because a run can do without this display.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Short, because a run can do without this display. (In a pool the agent asks the other members, for 2 s at most.)
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Run {
     /// Runs until the command ends: passes signals on, notices the agent's death.

@@ -18,6 +18,7 @@ const ACCESSES_SHOWN: usize = 2000;
 pub fn all(record: &RunRecord) -> String {
     let mut out = unsafe_now(record);
     out += &section("places", "Where the bytes went", &places(record));
+    out += &section("network", "Between nodes", &network(record));
     out += &section("programs", "Programs", &(programs(record) + &ways(record)));
     out += &section("sizes", "Sizes of requests", &sizes(record));
     out += &section("processes", "Processes", &processes(record));
@@ -145,6 +146,32 @@ fn places(record: &RunRecord) -> String {
     );
     table("places-table", &columns, &rows)
         + "<p class=\"note\">Tiers: bytes written to and read from them, on average over the time of the command. Store: bytes made durable, at the rate while there was something to drain, and bytes fetched from it.</p>\n"
+}
+
+/// From each member to each other one, as far as this node's calls go.
+fn network(record: &RunRecord) -> String {
+    let Some(pool) = &record.pool_traffic else { return String::new() };
+    let me = format!("{} (this one)", pool.member);
+    let rows: Vec<String> = pool
+        .others
+        .iter()
+        .flat_map(|other| {
+            let there = other.member.to_string();
+            let calls = word(&me) + &word(&there) + &quantity(other.sent_bytes) + &tally(other.calls);
+            [
+                calls,
+                word(&there)
+                    + &word(&me)
+                    + &quantity(other.received_bytes)
+                    + "<td class=\"n zero\" data-v=\"0\">–</td>",
+            ]
+        })
+        .collect();
+    let what = if rows.is_empty() { "No call to another member." } else { "" };
+    table("network-table", &[("from member", false), ("to member", false), ("bytes", true), ("calls", true)], &rows)
+        + &format!(
+            "<p class=\"note\">{what} Calls of this node to other members of its pool while the run lasted, and the replies. What other members asked of this node is in the reports of their runs.</p>\n"
+        )
 }
 
 fn io_cells(io: &Io) -> String {

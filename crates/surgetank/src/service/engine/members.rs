@@ -1,0 +1,26 @@
+//! The members of the agent's pool, in the shapes of the report.
+
+use surgetank_core::report::{PoolFigures, PoolMembers};
+
+use super::Served;
+use crate::pool::others::reports::{self, Report, Undrained};
+
+/// The answers of all members; `None`: the agent belongs to no pool.
+pub(super) fn of_all(served: &Served) -> Option<PoolMembers> {
+    served.pool.as_ref().map(|pool| reports::of_all(&pool.others, undrained(served)))
+}
+
+/// This member's answer to another one.
+pub(super) fn of_this(served: &Served) -> Option<Report> {
+    reports::of_this(&served.pool.as_ref()?.others, undrained(served))
+}
+
+/// The pool's part of the metrics.
+pub(super) fn figures(served: &Served) -> Option<PoolFigures> {
+    served.pool.as_ref().map(|pool| reports::figures(&pool.others))
+}
+
+fn undrained(served: &Served) -> Undrained {
+    let waiting = served.namespace.questions.waiting();
+    Undrained { bytes: waiting.bytes, operations: waiting.operations }
+}
