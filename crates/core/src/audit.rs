@@ -19,7 +19,7 @@ use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use surgetank_store::{Cred, Store, StorePath, checksum};
 use surgetank_tier::{Device, Plain, Remembered, Standing, Tiers};
 use surgetank_types::error::{Error, Result};
-use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
+use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, NodeId, STORE_TEMPORARY_PREFIX};
 
 const IN_PART: &str = "the machine went down while it was being written: what was synced is there, what was written after that may not be";
 
@@ -200,6 +200,19 @@ impl Look<'_> {
         // Unlinked while a program had it open; no program has it open any more.
         let Some(path) = path else { return };
         let device = device.map(|device| self.ground.tiers.device(device));
+        let home = record.replica.map(|replica| replica.node).filter(|node| *node != NodeId::default());
+        if let Some(home) = home {
+            if dirty {
+                let text = format!("its content is at member {} of the pool in which this agent was", home.0);
+                self.report(
+                    What::Unread,
+                    &path,
+                    &device.map(|device| on_device(device, &path)).unwrap_or_default(),
+                    text,
+                );
+            }
+            return self.store_copy(&path, record, dirty, None);
+        }
         if let (Some(device), Some(on_tier)) = (device, &on_tier) {
             let at = on_device(device, &on_tier.path);
             let size_bytes = on_tier.plain.size_bytes;

@@ -30,11 +30,11 @@ use waits::Waits;
 
 use surgetank_policy::config::Config;
 use surgetank_policy::rule::RuleSet;
-use surgetank_store::Store;
+use surgetank_store::{Cred, Meta, Staged, Store, StorePath};
 use surgetank_tier::Tiers;
 use surgetank_types::clock;
 use surgetank_types::error::Result;
-use surgetank_types::model::FileId;
+use surgetank_types::model::{FileId, NodeId};
 use surgetank_types::sync::atomic::AtomicU64;
 use surgetank_types::sync::{Arc, OnceLock};
 
@@ -56,6 +56,34 @@ pub trait Door: Send + Sync {
     /// Returns when the mount has released (`Opener::release`) the files that processes closed until now, or when
     /// this takes too long.
     fn await_closes(&self);
+}
+
+/// The other members of a pool, for the drain.
+pub trait Members: Send + Sync {
+    /// Has the member that has a file's content copy it to a temporary in the store, sync and compare it. Blocks as long as
+    /// that takes, or until it `is_wanted` no more.
+    fn stage(
+        &self,
+        home: NodeId,
+        file: FileId,
+        copy: &StoreCopy<'_>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> std::io::Result<Staged>;
+}
+
+/// A copy to be made in the store.
+#[derive(Debug)]
+pub struct StoreCopy<'a> {
+    /// As which user.
+    pub who: Cred,
+    /// The temporary.
+    pub path: &'a StorePath,
+    /// What it will be called.
+    pub bound: &'a StorePath,
+    /// All but the bytes.
+    pub meta: &'a Meta,
+    /// Grows with each try. (A request that comes twice is one try.)
+    pub attempt: u64,
 }
 
 /// Counts since the agent started, for summary and metrics.
@@ -101,6 +129,8 @@ pub struct Base {
     pub succession: Arc<Succession>,
     /// The kernel's side of the mount, from when it registers itself.
     pub door: Arc<OnceLock<Arc<dyn Door>>>,
+    /// The other members, if this agent is in a pool.
+    pub members: Arc<OnceLock<Arc<dyn Members>>>,
     pub counters: Arc<Counters>,
     pub events: Arc<Events>,
     pub(crate) end: Arc<End>,
@@ -138,6 +168,7 @@ impl Base {
             synced_copies,
             waits,
             door: Arc::default(),
+            members: Arc::default(),
             counters: Arc::default(),
             notes: Arc::new(Notes::new(events.clone(), succession.clone())),
             runs: Arc::new(Runs::new(end.clone())),

@@ -35,13 +35,14 @@ use pause::May;
 use stage::Stager;
 
 use surgetank_state::{BATCH_OPS_MAX, Limits, Name};
+use surgetank_store::Staged;
 use surgetank_types::clock;
 use surgetank_types::model::{FileId, Seq};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::thread::JoinHandle;
 use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
-use crate::base::Base;
+use crate::base::{Base, StoreCopy};
 use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::namespace::emptying::Emptying;
@@ -162,6 +163,12 @@ impl Drain {
         {
             tracing::warn!(%why, "an abandoned temporary stays in the store");
         }
+    }
+
+    /// Makes a copy in the store for another member of the pool, whose file has this number there: its content is here.
+    /// Errors: the content is not here; the store; a newer request for the same file.
+    pub fn stage_for_another(&self, number: u64, copy: &StoreCopy<'_>) -> std::io::Result<Staged> {
+        self.stager.stage_for_another(number, copy)
     }
 
     /// The files that wait for the store, and how much of each is copied.

@@ -43,6 +43,9 @@ pub(crate) const TTL_OURS: Duration = Duration::from_secs(3600);
 /// descriptor. After a write through a mapping, the kernel may show old times for this long.
 pub(crate) const TTL_WRITTEN: Duration = Duration::from_millis(50);
 
+/// Each member of a pool numbers its files from its own number times this. So a number means one file of the whole pool.
+pub const FILES_OF_A_MEMBER: u64 = 1 << 34;
+
 /// Names and inodes, with their lock.
 pub struct Metadata {
     catalog: Arc<dyn Catalog>,
@@ -72,6 +75,8 @@ pub struct Metadata {
     pub(crate) shim: OnceLock<Arc<dyn Shim>>,
     /// Number of files of which a process may hold a granted descriptor.
     pub(crate) granted: AtomicUsize,
+    /// What tells the pool of this agent from earlier ones, and the first number of its files there.
+    pub(crate) pool: OnceLock<(String, u64)>,
     /// Number of handles of the mount that can write.
     pub(crate) writing_handles: AtomicUsize,
     /// Number of delegated directories in the tree.
@@ -109,6 +114,7 @@ impl Metadata {
             opens: Mutex::default(),
             shim: OnceLock::new(),
             granted: AtomicUsize::new(0),
+            pool: OnceLock::new(),
             writing_handles: AtomicUsize::new(0),
             delegated: AtomicUsize::new(0),
             delegation_ended: AtomicBool::new(false),
@@ -123,7 +129,8 @@ impl Metadata {
     pub(crate) fn decided(&self, tree: &Tree, id: FileId, path: &[u8]) -> Decision {
         let mut advice = Advice::default();
         tree.each_hint(id, |_, hints| advice.or(hints.advice()));
-        self.rules.decide_hinted(path, &advice)
+        let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map(|(dir, _)| *dir);
+        as_in(tree, dir, self.rules.decide_hinted(path, &advice))
     }
 
     /// The same for a file that is about to be made in a directory, under that path.
@@ -135,7 +142,7 @@ impl Metadata {
             }
             tree.inherited(dir, FileId(u64::MAX), |_, hints| advice.or(hints.advice()));
         }
-        self.rules.decide_hinted(path, &advice)
+        as_in(tree, Some(dir), self.rules.decide_hinted(path, &advice))
     }
 
     /// Attributes reach the store with the content, or by an operation of their own if the content is already there. (A
@@ -265,6 +272,7 @@ impl Metadata {
             })
             // Files that an earlier agent left count for every run.
             .filter(|(_, inode)| run.is_none_or(|run| run.has(inode.run)))
+            .filter(|(id, _)| !surgetank_state::is_for_another(&tree, *id))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
             .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
             .collect()
@@ -298,7 +306,8 @@ impl Metadata {
         let kept =
             mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain && self.runs.is_ending(inode.run);
         let drained = kept || is_drained(mode) || inode.spill().is_some();
-        if !inode.dirty() || !drained || inode.publish.is_some() || inode.is_dir() {
+        let is_drained_here = drained && !surgetank_state::is_for_another(tree, id);
+        if !inode.dirty() || !is_drained_here || inode.publish.is_some() || inode.is_dir() {
             return;
         }
         let (run, delay) = (inode.run, 1_u32 << inode.reopened.min(7));
@@ -402,6 +411,8 @@ impl Metadata {
             tree.planned(*dir, name).filter(|holder| *holder != id)
         };
         match inode.attr.kind {
+            // (The member that has the content waits for the store.)
+            Kind::File if inode.home().is_some() && !is_drained(ruled) => Mode::Copy,
             Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => Mode::Copy,
             Kind::File => ruled,
             _ if ruled == Mode::Keep => Mode::Copy,
@@ -467,4 +478,10 @@ impl Metadata {
             }
         }
     }
+}
+
+/// Content for another member's name is not drained from here: that member asks for it.
+fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
+    let is_for_another = dir.is_some() && dir == tree.homes;
+    if is_for_another { Decision { mode: Mode::Remove, fsync: None, ..decision } } else { decision }
 }

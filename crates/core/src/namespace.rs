@@ -14,6 +14,7 @@ pub mod eager_publish;
 pub mod emptying;
 pub mod grants;
 pub mod hints;
+pub mod homes;
 pub mod listing;
 pub mod locks;
 pub mod names;
@@ -33,6 +34,7 @@ use eager_publish::EagerPublish;
 use emptying::Emptying;
 use grants::Grants;
 use hints::FileHints;
+use homes::Homes;
 use listing::Listings;
 use locks::FileLocks;
 use names::Names;
@@ -65,7 +67,7 @@ pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};
 pub use crate::base::succession::{Keeper, Request, Survival};
 pub use crate::base::waits::Waits;
-pub use crate::base::{Counters, Door, SyncedCopiesAt};
+pub use crate::base::{Counters, Door, Members, StoreCopy, SyncedCopiesAt};
 pub(crate) use crate::files::HIDDEN_PREFIX;
 pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;
@@ -121,6 +123,8 @@ pub struct Namespace {
     pub grants: Arc<Grants>,
     /// What the agent of a pool asks.
     pub pooled: Pooled,
+    /// Content that is at another member of a pool than its name.
+    pub homes: Homes,
 }
 
 impl Namespace {
@@ -173,6 +177,7 @@ impl Namespace {
         let restore = Arc::new(Restore::new(&base, &files, &file_locks, &listings, &resolver));
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
         let pooled = Pooled::new(&files);
+        let homes = Homes::new(&base, &files);
         let namespace = Arc::new(Self {
             base,
             metadata: files.metadata.clone(),
@@ -193,6 +198,7 @@ impl Namespace {
             restore,
             grants,
             pooled,
+            homes,
         });
         namespace.recovery().recover()?;
         namespace.restore.restore();
@@ -221,6 +227,12 @@ impl Namespace {
         // A second door for the same mount would be a programming error; the first one stays.
         drop(self.base.door.set(door));
         self.restore.give_up_backings();
+    }
+
+    /// The agent is in a pool with others.
+    pub fn set_members(&self, members: Arc<dyn Members>) {
+        // (Set once.)
+        drop(self.base.members.set(members));
     }
 
     /// The rules' decision for a path, without hints.

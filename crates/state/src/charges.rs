@@ -3,7 +3,7 @@
 use foldhash::{HashMap, HashSet};
 
 use crate::{Inode, PlainId, Tree};
-use surgetank_types::model::{DeviceId, FileId};
+use surgetank_types::model::{DeviceId, FileId, NodeId};
 
 /// The files on each device that take space there, and whose newest version the store has too.
 #[derive(Debug, Default)]
@@ -93,6 +93,10 @@ impl Tree {
     pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
         let inode = self.inodes.get_mut(&id)?;
         let device = inode.replica.take()?.device;
+        // (The next plain file has its bytes.)
+        if let Some(extra) = inode.extra.as_mut() {
+            extra.home = NodeId::default();
+        }
         let before = std::mem::replace(&mut inode.clean_bytes, 0);
         let charged = std::mem::replace(&mut inode.charged_bytes, 0);
         self.clean.change(device, id, before, 0);

@@ -8,7 +8,7 @@ use foldhash::HashMap;
 
 use surgetank_store::Cred;
 use surgetank_types::clock::Moment;
-use surgetank_types::model::{Attr, DeviceId, FileId, Kind, RunId, Seq, StoreIdentity, Xattrs};
+use surgetank_types::model::{Attr, DeviceId, FileId, Kind, NodeId, RunId, Seq, StoreIdentity, Xattrs};
 
 use crate::delegation::DelegationDemand;
 use crate::hints::HintHistory;
@@ -102,6 +102,8 @@ pub struct Extra {
     pub spill: Option<Place>,
     /// Its own hints.
     pub hints: Option<Box<HintHistory>>,
+    /// The member of the pool that has the content: the plain file here has only its length.
+    pub home: NodeId,
 }
 
 /// The state of a file's life (ARCHITECTURE.md, "The life of a file").
@@ -268,6 +270,11 @@ impl Inode {
     /// The temporary in the store that has the content of a spilled file.
     pub fn spill(&self) -> Option<&Place> {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
+    }
+    /// The member of the pool that has the content; `None`: this one has it.
+    pub fn home(&self) -> Option<NodeId> {
+        self.replica?;
+        self.extra.as_ref().map(|extra| extra.home).filter(|home| *home != NodeId::default())
     }
     /// Its own hints, old ones included.
     pub fn hint_history(&self) -> Option<&HintHistory> {

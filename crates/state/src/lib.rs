@@ -42,7 +42,7 @@ pub use name::Name;
 pub use negative_cache::{NAMES_LISTED_MAX, NegativeCache};
 pub use operation::{Op, Progress, Trouble, file_of, files_of, places};
 pub use temporaries::{Temporaries, are_expected as temporaries_are_expected};
-pub use tree::{OWN_INODE_BASE, Tree};
+pub use tree::{OWN_INODE_BASE, Tree, is_for_another};
 pub use txn::Txn;
 
 /// A name in a directory.

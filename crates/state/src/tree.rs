@@ -39,6 +39,8 @@ pub struct Tree {
     pub(crate) for_the_end: FinalOps,
     /// All other operations of the queue.
     pub(crate) before_the_end: BTreeSet<Seq>,
+    /// The directory of contents for other members' names ([`HOMES`](surgetank_types::model::HOMES)).
+    pub homes: Option<FileId>,
     /// The number of the next file.
     pub next_id: u64,
     /// Spilled content with a lower number may belong to a file without a record in a damaged catalog.
@@ -92,6 +94,7 @@ impl Tree {
             operations: HashMap::default(),
             for_the_end: FinalOps::default(),
             before_the_end: BTreeSet::new(),
+            homes: None,
             next_id: 2,
             doubtful_below: 0,
             next_seq: 1,
@@ -478,4 +481,10 @@ impl Tree {
         }
         true
     }
+}
+
+/// Is the file content that this member of a pool has for another one's name?
+pub fn is_for_another(tree: &Tree, id: FileId) -> bool {
+    let dir = tree.homes.is_some().then(|| tree.get(id)?.logical.as_ref().map(|(dir, _)| *dir)).flatten();
+    dir.is_some() && dir == tree.homes
 }

@@ -1,7 +1,7 @@
 //! The changes of the tree since the last commit. It records only numbers and names: a commit writes the values of that
 //! moment.
 
-use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, Mark, NodeId, Replica, Seq};
+use surgetank_types::model::{Change, EntryRecord, FileId, FileRecord, Hinted, LostRecord, Mark, Replica, Seq};
 
 use crate::{Name, Place, PlainId, Tree};
 
@@ -144,7 +144,7 @@ fn record(tree: &Tree, id: FileId) -> Option<FileRecord> {
         synced_version: u64::from(inode.synced),
         promised_version: u64::from(inode.promised),
         replica: inode.replica.map(|plain| Replica {
-            node: NodeId(0),
+            node: inode.home().unwrap_or_default(),
             device: tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),
             backing_ino: plain.ino,
             born: plain.born,

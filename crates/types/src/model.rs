@@ -42,8 +42,8 @@ impl Seq {
     }
 }
 
-/// A compute node. Always 0 for now: a replica names its node so that a later format can have several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// A compute node: a member of the pool, from 1. 0: this node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u16);
 
 /// A device of a tier. In memory both numbers are indices into the configuration's order, fastest tier first. In the catalog
@@ -121,6 +121,9 @@ pub struct Caller {
     pub umask: u32,
 }
 
+/// The directory below the root in which a member of a pool has contents of files that belong to other members' directories.
+/// The store does not have it, and programs do not see it.
+pub const HOMES: &[u8] = b".surgetank-homes";
 /// Prefix of the name of every temporary that Surgetank makes in the store; the mount's listings hide these names.
 pub const STORE_TEMPORARY_PREFIX: &[u8] = b".surgetank-tmp-";
 /// Prefix of the temporaries of `stage-in` and `stage-out` in a directory. A served directory accepts such names.

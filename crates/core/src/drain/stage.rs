@@ -5,12 +5,12 @@ use std::io;
 
 use surgetank_state::{Copied, Inode, Name, Op, Progress, is_first};
 use surgetank_store::{Cred, Meta, Staged, StorePath, Verify};
-use surgetank_types::model::{FileId, OpKind, Seq};
-use surgetank_types::sync::atomic::Ordering;
+use surgetank_types::model::{FileId, NodeId, OpKind, Seq};
+use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::base::Base;
-use crate::content::Location;
+use crate::base::{Base, StoreCopy};
+use crate::content::{Content, Location};
 use crate::drain::attempts::Attempts;
 use crate::drain::counters::DrainCounters;
 use crate::drain::meter::Meter;
@@ -18,6 +18,7 @@ use crate::drain::spares::{Spare, Spares};
 use crate::drain::throttle::Throttle;
 use crate::files::Files;
 use crate::metadata::Metadata;
+use crate::namespace::homes::content_for;
 
 /// The thread that copies a file of at least this size also syncs and compares it, so that other files continue
 /// meanwhile. Smaller files are synced in batches, where a batch costs less than each file by itself.
@@ -51,6 +52,8 @@ struct Job {
     again: bool,
     /// The temporary has an earlier version, of which the copy is made.
     spare: Option<Spare>,
+    /// Another member of the pool has the content.
+    home: Option<NodeId>,
 }
 
 /// A copy that is complete in the store.
@@ -83,6 +86,9 @@ pub(crate) struct Stager {
     /// Held while the drain stages something by its path, and for writing while a directory of the store moves.
     /// Otherwise a copy could end up in the directory that takes the other's place.
     pub(super) staging: RwLock<()>,
+    for_others: ForOthers,
+    /// The last try of a copy that another member makes.
+    attempt: AtomicU64,
     /// How many bytes of each file in staging are copied.
     copying: Mutex<HashMap<Seq, u64>>,
 }
@@ -105,6 +111,8 @@ impl Stager {
             attempts: attempts.clone(),
             meter: meter.clone(),
             staging: RwLock::new(()),
+            for_others: ForOthers::default(),
+            attempt: AtomicU64::new(0),
             copying: Mutex::default(),
         }
     }
@@ -221,7 +229,8 @@ impl Stager {
         let in_place = spill.is_some();
         let again = inode.applied.is_some();
         let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(bound_dir), self.attempts.temporary(seq)));
-        let spare = if in_place { None } else { self.spares.take(&mut tree, id, dir) };
+        let home = inode.home();
+        let spare = if in_place || home.is_some() { None } else { self.spares.take(&mut tree, id, dir) };
         let temporary = spare.as_ref().map_or(temporary, |spare| spare.temporary.clone());
         let Some(path) = tree.applied_path(dir).map(|dir| dir.join(&temporary)) else {
             // (A spare is given up with its directory.)
@@ -250,6 +259,7 @@ impl Stager {
             in_place,
             again,
             spare,
+            home,
         };
         tree.staging.push((seq, job.dir));
         if job.dir != bound_dir {
@@ -293,14 +303,18 @@ impl Stager {
             if self.attempts.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let store = &self.base.store;
+        if let Some(home) = job.home {
+            let is_wanted = || !self.attempts.stopping() && self.current(&wanted);
+            let staged = self.stage_elsewhere(home, job, &is_wanted)?;
+            if !is_wanted() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            return Ok(Complete { staged, checked: true, copied_bytes: staged.identity.size_bytes });
+        }
         let staged = if job.in_place {
             self.attempts.as_owner(job.owner, |who| store.stage_in_place(who, &job.path, &job.meta, &gate))?
         } else {
-            let open = self.metadata.open_of(job.id);
-            let content = match open {
-                Some(open) => Some(open.content()),
-                None => self.files.copies.content_of(job.id),
-            };
+            let content = self.content_of(job.id);
             let mut read_from = None;
             let file = match content {
                 Some(content) => {
@@ -356,6 +370,66 @@ impl Stager {
             })
             .inspect_err(|why| self.attempts.found_corrupt(why))?;
         Ok(Complete { staged, checked: true, copied_bytes })
+    }
+
+    /// The member that has the content makes the copy.
+    fn stage_elsewhere(&self, home: NodeId, job: &Job, is_wanted: &dyn Fn() -> bool) -> io::Result<Staged> {
+        let Some(members) = self.base.members.get() else {
+            let why = format!("its content is at member {} of a pool, and this agent is in none", home.0);
+            return Err(io::Error::other(why));
+        };
+        self.files.temporaries.expect_temporaries_in(job.dir);
+        let now = u64::try_from(surgetank_types::clock::now().nanos).unwrap_or(0);
+        let last = self.attempt.fetch_max(now, Ordering::SeqCst);
+        let attempt = if now > last { now } else { self.attempt.fetch_add(1, Ordering::SeqCst) + 1 };
+        let copy = |who| StoreCopy { who, path: &job.path, bound: &job.bound, meta: &job.meta, attempt };
+        let staged = self.attempts.as_owner(job.owner, |who| members.stage(home, job.id, &copy(who), is_wanted))?;
+        if job.sealed && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {
+            let (is, was) = (staged.identity.size_bytes, job.size_bytes);
+            let why = format!("its content at member {} has {is} bytes, and had {was} when it was closed", home.0);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(staged)
+    }
+
+    fn content_of(&self, id: FileId) -> Option<Content> {
+        match self.metadata.open_of(id) {
+            Some(open) => Some(open.content()),
+            None => self.files.copies.content_of(id),
+        }
+    }
+
+    /// Makes the copy of another member's file, whose content is here. A newer try for the same file ends this one, and
+    /// waits for that: two must not write one temporary. The same try is made once.
+    pub(super) fn stage_for_another(&self, number: u64, copy: &StoreCopy<'_>) -> io::Result<Staged> {
+        if !copy.path.is_temporary() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let alone = self.for_others.begin(number, copy.attempt).ok_or(io::ErrorKind::Interrupted)?;
+        let mut done = alone.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, staged)) = done.filter(|(attempt, _)| *attempt == copy.attempt) {
+            return Ok(staged);
+        }
+        let is_wanted = || !self.attempts.stopping() && self.for_others.is_newest(number, copy.attempt);
+        let gate = |bytes: u64| -> io::Result<()> {
+            if bytes > 0 {
+                self.throttle.pass(bytes, &is_wanted);
+            }
+            self.meter.pass(bytes);
+            if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+        };
+        let stays = |_: u64| if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) };
+        gate(0)?;
+        let id = content_for(&self.metadata, number).ok_or(io::ErrorKind::NotFound)?;
+        let content = self.content_of(id).ok_or(io::ErrorKind::NotFound)?;
+        let mut work = self.base.end.work();
+        let store = &self.base.store;
+        let staged = store.stage_file(copy.who, copy.path, copy.bound, &content.file, copy.meta, &gate)?;
+        store.settle(copy.who, std::slice::from_ref(copy.path))?;
+        store.verify(copy.who, copy.path, &staged, self.base.config.verify, &stays)?;
+        work.copied(staged.identity.size_bytes);
+        *done = Some((copy.attempt, staged));
+        Ok(staged)
     }
 
     /// Will the next version probably be made of a spare? A program syncs the file repeatedly, and the size is right. A copy
@@ -427,6 +501,39 @@ impl Stager {
         let dir = tree.applied_path(job.dir).ok_or(io::ErrorKind::NotFound)?;
         job.path = dir.join(&job.temporary);
         Ok(None)
+    }
+}
+
+/// Copies for other members, by file.
+#[derive(Default)]
+pub(super) struct ForOthers {
+    files: Mutex<HashMap<u64, (u64, Made)>>,
+}
+
+/// The last copy that was made, with its try. Locked while one is made.
+type Made = Arc<Mutex<Option<(u64, Staged)>>>;
+
+/// With more files than this, those of which no copy is being made are forgotten.
+const FILES_MAX: usize = 10_000;
+
+impl ForOthers {
+    /// `None`: there is a newer try.
+    fn begin(&self, file: u64, attempt: u64) -> Option<Made> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.len() > FILES_MAX {
+            files.retain(|_, (_, made)| Arc::strong_count(made) > 1);
+        }
+        let (newest, made) = files.entry(file).or_default();
+        if attempt < *newest {
+            return None;
+        }
+        *newest = attempt;
+        Some(made.clone())
+    }
+
+    fn is_newest(&self, file: u64, attempt: u64) -> bool {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.get(&file).is_some_and(|(newest, _)| *newest == attempt)
     }
 }
 

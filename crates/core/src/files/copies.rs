@@ -185,6 +185,9 @@ impl Copies {
         let (path, who) = {
             let tree = self.metadata.read_tree();
             let Some(inode) = tree.get(id) else { return Newest::Unknown };
+            if let Some(home) = inode.home() {
+                return Newest::At(format!("member {} of the pool", home.0));
+            }
             if let Some(plain) = inode.replica {
                 let device = self.tiers.device(plain.device);
                 let at = on_device(device, &tree.logical_path(id).unwrap_or_default());

@@ -160,7 +160,8 @@ impl Eviction {
         };
         let device = replica.device;
         let evictable = inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
-        let held = !even_pinned && self.pinned(&tree, id);
+        // (Without its plain file nothing would say which member has the content.)
+        let held = !even_pinned && (inode.home().is_some() || self.pinned(&tree, id));
         if !evictable || held || self.metadata.opens().contains_key(&id) {
             return 0;
         }

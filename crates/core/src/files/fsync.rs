@@ -49,6 +49,10 @@ impl Syncs {
             return Reach::Tier;
         }
         let wanted = decision.fsync.or(self.config.fsync).map(Reach::from);
+        // (The plain file here is empty.)
+        if self.metadata.read_tree().get(id).is_some_and(|inode| inode.home().is_some()) {
+            return Reach::Store;
+        }
         match location {
             Location::Store | Location::Arriving => Reach::Tier,
             // The bytes survive the node there, but only the published name is found again without the agent.
@@ -60,6 +64,14 @@ impl Syncs {
                 Survives::Agent => Reach::Store,
                 Survives::Reboot | Survives::Node => Reach::Tier,
             }),
+        }
+    }
+
+    /// Is the open file on a tier that survives the agent and its machine's memory?
+    pub(crate) fn is_synced_by_tier(&self, open: &Open) -> bool {
+        match open.content().location {
+            Location::Tier(device) => self.tiers.device(device).survives() != Survives::Agent,
+            _ => false,
         }
     }
 

@@ -162,7 +162,7 @@ impl MemoryPressure {
         let mut found: Vec<_> = tree
             .iter()
             .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
-            .filter(|(_, inode)| !inode.sealed || inode.dirty())
+            .filter(|(_, inode)| (!inode.sealed || inode.dirty()) && inode.home().is_none())
             .map(|(id, inode)| (inode.publish, id))
             .collect();
         // A file without a place in the queue is never drained.

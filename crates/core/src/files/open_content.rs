@@ -15,9 +15,17 @@ use crate::content::{Content, Location, Open};
 use crate::files::attach::Wanted;
 use crate::files::open::{Opener, PUBLISHED_AS_IT_IS, REMOVED};
 use crate::files::{LEFT_TO_THE_MOUNT, Via};
+use crate::metadata::FILES_OF_A_MEMBER;
 use crate::report::run::EventKind;
 
 impl Opener {
+    /// Was the file made in a pool in which this agent is no more? (Before it has joined one, that is not known.)
+    fn is_of_an_earlier_pool(&self, id: FileId) -> bool {
+        let first = self.metadata.pool.get().map(|(_, first)| *first);
+        let is_ours = first.is_none_or(|first| (first..first + FILES_OF_A_MEMBER).contains(&id.0));
+        self.config.pool.is_none() || !is_ours
+    }
+
     /// The first open of an inode. The caller holds the inode's lock.
     pub(super) fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.copies.only_in_place(id);
@@ -38,6 +46,10 @@ impl Opener {
         let owner = inode.cred();
         let size_bytes = inode.attr.size_bytes;
         let charged_bytes = inode.charged_bytes;
+        if inode.home().is_some() && self.is_of_an_earlier_pool(id) {
+            tracing::warn!(id = id.0, "the content of a file is at a member of an earlier pool");
+            return Err(Errno::IO.into());
+        }
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id).ok_or(REMOVED)?;
             let device = self.tiers.device(device);

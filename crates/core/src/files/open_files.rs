@@ -29,7 +29,9 @@ pub(crate) const SET_IDS: u32 = 0o6000;
 pub(crate) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&Open>) -> Attr {
     let mut attr = inode.attr;
     attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-    attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+    // (Where another member has the content, the plain file here is empty.)
+    let is_elsewhere = inode.home().is_some();
+    attr.blocks = if is_elsewhere { attr.size_bytes.div_ceil(512) } else { u64::try_from(stat.st_blocks).unwrap_or(0) };
     attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
     attr.ctime = attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
     let atime = Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32);

@@ -83,6 +83,10 @@ impl Transfers {
             return Err(Errno::NOSPC.into());
         };
         let id = open.id;
+        // (The plain file has no bytes to move: another member has them.)
+        if self.metadata.read_tree().get(id).is_some_and(|inode| inode.home().is_some()) {
+            return Err(Errno::NOSPC.into());
+        }
         let have_bytes = before.file.metadata()?.len();
         let (path, wish, perm) = {
             let tree = self.metadata.read_tree();

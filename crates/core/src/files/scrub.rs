@@ -101,7 +101,7 @@ impl Scrub {
 
     fn pair(&self, id: FileId) -> Option<Pair> {
         let tree = self.metadata.read_tree();
-        let inode = tree.get(id).filter(|inode| inode.sealed && !inode.dirty())?;
+        let inode = tree.get(id).filter(|inode| inode.sealed && !inode.dirty() && inode.home().is_none())?;
         Some(Pair {
             id,
             version: inode.version,

@@ -178,7 +178,8 @@ impl Syncs {
                 tree.get(*id).filter(|inode| needs_sync(inode) && inode.version == *version)?;
                 // A temporary file is not needed after a reboot.
                 let path = tree.logical_path(*id)?;
-                (self.metadata.mode_for(&tree, *id, &path) != Mode::Remove).then_some(())?;
+                let is_temporary = self.metadata.mode_for(&tree, *id, &path) == Mode::Remove;
+                (!is_temporary || surgetank_state::is_for_another(&tree, *id)).then_some(())?;
                 Some((*id, *version, self.newest_at(&tree, *id)?))
             };
             due.iter().filter_map(needs).collect()

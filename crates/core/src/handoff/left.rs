@@ -75,7 +75,7 @@ impl Left {
                 self.dirs.remove(&id);
             }
             Record::Opened { fh, id, flags, writes, run, direct, by } => {
-                self.handle_max = self.handle_max.max(fh);
+                self.handle_max = self.handle_max.max(own(fh));
                 self.handles.insert(fh, LeftHandle { id, flags, writes, run, direct, by });
             }
             Record::Closed { fh } => {
@@ -85,7 +85,7 @@ impl Left {
             }
             Record::Appending { fh, by, at } => drop(self.appends.insert(fh, (by, at))),
             Record::Listing { fh, dir, uid, gid } => {
-                self.handle_max = self.handle_max.max(fh);
+                self.handle_max = self.handle_max.max(own(fh));
                 self.listings.insert(fh, LeftListing { dir, uid, gid, at: None });
             }
             Record::Listed { fh, offset, before } => {
@@ -143,4 +143,11 @@ impl Left {
         }
         self.facts.iter().for_each(|(name, value)| put(&Record::Fact { name, value }));
     }
+}
+
+/// The number, if the agent counted to it. Those of homes (`namespace/homes.rs`) are another member's.
+fn own(fh: u64) -> u64 {
+    /// Of numbers that the pool gives.
+    const NOT_COUNTED: u64 = 1 << 63;
+    if fh & NOT_COUNTED == 0 { fh } else { 0 }
 }

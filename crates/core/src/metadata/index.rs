@@ -183,7 +183,8 @@ impl Metadata {
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.permissions.checks_permissions || self.may(&inode.attr, want);
         // A process may have opened the plain file before the file became mediated. Its entry stays, too.
-        let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file);
+        let has_bytes = inode.home().is_none();
+        let plain = inode.replica.filter(|_| has_bytes).map(|plain| (plain.device, plain.ino)).filter(|_| file);
         // Other clients may change a copy's file in the store. So each open asks the store, unless the copy was prefetched.
         let looked_at = inode.is_copy() && !inode.prefetched;
         let steady = plain.is_some() && (inode.sealed || direct) && !looked_at;

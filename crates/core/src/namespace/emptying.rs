@@ -132,7 +132,9 @@ impl Emptying {
         }
         let tree = self.metadata.read_tree();
         let mode = tree.logical_path(id).map(|path| self.metadata.mode_for(&tree, id, &path));
-        mode == Some(Mode::Remove) && self.metadata.opens().contains_key(&id)
+        mode == Some(Mode::Remove)
+            && !surgetank_state::is_for_another(&tree, id)
+            && self.metadata.opens().contains_key(&id)
     }
 
     fn replicas(&self) -> Vec<FileId> {
@@ -192,7 +194,13 @@ impl Emptying {
         let inode = tree.get(id)?;
         let wanted = inode.publish.is_some() || inode.applied.is_some();
         let several = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty());
-        if !droppable || !inode.dirty() || wanted || (several && !ends) || self.metadata.opens().contains_key(&id) {
+        if !droppable
+            || surgetank_state::is_for_another(&tree, id)
+            || !inode.dirty()
+            || wanted
+            || (several && !ends)
+            || self.metadata.opens().contains_key(&id)
+        {
             return None;
         }
         let (at, replica) = (inode.logical.clone(), inode.replica);

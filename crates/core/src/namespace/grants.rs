@@ -253,8 +253,8 @@ impl Grants {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             self.permissions.permit(caller, &inode.attr, want)?;
-            // Only the store has the content, or the kernel has to see each writer.
-            if inode.replica.is_none() || inode.attr.perm & SET_IDS != 0 {
+            // Only the store, or another member of the pool, has the content, or the kernel has to see each writer.
+            if inode.replica.is_none() || inode.home().is_some() || inode.attr.perm & SET_IDS != 0 {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
         }

@@ -192,6 +192,8 @@ impl Listings {
             match entry.logical().and_then(|id| Some((id, tree.get(id)?))) {
                 // A mirror of the store's own entry: the listing has just shown whether it still exists.
                 Some((id, inode)) if (!inode.owned || inode.is_copy() && copies.contains(&id)) && !d.complete => {}
+                // (Programs do not see it.)
+                Some((id, _)) if tree.homes == Some(id) => {}
                 Some((_, inode)) => {
                     names.insert(name.clone(), (inode.attr.kind, inode.attr.ino));
                 }

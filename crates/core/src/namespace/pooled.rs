@@ -9,8 +9,7 @@ use surgetank_types::sync::Arc;
 use crate::files::Files;
 use crate::metadata::Metadata;
 
-/// Each member numbers its files from its own number times this. So a number means one file of the whole pool.
-pub const FILES_OF_A_MEMBER: u64 = 1 << 34;
+pub use crate::metadata::FILES_OF_A_MEMBER;
 
 /// A directory, as a member of a pool sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -217,8 +217,12 @@ impl Questions {
             let mut file = device.files_path().as_os_str().as_encoded_bytes().to_vec();
             file.push(b'/');
             file.extend_from_slice(&path);
-            replica = Some((tier.clone(), file));
-            places.push(format!("{tier}:{}/{}", device.files_path().display(), String::from_utf8_lossy(&path)));
+            if let Some(home) = inode.home() {
+                places.push(format!("member {} of the pool", home.0));
+            } else {
+                replica = Some((tier.clone(), file));
+                places.push(format!("{tier}:{}/{}", device.files_path().display(), String::from_utf8_lossy(&path)));
+            }
         }
         if let Some((dir, name)) = inode.spill() {
             let at = tree.applied_path(*dir)?.join(name);

@@ -201,6 +201,10 @@ impl Recovery<'_> {
     fn judge(&self, tree: &mut Tree, id: FileId, on_tier: &OnTier, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         let plain = tree.get(id)?.replica?;
+        // (Another member has the content. The drain asks it.)
+        if tree.get(id)?.home().is_some() {
+            return Some(id);
+        }
         match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised if doubt == Doubt::MachineWentDown => {
@@ -224,7 +228,10 @@ impl Recovery<'_> {
                 None
             }
             // Of no use without the run that made it.
-            Worth::Promised | Worth::Doubtful if self.metadata.mode_for(tree, id, &path) == Mode::Remove => {
+            Worth::Promised | Worth::Doubtful
+                if self.metadata.mode_for(tree, id, &path) == Mode::Remove
+                    && !surgetank_state::is_for_another(tree, id) =>
+            {
                 self.lose(tree, id);
                 None
             }

@@ -17,7 +17,7 @@ pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 /// A whole plain copy of a file's content on a tier's device, under the file's own relative path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
-    /// The node that has the copy.
+    /// The node that has the content. If it is another one, the copy here has only its length.
     pub node: NodeId,
     /// The device that has the copy.
     pub device: DeviceId,

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use surgetank_state::{Entry, Inode, Name, Op, PlainId, Tree};
-use surgetank_types::model::{DeviceId, FileId, Image, OpKind};
+use surgetank_state::{Entry, Inode, Name, OWN_INODE_BASE, Op, PlainId, Tree};
+use surgetank_types::model::{DeviceId, FileId, HOMES, Image, NodeId, OpKind};
 
 use crate::namespace::recover::Recovery;
 
@@ -31,8 +31,11 @@ impl Recovery<'_> {
             inode.set_checksum(record.checksum);
             inode.run = self.base.succession.still(record.run);
             inode.owned = true;
-            if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
+            let home = record.replica.map(|replica| replica.node).unwrap_or_default();
+            if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() || home != NodeId::default()
+            {
                 let extra = inode.extra_mut();
+                extra.home = home;
                 extra.target = record.target;
                 extra.xattrs = record.xattrs;
                 extra.spill = record.spill.map(place);
@@ -48,6 +51,10 @@ impl Recovery<'_> {
             let ino = inode.attr.ino;
             let known = inode.identity.as_ref().is_some_and(|identity| identity.ino == ino);
             let nameless = inode.logical.is_none();
+            let is_homes = inode.logical.as_ref().is_some_and(|(dir, name)| (*dir, &**name) == (FileId::ROOT, HOMES));
+            if is_homes && ino >= OWN_INODE_BASE && inode.is_dir() && inode.publish.is_none() {
+                tree.homes = Some(id);
+            }
             tree.insert(id, inode);
             // The store may have further names of it that no process has looked up yet.
             if known && (nameless || tree.is_hard_linked(id)) {
