@@ -60,14 +60,28 @@ pub fn name_of_thread(caller: MemberId) -> String {
     format!("{THREAD}{}", caller.0)
 }
 
+/// The name of a thread that opens a file for a member.
+#[must_use]
+pub fn name_of_opening_thread(caller: MemberId) -> String {
+    format!("{OPENING}{}", caller.0)
+}
+
+/// Does a thread of this name open a file?
+#[must_use]
+pub fn is_opening(name_of_thread: &str) -> bool {
+    name_of_thread.starts_with(OPENING)
+}
+
 /// The member for which a thread of this name carries out calls.
 #[must_use]
 pub fn caller_of(name_of_thread: &str) -> Option<MemberId> {
-    name_of_thread.trim_end().strip_prefix(THREAD)?.parse().ok().map(MemberId)
+    let name = name_of_thread.trim_end();
+    name.strip_prefix(THREAD).or_else(|| name.strip_prefix(OPENING))?.parse().ok().map(MemberId)
 }
 
 /// (The kernel keeps 15 bytes of a name.)
 const THREAD: &str = "pool-s-";
+const OPENING: &str = "pool-o-";
 
 /// What a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use surgetank_types::model::{Attr, Kind, Timestamp};
+use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
 /// A program's request, as its member sends it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +202,90 @@ pub enum Ask {
         handle: u64,
         owner: u64,
     },
+    /// The home of a node's content: [`Answer::Home`].
+    HomeOf {
+        node: u64,
+    },
+    /// Opens content that the receiver has for another member's file of this number. The same key gets the same handle, and
+    /// [`Ask::CloseMoved`] closes it.
+    OpenHome {
+        number: u64,
+        key: u64,
+        flags: u32,
+    },
+    /// Size and times of content that the receiver has for another member's file.
+    HomeAttributes {
+        number: u64,
+    },
+    /// Changes them.
+    ChangeHome {
+        number: u64,
+        change: Change,
+    },
+    /// Copy the content for a file of the asking member to a temporary in the store, sync and compare it: [`Answer::Staged`].
+    Stage {
+        number: u64,
+        copy: Box<Copied>,
+    },
+    /// Which of these files still need the content that the asking member has: [`Answer::Needed`].
+    Needs {
+        numbers: Vec<u64>,
+    },
+    /// The asking member's content for this file is to go, or is gone. Done: the store has it, and no member is sent there any more.
+    EndHome {
+        number: u64,
+    },
+}
+
+impl Ask {
+    /// The receiver's agent answers it, not the pool's process.
+    #[must_use]
+    pub fn is_for_the_agent(&self) -> bool {
+        matches!(
+            self,
+            Self::Drain { .. }
+                | Self::GiveBack { .. }
+                | Self::Tend { .. }
+                | Self::Report
+                | Self::Stage { .. }
+                | Self::HomeAttributes { .. }
+                | Self::ChangeHome { .. }
+                | Self::Needs { .. }
+                | Self::EndHome { .. }
+        )
+    }
+}
+
+/// A copy in the store: as which user, where, under which name later, and with which attributes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copied {
+    pub who: (u32, u32),
+    pub path: Box<[u8]>,
+    pub bound: Box<[u8]>,
+    pub perm: u32,
+    pub owner: (u32, u32),
+    pub times: Option<(Timestamp, Timestamp)>,
+    pub xattrs: Option<Xattrs>,
+    /// Grows with each try.
+    pub attempt: u64,
+}
+
+/// The member that has a file's content, and the file's number there: that at the owner of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    pub member: u32,
+    pub number: u64,
+}
+
+/// What becomes of content at its home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Need {
+    /// It is the only copy.
+    Needed,
+    /// The store has it.
+    InStore,
+    /// The file was removed.
+    Gone,
 }
 
 /// New attributes. A `None` stays as it is.
@@ -290,6 +374,24 @@ pub enum Answer {
         found: Found,
         handle: u64,
     },
+    /// As [`Answer::Opened`] and [`Answer::Created`]: the content is opened at its home, and the handle is to be closed after
+    /// that there.
+    OpenedAt {
+        handle: u64,
+        home: Home,
+    },
+    CreatedAt {
+        found: Found,
+        handle: u64,
+        home: Home,
+    },
+    Home(Option<Home>),
+    Staged {
+        identity: StoreIdentity,
+        checksum: u64,
+    },
+    /// In the order of the numbers.
+    Needed(Vec<Need>),
     Bytes(Vec<u8>),
     Count(u64),
     Names(Vec<Listed>),

@@ -21,6 +21,7 @@ mod attributes;
 mod belief;
 mod content;
 mod holdings;
+mod homes;
 mod identity;
 mod locks;
 mod names;
@@ -38,6 +39,8 @@ use std::time::{Duration, SystemTime};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use surgetank_pool::MemberId;
+use surgetank_pool::calls::{name_of_opening_thread, name_of_thread};
 
 use surgetank_types::model::Kind;
 
@@ -148,6 +151,14 @@ impl Export {
         }
     }
 
+    /// The mount is there. Opens the directory of contents for other members, while nothing waits for it: later, a program
+    /// that waits for another member may keep the kernel from looking the directory up.
+    pub fn prepare(&self, pool: &str) {
+        if let Err(why) = self.root().and_then(|root| root.find_homes(pool)) {
+            tracing::warn!(%why, "other members cannot read what programs of this node write in their directories");
+        }
+    }
+
     /// Files that were kept for a moment ([`Ask::Lookup`]) are not kept any more.
     pub fn end_keeping(&self) {
         let members: Vec<_> = self.state().members.values().cloned().collect();
@@ -187,7 +198,10 @@ impl Export {
         // Giving back needs no right of the user, and must not fail for lack of one.
         let gives_back =
             matches!(call.ask, Ask::Forget(_) | Ask::Close { .. } | Ask::CloseMoved { .. } | Ask::Unlock { .. });
-        let _user = if gives_back { None } else { self.own.switched(call.uid, call.gid)? };
+        // (The owner of the name has asked whether the user may.)
+        let is_home = matches!(call.ask, Ask::OpenHome { .. });
+        let _user = if gives_back || is_home { None } else { self.own.switched(call.uid, call.gid)? };
+        let _opens = matches!(call.ask, Ask::Open { .. } | Ask::Create { .. }).then(|| Opens::begin(member));
         answered(&holdings, &call.ask)
     }
 
@@ -261,6 +275,30 @@ impl Drop for Walks {
     }
 }
 
+/// A thread that opens a file for a member. The kernel asks for attributes only because of permissions then: the agent need
+/// not ask the member that has the content.
+struct Opens(u32);
+
+impl Opens {
+    fn begin(member: u32) -> Self {
+        Self::call_it(&name_of_opening_thread(MemberId(member)));
+        Self(member)
+    }
+
+    fn call_it(name: &str) {
+        // (Without the name the agent asks in vain.)
+        if let Ok(name) = std::ffi::CString::new(name) {
+            let _ = rustix::thread::set_name(&name);
+        }
+    }
+}
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        Self::call_it(&name_of_thread(MemberId(self.0)));
+    }
+}
+
 fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
     match ask {
         Ask::Directory(path) => names::directory(of, path),
@@ -302,9 +340,18 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::TestLock { handle, lock } => locks::test(of, *handle, lock),
         Ask::Lock { handle, lock } => locks::set(of, *handle, lock),
         // (They are the agent's.)
-        Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. } | Ask::Report | Ask::Leaves { .. } => {
-            Err(Errno::OPNOTSUPP)
-        }
+        Ask::Drain { .. }
+        | Ask::GiveBack { .. }
+        | Ask::Tend { .. }
+        | Ask::Report
+        | Ask::Leaves { .. }
+        | Ask::Stage { .. }
+        | Ask::HomeAttributes { .. }
+        | Ask::ChangeHome { .. }
+        | Ask::Needs { .. }
+        | Ask::EndHome { .. } => Err(Errno::OPNOTSUPP),
+        Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
+        Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),
     }
 }

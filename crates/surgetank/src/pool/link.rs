@@ -209,6 +209,11 @@ impl Link {
         }
     }
 
+    /// Tells this pool from earlier ones.
+    pub fn key(&self) -> String {
+        key_of(&self.me.pool)
+    }
+
     /// The number of this member, from 1.
     pub fn member(&self) -> u32 {
         self.me.member
@@ -492,4 +497,9 @@ impl Link {
             owner => owners.insert(directory, owner),
         };
     }
+}
+
+/// Tells a pool from earlier ones.
+pub fn key_of(pool: &[u8; 16]) -> String {
+    pool.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

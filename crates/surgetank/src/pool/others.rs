@@ -5,12 +5,15 @@
 pub mod reports;
 pub mod written;
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use surgetank_core::namespace::StoreCopy;
 use surgetank_core::report::{Lost, PathText, Progress, Undelivered, Verdict};
+use surgetank_store::Staged;
 use surgetank_types::clock::tick;
 
 use super::call::{Answer, Ask, Call};
@@ -51,6 +54,8 @@ pub struct Drained {
 pub trait Drains: Send + Sync {
     /// How far the changes of that member's programs are here.
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained;
+    /// Copies content that this member has for another one's file of this number to the store.
+    fn stage_for(&self, number: u64, copy: &StoreCopy<'_>) -> io::Result<Staged>;
     /// Answers a command of another member's user about files of this member, in JSON.
     fn tend(&self, request: &[u8]) -> Vec<u8>;
     /// What this member says about itself; `None`: its pool's process does not answer.

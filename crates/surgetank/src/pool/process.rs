@@ -27,7 +27,7 @@ use surgetank_types::workers::Workers;
 
 use super::call::{Answer, Ask, Call};
 use super::export::Export;
-use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
+use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, key_of, receive, send};
 use super::rendezvous::{self, Joined};
 use super::status::{ClaimStatus, MemberStatus, PoolStatus};
 
@@ -231,7 +231,11 @@ impl Process {
 
     fn take(self: &Arc<Self>, message: ToProcess) {
         match message {
-            ToProcess::Serving => self.serving.store(true, Ordering::Release),
+            ToProcess::Serving => self.run(|process| {
+                let pool = process.membership.get().map(|membership| membership.introduction().0);
+                process.export.prepare(&pool.map(|pool| key_of(&pool)).unwrap_or_default());
+                process.serving.store(true, Ordering::Release);
+            }),
             ToProcess::Forgotten { token } => {
                 hold(&self.forgetting).insert(token, true);
                 self.forgotten.notify_all();
@@ -343,7 +347,8 @@ impl Process {
     /// Asks the agent, or the next one. `None`: none has answered in time.
     fn agents_answer(&self, member: MemberId, ask: &Ask) -> Option<Answer> {
         // (A prefetch takes as long as the store does.)
-        let until = tick() + if matches!(ask, Ask::Tend { .. }) { TENDING } else { WISH };
+        let is_long = matches!(ask, Ask::Tend { .. } | Ask::Stage { .. });
+        let until = tick() + if is_long { TENDING } else { WISH };
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         hold(&self.asked).insert(token, None);
         let mut asked = 0;
@@ -521,7 +526,7 @@ impl Host for Process {
             self.say(&FromProcess::Leaves { member: from.0, directories });
             return postcard::to_stdvec(&Answer::Done).unwrap_or_default();
         }
-        if matches!(call.ask, Ask::Drain { .. } | Ask::GiveBack { .. } | Ask::Tend { .. } | Ask::Report) {
+        if call.ask.is_for_the_agent() {
             let answer = self.agents_answer(from, &call.ask).unwrap_or(Answer::Failed(Errno::AGAIN.raw_os_error()));
             return postcard::to_stdvec(&answer).unwrap_or_default();
         }

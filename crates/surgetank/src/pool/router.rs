@@ -10,9 +10,11 @@
 mod believed;
 mod forward;
 mod handles;
+mod homes;
 mod lasting;
 pub mod owners;
 mod remote;
+mod serving;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,6 +77,7 @@ pub struct Router<F> {
     gifts: AtomicU64,
     /// What members that left have said.
     left_members: Left,
+    lengths: homes::Lengths,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -101,6 +104,9 @@ impl<F: Filesystem> Router<F> {
     /// The process of `link` has joined.
     pub fn new(door: Arc<F>, only_ids: Option<(u32, u32)>, namespace: Arc<Namespace>, link: Arc<Link>) -> Self {
         namespace.pooled.number_files_of(link.member());
+        namespace.homes.is_in_pool(&link.key(), link.member());
+        namespace.homes.directory();
+        namespace.set_members(Arc::new(serving::Others(link.clone())));
         let others = Arc::new(Others::new(link.clone()));
         let remote = Remote::new(link.clone(), others.written.clone());
         Self {
@@ -119,6 +125,7 @@ impl<F: Filesystem> Router<F> {
             giving: RwLock::default(),
             gifts: AtomicU64::new(0),
             left_members: Left::default(),
+            lengths: homes::Lengths::default(),
             others,
         }
     }
@@ -129,6 +136,7 @@ impl<F: Filesystem> Router<F> {
         let _ = self.drains.set(drains);
         self.link.serve(self.clone());
         self.others.look_now_and_then();
+        serving::look_now_and_then(self);
     }
 
     /// The pool, as this member sees it.
@@ -157,13 +165,15 @@ impl<F: Filesystem> Router<F> {
         if self.left.load(Ordering::SeqCst) {
             return close(true);
         }
-        if is_held() {
+        // (Other members' files need what this one has for them.)
+        let is_home = || !self.link.is_over() && clean() && serving::remove_unneeded(self, &|| true) > 0;
+        if is_held() || is_home() {
             std::thread::sleep(LOOK_EVERY);
             return false;
         }
         self.leaving.store(true, Ordering::SeqCst);
         self.works.await_earlier(|| false);
-        if !settled() || is_held() || !close(true) {
+        if !settled() || is_held() || is_home() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
@@ -485,7 +495,7 @@ impl<F: Filesystem> Agent for Router<F> {
                 let report = self.drains.get().and_then(Weak::upgrade).and_then(|drains| drains.report());
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
-            _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
+            ask => serving::asked(self, member, ask),
         }
     }
 

@@ -15,6 +15,7 @@ use rustix::io::{Errno, retry_on_intr};
 use surgetank_types::model::{Attr, Kind};
 
 use super::holdings::{Holdings, Node};
+use super::homes::HOME;
 use super::names::{AUTHORITY, perm_bits};
 use super::place::{attr_of, last_error, path_of};
 use crate::pool::call::{Answer, Change, Time};
@@ -106,10 +107,15 @@ fn path_for(of: &Holdings, node: u64, name: &[u8]) -> Result<(Node, String), Err
     Ok((node, path))
 }
 
+/// For this process only.
+fn is_internal(name: &[u8]) -> bool {
+    name == AUTHORITY.as_bytes() || name == HOME.as_bytes()
+}
+
 /// The value of an extended attribute.
 pub fn get_value(of: &Holdings, node: u64, name: &[u8]) -> Result<Answer, Errno> {
     let (_node, path) = path_for(of, node, name)?;
-    if name == AUTHORITY.as_bytes() {
+    if is_internal(name) {
         return Err(Errno::NODATA);
     }
     let mut value = vec![0; XATTR_BYTES_MAX];
@@ -121,7 +127,7 @@ pub fn get_value(of: &Holdings, node: u64, name: &[u8]) -> Result<Answer, Errno>
 /// Sets an extended attribute. `flags`: of setxattr(2).
 pub fn set_value(of: &Holdings, node: u64, name: &[u8], value: &[u8], flags: u32) -> Result<Answer, Errno> {
     let (_node, path) = path_for(of, node, name)?;
-    if name == AUTHORITY.as_bytes() {
+    if is_internal(name) {
         return Err(Errno::PERM);
     }
     setxattr(path, name, value, XattrFlags::from_bits_retain(flags))?;
@@ -136,14 +142,14 @@ pub fn list_values(of: &Holdings, node: u64) -> Result<Answer, Errno> {
     let length = listxattr(path_of(&*node.fd), &mut names[..])?;
     names.truncate(length);
     let shown =
-        names.split_inclusive(|byte| *byte == 0).filter(|name| name.strip_suffix(b"\0") != Some(AUTHORITY.as_bytes()));
+        names.split_inclusive(|byte| *byte == 0).filter(|name| !name.strip_suffix(b"\0").is_some_and(is_internal));
     Ok(Answer::Bytes(shown.flatten().copied().collect()))
 }
 
 /// Removes an extended attribute.
 pub fn remove_value(of: &Holdings, node: u64, name: &[u8]) -> Result<Answer, Errno> {
     let (_node, path) = path_for(of, node, name)?;
-    if name == AUTHORITY.as_bytes() {
+    if is_internal(name) {
         return Err(Errno::NODATA);
     }
     removexattr(path, name)?;

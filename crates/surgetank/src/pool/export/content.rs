@@ -12,6 +12,7 @@ use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2, retry_on_intr};
 use surgetank_types::model::Kind;
 
 use super::holdings::{Closed, Handle, Holdings, Listing, OpenFile};
+use super::homes;
 use super::names::perm_bits;
 use super::place::{last_error, open_name, reopened};
 use crate::pool::call::{Answer, Listed};
@@ -23,7 +24,7 @@ const LISTING_BUFFER_BYTES: usize = 32 << 10;
 const CHOSEN: OFlags =
     OFlags::ACCMODE.union(OFlags::TRUNC).union(OFlags::APPEND).union(OFlags::DSYNC).union(OFlags::SYNC);
 
-fn chosen(flags: u32, also: OFlags) -> Result<OFlags, Errno> {
+pub(super) fn chosen(flags: u32, also: OFlags) -> Result<OFlags, Errno> {
     let flags = OFlags::from_bits_retain(flags) & (CHOSEN | also);
     // (Both bits: not a mode of access, but Linux gives a descriptor for ioctl.)
     if flags.contains(OFlags::WRONLY | OFlags::RDWR) { Err(Errno::INVAL) } else { Ok(flags) }
@@ -40,7 +41,9 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
         _ => return Err(Errno::INVAL),
     }
     let file = OpenFile { fd: reopened(&*node.fd, flags)?, node: number };
-    Ok(Answer::Opened { handle: of.opened(Handle::File(Arc::new(file)))? })
+    let home = homes::of(&file.fd)?;
+    let handle = of.opened(Handle::File(Arc::new(file)))?;
+    Ok(home.map_or(Answer::Opened { handle }, |home| Answer::OpenedAt { handle, home }))
 }
 
 /// Opens a file that the member had opened in the store. A key has one handle.
@@ -78,8 +81,10 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     }
     fcntl_setfl(&fd, flags & OFlags::APPEND)?;
     let found = of.found(place, Some((parent, name)))?;
+    let home = homes::of(&fd)?;
     let file = OpenFile { fd, node: found.node };
-    Ok(Answer::Created { found, handle: of.opened(Handle::File(Arc::new(file)))? })
+    let handle = of.opened(Handle::File(Arc::new(file)))?;
+    Ok(home.map_or(Answer::Created { found, handle }, |home| Answer::CreatedAt { found, handle, home }))
 }
 
 /// Reads up to the end of the file, or as many bytes as are wanted and allowed.

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, fstatfs, openat, openat2, statx,
 };
 use rustix::io::Errno;
-use surgetank_types::model::{Attr, Kind, Timestamp};
+use surgetank_types::model::{Attr, HOMES, Kind, Timestamp};
 
 const NAME_BYTES_MAX: usize = 255;
 /// `f_type` of a FUSE mount.
@@ -33,6 +33,8 @@ pub struct Root {
     fuse: bool,
     /// Directories of the store that this member has claimed, by path.
     claimed: Mutex<HashMap<Box<[u8]>, Arc<OwnedFd>>>,
+    /// The directory of contents for other members.
+    homes: OnceLock<(OwnedFd, String)>,
 }
 
 /// An open place with its attributes.
@@ -55,7 +57,21 @@ impl Root {
         if !mounted && !cfg!(test) {
             return Err(Errno::NOTCONN);
         }
-        Ok(Self { fd, device: device(&stat), fuse, claimed: Mutex::default() })
+        Ok(Self { fd, device: device(&stat), fuse, claimed: Mutex::default(), homes: OnceLock::new() })
+    }
+
+    /// Finds the directory of contents for other members of the pool.
+    pub fn find_homes(&self, pool: &str) -> Result<(), Errno> {
+        let fd = openat2(&self.fd, HOMES, PATH | OFlags::DIRECTORY, Mode::empty(), BENEATH)?;
+        // (Found twice, it is the same one.)
+        let _ = self.homes.set((fd, pool.to_owned()));
+        Ok(())
+    }
+
+    /// Opens the content for a file of this number. Errors: EAGAIN, the directory has not been found yet.
+    pub fn open_home(&self, number: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let (directory, pool) = self.homes.get().ok_or(Errno::AGAIN)?;
+        open_name(directory, format!("{pool}.{number}").as_bytes(), flags, Mode::empty())
     }
 
     /// The place of a descriptor that was just opened below the root. Errors: EXDEV, it is on another file system.

@@ -9,6 +9,7 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 
 use super::super::call::{Answer, Ask, Change, Found, Time};
+use super::homes;
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
 use crate::mount::request::{FilePlace, ReleaseFlags};
@@ -20,6 +21,9 @@ use crate::mount::{
 /// An attribute of directories for the pool's process: whether this agent decides the names. (For one whose name begins with
 /// `system` the kernel checks no permission, which would be a request about the attributes.)
 const AUTHORITY: &[u8] = b"system.surgetank.authority";
+
+/// An attribute of files for the pool's process: which member has the content.
+const HOME: &[u8] = b"system.surgetank.home";
 
 /// What is not a directory of another member is not believed longer than the answer takes.
 const TTL: Duration = Duration::ZERO;
@@ -203,8 +207,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
             Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
             Err(fault) => Err(fault),
         };
+        if let Some(answer) = homes::look_up_directory(self, caller, (parent, name)) {
+            return answer;
+        }
         let way = || self.way(caller, parent, Does::Reads);
-        let here = |door: &F| door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked));
+        let here = |door: &F| {
+            let looked = door.lookup(caller, parent, name)?;
+            Ok(homes::known(self, caller, self.with_its_owner(looked)))
+        };
         self.within(caller, way, here, there)
     }
 
@@ -222,7 +232,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
         let there = |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
         let way = || self.way_of(caller, id, Does::Looks);
-        let answer = self.within(caller, way, |door| door.getattr(caller, id, fh), there);
+        let here = |door: &F| Ok(homes::attributes(self, caller, id, door.getattr(caller, id, fh)?));
+        let answer = self.within(caller, way, here, there);
         match answer {
             // Open here since before another member removed it.
             Err(fault) if fault.errno == Errno::STALE && self.remote.at(id).is_none() => {
@@ -233,14 +244,15 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
-        let handle = change.fh.and_then(Remote::handle).map(|(_, handle)| handle);
+        let change = &homes::change_here(self, change)?;
+        let handle = change.fh.and_then(|fh| Remote::handle(fh).or(homes::at_name(fh))).map(|(_, handle)| handle);
         let there = |at: At| {
             let change = Self::changed_there(change);
             self.attributes_there(caller, at, Ask::SetAttributes { node: at.node, handle, change })
         };
         let way = || self.way_of(caller, id, Does::Changes);
-        let here = |door: &F| {
-            let changed = door.setattr(caller, id, change)?;
+        let here = |_: &F| {
+            let changed = homes::set(self, caller, id, change)?;
             if changed.attr.kind == Kind::Directory {
                 self.await_seen(caller, FileId(id));
             }
@@ -352,7 +364,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             opened
         };
         let way = || self.way_of(caller, id, does);
-        self.within(caller, way, |door| door.open(caller, id, flags, kill_suidgid), there)
+        self.within(caller, way, |_| homes::open_name(self, caller, id, flags, kill_suidgid), there)
     }
 
     fn create(
@@ -370,11 +382,20 @@ impl<F: Filesystem> Filesystem for Router<F> {
                 Answer::Created { found, handle } => {
                     Ok((self.entry(at, &found), Self::opened_there(at.member, handle, flags)))
                 }
+                Answer::CreatedAt { found, handle, home } => {
+                    let how = (flags, found.attr.size_bytes == 0);
+                    let opened = homes::created_at(self, caller, (at.member, handle), home, how)?;
+                    Ok((self.entry(at, &found), opened))
+                }
                 answer => unexpected(answer),
             }
         };
+        let here = |door: &F| {
+            let made = door.create(caller, parent, name, perm, flags, kill_suidgid)?;
+            homes::created(self, caller, flags, made)
+        };
         let way = || self.way(caller, parent, Does::Changes);
-        self.within(caller, way, |door| door.create(caller, parent, name, perm, flags, kill_suidgid), there)
+        self.within(caller, way, here, there)
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
@@ -399,42 +420,57 @@ impl<F: Filesystem> Filesystem for Router<F> {
         bytes: &[u8],
         flags: WriteFlags,
     ) -> FsResult<usize> {
-        match Remote::handle(fh) {
+        match self.there(caller, id, fh)? {
             Some((member, handle)) => {
                 // (A program may set it after the open. What the kernel wrote to its pages has a place.)
                 let at_end = !flags.cached && flags.open & libc::O_APPEND as u32 != 0;
                 self.write_there(caller, member, handle, (offset, at_end), bytes)
             }
-            None => self.door.write(caller, id, fh, offset, bytes, flags),
+            None => {
+                let written = self.door.write(caller, homes::local(self, id, fh), fh, offset, bytes, flags)?;
+                let is_synchronous = flags.open & (libc::O_SYNC | libc::O_DSYNC) as u32 != 0;
+                if is_synchronous && homes::at_name(fh).is_some() {
+                    homes::sync(self, caller, id, (fh, false))?;
+                }
+                Ok(written)
+            }
         }
     }
 
     fn flush(&self, caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
-        if let Some((member, handle)) = self.known_there(fh) {
+        let there = self.there(caller, id, fh)?;
+        if let Some((member, handle)) = there.or_else(|| self.known_there(fh)) {
             self.on_handle(caller, member, Ask::Unlock { handle, owner: lock_owner })?;
         }
-        if Remote::handle(fh).is_some() { Ok(()) } else { self.door.flush(caller, id, fh, lock_owner) }
+        let id = homes::local(self, id, fh);
+        if there.is_some() { Ok(()) } else { self.door.flush(caller, id, fh, lock_owner) }
     }
 
     fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {
+        if homes::at_name(fh).is_some() {
+            return homes::release(self, id, fh, flags);
+        }
         match Remote::handle(fh) {
             Some((member, handle)) => self.close_there(member, handle),
             None => {
                 self.end_moved(id, fh);
-                self.door.release(id, fh, flags);
+                homes::end_name(self, id, fh, flags);
             }
         }
     }
 
     fn fsync(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        if homes::at_name(fh).is_some() {
+            return homes::sync(self, caller, id, (fh, data_only));
+        }
         match Remote::handle(fh) {
             Some((member, handle)) => self.on_handle(caller, member, Ask::Sync { handle, data_only }),
-            None => self.door.fsync(caller, id, fh, data_only),
+            None => homes::sync_name(self, caller, id, (fh, data_only)),
         }
     }
 
     fn fallocate(&self, caller: &Caller, id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
-        match Remote::handle(fh) {
+        match self.there(caller, id, fh)? {
             Some((member, handle)) => self.on_handle(caller, member, Ask::Allocate { handle, mode, offset, length }),
             None => self.door.fallocate(caller, id, fh, mode, offset, length),
         }
@@ -455,7 +491,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         length: u64,
         flags: u64,
     ) -> FsResult<u64> {
-        if self.handle_there(caller, from.id, from.fh, Does::Reads)?.or(Remote::handle(to.fh)).is_some() {
+        if self.handle_there(caller, from.id, from.fh, Does::Reads)?.or(self.there(caller, to.id, to.fh)?).is_some() {
             // The kernel reads and writes then.
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -503,6 +539,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if name == AUTHORITY {
             return self.authority(caller, id);
         }
+        if name == HOME {
+            let home = self.namespace.homes.home_of(FileId(id)).filter(|_| self.is_of_a_peer(caller));
+            return home.map(|member| format!("{member} {id}").into_bytes()).ok_or(Errno::NODATA.into());
+        }
         let there = |at: At| match self.remote.ask(caller, at, Ask::GetXattr { node: at.node, name: name.into() })? {
             Answer::Bytes(value) => Ok(value),
             answer => unexpected(answer),
@@ -537,14 +577,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
         match self.handle_there(caller, id, asked.handle, Does::Changes)? {
             Some((member, handle)) => self.test_lock_there(caller, member, handle, asked),
-            None => self.door.getlk(caller, id, asked),
+            None => self.door.getlk(caller, homes::local(self, id, asked.handle), asked),
         }
     }
 
     fn setlk(&self, caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
         match self.handle_there(caller, id, asked.handle, Does::Changes)? {
             Some((member, handle)) => self.lock_there(caller, member, handle, asked, wait),
-            None => self.door.setlk(caller, id, asked, wait),
+            None => self.door.setlk(caller, homes::local(self, id, asked.handle), asked, wait),
         }
     }
 

@@ -14,6 +14,7 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileLock, Kind, LockKind, LockRequest};
 
 use super::super::call::{self, Answer, Ask, Listed, Lock};
+use super::homes;
 use super::remote::{At, Remote};
 use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
 use crate::mount::{Filesystem, Opened, OpenedDirectory, interrupted, wait_long};
@@ -32,10 +33,26 @@ impl<F: Filesystem> Router<F> {
     }
 
     pub(super) fn open_there(&self, caller: &Caller, at: At, flags: OFlags) -> FsResult<Opened> {
-        match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
-            Answer::Opened { handle } => Ok(Self::opened_there(at.member, handle, flags)),
-            _ => Err(Errno::PROTO.into()),
+        const TRIES: usize = 3;
+        for _ in 0..TRIES {
+            match self.remote.ask_once(caller, at, Ask::Open { node: at.node, flags: flags.bits() })? {
+                Answer::Opened { handle } => return Ok(Self::opened_there(at.member, handle, flags)),
+                Answer::OpenedAt { handle, home } => {
+                    match homes::opened_at(self, caller, (at.member, handle), home, flags) {
+                        // (The store has it by now.)
+                        Err(fault) if homes::is_missing(&fault) => {}
+                        opened => return opened,
+                    }
+                }
+                _ => return Err(Errno::PROTO.into()),
+            }
         }
+        Err(Errno::IO.into())
+    }
+
+    /// Where an open file is: `None`, here.
+    pub(super) fn there(&self, caller: &Caller, id: u64, fh: u64) -> FsResult<Option<(u32, u64)>> {
+        if homes::at_name(fh).is_some() { homes::place(self, caller, id, fh) } else { Ok(Remote::handle(fh)) }
     }
 
     /// A request about an open file: its member cannot change.
@@ -132,6 +149,9 @@ impl<F: Filesystem> Router<F> {
     }
 
     fn moved_there(&self, caller: &Caller, id: u64, fh: u64, does: Does) -> FsResult<Option<(u32, u64)>> {
+        if homes::at_name(fh).is_some() {
+            return homes::place(self, caller, id, fh);
+        }
         if let Some(known) = self.known_there(fh) {
             return Ok(Some(known));
         }
@@ -170,7 +190,7 @@ impl<F: Filesystem> Router<F> {
         }
     }
 
-    fn moved(&self) -> MutexGuard<'_, HashMap<u64, (u32, u64)>> {
+    pub(super) fn moved(&self) -> MutexGuard<'_, HashMap<u64, (u32, u64)>> {
         self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

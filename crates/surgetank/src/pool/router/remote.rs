@@ -21,6 +21,7 @@ use surgetank_types::model::Caller;
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer, Place};
 use super::super::others::written::Written;
+use super::homes::HOME;
 use super::{NOT_OWNER, PATIENCE};
 use crate::mount::{current, killed, wait_long};
 
@@ -29,7 +30,7 @@ pub(super) const MARK: u64 = 1 << 63;
 /// Of numbers that are listed.
 const LISTED: u64 = 1 << 62;
 /// A handle is `MARK + member * HANDLES + number`.
-const HANDLES: u64 = 1 << 40;
+pub(super) const HANDLES: u64 = 1 << 40;
 
 /// A name whose file was replaced is one that may be replaced again, for so long.
 const REPLACED: Duration = Duration::from_secs(1);
@@ -167,10 +168,10 @@ impl Remote {
         MARK | (u64::from(member) * HANDLES) | (handle % HANDLES)
     }
 
-    /// The member and number of a handle; `None`: one of this agent.
+    /// The member and number of a handle; `None`: one of this agent, or of a file whose content is elsewhere than its name.
     pub fn handle(fh: u64) -> Option<(u32, u64)> {
         let number = fh & !MARK;
-        (fh & MARK != 0).then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
+        (fh & MARK != 0 && fh & HOME == 0).then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
     }
 
     /// The node of a directory that the member has claimed in that epoch.
@@ -280,7 +281,10 @@ impl Remote {
     /// Keeps the path of what has changed.
     fn note(&self, member: u32, noted: Noted, answer: &Answer) {
         match (noted, answer) {
-            (Noted::Name { parent, name }, Answer::Created { found, handle }) => {
+            (
+                Noted::Name { parent, name },
+                Answer::Created { found, handle } | Answer::CreatedAt { found, handle, .. },
+            ) => {
                 self.written.named(member, found.node, parent, &name);
                 self.written.opened(member, found.node, *handle);
             }
@@ -296,7 +300,9 @@ impl Remote {
             }
             (Noted::Node { node }, _) => self.written.changed_node(member, node),
             (Noted::Touched, _) => self.written.touched(member),
-            (Noted::Open { node }, Answer::Opened { handle }) => self.written.opened(member, node, *handle),
+            (Noted::Open { node }, Answer::Opened { handle } | Answer::OpenedAt { handle, .. }) => {
+                self.written.opened(member, node, *handle)
+            }
             (Noted::Close { handle }, _) => self.written.closed(member, handle),
             (Noted::Open { .. }, _) => {}
         }

@@ -6,8 +6,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use surgetank_core::namespace::StoreCopy;
 use surgetank_core::report::{Progress, Scope, Verdict};
 use surgetank_policy::config::KeepAtExit;
+use surgetank_store::Staged;
 use surgetank_types::model::RunId;
 
 use super::{Mark, Served};
@@ -92,6 +94,10 @@ impl Drains for Served {
         }
         let progress = self.await_settled(&scope, Duration::from_millis(wish.at_most_ms.min(AT_ONCE_MS)));
         Drained { progress, verdict: self.verdict(&scope), has_begun: has_begun() }
+    }
+
+    fn stage_for(&self, number: u64, copy: &StoreCopy<'_>) -> std::io::Result<Staged> {
+        self.drain.stage_for_another(number, copy)
     }
 
     fn tend(&self, request: &[u8]) -> Vec<u8> {

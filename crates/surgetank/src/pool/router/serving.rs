@@ -1,0 +1,228 @@
+//! Content that this member has for other members' files, and what their agents ask about it.
+//!
+//! The danger that this avoids: content is removed that is the last copy of a file. Only the owner of the name says that it is
+//! not, and an answer that does not come is none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
+use surgetank_core::namespace::{self, Members};
+use surgetank_pool::calls::Waits;
+use surgetank_store::{Cred, Meta, Staged, StorePath};
+use surgetank_types::clock::tick;
+use surgetank_types::model::{FileId, NodeId};
+
+use super::super::call::{Answer, Ask, Call, Change, Copied, Need, Time};
+use super::super::link::{Link, NoAnswer};
+use super::homes::{agent, bring_unknown, look_at_lengths};
+use super::{PATIENCE, Router};
+use crate::mount::request::SetAttr;
+use crate::mount::{Attributes, Filesystem, TimeChange};
+
+/// How often it is asked which contents are still needed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// So many are asked about at once.
+const NUMBERS_MAX: usize = 1000;
+/// Contents that the store has leave when a tier is fuller than one part of this.
+const FULL: u64 = 2;
+
+/// What another member's agent asks.
+pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -> Answer {
+    let homes = &router.namespace.homes;
+    match ask {
+        Ask::Stage { number, copy } => {
+            let cred = |(uid, gid)| Cred { uid, gid };
+            let Copied { who, path, bound, perm, owner: (uid, gid), times, xattrs, attempt } = &**copy;
+            let (path, bound) = (StorePath(path.to_vec()), StorePath(bound.to_vec()));
+            if !is_below(&path) || !is_below(&bound) {
+                return Answer::Failed(Errno::INVAL.raw_os_error());
+            }
+            let meta = Meta { perm: *perm, uid: *uid, gid: *gid, times: *times, xattrs: xattrs.clone() };
+            let who = cred(*who);
+            let copy = namespace::StoreCopy { who, path: &path, bound: &bound, meta: &meta, attempt: *attempt };
+            let drains = router.drains.get().and_then(Weak::upgrade);
+            let staged = drains.map(|drains| drains.stage_for(*number, &copy));
+            match staged.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into())) {
+                Ok(Staged { identity, checksum }) => Answer::Staged { identity, checksum },
+                Err(why) => {
+                    tracing::info!(%why, number, "content for another member was not copied");
+                    let known = why.kind() == std::io::ErrorKind::Interrupted;
+                    let otherwise = if known { Errno::INTR } else { Errno::IO };
+                    Answer::Failed(why.raw_os_error().unwrap_or(otherwise.raw_os_error()))
+                }
+            }
+        }
+        Ask::HomeAttributes { number } => attributes_of(router, *number, None),
+        Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
+        Ask::Needs { numbers } => {
+            let need = |number: &u64| match FileId(*number) {
+                id if homes.is_gone(id, member) => Need::Gone,
+                id if homes.is_settled(id) => Need::InStore,
+                _ => Need::Needed,
+            };
+            Answer::Needed(numbers.iter().map(need).collect())
+        }
+        // (A reader that found nothing at the home says so, too.)
+        Ask::EndHome { number } if homes.end_home(FileId(*number)) => Answer::Done,
+        Ask::EndHome { number } if homes.is_removed(FileId(*number)) => Answer::Failed(Errno::STALE.raw_os_error()),
+        Ask::EndHome { .. } => Answer::Failed(Errno::BUSY.raw_os_error()),
+        _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
+    }
+}
+
+/// Size and times of content here, after a change of them.
+fn attributes_of<F: Filesystem>(router: &Router<F>, number: u64, change: Option<&Change>) -> Answer {
+    let Some(content) = router.namespace.homes.content_for(number) else {
+        return Answer::Failed(Errno::NOENT.raw_os_error());
+    };
+    let time = |time: Option<Time>| {
+        time.map(|time| match time {
+            Time::Now => TimeChange::Now,
+            Time::At(time) => TimeChange::At(time),
+        })
+    };
+    let answer = match change {
+        None => router.door.getattr(&agent(), content.0, None),
+        Some(Change { size_bytes, atime, mtime, .. }) => {
+            let (atime, mtime) = (time(*atime), time(*mtime));
+            let change = SetAttr { size_bytes: *size_bytes, atime, mtime, ..SetAttr::default() };
+            router.door.setattr(&agent(), content.0, &change)
+        }
+    };
+    match answer {
+        Ok(Attributes { attr, .. }) => Answer::Attributes { attr, ttl: Duration::ZERO },
+        Err(fault) => Answer::Failed(fault.errno.raw_os_error()),
+    }
+}
+
+fn is_below(path: &StorePath) -> bool {
+    let names = path.0.split(|byte| *byte == b'/');
+    !path.0.is_empty() && names.into_iter().all(|name| !matches!(name, b"" | b"." | b"..") && !name.contains(&0))
+}
+
+/// Looks each second which contents are needed.
+pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
+    look_at_lengths(router);
+    let router = Arc::downgrade(router);
+    let look = move || {
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            let Some(router) = Weak::upgrade(&router) else { return };
+            let is_full = || {
+                router.namespace.base.tiers.devices().any(|device| {
+                    let view = device.view();
+                    view.used_bytes > view.cap_bytes / FULL
+                })
+            };
+            let _ = remove_unneeded(&router, &is_full);
+            bring_unknown(&router);
+        }
+    };
+    if let Err(why) = std::thread::Builder::new().name("pool-homes".to_owned()).spawn(look) {
+        tracing::warn!(%why, "contents of removed files of other members stay until the end");
+    }
+}
+
+/// Removes contents that no file needs, and while `room_is_wanted` those too that the store has, the oldest first. Returns how
+/// many stay that living members need.
+pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted: &dyn Fn() -> bool) -> usize {
+    let mut stay = 0;
+    let mut of_members = BTreeMap::<u32, Vec<u64>>::new();
+    for (number, is_open) in router.namespace.homes.contents() {
+        if is_open {
+            stay += 1;
+        } else {
+            let member = u32::try_from(number / FILES_OF_A_MEMBER).unwrap_or(0);
+            of_members.entry(member).or_default().push(number);
+        }
+    }
+    for (member, mut numbers) in of_members {
+        numbers.sort_unstable();
+        // (By number: the oldest first.)
+        for numbers in numbers.chunks(NUMBERS_MAX) {
+            let ask = Ask::Needs { numbers: numbers.to_vec() };
+            let needs = match asked_agent(&router.link, member, ask) {
+                Ok(Answer::Needed(needs)) if needs.len() == numbers.len() => needs,
+                // (One that has left has put everything into the store. Of one that is lost, it may be the last copy.)
+                Err(NoAnswer::Gone) => {
+                    let has_left = router.link.may_serve()
+                        && router.status().is_ok_and(|status| {
+                            !status.members.is_empty() && !status.lost.iter().any(|lost| lost.member == member)
+                        });
+                    vec![Need::Gone; if has_left { numbers.len() } else { 0 }]
+                }
+                _ => {
+                    stay += numbers.len();
+                    continue;
+                }
+            };
+            for (number, need) in numbers.iter().zip(needs) {
+                let goes = match need {
+                    Need::Gone => true,
+                    Need::InStore if room_is_wanted() => {
+                        matches!(asked_agent(&router.link, member, Ask::EndHome { number: *number }), Ok(Answer::Done))
+                    }
+                    Need::InStore => continue,
+                    Need::Needed => false,
+                };
+                if goes {
+                    let homes = &router.namespace.homes;
+                    // (A program that has it open keeps it.)
+                    let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(*number).as_bytes());
+                } else {
+                    stay += 1;
+                }
+            }
+        }
+    }
+    stay
+}
+
+fn asked_agent(link: &Link, member: u32, ask: Ask) -> Result<Answer, NoAnswer> {
+    let until = tick() + PATIENCE;
+    link.call(member, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until)
+}
+
+/// The other members, for the drain.
+pub(super) struct Others(pub Arc<Link>);
+
+impl Members for Others {
+    fn stage(
+        &self,
+        NodeId(home): NodeId,
+        FileId(number): FileId,
+        copy: &namespace::StoreCopy<'_>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> std::io::Result<Staged> {
+        let Meta { perm, uid, gid, times, xattrs } = copy.meta.clone();
+        let copied = Copied {
+            who: (copy.who.uid, copy.who.gid),
+            path: copy.path.0.as_slice().into(),
+            bound: copy.bound.0.as_slice().into(),
+            perm,
+            owner: (uid, gid),
+            times,
+            xattrs,
+            attempt: copy.attempt,
+        };
+        let call = Call { uid: 0, gid: 0, ask: Ask::Stage { number, copy: Box::new(copied) } };
+        if number / FILES_OF_A_MEMBER != u64::from(self.0.member()) {
+            return Err(std::io::Error::other("its content is at a member of an earlier pool"));
+        }
+        let until = tick() + PATIENCE;
+        let mut patient = |waits| is_wanted() && (waits == Waits::ForReply || tick() < until);
+        match self.0.call(home.into(), &call, None, &mut patient) {
+            Ok(Answer::Staged { identity, checksum }) => Ok(Staged { identity, checksum }),
+            Ok(Answer::Failed(errno)) => Err(std::io::Error::from_raw_os_error(errno)),
+            Err(NoAnswer::Gone) => {
+                let why = format!("its content was at member {home} of the pool, which is lost");
+                Err(std::io::Error::other(why))
+            }
+            _ if !is_wanted() => Err(std::io::ErrorKind::Interrupted.into()),
+            _ => Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
