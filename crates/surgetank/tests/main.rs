@@ -38,6 +38,7 @@ mod mounted;
 mod nodes;
 mod page;
 mod pool;
+mod pool_homes;
 mod pool_model;
 mod pool_order;
 mod pool_status;

@@ -324,11 +324,16 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// A run on a member, by a shell, in the directory.
 pub fn run(pool: &Pool, number: usize, script: &str) -> std::process::Child {
+    run_with(pool, number, &[], script)
+}
+
+/// The same, with more options.
+pub fn run_with(pool: &Pool, number: usize, more: &[&str], script: &str) -> std::process::Child {
     let over = pool.base.join(format!("node{number}"));
     fs::create_dir_all(&over).unwrap();
     fs::create_dir_all(pool.base.join(format!("tier{number}"))).unwrap();
     let mut command = pool.command("run", number, &["--quiet", "--over"]);
-    command.arg(&over).args(["--", "sh", "-euc", script]).current_dir(&over);
+    command.arg(&over).args(more).args(["--", "sh", "-euc", script]).current_dir(&over);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

@@ -31,13 +31,19 @@ fn pair(traffic: &Value, from: u32, to: u32) -> (u64, u64) {
     (pair["bytes"].as_u64().unwrap(), pair["calls"].as_u64().unwrap())
 }
 
-/// The second member writes in a directory of the first one, which drains it at the end only.
+/// A file whose content is at the first member: what others write to it goes there.
+fn made_by_the_first_one(pool: &Pool) {
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    fs::write(pool.member(0).join("d/big"), "").unwrap();
+}
+
+/// The second member writes a file of the first one, which drains it at the end only.
 #[test]
 fn status_shows_what_each_member_has_to_drain() {
     let Some(mut pool) = Pool::start("status", 0) else { return };
     pool.mount_one(&["--quiet-period", "1h"]);
     pool.mount_one(&[]);
-    fs::create_dir(pool.member(0).join("d")).unwrap();
+    made_by_the_first_one(&pool);
     fs::write(pool.member(1).join("d/big"), vec![b'x'; 3 * MIB as usize]).unwrap();
     eventually("the directory is in the store", || status(&pool, 0)["queue"]["operations"] == 0);
     for number in 0..2 {
@@ -104,7 +110,7 @@ fn member_that_does_not_answer_is_shown_as_such() {
 #[test]
 fn report_has_the_network_of_the_run() {
     let Some(mut pool) = Pool::start("report", 1) else { return };
-    fs::create_dir(pool.member(0).join("d")).unwrap();
+    made_by_the_first_one(&pool);
     let runs = |script: &str| {
         let output = run(&pool, 1, script).wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -135,7 +141,7 @@ fn report_has_the_network_of_the_run() {
 #[test]
 fn report_keeps_the_network_of_a_killed_agent() {
     let Some(mut pool) = Pool::start("report-kill", 1) else { return };
-    fs::create_dir(pool.member(0).join("d")).unwrap();
+    made_by_the_first_one(&pool);
     let script = "head -c 3145728 /dev/zero > d/big; until [ -e d/go ]; do sleep 0.05; done; echo x > d/last";
     let running = run(&pool, 1, script);
     let state = pool.store().with_file_name("state1");
