@@ -136,7 +136,7 @@ fn run_figures_are_served_to_prometheus() {
     let words = [&pool[..], &["--store", "/mnt/project", "--tier", "fast=/mnt/beside:8M", "/mnt/other"]].concat();
     served.scene.verb("mount", &words).exits(0);
     fs::write(other.join("theirs/first"), "").unwrap();
-    let script = "touch theirs/x; head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
+    let script = "mkdir theirs/x; head -c 3M /dev/zero >a; env -u LD_PRELOAD cat a >/dev/null; python3 -c 'open(\"b\",\"w\").write(\"x\")'; mkdir d; mv b d/c";
     served.begin(&[&["--deadline", "2h"], &pool[..]].concat(), script);
     eventually("all files are drained", || {
         served.value("surgetank_drain_files_total") == 2.0 && served.value("surgetank_queue_files") == 0.0

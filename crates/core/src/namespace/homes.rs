@@ -109,6 +109,15 @@ impl Homes {
         Ok(())
     }
 
+    /// The blocks of a sealed file whose content is elsewhere.
+    pub fn takes_blocks(&self, id: FileId, blocks: u64) {
+        let mut tree = self.files.metadata.write_tree();
+        let is_one = |inode: &&mut Inode| inode.sealed && inode.home().is_some() && inode.attr.blocks != blocks;
+        let Some(inode) = tree.get_mut(id).filter(is_one) else { return };
+        inode.attr.blocks = blocks;
+        tree.txn.file(id);
+    }
+
     /// Files whose content is elsewhere, and not in the store yet.
     pub fn undrained(&self) -> Vec<FileId> {
         let tree = self.files.metadata.read_tree();

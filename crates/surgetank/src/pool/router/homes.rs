@@ -235,22 +235,25 @@ pub(super) fn end_name<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flag
     }
     let one = router.lengths.of(id);
     let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
-    if router.namespace.homes.writes(fh) {
-        bring_size(router, id, fh, true);
-    }
+    let homes = &router.namespace.homes;
+    let content = if homes.writes(fh) { bring_size(router, id, fh, true) } else { None };
     router.door.release(id, fh, flags);
-    if !router.namespace.homes.is_written(FileId(id)) {
+    if !homes.is_written(FileId(id)) {
         router.lengths.is_known(id);
+        // (The plain file here is one hole.)
+        if let Some(content) = content {
+            homes.takes_blocks(FileId(id), content.blocks);
+        }
     }
 }
 
-fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, wrote: bool) {
+/// Returns the attributes of the content.
+fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, wrote: bool) -> Option<Attr> {
     let homes = &router.namespace.homes;
-    let Some(member) = homes.home_of(FileId(id)) else { return };
-    let brought =
-        attributes_at(router, member, id).and_then(|attr| homes.content_is(fh, (attr.size_bytes, attr.mtime), wrote));
-    match brought {
-        Ok(()) => {}
+    let member = homes.home_of(FileId(id))?;
+    let known = |attr: &Attr| homes.content_is(fh, (attr.size_bytes, attr.mtime), wrote);
+    match attributes_at(router, member, id).and_then(|attr| known(&attr).map(|()| attr)) {
+        Ok(attr) => return Some(attr),
         // (Its program was killed before it had made the content.)
         Err(fault) if fault.errno == Errno::NOENT => homes.never_began(FileId(id)),
         // The drain compares the length: it does not publish the file before that is known.
@@ -262,6 +265,7 @@ fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, wrote: bool) 
             }
         }
     }
+    None
 }
 
 /// Asks again for lengths of which the home has not answered.
