@@ -286,7 +286,7 @@ impl Opens {
     }
 
     fn call_it(name: &str) {
-        // (Without the name the agent asks in vain.)
+        // (Without the name the agent asks one question more.)
         if let Ok(name) = std::ffi::CString::new(name) {
             let _ = rustix::thread::set_name(&name);
         }
