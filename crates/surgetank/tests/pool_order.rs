@@ -547,7 +547,7 @@ fn operations_at_another_member_cost_few_round_trips() {
         assert!(cost >= times * each, "{what}: {cost} calls, so something was not counted");
         assert!(cost <= times * each + looks, "{what}: {cost} calls, at most {} and {looks}", times * each);
     };
-    cost("create and close", (200, 5), &|number| {
+    cost("create and close", (200, 3), &|number| {
         let path = there.join(number.to_string());
         drop(OpenOptions::new().write(true).create_new(true).open(path).unwrap());
     });

@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
+use crate::mount::{SetAttr, TimeChange};
+
 /// A program's request, as its member sends it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
@@ -36,6 +38,10 @@ pub enum Ask {
     Attributes {
         node: u64,
         handle: Option<u64>,
+    },
+    /// The same of a file whose content the asking member has, without what its content decides.
+    NameAttributes {
+        node: u64,
     },
     SetAttributes {
         node: u64,
@@ -120,6 +126,11 @@ pub enum Ask {
     /// The program's last descriptor has ended.
     Close {
         handle: u64,
+    },
+    /// The same at the name of a file whose content the asking member has.
+    CloseWritten {
+        handle: u64,
+        content: Content,
     },
     Sync {
         handle: u64,
@@ -213,7 +224,7 @@ pub enum Ask {
         key: u64,
         flags: u32,
     },
-    /// Size and times of content that the receiver has for another member's file.
+    /// Size and times of content that the receiver has for another member's file: [`Answer::Content`].
     HomeAttributes {
         number: u64,
     },
@@ -270,6 +281,15 @@ pub struct Copied {
     pub attempt: u64,
 }
 
+/// Content at its home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content {
+    /// Its size, blocks and times.
+    pub attr: Attr,
+    /// The home's time (`CLOCK_BOOTTIME`) before it looked.
+    pub stamp_nanos: u64,
+}
+
 /// The member that has a file's content, and the file's number there: that at the owner of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
@@ -297,6 +317,20 @@ pub struct Change {
     pub size_bytes: Option<u64>,
     pub atime: Option<Time>,
     pub mtime: Option<Time>,
+}
+
+impl Change {
+    /// What a request changes.
+    pub fn of(change: &SetAttr) -> Self {
+        let time = |time: Option<TimeChange>| {
+            time.map(|time| match time {
+                TimeChange::Now => Time::Now,
+                TimeChange::At(time) => Time::At(time),
+            })
+        };
+        let SetAttr { perm, uid, gid, size_bytes, atime, mtime, .. } = *change;
+        Self { perm, uid, gid, size_bytes, atime: time(atime), mtime: time(mtime) }
+    }
 }
 
 /// A new time.
@@ -384,7 +418,10 @@ pub enum Answer {
         found: Found,
         handle: u64,
         home: Home,
+        /// The attributes of its directory after that, and how long they may be believed.
+        parent: Option<(Attr, Duration)>,
     },
+    Content(Content),
     Home(Option<Home>),
     Staged {
         identity: StoreIdentity,

@@ -111,6 +111,10 @@ impl Export {
                 let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
                 Answer::Attributes { attr, ttl: ttl.unwrap_or_default() }
             }
+            Ok(Answer::CreatedAt { found, handle, home, parent: Some((attr, _)) }) => {
+                let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
+                Answer::CreatedAt { found, handle, home, parent: ttl.map(|ttl| (attr, ttl)) }
+            }
             Ok(answer) => answer,
             Err(Errno::REMCHG) => Answer::NotOwner,
             Err(error) => Answer::Failed(error.raw_os_error()),
@@ -196,12 +200,15 @@ impl Export {
     fn carried_out(&self, member: u32, call: &Call) -> Result<Answer, Errno> {
         let holdings = self.holdings(member)?;
         // Giving back needs no right of the user, and must not fail for lack of one.
-        let gives_back =
-            matches!(call.ask, Ask::Forget(_) | Ask::Close { .. } | Ask::CloseMoved { .. } | Ask::Unlock { .. });
+        let gives_back = matches!(
+            call.ask,
+            Ask::Forget(_) | Ask::Close { .. } | Ask::CloseWritten { .. } | Ask::CloseMoved { .. } | Ask::Unlock { .. }
+        );
         // (The owner of the name has asked whether the user may.)
         let is_home = matches!(call.ask, Ask::OpenHome { .. });
         let _user = if gives_back || is_home { None } else { self.own.switched(call.uid, call.gid)? };
-        let _opens = matches!(call.ask, Ask::Open { .. } | Ask::Create { .. }).then(|| Opens::begin(member));
+        let _opens = matches!(call.ask, Ask::Open { .. } | Ask::Create { .. } | Ask::NameAttributes { .. })
+            .then(|| Opens::begin(member));
         answered(&holdings, &call.ask)
     }
 
@@ -253,7 +260,8 @@ fn changes_a_directory(ask: &Ask) -> bool {
 
 fn node_of(ask: &Ask) -> Option<u64> {
     match ask {
-        Ask::Attributes { node, .. } | Ask::SetAttributes { node, .. } => Some(*node),
+        Ask::Attributes { node, .. } | Ask::NameAttributes { node } | Ask::SetAttributes { node, .. } => Some(*node),
+        Ask::Create { parent, .. } => Some(*parent),
         _ => None,
     }
 }
@@ -309,6 +317,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
             Ok(Answer::Done)
         }
         Ask::Attributes { node, handle } => attributes::get(of, *node, *handle),
+        Ask::NameAttributes { node } => attributes::get(of, *node, None),
         Ask::SetAttributes { node, handle, change } => attributes::set(of, *node, *handle, change),
         Ask::ReadLink { node } => names::read_link(of, *node),
         Ask::SymbolicLink { parent, name, target } => names::make_link(of, *parent, name, target),
@@ -327,6 +336,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         Ask::Read { handle, offset, bytes } => content::read(of, *handle, *offset, *bytes),
         Ask::Write { handle, offset, at_end, content } => content::write(of, *handle, (*offset, *at_end), content),
         Ask::Close { handle } => content::close(of, *handle),
+        Ask::CloseWritten { handle, content } => content::close_written(of, *handle, content),
         Ask::Sync { handle, data_only } => content::sync(of, *handle, *data_only),
         Ask::SyncDirectory { node } => content::sync_directory(of, *node),
         Ask::Allocate { handle, mode, offset, length } => content::allocate(of, *handle, *mode, *offset, *length),

@@ -10,10 +10,13 @@
 mod believed;
 mod forward;
 mod handles;
+mod here;
 mod homes;
 mod lasting;
+mod lengths;
 pub mod owners;
 mod remote;
+mod rights;
 mod serving;
 
 use std::collections::{HashMap, HashSet};
@@ -77,7 +80,8 @@ pub struct Router<F> {
     gifts: AtomicU64,
     /// What members that left have said.
     left_members: Left,
-    lengths: homes::Lengths,
+    lengths: lengths::Lengths,
+    here: here::Here,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -125,7 +129,8 @@ impl<F: Filesystem> Router<F> {
             giving: RwLock::default(),
             gifts: AtomicU64::new(0),
             left_members: Left::default(),
-            lengths: homes::Lengths::default(),
+            lengths: lengths::Lengths::default(),
+            here: here::Here::default(),
             others,
         }
     }

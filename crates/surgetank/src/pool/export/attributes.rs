@@ -15,7 +15,7 @@ use rustix::io::{Errno, retry_on_intr};
 use surgetank_types::model::{Attr, Kind};
 
 use super::holdings::{Holdings, Node};
-use super::homes::HOME;
+use super::homes::{CONTENT, HOME};
 use super::names::{AUTHORITY, perm_bits};
 use super::place::{attr_of, last_error, path_of};
 use crate::pool::call::{Answer, Change, Time};
@@ -109,7 +109,7 @@ fn path_for(of: &Holdings, node: u64, name: &[u8]) -> Result<(Node, String), Err
 
 /// For this process only.
 fn is_internal(name: &[u8]) -> bool {
-    name == AUTHORITY.as_bytes() || name == HOME.as_bytes()
+    [AUTHORITY, HOME, CONTENT].iter().any(|internal| name == internal.as_bytes())
 }
 
 /// The value of an extended attribute.

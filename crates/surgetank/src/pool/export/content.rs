@@ -6,16 +6,19 @@
 use std::io::IoSlice;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, OFlags, RawDir, SeekFrom, fallocate, fcntl_setfl, fdatasync, fsync};
+use rustix::fs::{
+    FallocateFlags, OFlags, RawDir, SeekFrom, XattrFlags, fallocate, fcntl_setfl, fdatasync, fsync, setxattr,
+};
 use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2, retry_on_intr};
 use surgetank_types::model::Kind;
 
 use super::holdings::{Closed, Handle, Holdings, Listing, OpenFile};
-use super::homes;
+use super::homes::{self, CONTENT};
 use super::names::perm_bits;
-use super::place::{last_error, open_name, reopened};
-use crate::pool::call::{Answer, Listed};
+use super::place::{attr_of, last_error, open_name, path_of, reopened};
+use crate::pool::call::{Answer, Content, Listed};
 
 const READ_BYTES_MAX: u32 = 1 << 20;
 const NAMES_MAX: usize = 1000;
@@ -84,7 +87,9 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     let home = homes::of(&fd)?;
     let file = OpenFile { fd, node: found.node };
     let handle = of.opened(Handle::File(Arc::new(file)))?;
-    Ok(home.map_or(Answer::Created { found, handle }, |home| Answer::CreatedAt { found, handle, home }))
+    let Some(home) = home else { return Ok(Answer::Created { found, handle }) };
+    let parent = attr_of(&*directory).ok().map(|attr| (attr, Duration::ZERO));
+    Ok(Answer::CreatedAt { found, handle, home, parent })
 }
 
 /// Reads up to the end of the file, or as many bytes as are wanted and allowed.
@@ -139,6 +144,15 @@ pub fn close(of: &Holdings, handle: u64) -> Result<Answer, Errno> {
         closed(file.fd)?;
     }
     Ok(Answer::Done)
+}
+
+/// Ends a handle of a name whose content the member has: its agent has seen it so.
+pub fn close_written(of: &Holdings, handle: u64, content: &Content) -> Result<Answer, Errno> {
+    if let (Ok(file), Ok(value)) = (of.file(handle), postcard::to_stdvec(content)) {
+        // (Without it the agent here asks the member.)
+        let _ = setxattr(path_of(&file.fd), CONTENT, &value, XattrFlags::empty());
+    }
+    close(of, handle)
 }
 
 fn closed(fd: OwnedFd) -> Result<(), Errno> {

@@ -20,6 +20,8 @@ use crate::pool::call::{Answer, Home};
 pub const HOME: &str =
     // (Unit tests serve a plain directory, which takes only names of users.)
     if cfg!(test) { "user.surgetank.home" } else { "system.surgetank.home" };
+/// Its value is [`Content`](crate::pool::call::Content) of a home where a writer ends.
+pub const CONTENT: &str = "system.surgetank.content";
 /// A program that has just made a file may not have made its content yet.
 const MAKING: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -5,25 +5,25 @@ use std::time::Duration;
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::Place;
+use surgetank_types::clock::tick;
 use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 
-use super::super::call::{Answer, Ask, Change, Found, Time};
-use super::homes;
+use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
+use super::{here, homes, lengths, rights};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
-    SpaceReport, TimeChange, WriteFlags, wait_long,
+    SpaceReport, WriteFlags, wait_long,
 };
-
-/// An attribute of directories for the pool's process: whether this agent decides the names. (For one whose name begins with
-/// `system` the kernel checks no permission, which would be a request about the attributes.)
-const AUTHORITY: &[u8] = b"system.surgetank.authority";
 
 /// An attribute of files for the pool's process: which member has the content.
 const HOME: &[u8] = b"system.surgetank.home";
+
+/// An attribute by which it announces the end of a writer at the home.
+const CONTENT: &[u8] = b"system.surgetank.content";
 
 /// What is not a directory of another member is not believed longer than the answer takes.
 const TTL: Duration = Duration::ZERO;
@@ -142,39 +142,6 @@ impl<F: Filesystem> Router<F> {
         wait_long();
         self.link.await_seen(dir.0, caller.pid, PATIENCE);
     }
-
-    fn changed_there(change: &SetAttr) -> Change {
-        let time = |time: Option<TimeChange>| {
-            time.map(|time| match time {
-                TimeChange::Now => Time::Now,
-                TimeChange::At(time) => Time::At(time),
-            })
-        };
-        let SetAttr { perm, uid, gid, size_bytes, atime, mtime, .. } = *change;
-        Change { perm, uid, gid, size_bytes, atime: time(atime), mtime: time(mtime) }
-    }
-
-    fn authority(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
-        if !self.is_of_a_peer(caller) {
-            return Err(Errno::NODATA.into());
-        }
-        // (A directory of the store is the asking member's own look-up, also if it is claimed.)
-        let ours = self.remote.at(id).is_none()
-            && !matches!(self.namespace.pooled.place_of(FileId(id)), Some(Place::OfTheStore(_)));
-        Ok(if ours { b"ours".to_vec() } else { b"other".to_vec() })
-    }
-
-    fn permits(attr: &Attr, caller: &Caller, mask: u32) -> bool {
-        let class = if caller.uid == attr.uid {
-            attr.perm >> 6
-        } else if caller.gid == attr.gid {
-            attr.perm >> 3
-        } else {
-            attr.perm
-        };
-        let runs = mask & 1 == 0 || attr.kind == Kind::Directory || attr.perm & 0o111 != 0;
-        if caller.uid == 0 { runs } else { mask & 7 & !class == 0 }
-    }
 }
 
 impl<F: Filesystem> Filesystem for Router<F> {
@@ -230,7 +197,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
-        let there = |at: At| self.attributes_there(caller, at, Ask::Attributes { node: at.node, handle });
+        if let Some(made) = self.here.made(id, caller) {
+            return Ok(made);
+        }
+        let there = |at: At| here::attributes(self, caller, (id, handle), at);
         let way = || self.way_of(caller, id, Does::Looks);
         let here = |door: &F| Ok(homes::attributes(self, caller, id, door.getattr(caller, id, fh)?));
         let answer = self.within(caller, way, here, there);
@@ -247,7 +217,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let change = &homes::change_here(self, change)?;
         let handle = change.fh.and_then(|fh| Remote::handle(fh).or(homes::at_name(fh))).map(|(_, handle)| handle);
         let there = |at: At| {
-            let change = Self::changed_there(change);
+            let change = Change::of(change);
             self.attributes_there(caller, at, Ask::SetAttributes { node: at.node, handle, change })
         };
         let way = || self.way_of(caller, id, Does::Changes);
@@ -378,14 +348,20 @@ impl<F: Filesystem> Filesystem for Router<F> {
     ) -> FsResult<(Entry, Opened)> {
         let there = |at: At| {
             let (name, flags_bits) = (name.into(), flags.bits());
+            let (begun, before) = (tick(), self.remote.parents.before());
             match self.remote.ask_once(caller, at, Ask::Create { parent: at.node, name, perm, flags: flags_bits })? {
                 Answer::Created { found, handle } => {
                     Ok((self.entry(at, &found), Self::opened_there(at.member, handle, flags)))
                 }
-                Answer::CreatedAt { found, handle, home } => {
+                Answer::CreatedAt { found, handle, home, parent } => {
                     let how = (flags, found.attr.size_bytes == 0);
                     let opened = homes::created_at(self, caller, (at.member, handle), home, how)?;
-                    Ok((self.entry(at, &found), opened))
+                    let entry = self.entry(at, &found);
+                    self.here.making(entry.id, caller, entry.attr);
+                    if let Some((attr, ttl)) = parent {
+                        self.remote.parents.made_in((at.member, at.node), self.shown(attr), begun + ttl, before);
+                    }
+                    Ok((entry, opened))
                 }
                 answer => unexpected(answer),
             }
@@ -451,10 +427,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
             return homes::release(self, id, fh, flags);
         }
         match Remote::handle(fh) {
-            Some((member, handle)) => self.close_there(member, handle),
+            Some((member, handle)) => self.close_there(member, Ask::Close { handle }),
             None => {
                 self.end_moved(id, fh);
-                homes::end_name(self, id, fh, flags);
+                lengths::end_name(self, id, fh, flags);
             }
         }
     }
@@ -465,7 +441,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         }
         match Remote::handle(fh) {
             Some((member, handle)) => self.on_handle(caller, member, Ask::Sync { handle, data_only }),
-            None => homes::sync_name(self, caller, id, (fh, data_only)),
+            None => lengths::sync_name(self, caller, id, (fh, data_only)),
         }
     }
 
@@ -519,7 +495,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         match Remote::handle(fh) {
             Some((member, handle)) => {
                 self.end_listing(fh);
-                self.close_there(member, handle);
+                self.close_there(member, Ask::Close { handle });
             }
             None => self.door.releasedir(id, fh),
         }
@@ -536,12 +512,15 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn getxattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
-        if name == AUTHORITY {
-            return self.authority(caller, id);
+        if name == rights::AUTHORITY {
+            return rights::authority(self, caller, id);
         }
         if name == HOME {
             let home = self.namespace.homes.home_of(FileId(id)).filter(|_| self.is_of_a_peer(caller));
             return home.map(|member| format!("{member} {id}").into_bytes()).ok_or(Errno::NODATA.into());
+        }
+        if self.here.has_not(id, name) {
+            return Err(Errno::NODATA.into());
         }
         let there = |at: At| match self.remote.ask(caller, at, Ask::GetXattr { node: at.node, name: name.into() })? {
             Answer::Bytes(value) => Ok(value),
@@ -552,6 +531,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+        if name == CONTENT {
+            return lengths::announced(self, homes::peer(self, caller), id, value);
+        }
         let there = |at: At| {
             let ask = Ask::SetXattr { node: at.node, name: name.into(), value: value.into(), flags };
             self.done(caller, at, ask)
@@ -592,7 +574,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let there = |at: At| {
             let ask = Ask::Attributes { node: at.node, handle: None };
             let attr = self.attributes_there(caller, at, ask)?.attr;
-            if Self::permits(&attr, caller, mask) { Ok(()) } else { Err(Errno::ACCESS.into()) }
+            if rights::permits(&attr, caller, mask) { Ok(()) } else { Err(Errno::ACCESS.into()) }
         };
         self.within(caller, || self.way_of(caller, id, Does::Reads), |door| door.access(caller, id, mask), there)
     }

@@ -125,12 +125,12 @@ impl<F: Filesystem> Router<F> {
     }
 
     /// The program's close returned before this. The kernel asks the next agent if this one dies first.
-    pub(super) fn close_there(&self, member: u32, handle: u64) {
+    pub(super) fn close_there(&self, member: u32, close: Ask) {
         let caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
-        match self.remote.ask_once(&caller, Self::at_handle(member), Ask::Close { handle }) {
+        match self.remote.ask_once(&caller, Self::at_handle(member), close.clone()) {
             // (With the member its handles ended.)
             Err(fault) if fault.errno != Errno::STALE && fault.errno != Errno::BADF => {
-                tracing::warn!(member, handle, why = %fault.errno, "a file stays open at another member");
+                tracing::warn!(member, ?close, why = %fault.errno, "a file stays open at another member");
             }
             _ => {}
         }

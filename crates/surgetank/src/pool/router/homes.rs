@@ -10,8 +10,6 @@
 //! - The length at the owner is right before the last writer's handle ends there.
 //! - A member that serves content for another one waits for no member.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -22,11 +20,12 @@ use surgetank_pool::calls::{caller_of, is_opening};
 use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, HOMES, Kind};
 
-use super::super::call::{Answer, Ask, Change, Home, Time};
-use super::Router;
+use super::super::call::{Answer, Ask, Change, Home};
+use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
+use super::{Router, here, lengths};
 use crate::mount::request::{ReleaseFlags, SetAttr};
-use crate::mount::{Attributes, Entry, Filesystem, Looked, Opened, TimeChange};
+use crate::mount::{Attributes, Entry, Filesystem, Looked, Opened};
 
 /// Of handles of such files, beside the mark.
 pub(super) const HOME: u64 = 1 << 62;
@@ -49,7 +48,7 @@ pub(super) fn agent() -> Caller {
 }
 
 /// The member for which the caller acts.
-fn peer<F: Filesystem>(router: &Router<F>, caller: &Caller) -> Option<u32> {
+pub(super) fn peer<F: Filesystem>(router: &Router<F>, caller: &Caller) -> Option<u32> {
     let name = router.name_of_thread(caller)?;
     caller_of(&name).map(|member| member.0)
 }
@@ -148,8 +147,11 @@ pub(super) fn attributes<F: Filesystem>(
         // (A thread that opens it, and a home that does not answer: the last ones that were seen. The kernel would take the
         // length of the empty file for the end, also for programs that read it meanwhile.)
         let asked = if opens() { None } else { attributes_at(router, member, id).ok() };
-        if let Some(there) = router.lengths.seen(id, asked, || homes.is_written(FileId(id))) {
+        if let Some(there) = asked.or_else(|| router.lengths.last(id)) {
             join(&mut attr, &there);
+        }
+        if !homes.is_written(FileId(id)) {
+            router.lengths.is_known(id);
         }
     } else if let Ok(sealed) = router.door.getattr(caller, id, None) {
         // (It may have been sealed after the answer.)
@@ -158,14 +160,7 @@ pub(super) fn attributes<F: Filesystem>(
     Attributes { attr, ttl: Duration::ZERO }
 }
 
-fn attributes_at<F: Filesystem>(router: &Router<F>, member: u32, number: u64) -> FsResult<Attr> {
-    match router.remote.ask(&agent(), Router::<F>::at_handle(member), Ask::HomeAttributes { number })? {
-        Answer::Attributes { attr, .. } => Ok(attr),
-        _ => Err(Errno::PROTO.into()),
-    }
-}
-
-fn join(attr: &mut Attr, content: &Attr) {
+pub(super) fn join(attr: &mut Attr, content: &Attr) {
     attr.size_bytes = content.size_bytes;
     attr.blocks = content.blocks;
     attr.mtime = content.mtime;
@@ -197,7 +192,7 @@ fn change_home<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, chan
     let Some(member) = homes.home_of(FileId(id)) else { return Ok(*change) };
     let at = Router::<F>::at_handle(member);
     let ask = |change: Change| match router.remote.ask(&agent(), at, Ask::ChangeHome { number: id, change })? {
-        Answer::Attributes { .. } => Ok(()),
+        Answer::Content(_) => Ok(()),
         _ => Err(Fault::from(Errno::PROTO)),
     };
     if change.size_bytes.is_some() {
@@ -216,129 +211,10 @@ fn change_home<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, chan
     }
     let rest = SetAttr { size_bytes: None, ..*change };
     if change.atime.is_some() || change.mtime.is_some() {
-        let time = |time: Option<TimeChange>| {
-            time.map(|time| match time {
-                TimeChange::Now => Time::Now,
-                TimeChange::At(time) => Time::At(time),
-            })
-        };
-        ask(Change { atime: time(change.atime), mtime: time(change.mtime), ..Change::default() })?;
+        let Change { atime, mtime, .. } = Change::of(change);
+        ask(Change { atime, mtime, ..Change::default() })?;
     }
     Ok(rest)
-}
-
-/// The handle of a name here ends. If its program wrote, the length of the content is brought first. (One after the other: an
-/// earlier answer must not be recorded after a later one.)
-pub(super) fn end_name<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flags: ReleaseFlags) {
-    if router.namespace.homes.home_of(FileId(id)).is_none() {
-        return router.door.release(id, fh, flags);
-    }
-    let one = router.lengths.of(id);
-    let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
-    let homes = &router.namespace.homes;
-    let content = if homes.writes(fh) { bring_size(router, id, fh, true) } else { None };
-    router.door.release(id, fh, flags);
-    if !homes.is_written(FileId(id)) {
-        router.lengths.is_known(id);
-        // (The plain file here is one hole.)
-        if let Some(content) = content {
-            homes.takes_blocks(FileId(id), content.blocks);
-        }
-    }
-}
-
-/// Returns the attributes of the content.
-fn bring_size<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, wrote: bool) -> Option<Attr> {
-    let homes = &router.namespace.homes;
-    let member = homes.home_of(FileId(id))?;
-    let known = |attr: &Attr| homes.content_is(fh, (attr.size_bytes, attr.mtime), wrote);
-    match attributes_at(router, member, id).and_then(|attr| known(&attr).map(|()| attr)) {
-        Ok(attr) => return Some(attr),
-        // (Its program was killed before it had made the content.)
-        Err(fault) if fault.errno == Errno::NOENT => homes.never_began(FileId(id)),
-        // The drain compares the length: it does not publish the file before that is known.
-        Err(fault) => {
-            tracing::warn!(member, id, why = %fault.errno, "the length of a file at another member is unknown");
-            // (ESTALE: the member is gone, and the content with it.)
-            if fault.errno != Errno::STALE {
-                router.lengths.unknown(id);
-            }
-        }
-    }
-    None
-}
-
-/// Asks again for lengths of which the home has not answered.
-pub(super) fn bring_unknown<F: Filesystem>(router: &Router<F>) {
-    let homes = &router.namespace.homes;
-    for id in router.lengths.take_unknown() {
-        let Some(member) = homes.home_of(FileId(id)) else { continue };
-        let (there, here) = (attributes_at(router, member, id), router.door.getattr(&agent(), id, None));
-        match (there, here) {
-            (Ok(there), Ok(here)) if there.size_bytes != here.attr.size_bytes => {
-                // (As a program that opens the file for writing and closes it.)
-                match router.door.open(&agent(), id, OFlags::WRONLY, false) {
-                    Ok(opened) => end_name(router, id, opened.fh, ReleaseFlags::default()),
-                    Err(fault) if fault.errno == Errno::STALE => {}
-                    Err(_) => router.lengths.unknown(id),
-                }
-            }
-            (Ok(_), _) => {}
-            (Err(fault), _) if [Errno::STALE, Errno::NOENT].contains(&fault.errno) => {}
-            (Err(_), _) => router.lengths.unknown(id),
-        }
-    }
-}
-
-/// An earlier agent may have sealed files whose length it did not learn.
-pub(super) fn look_at_lengths<F: Filesystem>(router: &Router<F>) {
-    if router.link.had_earlier() {
-        router.namespace.homes.undrained().into_iter().for_each(|id| router.lengths.unknown(id.0));
-    }
-}
-
-/// Lengths of files whose content is elsewhere, while they are brought.
-#[derive(Default)]
-pub(super) struct Lengths {
-    brought: Mutex<HashMap<u64, Arc<Mutex<()>>>>,
-    unknown: Mutex<BTreeSet<u64>>,
-    /// The last answers of homes about files that programs write.
-    seen: Mutex<HashMap<u64, Attr>>,
-}
-
-impl Lengths {
-    fn of(&self, id: u64) -> Arc<Mutex<()>> {
-        let mut brought = self.brought.lock().unwrap_or_else(PoisonError::into_inner);
-        brought.retain(|of, one| *of == id || Arc::strong_count(one) > 1);
-        brought.entry(id).or_default().clone()
-    }
-
-    fn unknown(&self, id: u64) {
-        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-    }
-
-    /// The last answer about a file; `asked`: a new one.
-    fn seen(&self, id: u64, asked: Option<Attr>, is_written: impl Fn() -> bool) -> Option<Attr> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        match asked {
-            Some(attr) => {
-                if is_written() {
-                    seen.insert(id, attr);
-                }
-                Some(attr)
-            }
-            None => seen.get(&id).copied(),
-        }
-    }
-
-    /// The version is sealed: its attributes are this member's.
-    fn is_known(&self, id: u64) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-    }
-
-    fn take_unknown(&self) -> BTreeSet<u64> {
-        std::mem::take(&mut *self.unknown.lock().unwrap_or_else(PoisonError::into_inner))
-    }
 }
 
 // ---- At any member.
@@ -383,7 +259,8 @@ fn open_here<F: Filesystem>(
 ) -> FsResult<Opened> {
     let homes = &router.namespace.homes;
     let flags = flags - (OFlags::EXCL | OFlags::CREATE);
-    let opened = match homes.content_for(number) {
+    let known = homes.content_for(number);
+    let opened = match known {
         Some(id) => router.door.open(&agent(), id.0, flags, false)?,
         None if may_make => {
             let (dir, name) = (homes.directory().0, homes.name_of(number));
@@ -395,6 +272,7 @@ fn open_here<F: Filesystem>(
         None => return Err(Errno::NOENT.into()),
     };
     homes.renumber(opened.fh, fh);
+    router.here.opened(&router.remote, number, known.is_none());
     // (Pages of an earlier open are not known to be of this content: it has two numbers.)
     Ok(Opened { fh, keep_cache: false, ..opened })
 }
@@ -409,7 +287,7 @@ pub(super) fn opened_at<F: Filesystem>(
 ) -> FsResult<Opened> {
     let opened = open_home(router, caller, (owner, handle), home, flags);
     if opened.is_err() {
-        router.close_there(owner, handle);
+        router.close_there(owner, Ask::Close { handle });
     }
     match opened {
         Err(fault) if is_missing(&fault) => {
@@ -439,7 +317,7 @@ pub(super) fn created_at<F: Filesystem>(
     }
     let opened = open_here(router, home.number, number(owner, handle), flags, true);
     if opened.is_err() {
-        router.close_there(owner, handle);
+        router.close_there(owner, Ask::Close { handle });
     }
     opened
 }
@@ -460,6 +338,10 @@ pub(super) fn place<F: Filesystem>(
     }
     // An earlier agent has opened it there.
     let Some(Home { member, number }) = home(router, caller, id, fh)? else { return Err(Errno::IO.into()) };
+    if member == router.link.member() {
+        // (It was closed here.)
+        return Err(Errno::BADF.into());
+    }
     let ask = Ask::OpenHome { number, key: fh, flags: OFlags::RDONLY.bits() };
     let Answer::Opened { handle } = router.remote.ask(caller, Router::<F>::at_handle(member), ask)? else {
         return Err(Errno::PROTO.into());
@@ -490,12 +372,23 @@ pub(super) fn local<F: Filesystem>(router: &Router<F>, id: u64, fh: u64) -> u64 
 /// The program's last descriptor has ended: first at the home, then at the name.
 pub(super) fn release<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flags: ReleaseFlags) {
     let Some((owner, handle)) = at_name(fh) else { return };
-    match router.namespace.homes.file_of(fh) {
-        Some(content) => router.door.release(content.0, fh, flags),
+    let homes = &router.namespace.homes;
+    let mut close = Ask::Close { handle };
+    match homes.file_of(fh) {
+        Some(content) => {
+            let wrote = homes.writes(fh);
+            router.door.release(content.0, fh, flags);
+            // (Without it the owner of the name asks.)
+            if let (true, Ok(content)) = (wrote, here::of_content(router, content)) {
+                close = Ask::CloseWritten { handle, content };
+            }
+            router.here.closed(id);
+        }
         None => {
             let known = router.moved().remove(&fh).map(|(member, _)| member);
             let member = known.or_else(|| home(router, &agent(), id, fh).ok().flatten().map(|home| home.member));
-            if let Some(member) = member {
+            // (An earlier agent may have closed it here.)
+            if let Some(member) = member.filter(|member| *member != router.link.member()) {
                 // (With the member its handles ended.)
                 let _ = router.remote.ask_once(&agent(), Router::<F>::at_handle(member), Ask::CloseMoved { key: fh });
             }
@@ -504,7 +397,7 @@ pub(super) fn release<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flags
     if owner == router.link.member() {
         end_name(router, id, handle, flags);
     } else {
-        router.close_there(owner, handle);
+        router.close_there(owner, close);
     }
 }
 
@@ -521,24 +414,9 @@ pub(super) fn sync<F: Filesystem>(
         return router.door.fsync(caller, content.0, fh, data_only);
     }
     if owner == router.link.member() {
-        return sync_name(router, caller, id, (handle, data_only));
+        return lengths::sync_name(router, caller, id, (handle, data_only));
     }
     router.on_handle(caller, owner, Ask::Sync { handle, data_only })
-}
-
-/// The same through a handle of the name.
-pub(super) fn sync_name<F: Filesystem>(
-    router: &Router<F>,
-    caller: &Caller,
-    id: u64,
-    (handle, data_only): (u64, bool),
-) -> FsResult<()> {
-    if router.namespace.homes.is_written(FileId(id)) {
-        let one = router.lengths.of(id);
-        let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
-        bring_size(router, id, handle, false);
-    }
-    router.door.fsync(caller, id, handle, data_only)
 }
 
 /// A change of attributes through an open file whose content is here. Returns what is left for the owner of the name.

@@ -21,6 +21,7 @@ use surgetank_types::model::Caller;
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer, Place};
 use super::super::others::written::Written;
+use super::here::Parents;
 use super::homes::HOME;
 use super::{NOT_OWNER, PATIENCE};
 use crate::mount::{current, killed, wait_long};
@@ -63,6 +64,7 @@ pub(super) struct Remote {
     forgotten: Arc<Forgotten>,
     /// What programs of this node have changed there.
     pub written: Arc<Written>,
+    pub parents: Parents,
 }
 
 /// Look-ups to be taken back: by member and node, how many.
@@ -125,8 +127,8 @@ impl Remote {
         if let Err(why) = begun {
             tracing::warn!(%why, "other members keep what programs have forgotten");
         }
-        let (directories, listed, files, replaced) = Default::default();
-        Self { link, directories, listed, files, replaced, forgotten, written }
+        let (directories, listed, files, replaced, parents) = Default::default();
+        Self { link, directories, listed, files, replaced, forgotten, written, parents }
     }
 
     /// Whose file the kernel's number is; `None`: one of this agent.
@@ -268,7 +270,17 @@ impl Remote {
     pub fn ask_once(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
         let once = current().map(|current| ASKED.with_borrow_mut(|asked| asked.next(current.number, at.member)));
         let noted = noted(&ask);
+        let makes = matches!(ask, Ask::Create { .. });
+        let changed = noted.as_ref().map_or([0; 2], Noted::nodes).map(|node| (at.member, node));
+        let changes = changed != [(at.member, 0); 2];
+        if changes && !makes {
+            self.parents.change(&changed);
+        }
         let answer = self.ask_until(caller, at, ask, once, tick() + PATIENCE);
+        // (Unless its new attributes come with the answer.)
+        if changes && !matches!(&answer, Ok(Answer::CreatedAt { .. })) {
+            self.parents.change(&changed);
+        }
         if let (Some(noted), Ok(answer)) = (noted, &answer) {
             self.note(at.member, noted, answer);
         }
@@ -401,6 +413,18 @@ enum Noted {
     Touched,
 }
 
+impl Noted {
+    /// The directories whose attributes change. (No directory has the number 0.)
+    fn nodes(&self) -> [u64; 2] {
+        match self {
+            Self::Name { parent, .. } => [*parent, 0],
+            Self::Rename { from, to } => [from.0, to.0],
+            Self::Node { node } => [*node, 0],
+            Self::Open { .. } | Self::Close { .. } | Self::Touched => [0; 2],
+        }
+    }
+}
+
 fn noted(ask: &Ask) -> Option<Noted> {
     match ask {
         Ask::Create { parent, name, .. }
@@ -415,7 +439,7 @@ fn noted(ask: &Ask) -> Option<Noted> {
         Ask::Open { node, flags } if *flags & (libc::O_ACCMODE | libc::O_TRUNC) as u32 != 0 => {
             Some(Noted::Open { node: *node })
         }
-        Ask::Close { handle } => Some(Noted::Close { handle: *handle }),
+        Ask::Close { handle } | Ask::CloseWritten { handle, .. } => Some(Noted::Close { handle: *handle }),
         Ask::Rename { parent, name, new_parent, new_name, .. } => {
             Some(Noted::Rename { from: (*parent, name.clone()), to: (*new_parent, new_name.clone()) })
         }

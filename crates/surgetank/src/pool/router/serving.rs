@@ -12,12 +12,13 @@ use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_core::namespace::{self, Members};
 use surgetank_pool::calls::Waits;
 use surgetank_store::{Cred, Meta, Staged, StorePath};
-use surgetank_types::clock::tick;
+use surgetank_types::clock::{tick, uptime};
 use surgetank_types::model::{FileId, NodeId};
 
-use super::super::call::{Answer, Ask, Call, Change, Copied, Need, Time};
+use super::super::call::{Answer, Ask, Call, Change, Content, Copied, Need, Time};
 use super::super::link::{Link, NoAnswer};
-use super::homes::{agent, bring_unknown, look_at_lengths};
+use super::homes::agent;
+use super::lengths::{bring_unknown, look_at_lengths};
 use super::{PATIENCE, Router};
 use crate::mount::request::SetAttr;
 use crate::mount::{Attributes, Filesystem, TimeChange};
@@ -84,6 +85,7 @@ fn attributes_of<F: Filesystem>(router: &Router<F>, number: u64, change: Option<
             Time::At(time) => TimeChange::At(time),
         })
     };
+    let stamp_nanos = stamp_nanos();
     let answer = match change {
         None => router.door.getattr(&agent(), content.0, None),
         Some(Change { size_bytes, atime, mtime, .. }) => {
@@ -93,9 +95,14 @@ fn attributes_of<F: Filesystem>(router: &Router<F>, number: u64, change: Option<
         }
     };
     match answer {
-        Ok(Attributes { attr, .. }) => Answer::Attributes { attr, ttl: Duration::ZERO },
+        Ok(Attributes { attr, .. }) => Answer::Content(Content { attr, stamp_nanos }),
         Err(fault) => Answer::Failed(fault.errno.raw_os_error()),
     }
+}
+
+/// To be taken before the content is looked at.
+pub(super) fn stamp_nanos() -> u64 {
+    u64::try_from(uptime().as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn is_below(path: &StorePath) -> bool {
