@@ -16,7 +16,7 @@ pub mod waits;
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use deferred::DeferredSeals;
 use end::End;
@@ -56,6 +56,11 @@ pub trait Door: Send + Sync {
     /// Returns when the mount has released (`Opener::release`) the files that processes closed until now, or when
     /// this takes too long.
     fn await_closes(&self);
+    /// The same, and says whether it took no longer than this.
+    fn closes_are_done(&self, _patience: Duration) -> bool {
+        self.await_closes();
+        true
+    }
 }
 
 /// The other members of a pool, for the drain.
@@ -69,6 +74,12 @@ pub trait Members: Send + Sync {
         copy: &StoreCopy<'_>,
         is_wanted: &dyn Fn() -> bool,
     ) -> std::io::Result<Staged>;
+
+    /// Up to this moment (Unix) the others have everything in the store, as far as they have said.
+    fn are_published_until(&self) -> u64;
+
+    /// The drain waits for news of that, and for closes at other members.
+    fn want_cut(&self);
 }
 
 /// A copy to be made in the store.

@@ -46,6 +46,7 @@ use crate::base::{Base, StoreCopy};
 use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::namespace::emptying::Emptying;
+use crate::namespace::order::in_order;
 use crate::namespace::questions::Questions;
 use crate::namespace::{Namespace, Queued};
 use crate::report::Scope;
@@ -232,7 +233,11 @@ impl Drain {
         while !self.attempts.stopping() {
             self.discard();
             match self.next(&mut ready_since) {
-                Next::Publish(batch) => {
+                Next::Publish(mut batch) => {
+                    if let Some(time) = in_order(&self.base, &self.metadata, &mut batch) {
+                        self.metadata.wait_woken(time);
+                        continue;
+                    }
                     ready_since = None;
                     self.publish(&batch);
                     self.metadata.changed.notify_all();

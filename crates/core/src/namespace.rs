@@ -19,6 +19,7 @@ pub mod listing;
 pub mod locks;
 pub mod names;
 mod negative_cache;
+pub mod order;
 pub mod pooled;
 pub mod prefetch;
 pub mod questions;
@@ -38,6 +39,7 @@ use homes::Homes;
 use listing::Listings;
 use locks::FileLocks;
 use names::Names;
+use order::PoolOrder;
 use pooled::Pooled;
 use prefetch::Prefetch;
 use questions::Questions;
@@ -125,6 +127,8 @@ pub struct Namespace {
     pub pooled: Pooled,
     /// Content that is at another member of a pool than its name.
     pub homes: Homes,
+    /// The order of its publications in a pool.
+    pub order: PoolOrder,
 }
 
 impl Namespace {
@@ -178,6 +182,7 @@ impl Namespace {
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
         let pooled = Pooled::new(&files);
         let homes = Homes::new(&base, &files);
+        let order = PoolOrder::new(&base, &files.metadata);
         let namespace = Arc::new(Self {
             base,
             metadata: files.metadata.clone(),
@@ -199,6 +204,7 @@ impl Namespace {
             grants,
             pooled,
             homes,
+            order,
         });
         namespace.recovery().recover()?;
         namespace.restore.restore();

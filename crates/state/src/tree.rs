@@ -17,6 +17,7 @@ use crate::delegation::Delegations;
 use crate::final_ops::FinalOps;
 use crate::hints::KnownHints;
 use crate::operation::{Op, files_of, places};
+use crate::order::Order;
 use crate::temporaries::Temporaries;
 use crate::txn::Txn;
 use crate::{Dir, Entry, Inode, Name, Place, Progress, State};
@@ -77,6 +78,8 @@ pub struct Tree {
     pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out and only its answer was lost.
     pub doubts: HashMap<FileId, Prepared>,
+    /// Places in the queue of files that programs may still write, in a pool.
+    pub order: Order,
     /// Hints of names, and whether there are any hints.
     pub hints: KnownHints,
     /// The changes since the last commit.
@@ -113,6 +116,7 @@ impl Tree {
             device_numbers: HashMap::default(),
             before: HashMap::default(),
             doubts: HashMap::default(),
+            order: Order::default(),
             hints: KnownHints::default(),
             txn: Txn::default(),
         }
@@ -352,7 +356,9 @@ impl Tree {
     pub fn queue(&mut self, kind: OpKind, run: RunId, due: Instant, last: bool) -> Seq {
         let seq = Seq::new(self.next_seq);
         self.next_seq += 1;
-        self.enqueue(seq, Op::new(kind, run, due, last));
+        let mut op = Op::new(kind, run, due, last);
+        op.stamp_nanos = self.order.stamp_nanos();
+        self.enqueue(seq, op);
         seq
     }
 

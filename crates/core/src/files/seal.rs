@@ -151,6 +151,7 @@ impl Sealer {
         tree.recount(id);
         tree.txn.file(id);
         self.metadata.queue_publish(&mut tree, id);
+        tree.order.sealed(id);
         if lost_set_ids {
             self.metadata.queue_meta(&mut tree, id, surgetank_types::model::RunId(0), false);
         }

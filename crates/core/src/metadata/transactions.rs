@@ -90,7 +90,7 @@ impl Metadata {
         }
         let due =
             surgetank_types::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
-        let seq = tree.queue(kind, run, due, last);
+        let seq = queue_in_place(tree, kind, run, due, last);
         tree.txn.op(seq);
         seq
     }
@@ -196,4 +196,23 @@ impl Metadata {
         let slot = self.pending_unlink_next.fetch_add(1, Ordering::Relaxed);
         Some(Change::PutMark(Mark::PendingUnlink(slot), mark_of(tree, plain)?))
     }
+}
+
+/// A publication comes where its file was last known to be open, if nothing is in the way. All else comes last.
+fn queue_in_place(tree: &mut Tree, kind: OpKind, run: RunId, due: std::time::Instant, last: bool) -> Seq {
+    let position = match &kind {
+        OpKind::Publish { file, .. } if !last => tree.order.position_of(*file),
+        _ => None,
+    };
+    let Some(position) = position.filter(|position| {
+        !tree.ops.contains_key(&position.seq) && surgetank_state::may_precede(tree, &kind, position.seq)
+    }) else {
+        return tree.queue(kind, run, due, last);
+    };
+    let mut op = surgetank_state::Op::new(kind, run, due, last);
+    op.stamp_nanos = position.stamp_nanos;
+    let (seq, file) = (position.seq, op.file());
+    tree.enqueue(seq, op);
+    tree.order.sealed(file);
+    seq
 }

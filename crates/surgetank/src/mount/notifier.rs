@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -29,6 +30,11 @@ impl Notifier {
     /// Waits until all earlier closes are released, except slow ones. Never call it while answering a request.
     pub fn await_closes(&self) {
         self.turns.await_closes(self.device.as_fd());
+    }
+
+    /// Are all earlier closes released? Waits for them, also for slow ones. Never call it while answering a request.
+    pub fn closes_are_done(&self, patience: Duration) -> bool {
+        self.turns.closes_are_done(self.device.as_fd(), patience)
     }
 
     pub(super) fn device(&self) -> &OwnedFd {

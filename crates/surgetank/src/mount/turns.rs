@@ -86,7 +86,16 @@ impl Turns {
 
     /// Returns when the RELEASEs that the kernel has sent so far are done, or some are slow.
     pub fn await_closes(&self, device: BorrowedFd<'_>) {
-        let until = Instant::now() + TIMEOUT;
+        self.await_until(device, Instant::now() + TIMEOUT, |one| !one.slow);
+    }
+
+    /// Are the RELEASEs done that the kernel has sent so far? Waits for them, also for slow ones.
+    pub fn closes_are_done(&self, device: BorrowedFd<'_>, patience: Duration) -> bool {
+        self.await_until(device, Instant::now() + patience, |_| true)
+    }
+
+    /// Returns whether those that count are done. After `until`, those that are not have been marked as slow.
+    fn await_until(&self, device: BorrowedFd<'_>, until: Instant, counts: impl Fn(&Release) -> bool) -> bool {
         let read = self.read.load(Ordering::Relaxed);
         let looks = self.looks.load(Ordering::SeqCst);
         while !self.all_are_read(device, looks) {
@@ -96,16 +105,16 @@ impl Turns {
             std::thread::sleep(LOOK_EVERY);
         }
         let mut releases = self.releases();
-        let before: Vec<u64> = releases.iter().filter(|one| !one.slow).map(|one| one.unique).collect();
+        let before: Vec<u64> = releases.iter().filter(|one| counts(one)).map(|one| one.unique).collect();
         loop {
             let mut left = releases.iter_mut().filter(|one| before.contains(&one.unique)).peekable();
             if left.peek().is_none() {
-                return;
+                return true;
             }
             let timeout = until.saturating_duration_since(Instant::now());
             if timeout.is_zero() {
                 left.for_each(|one| one.slow = true);
-                return;
+                return false;
             }
             releases = self.done.wait_timeout(releases, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }

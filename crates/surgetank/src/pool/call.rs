@@ -204,6 +204,9 @@ pub enum Ask {
     /// What the member has to drain, and the bytes between it and others, as [`super::others::reports::Report`] in JSON:
     /// [`Answer::Bytes`].
     Report,
+    /// Up to which moment (nanoseconds, Unix) the receiver has everything in the store: [`Answer::Count`]. The answer comes when
+    /// the owners know all closes of the receiver's programs from before it.
+    Published,
     /// The asking member leaves, and the receiver has looked up these directories of it.
     Leaves {
         directories: Vec<Stored>,
@@ -258,6 +261,7 @@ impl Ask {
                 | Self::GiveBack { .. }
                 | Self::Tend { .. }
                 | Self::Report
+                | Self::Published
                 | Self::Stage { .. }
                 | Self::HomeAttributes { .. }
                 | Self::ChangeHome { .. }

@@ -14,6 +14,7 @@ mod here;
 mod homes;
 mod lasting;
 mod lengths;
+mod order;
 pub mod owners;
 mod remote;
 mod rights;
@@ -82,6 +83,7 @@ pub struct Router<F> {
     left_members: Left,
     lengths: lengths::Lengths,
     here: here::Here,
+    order: Arc<order::Order>,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -110,7 +112,8 @@ impl<F: Filesystem> Router<F> {
         namespace.pooled.number_files_of(link.member());
         namespace.homes.is_in_pool(&link.key(), link.member());
         namespace.homes.directory();
-        namespace.set_members(Arc::new(serving::Others(link.clone())));
+        let order = Arc::new(order::Order::new(link.clone()));
+        namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
         let others = Arc::new(Others::new(link.clone()));
         let remote = Remote::new(link.clone(), others.written.clone());
         Self {
@@ -131,6 +134,7 @@ impl<F: Filesystem> Router<F> {
             left_members: Left::default(),
             lengths: lengths::Lengths::default(),
             here: here::Here::default(),
+            order,
             others,
         }
     }
@@ -142,6 +146,7 @@ impl<F: Filesystem> Router<F> {
         self.link.serve(self.clone());
         self.others.look_now_and_then();
         serving::look_now_and_then(self);
+        order::ask_when_wanted(self);
     }
 
     /// The pool, as this member sees it.

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use surgetank_core::namespace;
@@ -50,5 +51,9 @@ impl namespace::Door for Backings {
         if let Some(notifier) = self.notifier.get() {
             notifier.await_closes();
         }
+    }
+
+    fn closes_are_done(&self, patience: Duration) -> bool {
+        self.notifier.get().is_none_or(|notifier| notifier.closes_are_done(patience))
     }
 }

@@ -23,7 +23,7 @@ use surgetank_types::model::{Attr, Caller, FileId, HOMES, Kind};
 use super::super::call::{Answer, Ask, Change, Home};
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
-use super::{Router, here, lengths};
+use super::{Router, here, lengths, order};
 use crate::mount::request::{ReleaseFlags, SetAttr};
 use crate::mount::{Attributes, Entry, Filesystem, Looked, Opened};
 
@@ -63,6 +63,7 @@ pub(super) fn created<F: Filesystem>(
     (entry, opened): (Entry, Opened),
 ) -> FsResult<(Entry, Opened)> {
     let by = peer(router, caller);
+    order::opened(router, entry.id, &opened, || by);
     // (A number from before the pool may be another file's elsewhere.)
     let is_ours = entry.id / FILES_OF_A_MEMBER == u64::from(router.link.member());
     let is_new = by.is_some_and(|member| is_ours && router.namespace.homes.set_home(FileId(entry.id), member));
@@ -110,6 +111,7 @@ pub(super) fn open_name<F: Filesystem>(
 ) -> FsResult<Opened> {
     loop {
         let opened = router.door.open(caller, id, flags, kill_suidgid)?;
+        order::opened(router, id, &opened, || peer(router, caller));
         match opened_name(router, caller, id, flags, opened) {
             Err(fault) if is_missing(&fault) => {
                 let homes = &router.namespace.homes;

@@ -40,13 +40,13 @@ pub(super) fn announced<F: Filesystem>(router: &Router<F>, member: Option<u32>, 
 /// earlier answer must not be recorded after a later one.)
 pub(super) fn end_name<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flags: ReleaseFlags) {
     if router.namespace.homes.home_of(FileId(id)).is_none() {
-        return router.door.release(id, fh, flags);
+        return router.namespace.order.close(fh, FileId(id), || router.door.release(id, fh, flags));
     }
     let one = router.lengths.of(id);
     let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
     let homes = &router.namespace.homes;
     let content = if homes.writes(fh) { bring_size(router, id, fh, true) } else { None };
-    router.door.release(id, fh, flags);
+    router.namespace.order.close(fh, FileId(id), || router.door.release(id, fh, flags));
     if !homes.is_written(FileId(id)) {
         router.lengths.is_known(id);
         // (The plain file here is one hole.)

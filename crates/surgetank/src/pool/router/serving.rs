@@ -19,6 +19,7 @@ use super::super::call::{Answer, Ask, Call, Change, Content, Copied, Need, Time}
 use super::super::link::{Link, NoAnswer};
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
+use super::order::{self, Order};
 use super::{PATIENCE, Router};
 use crate::mount::request::SetAttr;
 use crate::mount::{Attributes, Filesystem, TimeChange};
@@ -56,6 +57,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
                 }
             }
         }
+        Ask::Published => order::published(router),
         Ask::HomeAttributes { number } => attributes_of(router, *number, None),
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {
@@ -194,7 +196,10 @@ fn asked_agent(link: &Link, member: u32, ask: Ask) -> Result<Answer, NoAnswer> {
 }
 
 /// The other members, for the drain.
-pub(super) struct Others(pub Arc<Link>);
+pub(super) struct Others {
+    pub link: Arc<Link>,
+    pub order: Arc<Order>,
+}
 
 impl Members for Others {
     fn stage(
@@ -216,12 +221,12 @@ impl Members for Others {
             attempt: copy.attempt,
         };
         let call = Call { uid: 0, gid: 0, ask: Ask::Stage { number, copy: Box::new(copied) } };
-        if number / FILES_OF_A_MEMBER != u64::from(self.0.member()) {
+        if number / FILES_OF_A_MEMBER != u64::from(self.link.member()) {
             return Err(std::io::Error::other("its content is at a member of an earlier pool"));
         }
         let until = tick() + PATIENCE;
         let mut patient = |waits| is_wanted() && (waits == Waits::ForReply || tick() < until);
-        match self.0.call(home.into(), &call, None, &mut patient) {
+        match self.link.call(home.into(), &call, None, &mut patient) {
             Ok(Answer::Staged { identity, checksum }) => Ok(Staged { identity, checksum }),
             Ok(Answer::Failed(errno)) => Err(std::io::Error::from_raw_os_error(errno)),
             Err(NoAnswer::Gone) => {
@@ -231,5 +236,13 @@ impl Members for Others {
             _ if !is_wanted() => Err(std::io::ErrorKind::Interrupted.into()),
             _ => Err(std::io::ErrorKind::TimedOut.into()),
         }
+    }
+
+    fn are_published_until(&self) -> u64 {
+        self.order.until_nanos()
+    }
+
+    fn want_cut(&self) {
+        self.order.want();
     }
 }
