@@ -96,6 +96,12 @@ pub struct PoolConfig {
     pub host: String,
     /// How long a member that does not answer keeps what it owns.
     pub lease: Duration,
+    /// The name is that of the Slurm job, not one that the user gave.
+    #[serde(default)]
+    pub is_of_job: bool,
+    /// A line for the user when an agent starts as a member; empty: there is none.
+    #[serde(default)]
+    pub announcement: String,
 }
 
 /// The configuration of an agent: resolved, with absolute paths.

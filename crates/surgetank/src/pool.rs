@@ -15,6 +15,6 @@ pub(crate) mod export;
 pub(crate) mod link;
 pub(crate) mod others;
 pub(crate) mod process;
-mod rendezvous;
+pub(crate) mod rendezvous;
 pub(crate) mod router;
 pub mod status;

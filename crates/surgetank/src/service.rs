@@ -289,7 +289,8 @@ fn join(
         let text = error.to_string();
         let (why, remedy) = text.split_once('\n').unwrap_or((&text, REMEDY));
         let failed = Error::new(format!("the pool {} cannot be joined", pool.name));
-        failed.why(why).remedy(remedy).data("nothing was changed")
+        let or_none = if pool.is_of_job { "; to work without a pool: --pool none" } else { "" };
+        failed.why(why).remedy(format!("{remedy}{or_none}")).data("nothing was changed")
     })?;
     holders::has_pool(link.process());
     runs.has_pool(link.process());

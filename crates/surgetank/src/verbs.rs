@@ -69,7 +69,7 @@ enum Verb {
     Status(status::Args),
     /// Report a run: where the bytes went, which programs did the I/O, what slowed it
     Report(report::ReportArgs),
-    /// Show the pool of a directory: its members, and who owns which directory
+    /// Show the pool of a directory (members, owners of directories), or leave it
     Pool(pool::Args),
     /// Wait until all, or these paths, are durable
     Wait(wait::Args),

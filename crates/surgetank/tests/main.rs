@@ -39,6 +39,8 @@ mod nodes;
 mod page;
 mod pool;
 mod pool_homes;
+mod pool_life;
+mod pool_marks;
 mod pool_model;
 mod pool_order;
 mod pool_status;

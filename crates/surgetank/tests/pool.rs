@@ -85,12 +85,31 @@ impl Pool {
 
     /// A verb with the options by which the member joins.
     pub fn command(&self, verb: &str, number: usize, more: &[&str]) -> Command {
-        let tier = format!("fast={}:64MiB", self.base.join(format!("tier{number}")).display());
-        let mut command = self.scene.command("/mnt/surgetank");
-        command.args([verb, "--pool", "test", "--pool-host", "127.0.0.1", "--store-ttl", "100ms", "--tier", &tier]);
-        command.arg("--pool-secret").arg(self.base.join("secret")).arg("--store").arg(self.store());
-        command.arg("--state").arg(self.state(number)).args(more);
+        let mut command = self.without_pool(verb, number, &["--pool", "test", "--pool-host", "127.0.0.1"]);
+        command.arg("--pool-secret").arg(self.base.join("secret")).args(more);
         command
+    }
+
+    /// A verb with the member's directories, which this call makes. No option names a pool.
+    pub fn without_pool(&self, verb: &str, number: usize, more: &[&str]) -> Command {
+        let tier = self.base.join(format!("tier{number}"));
+        fs::create_dir_all(self.over(number)).unwrap();
+        fs::create_dir_all(&tier).unwrap();
+        let mut command = self.scene.command("/mnt/surgetank");
+        command.args([verb, "--store-ttl", "100ms", "--tier", &format!("fast={}:64MiB", tier.display())]);
+        command.arg("--store").arg(self.store()).arg("--state").arg(self.state(number)).args(more);
+        command
+    }
+
+    /// The directory of a member, also of one that is not mounted.
+    pub fn over(&self, number: usize) -> PathBuf {
+        self.base.join(format!("node{number}"))
+    }
+
+    /// This member has left by itself.
+    pub fn has_left(&mut self, number: usize) {
+        assert_eq!(number + 1, self.members.len(), "only the last member can leave");
+        self.members.pop();
     }
 
     /// The directory of a member, from 0.

@@ -224,11 +224,39 @@ impl Connection {
             .data("nothing was begun"))
     }
 
+    /// Refuses a command that names a pool to which the agent does not belong. A line for the user, if the Slurm job
+    /// named the pool.
+    pub fn check_pool(&self, config: &Config) -> Result<Option<String>> {
+        let Some(pool) = config.pool.as_ref().filter(|pool| self.hello.pool.as_ref() != Some(&pool.name)) else {
+            return Ok(None);
+        };
+        let place = match &self.hello.pool {
+            Some(other) => format!("in the pool {other}"),
+            None => "in no pool".to_owned(),
+        };
+        let what = format!("{} is served already, {place}", self.hello.over);
+        if pool.is_of_job {
+            // (A run within a run is where its user started the outer one.)
+            return Ok((!self.is_of_this_run()).then(|| format!("{what}: this run is not in the pool {}", pool.name)));
+        }
+        let wait = self.commands().wait();
+        Err(Error::new(what)
+            .why(format!("this command names the pool {}", pool.name))
+            .remedy(format!(
+                "leave the pool's name out, or wait until its runs have ended and all is in the store:\n  {wait}"
+            ))
+            .data("nothing was begun"))
+    }
+
     /// Is this process inside the directory that the agent serves?
     fn is_around(&self, over: &Path) -> bool {
+        self.is_of_this_run() || fs::metadata(over).is_ok_and(|meta| meta.dev() == self.hello.mount_device)
+    }
+
+    /// Is this process the command of a run under the agent, or a child of it?
+    fn is_of_this_run(&self) -> bool {
         let named = std::env::var_os(AGENT_VARIABLE);
-        let named = named.is_some_and(|around| std::env::split_paths(&around).any(|place| place == self.place));
-        named || fs::metadata(over).is_ok_and(|meta| meta.dev() == self.hello.mount_device)
+        named.is_some_and(|around| std::env::split_paths(&around).any(|place| place == self.place))
     }
 
     fn lost(&self, why: impl std::fmt::Display) -> Error {

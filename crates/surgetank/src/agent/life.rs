@@ -212,6 +212,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let store_path = PathText::from(config.store.as_path());
+    let pool_name = config.pool.as_ref().map(|pool| pool.name.clone());
     let (past, survival) = Past::of(inheritance)?;
     let Past { life, handoff, channel, listener, left } = past;
     let opening = Opening {
@@ -255,6 +256,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(fail)?,
             inherited: if life == 0 { inherited(&place) } else { String::new() },
+            pool: pool_name,
         },
         since_unix_seconds: clock::now().secs(),
         listeners,

@@ -235,6 +235,9 @@ pub struct Hello {
     pub mount_namespace: u64,
     /// A sentence about the leftovers of an earlier agent; empty if there were none.
     pub inherited: String,
+    /// The pool of which the agent is a member.
+    #[serde(default)]
+    pub pool: Option<String>,
 }
 
 /// The kind of a [`Refusal`].

@@ -9,6 +9,8 @@
 //!
 //! The danger that this avoids: two pools over one store, in which two members decide the same names.
 
+pub mod beside;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -162,7 +164,7 @@ impl Search<'_> {
             ErrorKind::ConnectionAborted => self.look_again(number, "its pool has ended"),
             // (All else has failed in this process.)
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied | ErrorKind::TimedOut
-                if self.misleads(&place) =>
+                if misleads(&place, self.machine.as_deref()) =>
             {
                 Err(self.misled(number, &place))
             }
@@ -317,14 +319,6 @@ impl Search<'_> {
         io::Error::new(ErrorKind::InvalidData, format!("{text}\n{}", self.removal(number)))
     }
 
-    /// Does the address reach this machine, though another one wrote it? (Or this one, before it restarted.)
-    fn misleads(&self, place: &Place) -> bool {
-        let is_here = self.machine.is_some() && self.machine == place.machine;
-        let reaches_here =
-            |address: SocketAddr| address.ip().is_unspecified() || address.ip().to_canonical().is_loopback();
-        !is_here && place.address.to_socket_addrs().is_ok_and(|mut all| all.any(reaches_here))
-    }
-
     fn misled(&self, number: u64, place: &Place) -> io::Error {
         let address = &place.address;
         let text = format!(
@@ -347,6 +341,13 @@ impl Search<'_> {
     fn shown(&self, number: u64) -> String {
         String::from_utf8_lossy(&name_of(self.config, number)).into_owned()
     }
+}
+
+/// Does the address reach this machine, though another one wrote it? (Or this one, before it restarted.)
+fn misleads(place: &Place, machine: Option<&str>) -> bool {
+    let is_here = machine.is_some() && machine == place.machine.as_deref();
+    let reaches_here = |address: SocketAddr| address.ip().is_unspecified() || address.ip().to_canonical().is_loopback();
+    !is_here && place.address.to_socket_addrs().is_ok_and(|mut all| all.any(reaches_here))
 }
 
 /// The boot and the network namespace: in both together an address on the loopback reaches the same processes.

@@ -29,6 +29,12 @@ pub(super) fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) 
     .into())
 }
 
+pub(super) fn without_pool(agent: &Connection) -> Error {
+    Error::new(format!("{} belongs to no pool", agent.hello.over))
+        .why("its agent was started without --pool")
+        .remedy("name a pool when you start it: surgetank run --pool NAME …")
+}
+
 pub(super) fn dead_mount_error(dead: &Path, state: &Path) -> Error {
     Error::new(format!("{} is a dead mount of an agent that was killed", dead.display()))
         .remedy(Commands::of_directory(dead, state).umount())

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use surgetank_core::report::{Scope, Visibility};
+use surgetank_core::report::{Scope, Verdict, Visibility};
 use surgetank_types::error::Error;
 use surgetank_types::shell;
 
@@ -18,6 +18,7 @@ use super::program::{Program, state_root};
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{exit, wait, words};
+use crate::agent::client::Connection;
 use crate::agent::commands::{self, Commands};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
@@ -39,7 +40,7 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     settings.over = args.directory.clone().or(settings.over);
     clear_dead_mount(program, &settings)?;
     let mut config = (program.configure)(&settings).map_err(Failure::usage)?;
-    args.pooling.configure(&mut config).map_err(Failure::usage)?;
+    args.pooling.configure(&mut config, false).map_err(Failure::usage)?;
     config.ask_when_the_job_ends();
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {
@@ -108,19 +109,54 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         eprintln!("surgetank: {}", words::left_by_killed(&dead, &Commands::of_directory(&dead, &state)));
         return Ok(exit::NOT_DURABLE);
     }
-    let mut agent = agent_of(program, &settings, &directory)?;
-    let commands = agent.commands();
+    let agent = agent_of(program, &settings, &directory)?;
+    Ok(take_away(agent, args.timeout, args.quiet, "then umount again")?.code())
+}
+
+/// How taking a mount away ended.
+pub(super) struct Taken {
+    /// Its agent has ended. (Otherwise a message says why not.)
+    pub is_gone: bool,
+    pub is_durable: bool,
+    /// As the agent reported it, if it did.
+    pub verdict: Option<Box<Verdict>>,
+}
+
+impl Taken {
+    pub fn goes(verdict: Box<Verdict>) -> Self {
+        Self { is_gone: true, is_durable: verdict.is_durable(), verdict: Some(verdict) }
+    }
+
+    pub fn stays(verdict: Option<Box<Verdict>>) -> Self {
+        Self { is_gone: false, is_durable: false, verdict }
+    }
+
+    pub fn code(&self) -> u8 {
+        if self.is_gone && self.is_durable { exit::OK } else { exit::NOT_DURABLE }
+    }
+}
+
+/// The signals that a client reports while it waits for a drain.
+pub(super) fn signals() -> Result<Arc<Signals>, Error> {
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
-    let signals = Arc::new(signals);
+    Ok(Arc::new(signals))
+}
+
+/// Drains, then unmounts. `again`: what the user does when no process uses the directory any more.
+///
+/// Errors: processes use the directory; the agent refuses or is lost; other members of the pool need it.
+pub(super) fn take_away(mut agent: Connection, timeout: Option<u64>, quiet: bool, again: &str) -> Outcome<Taken> {
+    let commands = agent.commands();
+    let signals = signals()?;
     let over = agent.hello.over.clone();
     let scope = Scope::everything();
-    let request = Request::Unmount { timeout_ms: args.timeout };
+    let request = Request::Unmount { timeout_ms: timeout };
     let verdict = loop {
-        let drained = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet) {
+        let drained = match final_drain::follow(&mut agent, &scope, &request, &signals, quiet) {
             Err(error) if agent.is_silent() => {
                 eprintln!("surgetank: {error}");
-                return Ok(exit::NOT_DURABLE);
+                return Ok(Taken::stays(None));
             }
             drained => drained?,
         };
@@ -129,18 +165,18 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
             Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
                 words::print_verdict(&verdict, &commands);
                 eprintln!("surgetank: {over} stays mounted: not everything is in the store");
-                return Ok(exit::NOT_DURABLE);
+                return Ok(Taken::stays(Some(verdict)));
             }
             Ok(Drained::GaveUp) => {
                 eprintln!("surgetank: {over} stays mounted and goes on draining");
-                return Ok(exit::NOT_DURABLE);
+                return Ok(Taken::stays(None));
             }
-            Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
+            Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders, again).into()),
             Err(other) => return Err(agent.confused(&other).into()),
         };
-        match last_answer(&mut agent, args.quiet) {
+        match last_answer(&mut agent, quiet) {
             Ok(Answer::Done) => break verdict,
-            Ok(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
+            Ok(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders, again).into()),
             Ok(Answer::Error(refusal)) => return Err(Error::from(refusal).into()),
             Ok(other) => return Err(agent.confused(&other).into()),
             Err(lost) if !agent.goes_on_with_next() => return Err(lost.into()),
@@ -148,14 +184,14 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         }
     };
     agent.await_exit()?;
-    if !args.quiet || !verdict.is_durable() {
+    if !quiet || !verdict.is_durable() {
         words::print_verdict(&verdict, &commands);
     }
-    Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
+    Ok(Taken::goes(verdict))
 }
 
 /// The answer after the drain. A member of a pool may have to wait for others.
-fn last_answer(agent: &mut client::Connection, quiet: bool) -> Result<Answer, Error> {
+fn last_answer(agent: &mut Connection, quiet: bool) -> Result<Answer, Error> {
     let mut waited_for = 0;
     loop {
         match agent.receive()? {
@@ -171,7 +207,7 @@ fn last_answer(agent: &mut client::Connection, quiet: bool) -> Result<Answer, Er
     }
 }
 
-fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {
+fn busy(over: &str, holders: &[surgetank_core::report::Holder], again: &str) -> Error {
     let why = if holders.is_empty() {
         "a process that this user cannot see is inside".to_owned()
     } else {
@@ -179,6 +215,6 @@ fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {
     };
     Error::new(format!("{over} stays mounted: it is in use"))
         .why(why)
-        .remedy("end them or let them leave, then umount again")
+        .remedy(format!("end them or let them leave, {again}"))
         .data("everything sealed goes on draining")
 }

@@ -1,11 +1,13 @@
-//! `surgetank pool status` and `surgetank pool members`: the pool of the agent of a directory.
+//! `surgetank pool status`, `members` and `leave`: the pool of the agent of a directory.
+
+mod leave;
 
 use std::path::PathBuf;
 
 use surgetank_core::report::Pair;
 use surgetank_types::error::Error;
 
-use super::directory::agent_of;
+use super::directory::{agent_of, without_pool};
 use super::exit;
 use super::outcome::Outcome;
 use super::program::Program;
@@ -27,6 +29,8 @@ enum What {
     Status(Of),
     /// The members, a line each
     Members(Of),
+    /// Leave the pool: drain, give the directories back, and unmount; other members go on
+    Leave(leave::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -45,17 +49,13 @@ pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
     let (of, is_status) = match &args.what {
         What::Status(of) => (of, true),
         What::Members(of) => (of, false),
+        What::Leave(args) => return leave::leave(program, args),
     };
     let directory = of.directory.clone().unwrap_or_else(|| PathBuf::from("."));
     let mut agent = agent_of(program, &Settings::of_state(of.state.as_ref()), &directory)?;
     let status = match agent.ask(&Request::Pool)? {
         Answer::Pool(Some(status)) => status,
-        _ => {
-            return Err(Error::new(format!("{} belongs to no pool", agent.hello.over))
-                .why("its agent was started without --pool")
-                .remedy("name a pool when you start it: surgetank run --pool NAME …")
-                .into());
-        }
+        _ => return Err(without_pool(&agent).into()),
     };
     let traffic = if is_status { traffic(&mut agent)? } else { None };
     if of.json {

@@ -14,12 +14,20 @@ const LEASE: &str = "10s";
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
 const LEASES: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
 
+/// In place of a pool's name: none, also in a Slurm job of several nodes.
+const NO_POOL: &str = "none";
+/// The name of a Slurm job's pool is this and the job's number.
+const JOB_PREFIX: &str = "slurm-";
+/// All jobs of a user have one secret. (A file for each job would stay.)
+const SECRET_OF_JOBS: &str = "slurm";
+
 /// No member believes an answer of the store longer than this: so long a first change in a directory may wait.
 const BELIEVED_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Pooling {
-    /// Share the directory with other nodes: agents with this name and the same store are one pool (SURGETANK_POOL)
+    /// Share the directory with other nodes: agents with this name and the same store are one pool; none: no pool
+    /// (SURGETANK_POOL) [default: slurm-JOBID in a Slurm job of several nodes]
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
     /// Under which name or address other nodes reach this one (SURGETANK_POOL_HOST) [default: the host name]
@@ -43,19 +51,78 @@ fn text_of(name: &str) -> Option<String> {
     variable(name).map(|value| value.to_string_lossy().into_owned())
 }
 
+/// A pool's name.
+struct Named {
+    /// As the user gave it, for messages.
+    source: String,
+    name: String,
+    /// How many nodes the Slurm job has after which it is named.
+    nodes: Option<u64>,
+}
+
+fn refused(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::new(what.to_owned()).why(why).data("nothing was begun")
+}
+
 impl Pooling {
-    /// Puts the pool into the configuration, if one is named.
-    pub fn configure(&self, config: &mut Config) -> Result<()> {
-        let refused = |what: &str, why: String| Error::new(what.to_owned()).why(why).data("nothing was begun");
+    /// Puts the pool into the configuration, if one is named or the Slurm job has several nodes. `quiet`: the user
+    /// wants to read of problems only.
+    pub fn configure(&self, config: &mut Config, quiet: bool) -> Result<()> {
+        let lease = self.lease()?;
+        let Some(Named { source, name, nodes }) = self.named()? else { return Ok(()) };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(is_plain) {
+            let why = "a name has 1 to 64 letters, digits, `-`, `_` and `.`, and begins with no `.`";
+            return Err(refused(&source, why).remedy("choose another name, the same on all nodes"));
+        }
+        match (excluded(config), nodes) {
+            (Some((why, _)), Some(nodes)) => {
+                if !quiet {
+                    eprintln!("surgetank: the Slurm job has {nodes} nodes, and this one joins no pool: {why}");
+                }
+                return Ok(());
+            }
+            (Some((why, remedy)), None) => return Err(refused(&source, why).remedy(remedy)),
+            (None, _) => {}
+        }
+        let or_none = if nodes.is_some() { ", or work without a pool: --pool none" } else { "" };
+        let host = self.pool_host.clone().or_else(|| text_of("SURGETANK_POOL_HOST")).unwrap_or_else(own_name);
+        if (host.as_str(), 0).to_socket_addrs().is_err() {
+            let remedy = "name this node as others reach it: --pool-host HOST, or SURGETANK_POOL_HOST";
+            return Err(refused(&source, format!("{host} has no address")).remedy(format!("{remedy}{or_none}")));
+        }
+        let given = self.pool_secret.clone().or_else(|| variable("SURGETANK_POOL_SECRET_FILE").map(PathBuf::from));
+        let secret = match given {
+            Some(path) => {
+                std::path::absolute(&path).map_err(|why| refused(&source, format!("{}: {why}", path.display())))?
+            }
+            None => default_secret(&name).ok_or_else(|| {
+                let remedy = "name the file with the secret: --pool-secret FILE";
+                refused(&source, "HOME is not set").remedy(format!("{remedy}{or_none}"))
+            })?,
+        };
+        let announcement = match nodes {
+            Some(nodes) if !quiet => format!(
+                "the Slurm job has {nodes} nodes: this one joins the pool {name} (to work without a pool: --pool none)"
+            ),
+            _ => String::new(),
+        };
+        config.store_ttl = config.store_ttl.min(BELIEVED_MAX);
+        // Not `auto`: a start that can make no mount fails, and does not work without the pool.
+        config.door = Way::Fuse;
+        config.pool = Some(PoolConfig { name, secret, host, lease, is_of_job: nodes.is_some(), announcement });
+        Ok(())
+    }
+
+    /// Empty values are refused here, too, whether there is a pool or not.
+    fn lease(&self) -> Result<Duration> {
         let is_empty = |path: &PathBuf| path.as_os_str().is_empty();
         let empty = [
             ("--pool-host", self.pool_host.as_ref().is_some_and(String::is_empty)),
             ("--pool-secret", self.pool_secret.as_ref().is_some_and(is_empty)),
         ];
         if let Some((option, _)) = empty.iter().find(|(_, is_empty)| *is_empty) {
-            return Err(
-                refused(option, "its value is empty".to_owned()).remedy("give a value, or leave the option out")
-            );
+            return Err(refused(option, "its value is empty").remedy("give a value, or leave the option out"));
         }
         let lease = self.pool_lease.clone().or_else(|| text_of("SURGETANK_POOL_LEASE"));
         let lease = duration_millis(lease.as_deref().unwrap_or(LEASE));
@@ -65,40 +132,49 @@ impl Pooling {
         if lease < LEASES.0 || lease > LEASES.1 {
             return Err(wrong("it has to be from 6s to 1h".to_owned()));
         }
+        Ok(lease)
+    }
+
+    fn named(&self) -> Result<Option<Named>> {
         let (source, name) = match (&self.pool, text_of("SURGETANK_POOL")) {
             (Some(name), _) => (format!("--pool {name}"), name.clone()),
             (None, Some(name)) => (format!("SURGETANK_POOL={name}"), name),
-            (None, None) => return Ok(()),
+            (None, None) => return of_slurm_job(),
         };
-        let refused = |why: String| refused(&source, why);
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(is_plain) {
-            let why = "a name has 1 to 64 letters, digits, `-`, `_` and `.`, and begins with no `.`";
-            return Err(refused(why.to_owned()).remedy("choose another name, the same on all nodes"));
-        }
-        if config.door == Way::Seccomp {
-            return Err(refused("the members of a pool need a mount".to_owned()).remedy("leave `--door seccomp` out"));
-        }
-        if config.store_url().is_some() {
-            let why = format!("the store {} is not a directory", config.store.display());
-            return Err(refused(why).remedy("name a directory that all nodes have mounted: --store PATH"));
-        }
-        let host = self.pool_host.clone().or_else(|| text_of("SURGETANK_POOL_HOST")).unwrap_or_else(own_name);
-        if (host.as_str(), 0).to_socket_addrs().is_err() {
-            return Err(refused(format!("{host} has no address"))
-                .remedy("name this node as others reach it: --pool-host HOST, or SURGETANK_POOL_HOST"));
-        }
-        let named = self.pool_secret.clone().or_else(|| variable("SURGETANK_POOL_SECRET_FILE").map(PathBuf::from));
-        let secret = match named {
-            Some(path) => std::path::absolute(&path).map_err(|why| refused(format!("{}: {why}", path.display())))?,
-            None => default_secret(&name).ok_or_else(|| {
-                refused("HOME is not set".to_owned()).remedy("name the file with the secret: --pool-secret FILE")
-            })?,
-        };
-        config.store_ttl = config.store_ttl.min(BELIEVED_MAX);
-        config.pool = Some(PoolConfig { name, secret, host, lease });
-        Ok(())
+        Ok((name != NO_POOL).then_some(Named { source, name, nodes: None }))
     }
+}
+
+/// The pool of the Slurm job, if it has several nodes. (In a step, too, these variables are those of the whole job.)
+fn of_slurm_job() -> Result<Option<Named>> {
+    let Some(job) = text_of("SLURM_JOB_ID") else { return Ok(None) };
+    let counts = ["SLURM_JOB_NUM_NODES", "SLURM_NNODES"];
+    let Some((variable, count)) = counts.iter().find_map(|name| Some((name, text_of(name)?))) else { return Ok(None) };
+    const REMEDY: &str = "name the pool, the same on all nodes: --pool NAME. To work without a pool: --pool none";
+    let Ok(nodes) = count.parse::<u64>() else {
+        return Err(refused(&format!("{variable}={count}"), "it is not a number of nodes").remedy(REMEDY));
+    };
+    if nodes <= 1 {
+        return Ok(None);
+    }
+    let source = format!("SLURM_JOB_ID={job}");
+    if !is_number(&job) {
+        return Err(refused(&source, "it is not the number of a job").remedy(REMEDY));
+    }
+    Ok(Some(Named { source, name: format!("{JOB_PREFIX}{job}"), nodes: Some(nodes) }))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// What the user chose with which there is no pool: the reason, and what to do.
+fn excluded(config: &Config) -> Option<(String, &'static str)> {
+    if config.door == Way::Seccomp {
+        return Some(("the members of a pool need a mount".to_owned(), "leave `--door seccomp` out"));
+    }
+    let why = || format!("the store {} is not a directory", config.store.display());
+    config.store_url().is_some().then(|| (why(), "name a directory that all nodes have mounted: --store PATH"))
 }
 
 fn own_name() -> String {
@@ -108,5 +184,7 @@ fn own_name() -> String {
 fn default_secret(name: &str) -> Option<PathBuf> {
     let configured = variable("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = || variable("HOME").map(|dir| PathBuf::from(dir).join(".config"));
-    Some(configured.or_else(home)?.join("surgetank/pools").join(name))
+    let is_of_job = name.strip_prefix(JOB_PREFIX).is_some_and(is_number);
+    let file = if is_of_job { SECRET_OF_JOBS } else { name };
+    Some(configured.or_else(home)?.join("surgetank/pools").join(file))
 }

@@ -90,7 +90,7 @@ const ENDS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     directory::clear_dead_mount(program, &args.settings)?;
     let mut config = (program.configure)(&args.settings).map_err(Failure::usage)?;
-    args.pooling.configure(&mut config).map_err(Failure::usage)?;
+    args.pooling.configure(&mut config, args.quiet).map_err(Failure::usage)?;
     config.ask_when_the_job_ends();
     let cwd = std::env::current_dir()
         .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
@@ -228,6 +228,10 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
         return Ok(());
     }
     agent.check_store(config).map_err(Failure::usage)?;
+    let strange = agent.check_pool(config).map_err(Failure::usage)?;
+    if let Some(line) = strange.filter(|_| !args.quiet) {
+        eprintln!("surgetank: {line}");
+    }
     let ignored = args.settings.given_at_start();
     if !ignored.is_empty() {
         eprintln!(

@@ -117,7 +117,7 @@ fn code(verdict: &Verdict) -> u8 {
 
 /// No agent serves the path: everything is durable, unless an agent was killed or had leftovers. `Err` within: another
 /// process holds the place, so its leftovers are not known.
-fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome<Result<u8, Error>> {
+pub(super) fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome<Result<u8, Error>> {
     let path = client::absolute(path)?;
     let root = StateRoot::open_existing(state)?;
     if let Some(dead) = client::dead_mount(&path)? {

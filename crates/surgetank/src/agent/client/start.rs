@@ -20,6 +20,7 @@ use super::super::place::{Place, StateRoot};
 use super::super::wire::{self, ANSWER_BYTES_MAX};
 use super::{Connection, absolute, survey};
 use crate::mount;
+use crate::pool::rendezvous::beside::beside;
 
 const SLOW_START: Duration = Duration::from_secs(10);
 
@@ -79,6 +80,12 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
         eprintln!("surgetank: {}", left.message(over));
     }
     refuse_near_end(config)?;
+    if let Some(pool) = config.pool.as_ref().filter(|pool| !pool.announcement.is_empty()) {
+        eprintln!("surgetank: {}", pool.announcement);
+    }
+    if let Some(line) = pools_beside(config) {
+        eprintln!("surgetank: {line}");
+    }
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
         Some(connection) => Ok(Found { connection, started: true, _start: Some(start), _turn: Some(turn) }),
@@ -114,6 +121,32 @@ fn refuse_near_end(config: &Config) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The line for a start over a store that pools serve too.
+fn pools_beside(config: &Config) -> Option<String> {
+    if config.store_url().is_some() {
+        return None;
+    }
+    let own = config.pool.as_ref().map(|pool| pool.name.as_str());
+    // (A directory that cannot be listed has no pools that this process can join.)
+    let pools = beside(&config.store, own).ok()?;
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    let (which, join) = match names.as_slice() {
+        [] => return None,
+        [name] => (format!("the pool {name}"), format!("To join it: --pool {name}.")),
+        several => (format!("the pools {}", several.join(", ")), "To join one of them: --pool NAME.".to_owned()),
+    };
+    let silent: Vec<&str> = pools.iter().filter(|pool| !pool.answers).map(|pool| pool.file.as_str()).collect();
+    let (serves, if_ended) = match (silent.is_empty(), names.len()) {
+        (true, 1) => ("serves", String::new()),
+        (true, _) => ("serve", String::new()),
+        (false, _) => ("may serve", format!(" If a pool has ended, remove its file there: {}.", silent.join(", "))),
+    };
+    Some(format!(
+        "{which} {serves} {} too, and this agent is not a member. Files that both change become conflict files. {join}{if_ended}",
+        config.store.display()
+    ))
 }
 
 /// Is `over` inside a mount that an agent serves?

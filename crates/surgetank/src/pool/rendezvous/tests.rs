@@ -37,7 +37,14 @@ impl Scene {
         let store = dir.path().join("store");
         fs::create_dir(&store).unwrap();
         let (name, secret) = ("flow".to_owned(), dir.path().join("pools/flow.1"));
-        let config = PoolConfig { name, secret, host: "127.0.0.1".to_owned(), lease: LONG_LEASE };
+        let config = PoolConfig {
+            name,
+            secret,
+            host: "127.0.0.1".to_owned(),
+            lease: LONG_LEASE,
+            is_of_job: false,
+            announcement: String::new(),
+        };
         Self { store: File::open(store).unwrap().into(), config, host: Arc::new(Idle), dir }
     }
 
