@@ -78,8 +78,8 @@ pub trait Members: Send + Sync {
     /// Up to this moment (Unix) the others have everything in the store, as far as they have said.
     fn are_published_until(&self) -> u64;
 
-    /// The drain waits for news of that, and for closes at other members.
-    fn want_cut(&self);
+    /// The drain waits for news of that, and for closes at other members. Returns when there are some, or now and then.
+    fn await_cut(&self);
 }
 
 /// A copy to be made in the store.

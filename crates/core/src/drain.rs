@@ -233,9 +233,9 @@ impl Drain {
         while !self.attempts.stopping() {
             self.discard();
             match self.next(&mut ready_since) {
-                Next::Publish(mut batch) => {
-                    if let Some(time) = in_order(&self.base, &self.metadata, &mut batch) {
-                        self.metadata.wait_woken(time);
+                Next::Publish(batch) => {
+                    let batch = in_order(&self.base, &self.metadata, batch);
+                    if batch.is_empty() {
                         continue;
                     }
                     ready_since = None;

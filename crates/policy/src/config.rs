@@ -122,6 +122,8 @@ pub struct Config {
     pub state: PathBuf,
     /// Whether files appear in the store in the order in which programs closed them.
     pub ordered: bool,
+    /// Whether a member of a pool waits for what is older at the other members.
+    pub pool_ordered: bool,
     /// How a copy in the store is verified.
     pub verify: Verify,
     /// What fsync waits for, unless a rule decides; `None`: chosen for each file by what its tier survives.
@@ -196,6 +198,8 @@ pub struct Overrides {
     pub state: Option<PathBuf>,
     /// `--ordered`: `true` or `false`.
     pub ordered: Option<String>,
+    /// `--pool-ordered`: `true` or `false`.
+    pub pool_ordered: Option<String>,
     /// `--verify`: `cache` or `reread`.
     pub verify: Option<String>,
     /// `--fsync`: `auto`, `tier` or `store`.
@@ -241,10 +245,11 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 23] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 24] {
         [
             ("store", &self.store),
             ("ordered", &self.ordered),
+            ("pool_ordered", &self.pool_ordered),
             ("verify", &self.verify),
             ("fsync", &self.fsync),
             ("copy_up_bytes_max", &self.copy_up_bytes_max),

@@ -215,7 +215,6 @@ mod tests {
         next += 1;
         let cut = order.begin_cut(&mut next);
         let later = next;
-        next += 1;
         assert!(order.close(7, FileId(70)));
         assert_eq!(order.position_of(FileId(70)).unwrap().seq, Seq::new(1));
         order.end_cut(&cut, |member| member == 2, |_| false);

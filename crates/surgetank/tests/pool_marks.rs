@@ -90,7 +90,7 @@ fn mark_comes_after_its_data_in_one_directory() {
 /// Each member writes in a directory of its own, and publishes for itself.
 #[test]
 fn mark_comes_after_its_data_in_directories_of_all_members() {
-    let Some(mut pool) = Pool::start("ownmarks", WRITERS + 1) else { return };
+    let Some(mut pool) = ordered("ownmarks") else { return };
     own_directories(&pool);
     let data = |writer: usize, round: usize| PathBuf::from(format!("own{writer}/{round}"));
     check(&mut pool, data, |member, round| PathBuf::from(format!("own{member}/{round}")), rounds(), |_| {});
@@ -99,7 +99,7 @@ fn mark_comes_after_its_data_in_directories_of_all_members() {
 /// The same, while the agent of a writer is stopped for 300 ms now and then, and a program has a file open all the time.
 #[test]
 fn mark_comes_after_its_data_with_a_slow_agent() {
-    let Some(mut pool) = Pool::start("slowmarks", WRITERS + 1) else { return };
+    let Some(mut pool) = ordered("slowmarks") else { return };
     own_directories(&pool);
     let log = File::create(pool.member(1).join("own0/log")).unwrap();
     let data = |writer: usize, round: usize| PathBuf::from(format!("own{writer}/{round}"));
@@ -121,6 +121,12 @@ fn check_with(pool: &mut Pool, data: Names, slow: impl FnOnce(&Pool) + Send, log
         drop(log);
     };
     check(pool, data, mark, rounds(), stays_open);
+}
+
+fn ordered(name: &str) -> Option<Pool> {
+    let mut pool = Pool::start(name, 0)?;
+    (0..=WRITERS).for_each(|_| pool.mount_one(&["--pool-ordered", "true"]));
+    Some(pool)
 }
 
 fn own_directories(pool: &Pool) {

@@ -13,9 +13,6 @@ use surgetank_types::sync::{Arc, Mutex, PoisonError};
 use crate::base::Base;
 use crate::metadata::Metadata;
 
-/// So long the drain waits for news of other members.
-const NEWS: Duration = Duration::from_millis(100);
-
 /// What the pool asks and says about the order.
 pub struct PoolOrder {
     base: Base,
@@ -99,10 +96,10 @@ impl PoolOrder {
 }
 
 /// The operations at the head of a batch that may be published now. (A program waits in fsync for some: they keep only the order
-/// of their own member.)
-pub(crate) fn in_order(base: &Base, metadata: &Metadata, batch: &mut Vec<Seq>) -> Option<Duration> {
-    let members = base.members.get().filter(|_| base.config.ordered)?;
-    let until = members.are_published_until();
+/// of their own member.) Without any, returns when there are news of other members.
+pub(crate) fn in_order(base: &Base, metadata: &Metadata, mut batch: Vec<Seq>) -> Vec<Seq> {
+    let Some(members) = base.members.get().filter(|_| base.config.ordered) else { return batch };
+    let until = if base.config.pool_ordered { members.are_published_until() } else { u64::MAX };
     let ready = {
         let tree = metadata.read_tree();
         let held = tree.order.first();
@@ -113,9 +110,9 @@ pub(crate) fn in_order(base: &Base, metadata: &Metadata, batch: &mut Vec<Seq>) -
         let ready = batch.iter().position(|seq| !comes(seq)).unwrap_or(batch.len());
         ready.max(awaited.map_or(0, |at| at + 1))
     };
-    if ready < batch.len() {
-        members.want_cut();
-        batch.truncate(ready);
+    batch.truncate(ready);
+    if ready == 0 {
+        members.await_cut();
     }
-    batch.is_empty().then_some(NEWS)
+    batch
 }

@@ -93,6 +93,7 @@ impl World {
             rules: Vec::new(),
             state: at("state"),
             ordered: true,
+            pool_ordered: false,
             verify: Verify::Cache,
             fsync: Some(FsyncTarget::Tier),
             // The drain writes no file in place, however large the file is.

@@ -112,6 +112,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         rules: if terms.keeps { vec![keep_all()] } else { Vec::new() },
         state: base.join("state"),
         ordered: true,
+        pool_ordered: false,
         verify: Verify::Cache,
         fsync: Some(terms.fsync),
         copy_up_bytes_max: terms.copy_up_bytes_max,

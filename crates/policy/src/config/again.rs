@@ -60,6 +60,9 @@ pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundi
     if !config.ordered {
         add("--ordered", "false".into());
     }
+    if config.pool_ordered {
+        add("--pool-ordered", "true".into());
+    }
     words
 }
 

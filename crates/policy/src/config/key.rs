@@ -18,11 +18,12 @@ use surgetank_types::model::FsyncTarget;
 pub use crate::words::nearest;
 
 /// Keys with one value each, by their names in `surgetank.toml`.
-pub const SCALARS: [&str; 25] = [
+pub const SCALARS: [&str; 26] = [
     "over",
     "store",
     "state",
     "ordered",
+    "pool_ordered",
     "verify",
     "fsync",
     "copy_up_bytes_max",
@@ -77,6 +78,7 @@ pub(crate) struct Draft {
     pub tiers: Option<Vec<Sourced<TierConfig>>>,
     pub rules: Vec<RuleConfig>,
     pub ordered: Option<bool>,
+    pub pool_ordered: Option<bool>,
     pub verify: Option<Verify>,
     pub fsync: Option<FsyncTarget>,
     pub copy_up_bytes_max: Option<u64>,
@@ -133,6 +135,7 @@ impl Draft {
                 }
             }
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
+            "pool_ordered" => self.pool_ordered = Some(truth(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
             "door" => {
                 let choices = [("auto", Way::Auto), ("fuse", Way::Fuse), ("seccomp", Way::Seccomp)];
@@ -402,6 +405,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
         tiers,
         rules,
         ordered,
+        pool_ordered,
         verify,
         fsync,
         copy_up_bytes_max,
@@ -435,6 +439,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.tiers, tiers);
     draft.rules.extend(rules);
     put(&mut draft.ordered, ordered);
+    put(&mut draft.pool_ordered, pool_ordered);
     put(&mut draft.verify, verify);
     put(&mut draft.fsync, fsync);
     put(&mut draft.copy_up_bytes_max, copy_up_bytes_max);

@@ -291,6 +291,7 @@ fn resolve(
         rules: draft.rules,
         state,
         ordered: draft.ordered.unwrap_or(true),
+        pool_ordered: draft.pool_ordered.unwrap_or(false),
         verify: draft.verify.unwrap_or(Verify::Cache),
         fsync: draft.fsync,
         copy_up_bytes_max: draft.copy_up_bytes_max.unwrap_or(64 << 20),

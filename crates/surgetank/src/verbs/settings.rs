@@ -32,6 +32,9 @@ pub struct Settings {
     /// Whether files reach the store in the order in which they were closed: true or false
     #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
     pub ordered: Option<String>,
+    /// Whether that order holds over all members of a pool, not for each one: true or false
+    #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
+    pub pool_ordered: Option<String>,
     /// How copies in the store are checked: cache or reread
     #[arg(long, value_name = "HOW", help_heading = "Tuning")]
     pub verify: Option<String>,
@@ -116,6 +119,7 @@ impl Settings {
             ("--keep-at-exit", self.keep_at_exit.is_some()),
             ("--unordered", self.unordered),
             ("--ordered", self.ordered.is_some()),
+            ("--pool-ordered", self.pool_ordered.is_some()),
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
             ("--direct", self.direct.is_some()),
@@ -143,6 +147,7 @@ impl Settings {
             rules: self.rules,
             state: self.state,
             ordered: if self.unordered { Some("false".to_owned()) } else { self.ordered },
+            pool_ordered: self.pool_ordered,
             verify: self.verify,
             fsync: self.fsync,
             copy_up_bytes_max: self.copy_up_bytes_max,

@@ -225,6 +225,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         again: vec!["--state".into(), state.clone().into()],
         state,
         ordered: true,
+        pool_ordered: false,
         verify: Verify::Cache,
         fsync: None,
         copy_up_bytes_max: 0,

@@ -54,6 +54,7 @@ pub const KEYS: &[(&str, &str, &[&str])] = &[
     ("tiers", "fast", &["'fast' has no '='"]),
     ("rules", "*.tmp", &["'*.tmp' has no '='"]),
     ("ordered", "maybe", &["'maybe' is none of true, false"]),
+    ("pool_ordered", "maybe", &["'maybe' is none of true, false"]),
     ("verify", "twice", &["'twice' is none of cache, reread"]),
     ("fsync", "sometimes", &["'sometimes' is none of auto, tier, store"]),
     ("copy_up_bytes_max", "much", &["'much'"]),

@@ -19,12 +19,13 @@ fn options_contain_what_no_file_repeats() {
         keep_at_exit: Some("drain".into()),
         verify: Some("reread".into()),
         ordered: Some("false".into()),
+        pool_ordered: Some("true".into()),
         ..Overrides::default()
     };
     let config = place.load(overrides).unwrap().config;
     let expected = format!(
         "--state '{root}/the state' --store {root}/elsewhere --tier t={root}/project/../fast,{root}/project/../fast2:64M \
-         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false"
+         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false --pool-ordered true"
     );
     assert_eq!(words(&config), expected);
     assert!(config.says_store());

@@ -19,8 +19,10 @@ use super::super::link::{Link, NoAnswer};
 use super::Router;
 use crate::mount::{Filesystem, Opened};
 
-/// A member is asked again after this.
-const ASKED_AGAIN: Duration = Duration::from_millis(5);
+/// A member is asked again after this. (Each answer allows all that was queued before it.)
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
+/// So long the drain waits for an answer, before it looks at its queue again.
+const NEWS: Duration = Duration::from_millis(50);
 /// So long a member may take for its answer, before it is asked again.
 const ANSWER: Duration = Duration::from_secs(2);
 /// A member that has not answered for so long is not waited for any longer.
@@ -31,11 +33,14 @@ pub(super) struct Order {
     link: Arc<Link>,
     state: Mutex<State>,
     wanted: Condvar,
+    news: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     is_wanted: bool,
+    /// How often the others were asked.
+    asked: u64,
     /// Up to this moment (Unix) the others have everything in the store.
     until_nanos: u64,
     /// Since when a member has not answered.
@@ -44,7 +49,7 @@ struct State {
 
 impl Order {
     pub fn new(link: Arc<Link>) -> Self {
-        Self { link, state: Mutex::default(), wanted: Condvar::new() }
+        Self { link, state: Mutex::default(), wanted: Condvar::new(), news: Condvar::new() }
     }
 
     pub fn until_nanos(&self) -> u64 {
@@ -54,6 +59,20 @@ impl Order {
     pub fn want(&self) {
         self.state().is_wanted = true;
         self.wanted.notify_all();
+    }
+
+    /// Has the others asked, and waits for that.
+    pub fn await_news(&self) {
+        self.want();
+        let state = self.state();
+        let before = state.asked;
+        // (Without news the drain asks again.)
+        drop(self.news.wait_timeout_while(state, NEWS, |state| state.asked == before));
+    }
+
+    fn tell_news(&self) {
+        self.state().asked += 1;
+        self.news.notify_all();
     }
 
     /// Returns when it is wanted, or now and then.
@@ -122,6 +141,7 @@ pub(super) fn ask_when_wanted<F: Filesystem>(router: &Arc<Router<F>>) {
             let Some(router) = router.upgrade() else { return };
             if is_wanted {
                 router.namespace.order.cut(router.link.member(), ANSWER, || order.ask());
+                order.tell_news();
                 std::thread::sleep(ASKED_AGAIN);
             }
         }

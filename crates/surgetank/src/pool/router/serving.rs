@@ -242,7 +242,7 @@ impl Members for Others {
         self.order.until_nanos()
     }
 
-    fn want_cut(&self) {
-        self.order.want();
+    fn await_cut(&self) {
+        self.order.await_news();
     }
 }
