@@ -79,7 +79,11 @@ pub trait Members: Send + Sync {
     fn are_published_until(&self) -> u64;
 
     /// The drain waits for news of that, and for closes at other members. Returns when there are some, or now and then.
-    fn await_cut(&self);
+    /// `needed_nanos`: the moment that it waits for. (0: it waits for closes only.)
+    fn await_cut(&self, needed_nanos: u64);
+
+    /// Can the others be asked? Otherwise nothing waits for them.
+    fn keep_order(&self) -> bool;
 }
 
 /// A copy to be made in the store.

@@ -8,7 +8,7 @@
 //! - In the order of the queue, stamps do not fall. (Operations that an earlier agent queued have none: 0.)
 //! - A place's stamp is a moment at which its file was open.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use surgetank_types::clock;
@@ -41,7 +41,8 @@ struct Held {
 /// A handle that was closed, and whose file has not been sealed yet.
 #[derive(Debug, Clone, Copy)]
 struct Closing {
-    fh: u64,
+    handles: usize,
+    /// The earliest one.
     position: Position,
     since: Instant,
 }
@@ -73,6 +74,11 @@ impl Order {
         self.last_stamp_nanos
     }
 
+    /// Another member has this stamp: later ones here come no sooner.
+    pub fn follow(&mut self, stamp_nanos: u64) {
+        self.last_stamp_nanos = self.last_stamp_nanos.max(stamp_nanos);
+    }
+
     /// A program of that member may write through the handle from now on.
     pub fn hold(&mut self, next_seq: &mut u64, fh: u64, member: u32) {
         let place = Position { seq: Seq::new(*next_seq), stamp_nanos: self.stamp_nanos() };
@@ -86,16 +92,23 @@ impl Order {
     /// The handle is being closed: a version that is sealed now has its place. `false`: it holds none.
     pub fn close(&mut self, fh: u64, id: FileId) -> bool {
         let Some(held) = self.held.remove(&fh) else { return false };
-        let before = self.closing.insert(id, Closing { fh, position: held.position, since: clock::tick() });
-        if let Some(Closing { position, .. }) = before {
-            self.places.remove(&position.seq);
+        let mut closing = Closing { handles: 1, position: held.position, since: clock::tick() };
+        if let Some(before) = self.closing.remove(&id) {
+            closing.handles += before.handles;
+            let (first, second) = (before.position, held.position);
+            let (kept, dropped) = if first.seq < second.seq { (first, second) } else { (second, first) };
+            closing.position = kept;
+            self.places.remove(&dropped.seq);
         }
+        self.closing.insert(id, closing);
         true
     }
 
     /// It is closed, and no version of the file will be sealed by that.
-    pub fn closed(&mut self, fh: u64, id: FileId) {
-        if self.closing.get(&id).is_some_and(|closing| closing.fh == fh) {
+    pub fn closed(&mut self, id: FileId) {
+        let Some(closing) = self.closing.get_mut(&id) else { return };
+        closing.handles -= 1;
+        if closing.handles == 0 {
             self.sealed(id);
         }
     }
@@ -117,9 +130,9 @@ impl Order {
         self.places.first_key_value().map(|(seq, stamp_nanos)| Position { seq: *seq, stamp_nanos: *stamp_nanos })
     }
 
-    /// Do programs of other members hold places?
-    pub fn has_others(&self, own: u32) -> bool {
-        self.held.values().any(|held| held.member != own)
+    /// The members, besides this one, whose programs hold places.
+    pub fn others(&self, own: u32) -> BTreeSet<u32> {
+        self.held.values().map(|held| held.member).filter(|member| *member != own).collect()
     }
 
     /// From here on closes are awaited.
@@ -220,11 +233,24 @@ mod tests {
         order.end_cut(&cut, |member| member == 2, |_| false);
         // The closed one keeps its place until it is sealed, and the other one is between both operations.
         assert_eq!(order.first().unwrap().seq, Seq::new(1));
-        order.closed(7, FileId(70));
+        order.closed(FileId(70));
         let first = order.first().unwrap();
         assert!(first.seq > Seq::new(queued) && first.seq < Seq::new(later));
         assert_eq!(first.stamp_nanos, cut.stamp_nanos);
-        assert!(order.has_others(1) && !order.has_others(2));
+        assert_eq!(order.others(1), BTreeSet::from([2]));
+        assert_eq!(order.others(2), BTreeSet::new());
+    }
+
+    #[test]
+    fn two_handles_that_close_at_once_keep_the_earlier_place() {
+        let (mut order, mut next) = (Order::default(), 1);
+        order.hold(&mut next, 7, 1);
+        order.hold(&mut next, 8, 1);
+        assert!(order.close(8, FileId(70)) && order.close(7, FileId(70)));
+        order.closed(FileId(70));
+        assert_eq!(order.position_of(FileId(70)).unwrap().seq, Seq::new(1));
+        order.closed(FileId(70));
+        assert!(order.position_of(FileId(70)).is_none() && order.first().is_none());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! [`surgetank_state::Order`] has the places of files that programs may still write. [`Members`](crate::base::Members) knows how
 //! far the others are.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use surgetank_state::{Cut, first_unpublished};
@@ -41,13 +42,15 @@ impl PoolOrder {
         release();
         // (Otherwise it is sealed when the last duplicate or mapping has ended.)
         if holds && !self.base.deferred.is_seal_deferred(id) {
-            self.metadata.write_tree().order.closed(fh, id);
+            self.metadata.write_tree().order.closed(id);
         }
     }
 
-    /// Has this member told others, or will, up to which moment everything of its own is in the store? It waits for closes that
-    /// programs here have made, at most for `patience`; `None`: they take longer. Closes at other members are not awaited.
-    pub fn is_published_until(&self, own: u32, patience: Duration) -> Option<u64> {
+    /// The moment up to which this member has everything in the store, for another member. Waits for closes that programs here
+    /// have made, at most for `patience`; `None`: they take longer. Closes at other members are not awaited.
+    /// `needed_nanos`: the other one has an operation of that moment. (0: it asks only for the closes.)
+    pub fn is_published_until(&self, own: u32, needed_nanos: u64, patience: Duration) -> Option<u64> {
+        self.metadata.write_tree().order.follow(needed_nanos);
         let _one = self.cuts.lock().unwrap_or_else(PoisonError::into_inner);
         let cut = self.begin_cut();
         if !self.closes_are_done(patience) {
@@ -66,18 +69,21 @@ impl PoolOrder {
         })
     }
 
-    /// A cut over other members, too: `others` has them deliver the closes of their programs, and says who did.
-    pub fn cut(&self, own: u32, patience: Duration, others: impl FnOnce() -> Vec<u32>) {
+    /// A cut over other members, too. `others`: from when it is, has them deliver the closes of their programs, and returns which
+    /// may not have.
+    pub fn cut(&self, patience: Duration, others: impl FnOnce(u64) -> Vec<u32>) {
         let cut = self.begin_cut();
-        let here = self.closes_are_done(patience);
-        let delivered = others();
-        self.end_cut(&cut, &|member| if member == own { here } else { delivered.contains(&member) });
+        let missing = others(cut.stamp_nanos);
+        // (After that: what they have delivered is closed by the pool's process here.)
+        if self.closes_are_done(patience) {
+            self.end_cut(&cut, &|member| !missing.contains(&member));
+        }
         self.metadata.wake();
     }
 
-    /// Do programs of other members write files whose names are here?
-    pub fn has_others(&self, own: u32) -> bool {
-        self.metadata.read_tree().order.has_others(own)
+    /// The members, besides this one, whose programs write files whose names are here.
+    pub fn writers(&self, own: u32) -> BTreeSet<u32> {
+        self.metadata.read_tree().order.others(own)
     }
 
     fn begin_cut(&self) -> Cut {
@@ -95,24 +101,39 @@ impl PoolOrder {
     }
 }
 
-/// The operations at the head of a batch that may be published now. (A program waits in fsync for some: they keep only the order
-/// of their own member.) Without any, returns when there are news of other members.
+/// The operations at the head of a batch that may be published now. Without any, returns when there are news of other members.
+///
+/// A program that waits in fsync for one of the queue waits for one cut at most: it needs the order of its own member only.
 pub(crate) fn in_order(base: &Base, metadata: &Metadata, mut batch: Vec<Seq>) -> Vec<Seq> {
-    let Some(members) = base.members.get().filter(|_| base.config.ordered) else { return batch };
-    let until = if base.config.pool_ordered { members.are_published_until() } else { u64::MAX };
-    let ready = {
-        let tree = metadata.read_tree();
-        let held = tree.order.first();
-        let comes = |seq: &Seq| {
-            held.is_none_or(|first| *seq < first.seq) && tree.ops.get(seq).is_none_or(|op| op.stamp_nanos <= until)
-        };
-        let awaited = batch.iter().rposition(|seq| tree.ops.get(seq).is_some_and(|op| op.eager));
-        let ready = batch.iter().position(|seq| !comes(seq)).unwrap_or(batch.len());
-        ready.max(awaited.map_or(0, |at| at + 1))
-    };
-    batch.truncate(ready);
-    if ready == 0 {
-        members.await_cut();
+    let members = base.members.get().filter(|members| base.config.ordered && members.keep_order());
+    let Some(members) = members else { return batch };
+    let (mut ready, mut needed_nanos, is_awaited) = ready(base, metadata, &batch, members.are_published_until());
+    if ready < batch.len() && is_awaited {
+        members.await_cut(needed_nanos);
+        return batch;
     }
+    if ready == 0 {
+        members.await_cut(needed_nanos);
+        (ready, needed_nanos, _) = self::ready(base, metadata, &batch, members.are_published_until());
+        tracing::trace!(ready, needed_nanos, "after a cut");
+    }
+    batch.truncate(ready);
     batch
+}
+
+/// How many at the head of the batch may be published, the stamp of the first one that may not, and whether a program waits for an
+/// operation of the queue.
+fn ready(base: &Base, metadata: &Metadata, batch: &[Seq], until_nanos: u64) -> (usize, u64, bool) {
+    let until_nanos = if base.config.pool_ordered { until_nanos } else { u64::MAX };
+    let tree = metadata.read_tree();
+    let held = tree.order.first();
+    let stamp = |seq: &Seq| tree.ops.get(seq).map_or(0, |op| op.stamp_nanos);
+    let comes = |seq: &Seq| held.is_none_or(|first| *seq < first.seq) && stamp(seq) <= until_nanos;
+    match batch.iter().position(|seq| !comes(seq)) {
+        None => (batch.len(), 0, false),
+        Some(ready) => {
+            let needed_nanos = if base.config.pool_ordered { stamp(&batch[ready]) } else { 0 };
+            (ready, needed_nanos, tree.ops.values().any(|op| op.eager))
+        }
+    }
 }

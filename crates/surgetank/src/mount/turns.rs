@@ -86,26 +86,33 @@ impl Turns {
 
     /// Returns when the RELEASEs that the kernel has sent so far are done, or some are slow.
     pub fn await_closes(&self, device: BorrowedFd<'_>) {
-        self.await_until(device, Instant::now() + TIMEOUT, |one| !one.slow);
+        self.await_until(device, Instant::now() + TIMEOUT, true);
     }
 
     /// Are the RELEASEs done that the kernel has sent so far? Waits for them, also for slow ones.
     pub fn closes_are_done(&self, device: BorrowedFd<'_>, patience: Duration) -> bool {
-        self.await_until(device, Instant::now() + patience, |_| true)
+        self.await_until(device, Instant::now() + patience, false)
     }
 
     /// Returns whether those that count are done. After `until`, those that are not have been marked as slow.
-    fn await_until(&self, device: BorrowedFd<'_>, until: Instant, counts: impl Fn(&Release) -> bool) -> bool {
+    /// `leave_out`: those that are slow already, and requests that come while many others do.
+    fn await_until(&self, device: BorrowedFd<'_>, until: Instant, leave_out: bool) -> bool {
         let read = self.read.load(Ordering::Relaxed);
         let looks = self.looks.load(Ordering::SeqCst);
         while !self.all_are_read(device, looks) {
-            if Instant::now() >= until || self.read.load(Ordering::Relaxed) - read >= READ_MAX {
+            if leave_out && self.read.load(Ordering::Relaxed) - read >= READ_MAX {
                 break;
+            }
+            if Instant::now() >= until {
+                if leave_out {
+                    break;
+                }
+                return false;
             }
             std::thread::sleep(LOOK_EVERY);
         }
         let mut releases = self.releases();
-        let before: Vec<u64> = releases.iter().filter(|one| counts(one)).map(|one| one.unique).collect();
+        let before: Vec<u64> = releases.iter().filter(|one| !(leave_out && one.slow)).map(|one| one.unique).collect();
         loop {
             let mut left = releases.iter_mut().filter(|one| before.contains(&one.unique)).peekable();
             if left.peek().is_none() {

@@ -205,8 +205,11 @@ pub enum Ask {
     /// [`Answer::Bytes`].
     Report,
     /// Up to which moment (nanoseconds, Unix) the receiver has everything in the store: [`Answer::Count`]. The answer comes when
-    /// the owners know all closes of the receiver's programs from before it.
-    Published,
+    /// the owners know all closes of the receiver's programs from before it. `needed_nanos`: the asking member waits for this
+    /// moment; 0: for the closes only.
+    Published {
+        needed_nanos: u64,
+    },
     /// The asking member leaves, and the receiver has looked up these directories of it.
     Leaves {
         directories: Vec<Stored>,
@@ -261,7 +264,7 @@ impl Ask {
                 | Self::GiveBack { .. }
                 | Self::Tend { .. }
                 | Self::Report
-                | Self::Published
+                | Self::Published { .. }
                 | Self::Stage { .. }
                 | Self::HomeAttributes { .. }
                 | Self::ChangeHome { .. }

@@ -354,7 +354,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::GiveBack { .. }
         | Ask::Tend { .. }
         | Ask::Report
-        | Ask::Published
+        | Ask::Published { .. }
         | Ask::Leaves { .. }
         | Ask::Stage { .. }
         | Ask::HomeAttributes { .. }

@@ -9,6 +9,7 @@ use surgetank_policy::config::{Config, PoolConfig, Way};
 use surgetank_types::error::{Error, Result};
 
 use super::wait::duration_millis;
+use crate::agent::way::mountable;
 
 const LEASE: &str = "10s";
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
@@ -75,7 +76,10 @@ impl Pooling {
             let why = "a name has 1 to 64 letters, digits, `-`, `_` and `.`, and begins with no `.`";
             return Err(refused(&source, why).remedy("choose another name, the same on all nodes"));
         }
-        match (excluded(config), nodes) {
+        // (A job for which no pool was named works as it would without one.)
+        let unmountable = nodes.and_then(|_| mountable(&config.over).err());
+        let without = unmountable.map(|why| (format!("nothing can be mounted: {why}"), ""));
+        match (excluded(config).or(without), nodes) {
             (Some((why, _)), Some(nodes)) => {
                 if !quiet {
                     eprintln!("surgetank: the Slurm job has {nodes} nodes, and this one joins no pool: {why}");

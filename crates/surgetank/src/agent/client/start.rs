@@ -24,6 +24,9 @@ use crate::pool::rendezvous::beside::beside;
 
 const SLOW_START: Duration = Duration::from_secs(10);
 
+/// A start takes at most this much longer for a look for pools.
+const LOOK_BESIDE: Duration = Duration::from_secs(1);
+
 /// An agent that is ready for use, and what this process holds until it has joined.
 pub struct Found {
     pub connection: Connection,
@@ -129,8 +132,13 @@ fn pools_beside(config: &Config) -> Option<String> {
         return None;
     }
     let own = config.pool.as_ref().map(|pool| pool.name.as_str());
-    // (A directory that cannot be listed has no pools that this process can join.)
-    let pools = beside(&config.store, own).ok()?;
+    // (A directory that cannot be listed has no pools that this process can join. A slow store or name service must not delay
+    // the start: the thread is left behind.)
+    let (found, finds) = std::sync::mpsc::channel();
+    let (store, own) = (config.store.clone(), own.map(str::to_owned));
+    let look = move || found.send(beside(&store, own.as_deref()).ok());
+    std::thread::Builder::new().name("beside".to_owned()).spawn(look).ok()?;
+    let pools = finds.recv_timeout(LOOK_BESIDE).ok()??;
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let (which, join) = match names.as_slice() {
         [] => return None,

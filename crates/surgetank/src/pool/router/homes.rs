@@ -194,7 +194,10 @@ fn change_home<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64, chan
     let Some(member) = homes.home_of(FileId(id)) else { return Ok(*change) };
     let at = Router::<F>::at_handle(member);
     let ask = |change: Change| match router.remote.ask(&agent(), at, Ask::ChangeHome { number: id, change })? {
-        Answer::Content(_) => Ok(()),
+        Answer::Content(content) => {
+            router.lengths.newest(id, content);
+            Ok(())
+        }
         _ => Err(Fault::from(Errno::PROTO)),
     };
     if change.size_bytes.is_some() {

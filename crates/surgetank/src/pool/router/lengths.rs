@@ -152,7 +152,7 @@ impl Lengths {
     }
 
     /// An answer about a file: an earlier one, if that is newer.
-    fn newest(&self, id: u64, content: Content) -> Attr {
+    pub fn newest(&self, id: u64, content: Content) -> Attr {
         let mut seen = self.hold();
         let newest = seen.contents.entry(id).or_insert(content);
         if newest.stamp_nanos < content.stamp_nanos {

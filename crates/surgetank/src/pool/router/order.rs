@@ -6,7 +6,7 @@
 //! The danger that this avoids: a mark appears in the store before data that was closed, on another node, before the mark was
 //! opened.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,12 +38,15 @@ pub(super) struct Order {
 
 #[derive(Default)]
 struct State {
-    is_wanted: bool,
+    /// The moment that the drain waits for; 0: it waits for closes only. `None`: it does not wait.
+    wanted: Option<u64>,
     /// How often the others were asked.
     asked: u64,
+    /// A thread asks.
+    is_asking: bool,
     /// Up to this moment (Unix) the others have everything in the store.
     until_nanos: u64,
-    /// Since when a member has not answered.
+    /// Since when a member has not answered. (0: this node's process.)
     silent: HashMap<u32, Instant>,
 }
 
@@ -56,14 +59,19 @@ impl Order {
         self.state().until_nanos
     }
 
-    pub fn want(&self) {
-        self.state().is_wanted = true;
+    pub fn is_asking(&self) -> bool {
+        self.state().is_asking
+    }
+
+    fn want(&self, needed_nanos: u64) {
+        let mut state = self.state();
+        state.wanted = state.wanted.max(Some(needed_nanos));
         self.wanted.notify_all();
     }
 
     /// Has the others asked, and waits for that.
-    pub fn await_news(&self) {
-        self.want();
+    pub fn await_news(&self, needed_nanos: u64) {
+        self.want(needed_nanos);
         let state = self.state();
         let before = state.asked;
         // (Without news the drain asks again.)
@@ -76,23 +84,29 @@ impl Order {
     }
 
     /// Returns when it is wanted, or now and then.
-    fn await_wanted(&self) -> bool {
+    fn await_wanted(&self) -> Option<u64> {
         let mut state = self.state();
-        if !state.is_wanted {
+        if state.wanted.is_none() {
             state = self.wanted.wait_timeout(state, ANSWER).unwrap_or_else(PoisonError::into_inner).0;
         }
-        std::mem::take(&mut state.is_wanted)
+        state.wanted.take()
     }
 
-    /// Asks all others at once. Returns the members that have delivered the closes of their programs.
-    fn ask(&self) -> Vec<u32> {
-        let Ok(status) = self.link.status(ANSWER) else { return Vec::new() };
-        let others: Vec<u32> =
-            status.members.iter().map(|one| one.member).filter(|one| *one != self.link.member()).collect();
+    /// Asks others, all at once: those whose programs write here, or all, if a moment is needed. Returns those that may not have
+    /// delivered the closes of their programs. `now_nanos`: the beginning of the cut. Later moments are not asked for.
+    fn ask(&self, writers: &BTreeSet<u32>, needed_nanos: u64, now_nanos: u64) -> Vec<u32> {
+        let others = if needed_nanos == 0 {
+            writers.iter().copied().collect()
+        } else {
+            match self.members() {
+                Some(others) => others,
+                None => return writers.iter().copied().collect(),
+            }
+        };
         let answers: Vec<(u32, Option<u64>)> = std::thread::scope(|scope| {
             let ask = |member: u32| {
                 let until = tick() + ANSWER;
-                let call = Call { uid: 0, gid: 0, ask: Ask::Published };
+                let call = Call { uid: 0, gid: 0, ask: Ask::Published { needed_nanos } };
                 match self.link.call(member, &call, None, &mut |_| tick() < until) {
                     Ok(Answer::Count(nanos)) => Some(nanos),
                     // (It has left, or is lost. Nothing comes from it.)
@@ -100,31 +114,48 @@ impl Order {
                     _ => None,
                 }
             };
-            let asked = others.iter().map(|member| (*member, scope.spawn(move || ask(*member))));
-            let asked: Vec<_> = asked.collect();
-            asked.into_iter().map(|(member, answer)| (member, answer.join().unwrap_or_default())).collect()
+            // (Without a thread a member is asked the next time.)
+            let begun = |member: u32| std::thread::Builder::new().spawn_scoped(scope, move || ask(member)).ok();
+            let asked: Vec<_> = others.iter().map(|member| (*member, begun(*member))).collect();
+            let answer = |thread: std::thread::ScopedJoinHandle<'_, Option<u64>>| thread.join().ok().flatten();
+            asked.into_iter().map(|(member, thread)| (member, thread.and_then(answer))).collect()
         });
         let mut state = self.state();
-        state.silent.retain(|member, _| others.contains(member));
-        let mut until_nanos = u64::MAX;
+        let mut until_nanos = now_nanos;
+        let mut missing = Vec::new();
         for (member, answer) in &answers {
             match answer {
                 Some(nanos) => {
                     state.silent.remove(member);
                     until_nanos = until_nanos.min(*nanos);
                 }
+                None if state.is_silent(*member) => {
+                    tracing::warn!(member, "does not answer: what is in the store does not wait for it any longer");
+                }
                 None => {
-                    let since = *state.silent.entry(*member).or_insert_with(tick);
-                    if since.elapsed() < SILENT {
-                        until_nanos = 0;
-                    } else {
-                        tracing::warn!(member, "does not answer: what is in the store does not wait for it any longer");
-                    }
+                    until_nanos = 0;
+                    missing.push(*member);
                 }
             }
         }
-        state.until_nanos = until_nanos;
-        answers.into_iter().filter(|(_, answer)| answer.is_some()).map(|(member, _)| member).collect()
+        if needed_nanos > 0 {
+            state.until_nanos = until_nanos;
+        }
+        missing
+    }
+
+    /// All other members. `None`: this node's process does not answer, and is waited for.
+    fn members(&self) -> Option<Vec<u32>> {
+        let Ok(status) = self.link.status(ANSWER) else {
+            let mut state = self.state();
+            if state.is_silent(0) {
+                state.until_nanos = u64::MAX;
+            }
+            return None;
+        };
+        let mut state = self.state();
+        state.silent.retain(|member, _| status.members.iter().any(|one| one.member == *member));
+        Some(status.members.iter().map(|one| one.member).filter(|one| *one != self.link.member()).collect())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -132,32 +163,45 @@ impl Order {
     }
 }
 
+impl State {
+    /// It has not answered. Has it not for so long that it is not waited for?
+    fn is_silent(&mut self, member: u32) -> bool {
+        self.silent.entry(member).or_insert_with(tick).elapsed() >= SILENT
+    }
+}
+
 /// Asks the others whenever the drain waits for them.
 pub(super) fn ask_when_wanted<F: Filesystem>(router: &Arc<Router<F>>) {
-    let (order, router) = (router.order.clone(), Arc::downgrade(router));
+    let (order, weak) = (router.order.clone(), Arc::downgrade(router));
     let ask = move || {
         loop {
-            let is_wanted = order.await_wanted();
-            let Some(router) = router.upgrade() else { return };
-            if is_wanted {
-                router.namespace.order.cut(router.link.member(), ANSWER, || order.ask());
+            let wanted = order.await_wanted();
+            let Some(router) = weak.upgrade() else { return };
+            if let Some(needed_nanos) = wanted {
+                let in_pool = &router.namespace.order;
+                let writers = in_pool.writers(router.link.member());
+                in_pool.cut(ANSWER, |now_nanos| order.ask(&writers, needed_nanos, now_nanos));
                 order.tell_news();
                 std::thread::sleep(ASKED_AGAIN);
             }
         }
     };
-    if let Err(why) = std::thread::Builder::new().name("pool-order".to_owned()).spawn(ask) {
-        tracing::error!(%why, "the drain waits for other members, and does not ask them");
+    match std::thread::Builder::new().name("pool-order".to_owned()).spawn(ask) {
+        Ok(_) => router.order.state().is_asking = true,
+        Err(why) => {
+            tracing::error!(%why, "other members are not asked, and files reach the store in no order with theirs")
+        }
     }
 }
 
 /// Another member asks how far this one is.
-pub(super) fn published<F: Filesystem>(router: &Router<F>) -> Answer {
+pub(super) fn published<F: Filesystem>(router: &Router<F>, needed_nanos: u64) -> Answer {
     let own = router.link.member();
-    let until = router.namespace.order.is_published_until(own, ANSWER);
+    let in_pool = &router.namespace.order;
+    let until = in_pool.is_published_until(own, needed_nanos, ANSWER);
     // (Files that others write may hold it up. They are asked after this answer.)
-    if router.namespace.order.has_others(own) {
-        router.order.want();
+    if until.is_some_and(|until| until < needed_nanos) && !in_pool.writers(own).is_empty() {
+        router.order.want(0);
     }
     until.map_or(Answer::Failed(Errno::TIMEDOUT.raw_os_error()), Answer::Count)
 }

@@ -15,14 +15,15 @@ use surgetank_store::{Cred, Meta, Staged, StorePath};
 use surgetank_types::clock::{tick, uptime};
 use surgetank_types::model::{FileId, NodeId};
 
-use super::super::call::{Answer, Ask, Call, Change, Content, Copied, Need, Time};
+use super::super::call::{Answer, Ask, Call, Change, Copied, Need, Time};
 use super::super::link::{Link, NoAnswer};
+use super::here;
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
 use super::{PATIENCE, Router};
 use crate::mount::request::SetAttr;
-use crate::mount::{Attributes, Filesystem, TimeChange};
+use crate::mount::{Filesystem, TimeChange};
 
 /// How often it is asked which contents are still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -57,7 +58,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
                 }
             }
         }
-        Ask::Published => order::published(router),
+        Ask::Published { needed_nanos } => order::published(router, *needed_nanos),
         Ask::HomeAttributes { number } => attributes_of(router, *number, None),
         Ask::ChangeHome { number, change } => attributes_of(router, *number, Some(change)),
         Ask::Needs { numbers } => {
@@ -87,17 +88,14 @@ fn attributes_of<F: Filesystem>(router: &Router<F>, number: u64, change: Option<
             Time::At(time) => TimeChange::At(time),
         })
     };
-    let stamp_nanos = stamp_nanos();
-    let answer = match change {
-        None => router.door.getattr(&agent(), content.0, None),
-        Some(Change { size_bytes, atime, mtime, .. }) => {
-            let (atime, mtime) = (time(*atime), time(*mtime));
-            let change = SetAttr { size_bytes: *size_bytes, atime, mtime, ..SetAttr::default() };
-            router.door.setattr(&agent(), content.0, &change)
-        }
-    };
-    match answer {
-        Ok(Attributes { attr, .. }) => Answer::Content(Content { attr, stamp_nanos }),
+    let changed = change.map_or(Ok(()), |Change { size_bytes, atime, mtime, .. }| {
+        let (atime, mtime) = (time(*atime), time(*mtime));
+        let change = SetAttr { size_bytes: *size_bytes, atime, mtime, ..SetAttr::default() };
+        router.door.setattr(&agent(), content.0, &change).map(|_| ())
+    });
+    // (The stamp is later than the change.)
+    match changed.and_then(|()| here::of_content(router, content)) {
+        Ok(content) => Answer::Content(content),
         Err(fault) => Answer::Failed(fault.errno.raw_os_error()),
     }
 }
@@ -242,7 +240,11 @@ impl Members for Others {
         self.order.until_nanos()
     }
 
-    fn await_cut(&self) {
-        self.order.await_news();
+    fn await_cut(&self, needed_nanos: u64) {
+        self.order.await_news(needed_nanos);
+    }
+
+    fn keep_order(&self) -> bool {
+        self.order.is_asking() && !self.link.is_over()
     }
 }
