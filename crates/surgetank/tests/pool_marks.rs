@@ -14,7 +14,7 @@ const WRITERS: usize = 3;
 const BYTES: usize = 20_000;
 
 fn rounds() -> usize {
-    std::env::var("SURGETANK_POOL_TRIALS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(150)
+    std::env::var("SURGETANK_POOL_TRIALS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(80)
 }
 
 /// Where the files of a round are, below the pool's directory.
@@ -78,13 +78,36 @@ fn check(pool: &mut Pool, data: Names, mark: Names, rounds: usize, beside: impl 
     seen.end();
 }
 
-/// All names belong to the first member. The content is at its writers.
+/// All names belong to the first member. The content is at its writers, whose closes the first member learns of later: the agent of
+/// one is stopped for 300 ms now and then.
 #[test]
 fn mark_comes_after_its_data_in_one_directory() {
     let Some(mut pool) = Pool::start("marks", WRITERS + 1) else { return };
     fs::create_dir(pool.member(0).join("d")).unwrap();
     let data = |writer: usize, round: usize| PathBuf::from(format!("d/{round}-{writer}"));
-    check(&mut pool, data, |_, round| PathBuf::from(format!("d/_SUCCESS-{round}")), rounds(), |_| {});
+    check(&mut pool, data, |_, round| PathBuf::from(format!("d/_SUCCESS-{round}")), rounds(), slow);
+}
+
+/// The agent of the writer is stopped before the close, so that the owner cannot learn of it before the mark is closed.
+#[test]
+fn mark_waits_for_a_close_that_the_owner_does_not_know() {
+    let Some(mut pool) = Pool::start("latemarks", 3) else { return };
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    for round in 0..4 {
+        let (data, mark) = (format!("d/{round}"), format!("d/_SUCCESS-{round}"));
+        let mut file = File::create(pool.member(1).join(&data)).unwrap();
+        file.write_all(b"data").unwrap();
+        kill_process(pool.agent(1), Signal::STOP).unwrap();
+        drop(file);
+        fs::write(pool.member(2).join(&mark), "").unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let was_early = pool.store().join(&mark).exists();
+        kill_process(pool.agent(1), Signal::CONT).unwrap();
+        assert!(!was_early, "round {round}");
+        crate::scene::eventually("the mark comes", || pool.store().join(&mark).exists());
+        assert_eq!(fs::read(pool.store().join(&data)).unwrap(), b"data");
+    }
+    pool.end();
 }
 
 /// Each member writes in a directory of its own, and publishes for itself.
@@ -103,24 +126,20 @@ fn mark_comes_after_its_data_with_a_slow_agent() {
     own_directories(&pool);
     let log = File::create(pool.member(1).join("own0/log")).unwrap();
     let data = |writer: usize, round: usize| PathBuf::from(format!("own{writer}/{round}"));
-    let slow = |pool: &Pool| {
-        for _ in 0..6 {
-            std::thread::sleep(Duration::from_millis(100));
-            kill_process(pool.agent(1), Signal::STOP).unwrap();
-            std::thread::sleep(Duration::from_millis(300));
-            kill_process(pool.agent(1), Signal::CONT).unwrap();
-        }
-    };
-    check_with(&mut pool, data, slow, log);
-}
-
-fn check_with(pool: &mut Pool, data: Names, slow: impl FnOnce(&Pool) + Send, log: File) {
-    let mark: Names = |member, round| PathBuf::from(format!("own{member}/{round}"));
     let stays_open = move |pool: &Pool| {
         slow(pool);
         drop(log);
     };
-    check(pool, data, mark, rounds(), stays_open);
+    check(&mut pool, data, |member, round| PathBuf::from(format!("own{member}/{round}")), rounds(), stays_open);
+}
+
+fn slow(pool: &Pool) {
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(53));
+        kill_process(pool.agent(1), Signal::STOP).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(pool.agent(1), Signal::CONT).unwrap();
+    }
 }
 
 fn ordered(name: &str) -> Option<Pool> {

@@ -107,16 +107,15 @@ impl PoolOrder {
 pub(crate) fn in_order(base: &Base, metadata: &Metadata, mut batch: Vec<Seq>) -> Vec<Seq> {
     let members = base.members.get().filter(|members| base.config.ordered && members.keep_order());
     let Some(members) = members else { return batch };
-    let (mut ready, mut needed_nanos, is_awaited) = ready(base, metadata, &batch, members.are_published_until());
+    let (ready, needed_nanos, is_awaited) = ready(base, metadata, &batch, members.are_published_until());
     if ready < batch.len() && is_awaited {
         members.await_cut(needed_nanos);
         return batch;
     }
     if ready == 0 {
         members.await_cut(needed_nanos);
-        (ready, needed_nanos, _) = self::ready(base, metadata, &batch, members.are_published_until());
-        tracing::trace!(ready, needed_nanos, "after a cut");
     }
+    // (Something may come before these since the cut: the drain looks at the queue again.)
     batch.truncate(ready);
     batch
 }
