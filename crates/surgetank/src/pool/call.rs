@@ -426,7 +426,7 @@ pub enum Answer {
         handle: u64,
         home: Home,
         /// The attributes of its directory after that, and how long they may be believed.
-        parent: Option<(Attr, Duration)>,
+        parent: Option<Box<(Attr, Duration)>>,
     },
     Content(Content),
     Home(Option<Home>),

@@ -111,9 +111,9 @@ impl Export {
                 let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
                 Answer::Attributes { attr, ttl: ttl.unwrap_or_default() }
             }
-            Ok(Answer::CreatedAt { found, handle, home, parent: Some((attr, _)) }) => {
+            Ok(Answer::CreatedAt { found, handle, home, parent: Some(parent) }) => {
                 let ttl = node_of(&call.ask).map(|node| self.beliefs.give(node, member, before));
-                Answer::CreatedAt { found, handle, home, parent: ttl.map(|ttl| (attr, ttl)) }
+                Answer::CreatedAt { found, handle, home, parent: ttl.map(|ttl| Box::new((parent.0, ttl))) }
             }
             Ok(answer) => answer,
             Err(Errno::REMCHG) => Answer::NotOwner,

@@ -88,7 +88,7 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     let file = OpenFile { fd, node: found.node };
     let handle = of.opened(Handle::File(Arc::new(file)))?;
     let Some(home) = home else { return Ok(Answer::Created { found, handle }) };
-    let parent = attr_of(&*directory).ok().map(|attr| (attr, Duration::ZERO));
+    let parent = attr_of(&*directory).ok().map(|attr| Box::new((attr, Duration::ZERO)));
     Ok(Answer::CreatedAt { found, handle, home, parent })
 }
 

@@ -361,7 +361,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
                     if self.only_ids.is_none() {
                         self.here.making(entry.id, caller, entry.attr);
                     }
-                    if let Some((attr, ttl)) = parent {
+                    if let Some((attr, ttl)) = parent.map(|parent| *parent) {
                         self.remote.parents.made_in((at.member, at.node), self.shown(attr), begun + ttl, before);
                     }
                     Ok((entry, opened))
