@@ -237,6 +237,7 @@ impl Namespace {
 
     /// The agent is in a pool with others.
     pub fn set_members(&self, members: Arc<dyn Members>) {
+        self.metadata.write_tree().order.keep();
         // (Set once.)
         drop(self.base.members.set(members));
     }

@@ -56,8 +56,6 @@ pub struct Op {
     pub certain: bool,
     /// When it was queued.
     pub queued: Instant,
-    /// Its moment in the order of a pool (Unix). 0: an earlier agent queued it.
-    pub stamp_nanos: u64,
 }
 
 /// Why an operation did not succeed, for `status` and the verdict.
@@ -103,7 +101,6 @@ impl Op {
             doubtful: false,
             certain: false,
             queued: surgetank_types::clock::tick(),
-            stamp_nanos: 0,
         }
     }
 

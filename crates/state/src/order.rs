@@ -63,10 +63,40 @@ pub struct Order {
     /// Of handles that are being closed, by file.
     closing: HashMap<FileId, Closing>,
     places: BTreeMap<Seq, u64>,
+    /// Of queued operations.
+    stamps: HashMap<Seq, u64>,
+    /// The agent is in a pool.
+    is_kept: bool,
     last_stamp_nanos: u64,
 }
 
 impl Order {
+    /// The agent is in a pool: operations have stamps from now on.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
+    pub(crate) fn queue(&mut self, seq: Seq) {
+        if self.is_kept {
+            let stamp_nanos = self.stamp_nanos();
+            self.stamps.insert(seq, stamp_nanos);
+        }
+    }
+
+    pub(crate) fn dequeue(&mut self, seq: Seq) {
+        self.stamps.remove(&seq);
+    }
+
+    /// An operation is queued at this position.
+    pub fn queue_at(&mut self, position: Position) {
+        self.stamps.insert(position.seq, position.stamp_nanos);
+    }
+
+    /// The stamp of a queued operation. 0: an earlier agent queued it.
+    pub fn stamp_of(&self, seq: Seq) -> u64 {
+        self.stamps.get(&seq).copied().unwrap_or(0)
+    }
+
     /// The stamp of an operation that is queued now.
     pub fn stamp_nanos(&mut self) -> u64 {
         let now = u64::try_from(clock::now().nanos).unwrap_or(0);
@@ -211,8 +241,8 @@ pub fn may_precede(tree: &Tree, kind: &OpKind, from: Seq) -> bool {
 /// The stamp of the first operation that is not published, and whether the store refuses it. (What waits for the end of a run
 /// holds up nothing.)
 pub fn first_unpublished(tree: &Tree) -> Option<(u64, bool)> {
-    let op = tree.ops.get(tree.before_the_end.first()?)?;
-    Some((op.stamp_nanos, op.failures > 0))
+    let seq = *tree.before_the_end.first()?;
+    Some((tree.order.stamp_of(seq), tree.ops.get(&seq)?.failures > 0))
 }
 
 #[cfg(test)]

@@ -356,9 +356,8 @@ impl Tree {
     pub fn queue(&mut self, kind: OpKind, run: RunId, due: Instant, last: bool) -> Seq {
         let seq = Seq::new(self.next_seq);
         self.next_seq += 1;
-        let mut op = Op::new(kind, run, due, last);
-        op.stamp_nanos = self.order.stamp_nanos();
-        self.enqueue(seq, op);
+        self.order.queue(seq);
+        self.enqueue(seq, Op::new(kind, run, due, last));
         seq
     }
 
@@ -395,6 +394,7 @@ impl Tree {
     /// Removes an operation, done or not. Returns the names that it had pinned.
     pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
         let op = self.ops.remove(&seq)?;
+        self.order.dequeue(seq);
         if op.last {
             self.for_the_end.remove(seq, &op);
         } else {

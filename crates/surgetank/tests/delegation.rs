@@ -479,7 +479,7 @@ for n in range(160): assert open(f'd/file-{n}', 'rb').read() == bytes([n]) * (40
 /// Permissions, and flags without `O_EXCL`.
 #[test]
 fn delegated_creates_have_their_modes_and_flags() {
-    let Some(scene) = scene("delegation_modes") else { return };
+    let Some(scene) = scene("delegation_flags") else { return };
     let script = python(
         r"
 os.mkdir('d'); delegate('d')

@@ -209,8 +209,8 @@ fn queue_in_place(tree: &mut Tree, kind: OpKind, run: RunId, due: std::time::Ins
     }) else {
         return tree.queue(kind, run, due, last);
     };
-    let mut op = surgetank_state::Op::new(kind, run, due, last);
-    op.stamp_nanos = position.stamp_nanos;
+    let op = surgetank_state::Op::new(kind, run, due, last);
+    tree.order.queue_at(position);
     let (seq, file) = (position.seq, op.file());
     tree.enqueue(seq, op);
     tree.order.sealed(file);

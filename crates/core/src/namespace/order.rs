@@ -126,7 +126,7 @@ fn ready(base: &Base, metadata: &Metadata, batch: &[Seq], until_nanos: u64) -> (
     let until_nanos = if base.config.pool_ordered { until_nanos } else { u64::MAX };
     let tree = metadata.read_tree();
     let held = tree.order.first();
-    let stamp = |seq: &Seq| tree.ops.get(seq).map_or(0, |op| op.stamp_nanos);
+    let stamp = |seq: &Seq| tree.order.stamp_of(*seq);
     let comes = |seq: &Seq| held.is_none_or(|first| *seq < first.seq) && stamp(seq) <= until_nanos;
     match batch.iter().position(|seq| !comes(seq)) {
         None => (batch.len(), 0, false),
