@@ -480,6 +480,12 @@ impl Metadata {
     }
 }
 
+/// Do other members of a pool change a store that is on a server? What only read files made the agent's own is then not
+/// believed longer than the rest of the store.
+pub(crate) fn shares_a_server(metadata: &Metadata) -> bool {
+    metadata.config.pool.is_some() && !metadata.store.features().plain_files
+}
+
 /// Content for another member's name is not drained from here: that member asks for it.
 fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
     let is_for_another = dir.is_some() && dir == tree.homes;

@@ -180,7 +180,7 @@ impl Namespace {
         let file_locks = Arc::new(FileLocks::new(&base, &files, keeper));
         let restore = Arc::new(Restore::new(&base, &files, &file_locks, &listings, &resolver));
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
-        let pooled = Pooled::new(&files);
+        let pooled = Pooled::new(&base, &files);
         let homes = Homes::new(&base, &files);
         let order = PoolOrder::new(&base, &files.metadata);
         let namespace = Arc::new(Self {

@@ -14,7 +14,7 @@ use crate::delegation::DelegationDemand;
 use crate::hints::HintHistory;
 use crate::kernel_entries::KernelNegativeEntries;
 use crate::negative_cache::NegativeCache;
-use crate::{Name, Place};
+use crate::{Name, OWN_INODE_BASE, Place};
 
 /// One name. 0 stands for no file: a million of these have to be small.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -309,6 +309,14 @@ impl Inode {
         let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();
         let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty() && extra.spill.is_none());
         self.owned && self.may_be_copy() && self.applied == self.logical && at_rest && one_name
+    }
+
+    /// A directory of the store that was not made here and has no change of its own. It is the agent's own (`owned`) only
+    /// because of files below it.
+    pub fn is_way(&self, id: FileId) -> bool {
+        let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.applied == self.logical;
+        let is_made = self.attr.ino == OWN_INODE_BASE + id.0;
+        self.owned && self.is_dir() && self.applied.is_some() && at_rest && !is_made && !self.pinned
     }
 
     /// It is a copy, or will be one when the queued operations are done.

@@ -32,6 +32,7 @@ mod tests;
 mod uploads;
 mod walk;
 
+pub use attributes::directory_number;
 pub use interface::*;
 pub use keys::is_mark;
 
@@ -336,6 +337,8 @@ impl Store for ObjectStore {
     fn refresh(&self) {
         self.server.refresh();
         self.listings.forget_all();
+        self.listings.forget_words();
+        locked(&self.own_object).clear();
         if let Some(seen) = &self.seen {
             locked(seen).clear();
         }

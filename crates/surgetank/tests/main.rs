@@ -42,6 +42,7 @@ mod pool_homes;
 mod pool_life;
 mod pool_marks;
 mod pool_model;
+mod pool_objects;
 mod pool_order;
 mod pool_status;
 mod pool_storms;

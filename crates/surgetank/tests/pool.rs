@@ -19,6 +19,10 @@ pub struct Pool {
     scene: Scene,
     base: PathBuf,
     members: Vec<PathBuf>,
+    /// So long members believe the store.
+    pub store_ttl: &'static str,
+    /// The URL of the store on a server, and what its driver needs in the environment.
+    server: Option<(String, Vec<(&'static str, &'static str)>)>,
 }
 
 impl Pool {
@@ -26,8 +30,16 @@ impl Pool {
     pub fn start(name: &str, members: usize) -> Option<Self> {
         let scene = Scene::new(&format!("pool-{name}"))?;
         scene.tmpfs("pool", 600);
-        let mut pool = Self { scene, base: PathBuf::from("/mnt/pool"), members: Vec::new() };
+        let mut pool =
+            Self { scene, base: PathBuf::from("/mnt/pool"), members: Vec::new(), store_ttl: "100ms", server: None };
         pool.mount(members);
+        Some(pool)
+    }
+
+    /// The store is on a server, which runs already.
+    pub fn on_server(name: &str, url: &str, environment: &[(&'static str, &'static str)]) -> Option<Self> {
+        let mut pool = Self::start(name, 0)?;
+        pool.server = Some((url.to_owned(), environment.to_vec()));
         Some(pool)
     }
 
@@ -54,6 +66,21 @@ impl Pool {
         let mounted = self.command("mount", number, more).arg(&over).output().unwrap();
         assert!(mounted.status.success(), "member {number}: {mounted:?}");
         self.members.push(over);
+    }
+
+    /// So many members that start at the same moment.
+    pub fn mount_at_once(&mut self, members: usize) {
+        let mount = |number: usize| {
+            let over = self.over(number);
+            let mut command = self.command("mount", number, &[]);
+            (command.arg(&over).spawn().unwrap(), over)
+        };
+        let begun: Vec<_> = (0..members).map(mount).collect();
+        for (child, over) in begun {
+            let mounted = child.wait_with_output().unwrap();
+            assert!(mounted.status.success(), "{}: {mounted:?}", over.display());
+            self.members.push(over);
+        }
     }
 
     /// The member's node is gone: nothing of it ends in order.
@@ -96,8 +123,12 @@ impl Pool {
         fs::create_dir_all(self.over(number)).unwrap();
         fs::create_dir_all(&tier).unwrap();
         let mut command = self.scene.command("/mnt/surgetank");
-        command.args([verb, "--store-ttl", "100ms", "--tier", &format!("fast={}:64MiB", tier.display())]);
-        command.arg("--store").arg(self.store()).arg("--state").arg(self.state(number)).args(more);
+        command.args([verb, "--store-ttl", self.store_ttl, "--tier", &format!("fast={}:64MiB", tier.display())]);
+        match &self.server {
+            None => command.arg("--store").arg(self.store()),
+            Some((url, environment)) => command.arg("--store").arg(url).envs(environment.iter().copied()),
+        };
+        command.arg("--state").arg(self.state(number)).args(more);
         command
     }
 

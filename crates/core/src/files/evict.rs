@@ -223,6 +223,33 @@ impl Eviction {
         true
     }
 
+    /// Another member of the pool has removed a directory of the store, or put another one in its place. `false`: there is
+    /// something of this agent below it.
+    pub(crate) fn disown_way(&self, tree: &mut Tree, id: FileId) -> bool {
+        let Some(inode) = tree.get(id).filter(|inode| inode.is_way(id)) else { return false };
+        let Some((dir, name)) = inode.logical.clone() else { return false };
+        let below: Vec<FileId> =
+            inode.dir.iter().flat_map(|dir| dir.children.values()).filter_map(|entry| entry.logical()).collect();
+        if below.iter().any(|child| tree.get(*child).is_some_and(|child| child.owned)) {
+            return false;
+        }
+        if tree.is_queued(id) || tree.dir(dir).is_none_or(|dir| dir.complete) {
+            return false;
+        }
+        if let Some(inode) = tree.get_mut(id) {
+            (inode.owned, inode.logical, inode.applied) = (false, None, None);
+        }
+        tree.bind(dir, &name, |entry| *entry = surgetank_state::Entry::default());
+        self.metadata.commit_apart(tree, |tree| {
+            tree.txn.dropped(id);
+            tree.txn.entry(dir, &name);
+        });
+        if tree.get(id).is_some_and(|inode| inode.lookups == 0) {
+            tree.forget_mirror(id);
+        }
+        true
+    }
+
     /// Removes the plain file after the catalog has the record of it.
     fn drop_copy(&self, tree: &mut Tree, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> Remains<'_> {
         tree.txn.pending_unlink(Some(replica));

@@ -15,7 +15,7 @@ use crate::content::{Content, Location, Open};
 use crate::files::attach::Wanted;
 use crate::files::open::{Opener, PUBLISHED_AS_IT_IS, REMOVED};
 use crate::files::{LEFT_TO_THE_MOUNT, Via};
-use crate::metadata::FILES_OF_A_MEMBER;
+use crate::metadata::{FILES_OF_A_MEMBER, shares_a_server};
 use crate::report::run::EventKind;
 
 impl Opener {
@@ -53,14 +53,15 @@ impl Opener {
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id).ok_or(REMOVED)?;
             let device = self.tiers.device(device);
+            // (In a pool another member may change the file, as below. On a server each file that was read is a copy.)
+            let is_shared = shares_a_server(&self.metadata) && inode.may_be_copy();
+            let may_be_direct = (writes || !is_shared) && self.placer.may_be_direct(via);
             // The agent's descriptor of a direct file is read-only; otherwise the agent's own leases would be refused.
-            let direct = via.is_only()
-                || self.placer.may_be_direct(via)
-                    && (!writes
-                        || self
-                            .placer
-                            .room_for_direct(device.id(), &path, &self.placer.wish(&tree, id, &path))
-                            .is_some());
+            let has_room = || {
+                let wish = self.placer.wish(&tree, id, &path);
+                self.placer.room_for_direct(device.id(), &path, &wish).is_some()
+            };
+            let direct = via.is_only() || may_be_direct && (!writes || has_room());
             if !via.is_mount() && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }

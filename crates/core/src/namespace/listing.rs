@@ -20,8 +20,8 @@ use crate::base::{Base, Counters};
 use crate::files::Files;
 use crate::files::open_files::OpenFiles;
 use crate::handoff::{LeftListing, Record};
-use crate::metadata::Metadata;
 use crate::metadata::access::Access;
+use crate::metadata::{Metadata, shares_a_server};
 
 /// One name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,6 +192,8 @@ impl Listings {
             match entry.logical().and_then(|id| Some((id, tree.get(id)?))) {
                 // A mirror of the store's own entry: the listing has just shown whether it still exists.
                 Some((id, inode)) if (!inode.owned || inode.is_copy() && copies.contains(&id)) && !d.complete => {}
+                // (Another member may have removed it.)
+                Some((id, inode)) if shares_a_server(&self.metadata) && inode.is_way(id) && !d.complete => {}
                 // (Programs do not see it.)
                 Some((id, _)) if tree.homes == Some(id) => {}
                 Some((_, inode)) => {

@@ -3,11 +3,14 @@
 //! The danger that this avoids: the agent believes what the store said of a directory before another member changed it.
 
 use surgetank_state::{NegativeCache, OWN_INODE_BASE, Op, Tree, file_of, places};
+use surgetank_store::Store;
 use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::Arc;
 
+use crate::base::Base;
 use crate::files::Files;
-use crate::metadata::Metadata;
+use crate::files::evict::Eviction;
+use crate::metadata::{Metadata, shares_a_server};
 
 pub use crate::metadata::FILES_OF_A_MEMBER;
 
@@ -23,11 +26,19 @@ pub enum Place {
 /// Questions of the pool.
 pub struct Pooled {
     metadata: Arc<Metadata>,
+    eviction: Arc<Eviction>,
+    store: Arc<dyn Store>,
 }
 
 impl Pooled {
-    pub(crate) fn new(files: &Files) -> Self {
-        Self { metadata: files.metadata.clone() }
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        Self { metadata: files.metadata.clone(), eviction: files.eviction.clone(), store: base.store.clone() }
+    }
+
+    /// Was the directory made here, or one above it? (On a server of objects the store's own numbers may be as large.)
+    fn is_made(&self, tree: &Tree, dir: FileId) -> bool {
+        let numbers_differ = self.store.features().plain_files;
+        is_made(tree, dir, numbers_differ)
     }
 
     /// From now on the numbers of new files are those of this member, which counts from 1.
@@ -39,7 +50,7 @@ impl Pooled {
     /// Where a directory is; `None`: it is not known, or it has no name any more.
     pub fn place_of(&self, dir: FileId) -> Option<Place> {
         let tree = self.metadata.read_tree();
-        if is_made(&tree, dir) {
+        if self.is_made(&tree, dir) {
             return Some(Place::Made);
         }
         tree.logical_path(dir).map(Place::OfTheStore)
@@ -97,20 +108,40 @@ impl Pooled {
         last.is_none()
     }
 
+    /// The directory at this path is the store's again, or this member's: what the store's driver has kept of a server's
+    /// answers may be older than another member's changes.
+    pub fn is_given(&self, path: &[u8]) {
+        if !self.store.features().plain_files {
+            self.store.refresh();
+            self.believes_nothing(&mut self.metadata.write_tree(), path);
+        }
+    }
+
     /// Forgets what the store said of the directory at this path.
     pub fn forget(&self, path: &[u8]) {
+        self.store.refresh();
         let mut tree = self.metadata.write_tree();
-        let Some(at) = at_path(&tree, path) else { return };
-        let Some(dir) = tree.dir_mut(at) else { return };
+        let children = self.believes_nothing(&mut tree, path);
+        // (A copy that is open stays until the last program closes it.)
+        for id in children.into_iter().filter(|_| shares_a_server(&self.metadata)) {
+            self.eviction.disown_copy(&mut tree, id);
+        }
+    }
+
+    /// Returns the files in the directory.
+    fn believes_nothing(&self, tree: &mut Tree, path: &[u8]) -> Vec<FileId> {
+        let Some(at) = at_path(tree, path) else { return Vec::new() };
+        let Some(dir) = tree.dir_mut(at) else { return Vec::new() };
         dir.absent.clear();
         dir.negative_cache = NegativeCache::default();
         dir.generation = dir.generation.wrapping_add(1);
         let children: Vec<FileId> = dir.children.values().filter_map(|entry| entry.logical()).collect();
-        for id in children.into_iter().chain([at]) {
+        for id in children.iter().copied().chain([at]) {
             if let Some(inode) = tree.get_mut(id) {
                 inode.checked = None;
             }
         }
+        children
     }
 }
 
@@ -119,10 +150,11 @@ fn at_path(tree: &Tree, path: &[u8]) -> Option<FileId> {
     names.try_fold(FileId::ROOT, |at, name| tree.entry(at, name).and_then(surgetank_state::Entry::logical))
 }
 
-fn is_made(tree: &Tree, dir: FileId) -> bool {
+fn is_made(tree: &Tree, dir: FileId, numbers_differ: bool) -> bool {
     let mut at = dir;
     while let Some(inode) = tree.get(at) {
-        if inode.attr.ino >= OWN_INODE_BASE {
+        let ino = inode.attr.ino;
+        if ino >= OWN_INODE_BASE && (numbers_differ || ino == OWN_INODE_BASE + at.0) {
             return true;
         }
         match &inode.logical {

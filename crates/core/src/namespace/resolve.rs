@@ -24,8 +24,8 @@ use crate::files::evict::Eviction;
 use crate::files::open::Opener;
 use crate::files::open_files::OpenFiles;
 use crate::handoff::Record;
-use crate::metadata::Metadata;
 use crate::metadata::access::Access;
+use crate::metadata::{Metadata, shares_a_server};
 
 /// The limit of tries for a look-up in the store that keeps overlapping changes.
 const TRIES_MAX: usize = 100;
@@ -124,7 +124,8 @@ impl Resolver {
         let mut tree = self.metadata.write_tree();
         let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, name) == entry;
         let counted = tree.links_changed == links_changed || stat.attr.links == 1;
-        let ours = entry.and_then(Entry::logical).is_some_and(|id| tree.get(id).is_some_and(Inode::is_copy));
+        let ours = |id: FileId| tree.get(id).is_some_and(|inode| inode.is_copy() || inode.is_way(id));
+        let ours = entry.and_then(Entry::logical).is_some_and(ours);
         (unchanged && counted && !ours).then(|| self.integrate(&mut tree, dir, name, &stat))
     }
 
@@ -192,9 +193,8 @@ impl Resolver {
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let copy = entry
-                .and_then(Entry::logical)
-                .filter(|id| self.metadata.read_tree().get(*id).is_some_and(Inode::is_copy));
+            let known = entry.and_then(Entry::logical);
+            let copy = known.filter(|id| self.metadata.read_tree().get(*id).is_some_and(Inode::is_copy));
             let result = match copy {
                 Some(id) => match self.look_at_copy(who(caller), &path) {
                     Some(answer) => answer,
@@ -218,6 +218,13 @@ impl Resolver {
                 let known = tree.get(id).and_then(|inode| inode.identity.as_ref());
                 let same = result.as_ref().is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
                 if !same && !self.eviction.disown_copy(&mut tree, id) {
+                    return Ok(id);
+                }
+            }
+            if let Some(id) = known.filter(|id| tree.get(*id).is_some_and(|inode| inode.is_way(*id))) {
+                let ino = tree.get(id).map(|inode| inode.attr.ino);
+                let same = result.as_ref().map_or_else(|why| !is_absent(why), |stat| Some(stat.attr.ino) == ino);
+                if !same && !self.eviction.disown_way(&mut tree, id) {
                     return Ok(id);
                 }
             }
@@ -268,7 +275,8 @@ impl Resolver {
                 return Ask::Absent;
             };
             let believed = tree.get(id).is_some_and(|inode| {
-                let ours = inode.owned && (!inode.is_copy() || self.metadata.opens().contains_key(&id));
+                let is_way = shares_a_server(&self.metadata) && inode.is_way(id);
+                let ours = inode.owned && !is_way && (!inode.is_copy() || self.metadata.opens().contains_key(&id));
                 ours || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
             });
             if believed {

@@ -17,7 +17,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::{Object, Words};
+use super::{Object, Objects, Words};
 use crate::{Meta, StoreStat};
 use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
@@ -145,6 +145,12 @@ pub(super) fn identity_of(ino: u64, size_bytes: u64, mtime: Timestamp, etag: &st
 /// Inode number of a directory that only its files imply.
 pub(super) fn dir_ino(path: &str) -> u64 {
     number_of(&("directory", path))
+}
+
+/// The inode number of the directory at this path, whether it is there or not.
+pub fn directory_number(server: &dyn Objects, path: &str) -> io::Result<u64> {
+    let words = server.head(&format!("{path}/"))?.and_then(|marker| marker.words);
+    Ok(words.as_ref().and_then(id_of).unwrap_or_else(|| dir_ino(path)))
 }
 
 /// The same in every agent, and never 0.

@@ -17,7 +17,7 @@ use super::walk::{Level, Request, Walks};
 use super::{Object, ObjectStore, Words, locked};
 use crate::{StoreEntry, StorePath, StoreStat, at_once};
 use surgetank_types::clock::Moment;
-use surgetank_types::model::Kind;
+use surgetank_types::model::{Kind, STORE_TEMPORARY_PREFIX};
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use surgetank_types::sync::{Arc, Mutex};
 
@@ -93,6 +93,12 @@ impl Listings {
         self.changes.load(Ordering::SeqCst)
     }
 
+    /// Drops the words of all objects. (A change within the resolution of the server's times keeps etag and time.)
+    pub fn forget_words(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        locked(&self.words).clear();
+    }
+
     pub fn forget_all(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         *locked(&self.listed) = Held::default();
@@ -147,9 +153,13 @@ impl Listings {
         (*etag == object.etag && *modified == object.modified_nanos).then(|| (**words).clone())
     }
 
-    fn learn(&self, object: &Object) {
+    /// `since`: the number of changes before the object was asked for.
+    fn learn(&self, object: &Object, since: u64) {
         let Some(words) = &object.words else { return };
         let mut known = locked(&self.words);
+        if self.changes() != since {
+            return;
+        }
         if known.len() >= WORDS_MAX {
             known.clear();
         }
@@ -194,7 +204,7 @@ impl ObjectStore {
                 None => sure.push(object),
             }
         }
-        sure.extend(self.heads(unsure)?);
+        sure.extend(self.heads(unsure, since)?);
         let owner: Owner = self.owner;
         let mut names = Names::new();
         for object in sure {
@@ -202,6 +212,10 @@ impl ObjectStore {
             // Keys that are not paths (`a//b`) cannot be shown.
             if !matches!(name, "" | "." | "..") && name.len() <= 255 {
                 let stat = stat_of(&object, owner);
+                // (By such objects members of a pool find each other.)
+                if name.as_bytes().starts_with(STORE_TEMPORARY_PREFIX) {
+                    continue;
+                }
                 // A file hides the directory of the same name.
                 let shown = names.entry(name.as_bytes().into()).or_insert(stat);
                 if stat.attr.kind != Kind::Directory {
@@ -250,7 +264,7 @@ impl ObjectStore {
     }
 
     /// The objects with their words, several requests at a time. Objects that were removed meanwhile are left out.
-    fn heads(&self, objects: Vec<Object>) -> io::Result<Vec<Object>> {
+    fn heads(&self, objects: Vec<Object>, since: u64) -> io::Result<Vec<Object>> {
         let done: Mutex<Vec<Object>> = Mutex::default();
         at_once(objects.len(), HEADS_AT_ONCE, &|index| {
             let object = &objects[index];
@@ -261,7 +275,7 @@ impl ObjectStore {
                         locked(seen).insert(head.key.clone(), head.clone());
                     }
                     if !is_dir {
-                        self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() });
+                        self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() }, since);
                     }
                     locked(&done).push(head);
                 }

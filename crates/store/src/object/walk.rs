@@ -162,8 +162,13 @@ impl Walks {
         }
     }
 
-    fn keep(&self, levels: BTreeMap<String, Level>, at: Moment, ttl: Duration) {
+    /// `is_old`: something has changed since the levels were asked for.
+    fn keep(&self, levels: BTreeMap<String, Level>, at: Moment, ttl: Duration, is_old: impl Fn() -> bool) {
         let mut ahead = locked(&self.ahead);
+        // (Under the lock: a change counts before it drops what is kept.)
+        if is_old() {
+            return;
+        }
         if ahead.len() + levels.len() > AHEAD_MAX {
             ahead.retain(|_, one| one.at.elapsed() < ttl);
         }
@@ -208,9 +213,7 @@ impl ObjectStore {
             // The rest, which the page's end cuts off.
             self.foresee(Request::Behind { prefix, key: key.to_owned() });
         }
-        if self.listings.changes() == since {
-            walks.keep(levels, at, self.listings.ttl);
-        }
+        walks.keep(levels, at, self.listings.ttl, || self.listings.changes() != since);
         Ok(own.map(|level| (level, at)))
     }
 

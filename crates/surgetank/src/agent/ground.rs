@@ -25,6 +25,7 @@ use super::signals::Signals;
 use super::submounts::{self, Taken};
 use super::way;
 use crate::pool::process;
+use crate::pool::rendezvous::meeting::Where;
 use crate::socket_address::Address;
 
 pub struct Ground {
@@ -108,13 +109,15 @@ impl Ground {
 
 fn pool_of(config: &Config, store: Option<&OwnedFd>, place: &Place) -> Result<Option<process::Start>> {
     let Some(pool) = &config.pool else { return Ok(None) };
-    let store = store.ok_or_else(|| fail("the members of a pool need a store that is a directory"))?;
     let path = place.pool_socket();
     // (A missing one is the rule.)
     let _ = std::fs::remove_file(&path);
     let bound = Address::of(&path).and_then(|address| UnixListener::bind(address.path()));
     let socket = bound.map_err(|error| fail(format!("{}: {error}", path.display())))?;
-    let store = store.try_clone().map_err(fail)?;
+    let store = match store {
+        Some(store) => Where::Directory(store.try_clone().map_err(fail)?),
+        None => Where::Server(config.store_url().unwrap_or_default().to_owned()),
+    };
     let believed = config.store_ttl.min(process::BELIEVED_MAX);
     Ok(Some(process::Start { config: pool.clone(), store, over: config.over.clone(), believed, socket }))
 }

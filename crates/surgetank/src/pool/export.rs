@@ -45,6 +45,7 @@ use surgetank_pool::calls::{name_of_opening_thread, name_of_thread};
 use surgetank_types::model::Kind;
 
 use super::call::{Answer, Ask, Call, Found, Stored};
+use super::rendezvous::meeting::Meeting;
 use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
@@ -192,7 +193,7 @@ impl Export {
     }
 
     /// The directories that the member has looked up, as far as they are in `store`.
-    pub fn looked_up(&self, member: u32, store: &OwnedFd) -> Vec<Stored> {
+    pub fn looked_up(&self, member: u32, store: &Meeting) -> Vec<Stored> {
         let holdings = self.state().members.get(&member).cloned();
         holdings.map_or_else(Vec::new, |of| of.directories_in(store))
     }

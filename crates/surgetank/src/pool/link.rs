@@ -48,6 +48,8 @@ pub enum NoAnswer {
 pub trait Agent: Send + Sync {
     /// Forgets what it believes of a directory, and returns when the kernel has too.
     fn forget(&self, directory: &[u8]);
+    /// The directory is the store's again, or this member's.
+    fn given(&self, directory: &[u8]);
     /// Answers what another member asks the agent itself.
     fn asked(&self, member: u32, ask: &Ask) -> Answer;
     /// Another member leaves; these are its directories that were looked up here.
@@ -434,7 +436,13 @@ impl Link {
     fn take(self: &Arc<Self>, message: FromProcess) {
         match message {
             FromProcess::Joined { .. } | FromProcess::Refused(_) => {}
-            FromProcess::Claims(directory, owner) => self.learn(directory, owner),
+            FromProcess::Claims(directory, owner) => {
+                // (Before it is known: requests then read what the store says.)
+                if let (Some(agent), Owner::TheStore | Owner::Us | Owner::Between) = (self.agent.get(), owner) {
+                    agent.given(&directory);
+                }
+                self.learn(directory, owner);
+            }
             FromProcess::Forget { token, directory, owner } => {
                 self.learn(directory.clone(), owner);
                 let link = self.clone();

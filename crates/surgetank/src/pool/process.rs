@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,11 +22,13 @@ use surgetank_pool::frame::Frames;
 use surgetank_pool::membership::{Host, NotClaimed};
 use surgetank_pool::{Authority, Claim, Directory, MemberId, Membership};
 use surgetank_types::clock::{tick, uptime};
+use surgetank_types::error::Error;
 use surgetank_types::workers::Workers;
 
 use super::call::{Answer, Ask, Call};
 use super::export::Export;
 use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, key_of, receive, send};
+use super::rendezvous::meeting::{Meeting, Where};
 use super::rendezvous::{self, Joined};
 use super::status::{ClaimStatus, MemberStatus, PoolStatus};
 
@@ -48,8 +49,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub struct Start {
     /// The pool.
     pub config: PoolConfig,
-    /// The store's directory.
-    pub store: OwnedFd,
+    /// The store, in which members find each other.
+    pub store: Where,
     /// The mount's directory.
     pub over: PathBuf,
     /// So long other members may believe an answer about a directory.
@@ -75,7 +76,7 @@ struct Process {
     answered: Condvar,
     workers: Workers,
     refused: Mutex<Option<String>>,
-    store: OwnedFd,
+    store: OnceLock<Meeting>,
     /// The file by which others find the pool, if this member made it.
     made: Mutex<Option<Vec<u8>>>,
     changed: Condvar,
@@ -104,7 +105,7 @@ pub fn main(start: Start) -> u8 {
         answered: Condvar::new(),
         workers: Workers::new("pool-agent", 16),
         refused: Mutex::new(None),
-        store,
+        store: OnceLock::new(),
         made: Mutex::new(None),
         changed: Condvar::new(),
     });
@@ -117,12 +118,16 @@ pub fn main(start: Start) -> u8 {
     if thread::Builder::new().name("pool-agents".to_owned()).spawn(listen).is_err() {
         return 1;
     }
-    match rendezvous::join(&config, &process.store, &(process.clone() as Arc<dyn Host>)) {
+    let joined = store.open().map_err(|why| refusal(&why)).and_then(|meeting| {
+        let meeting = process.store.get_or_init(|| meeting);
+        rendezvous::join(&config, meeting, &(process.clone() as Arc<dyn Host>)).map_err(|why| why.to_string())
+    });
+    match joined {
         Ok(Joined { membership, made }) => {
             *hold(&process.made) = made;
             let _ = process.membership.set(membership);
         }
-        Err(why) => *hold(&process.refused) = Some(why.to_string()),
+        Err(why) => *hold(&process.refused) = Some(why),
     }
     process.changed.notify_all();
     let mut before = Duration::ZERO;
@@ -277,7 +282,8 @@ impl Process {
                 process.say(&FromProcess::Released { id });
             }),
             ToProcess::LookedUp { id, member } => self.run(move |process| {
-                let directories = process.export.looked_up(member, &process.store);
+                let store = process.store.get();
+                let directories = store.map(|store| process.export.looked_up(member, store)).unwrap_or_default();
                 process.say(&FromProcess::LookedUp { id, directories });
             }),
             ToProcess::Leave { id } => self.run(move |process| {
@@ -419,8 +425,8 @@ impl Process {
             return u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX).max(1);
         }
         // (A member that comes now waits until the file is gone, and begins a new pool.)
-        if let Some(name) = &*hold(&self.made) {
-            rendezvous::remove(&self.store, name);
+        if let (Some(name), Some(store)) = (&*hold(&self.made), self.store.get()) {
+            rendezvous::remove(store, name);
         }
         0
     }
@@ -456,6 +462,12 @@ impl Process {
             claims: claims.collect(),
         }
     }
+}
+
+/// The cause, and in a second line what to do.
+fn refusal(Error { what, why, remedy, .. }: &Error) -> String {
+    let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+    if remedy.is_empty() { format!("{what}{why}") } else { format!("{what}{why}\n{remedy}") }
 }
 
 /// Has its lease ended, or has it left? The registry is not asked any more then.

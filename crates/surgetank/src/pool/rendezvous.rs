@@ -10,26 +10,26 @@
 //! The danger that this avoids: two pools over one store, in which two members decide the same names.
 
 pub mod beside;
+pub mod meeting;
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags};
-use rustix::io::Errno;
 use surgetank_policy::config::PoolConfig;
 use surgetank_pool::membership::{Host, Joining, Membership, RegistryAt};
 use surgetank_pool::{Secret, Times};
 use surgetank_types::clock::tick;
 use surgetank_types::model::STORE_TEMPORARY_PREFIX;
+
+use meeting::{FRESH, Meeting, publish, random};
 
 /// So long one try to reach a registry may take. All tries together: this or a lease, whichever is longer.
 const ANSWER: Duration = Duration::from_secs(4);
@@ -37,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(4);
 const DEAD_ANSWER: Duration = Duration::from_secs(1);
 /// So long a registry that ends, or a file that is listed and not there, may stay.
 const ENDING: Duration = Duration::from_secs(60);
-/// So long the making of a file may take on a store without hard links.
+/// So long the making of a file may take in a directory without hard links.
 const WRITING: Duration = Duration::from_secs(2);
 /// Between two looks at the files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,8 +47,6 @@ const MARGIN: Duration = Duration::from_millis(1200);
 const TRIES_MAX: usize = 20;
 /// A lease of the file is at most so long.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
-/// The end of a temporary's name. So no temporary has the name of a pool's file.
-const FRESH: &str = ".new";
 
 /// A membership, and the file that this member made.
 pub struct Joined {
@@ -62,7 +60,7 @@ pub struct Joined {
 /// Errors: the secret is another one or is not readable; the store cannot be written; other nodes cannot reach this
 /// machine; the first member does not answer and is not proven dead; the pool's file is damaged. The first line of the
 /// text is the cause. A second line, if there is one, is what to do.
-pub fn join(config: &PoolConfig, store: &OwnedFd, host: &Arc<dyn Host>) -> io::Result<Joined> {
+pub fn join(config: &PoolConfig, store: &Meeting, host: &Arc<dyn Host>) -> io::Result<Joined> {
     let mut search = Search {
         config,
         store,
@@ -83,9 +81,9 @@ pub fn join(config: &PoolConfig, store: &OwnedFd, host: &Arc<dyn Host>) -> io::R
 }
 
 /// The member that made the file has left.
-pub fn remove(store: &OwnedFd, name: &[u8]) {
+pub fn remove(store: &Meeting, name: &[u8]) {
     // (A file that stays is found dead by the next member.)
-    let _ = rustix::fs::unlinkat(store, name, AtFlags::empty());
+    let _ = store.remove(name);
 }
 
 /// What a pool's file says.
@@ -127,7 +125,7 @@ impl Place {
 /// One join.
 struct Search<'a> {
     config: &'a PoolConfig,
-    store: &'a OwnedFd,
+    store: &'a Meeting,
     host: &'a Arc<dyn Host>,
     secret: Secret,
     machine: Option<String>,
@@ -261,7 +259,7 @@ impl Search<'_> {
                 .map_err(|why| self.not_listening(&why))?;
         let place = Place { pool, address: membership.address().to_owned(), machine: self.machine.clone(), lease };
         let name = name_of(self.config, number);
-        if publish(self.store.as_fd(), &name, place.text().as_bytes())? {
+        if self.store.publish(&name, place.text().as_bytes())? {
             if self.is_alone(number, dead, known) {
                 self.sweep(known);
                 return Ok(Some(Joined { membership, made: Some(name) }));
@@ -299,7 +297,7 @@ impl Search<'_> {
     fn read(&self, number: u64) -> io::Result<Option<Place>> {
         let until = tick() + WRITING;
         loop {
-            let bytes = read_file(self.store, &name_of(self.config, number));
+            let bytes = self.store.read(&name_of(self.config, number));
             let named =
                 |why: io::Error| io::Error::new(why.kind(), format!("{} in the store: {why}", self.shown(number)));
             let Some(bytes) = bytes.map_err(named)? else { return Ok(None) };
@@ -384,15 +382,6 @@ fn secret(path: &Path) -> io::Result<Secret> {
     Secret::read(path).map_err(named)
 }
 
-fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
-    let mut bytes = [0; BYTES];
-    let mut filled = 0;
-    while filled < BYTES {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
-}
-
 fn prefix_of(config: &PoolConfig) -> Vec<u8> {
     [STORE_TEMPORARY_PREFIX, b"pool-", config.name.as_bytes(), b"."].concat()
 }
@@ -407,26 +396,21 @@ fn number_of(digits: &str) -> Option<u64> {
 }
 
 /// What is behind the pool's prefix in the names of its files and temporaries.
-fn endings(config: &PoolConfig, store: &OwnedFd) -> io::Result<Vec<String>> {
+fn endings(config: &PoolConfig, store: &Meeting) -> io::Result<Vec<String>> {
     let prefix = prefix_of(config);
-    let mut endings = Vec::new();
-    let dir = rustix::fs::openat(store, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        let ending = entry.file_name().to_bytes().strip_prefix(&*prefix);
-        endings.extend(ending.and_then(|ending| Some(std::str::from_utf8(ending).ok()?.to_owned())));
-    }
-    Ok(endings)
+    let names = store.names(&prefix, usize::MAX)?;
+    let ending = |name: &Vec<u8>| Some(std::str::from_utf8(name.strip_prefix(&*prefix)?).ok()?.to_owned());
+    Ok(names.iter().filter_map(ending).collect())
 }
 
 /// The numbers of the pool's files.
-fn numbers(config: &PoolConfig, store: &OwnedFd) -> io::Result<BTreeSet<u64>> {
+fn numbers(config: &PoolConfig, store: &Meeting) -> io::Result<BTreeSet<u64>> {
     Ok(endings(config, store)?.iter().filter_map(|ending| number_of(ending)).collect())
 }
 
 /// The names of the pool's temporaries: `NUMBER.RANDOM.new` behind the prefix. (Another pool's name may begin as this
 /// one.)
-fn temporaries(config: &PoolConfig, store: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+fn temporaries(config: &PoolConfig, store: &Meeting) -> io::Result<Vec<Vec<u8>>> {
     let is_temporary = |ending: &str| {
         let parts = ending.strip_suffix(FRESH).and_then(|rest| rest.split_once('.'));
         parts.is_some_and(|(number, random)| {
@@ -435,63 +419,6 @@ fn temporaries(config: &PoolConfig, store: &OwnedFd) -> io::Result<Vec<Vec<u8>>>
     };
     let endings = endings(config, store)?.into_iter().filter(|ending| is_temporary(ending));
     Ok(endings.map(|ending| [prefix_of(config), ending.into_bytes()].concat()).collect())
-}
-
-/// `None`: there is no such file.
-fn read_file(store: &OwnedFd, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let mut bytes = Vec::new();
-    let read = rustix::fs::openat(store, name, flags, Mode::empty())
-        .map_err(io::Error::from)
-        .and_then(|file| File::from(file).take(1024).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => Ok(Some(bytes)),
-        Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle) => Ok(None),
-        Err(why) => Err(why),
-    }
-}
-
-/// Makes a file that appears whole, if the directory can link. Returns whether it was made: `false` if one of this name
-/// is there.
-fn publish(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<bool> {
-    let random = format!(".{:016x}{FRESH}", u64::from_be_bytes(random()?));
-    let fresh = [name, random.as_bytes()].concat();
-    let file = create(dir, &fresh, content)?;
-    let made = rustix::fs::linkat(dir, &*fresh, dir, name, AtFlags::empty());
-    // (NFS repeats a request whose answer is lost. The second one then finds the name of the first.)
-    let is_linked = file.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::nlink(&meta) > 1);
-    // (It may have been swept.)
-    let _ = rustix::fs::unlinkat(dir, &*fresh, AtFlags::empty());
-    match made {
-        Ok(()) => Ok(true),
-        Err(Errno::EXIST) => Ok(is_linked),
-        Err(Errno::NOENT) => Ok(false),
-        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => publish_without_links(dir, name, content),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// A reader may see the file before its content.
-fn publish_without_links(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<bool> {
-    match create(dir, name, content) {
-        Ok(_) => Ok(true),
-        Err(why) if why.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(why) => Err(why),
-    }
-}
-
-/// A new file with this content, on the store's medium. Nothing stays of one that fails.
-fn create(dir: BorrowedFd<'_>, name: &[u8], content: &[u8]) -> io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let named =
-        |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", Path::new(OsStr::from_bytes(name)).display()));
-    let opened = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600));
-    let mut file = File::from(opened.map_err(|errno| named(errno.into()))?);
-    if let Err(why) = file.write_all(content).and_then(|()| file.sync_all()) {
-        let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
-        return Err(named(why));
-    }
-    Ok(file)
 }
 
 #[cfg(test)]

@@ -144,6 +144,8 @@ impl<F: Filesystem> Router<F> {
         // (Set once.)
         let _ = self.drains.set(drains);
         self.link.serve(self.clone());
+        // (What was given before is not noted.)
+        self.namespace.pooled.is_given(b"");
         self.others.look_now_and_then();
         serving::look_now_and_then(self);
         order::ask_when_wanted(self);
@@ -486,6 +488,10 @@ impl<F: Filesystem> Agent for Router<F> {
         if let Some(left) = self.believed.since(directory).and_then(|since| believed.checked_sub(since)) {
             std::thread::sleep(left + A_TICK);
         }
+    }
+
+    fn given(&self, directory: &[u8]) {
+        self.namespace.pooled.is_given(directory);
     }
 
     fn asked(&self, member: u32, ask: &Ask) -> Answer {

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use surgetank_policy::config::{Config, PoolConfig, Way};
+use surgetank_policy::rule::RuleSet;
 use surgetank_types::error::{Error, Result};
 
 use super::wait::duration_millis;
 use crate::agent::way::mountable;
+use crate::pool::rendezvous::meeting::is_supported;
 
 const LEASE: &str = "10s";
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
@@ -177,8 +179,18 @@ fn excluded(config: &Config) -> Option<(String, &'static str)> {
     if config.door == Way::Seccomp {
         return Some(("the members of a pool need a mount".to_owned(), "leave `--door seccomp` out"));
     }
-    let why = || format!("the store {} is not a directory", config.store.display());
-    config.store_url().is_some().then(|| (why(), "name a directory that all nodes have mounted: --store PATH"))
+    let url = config.store_url()?;
+    if !is_supported(url) {
+        let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+        let why = format!("the store is not a directory or an S3 bucket, but of the kind `{scheme}:`");
+        return Some((
+            why,
+            "name a directory that all nodes have mounted, or a bucket: --store PATH, --store s3://BUCKET",
+        ));
+    }
+    let packs = RuleSet::new(&config.rules).is_ok_and(|rules| rules.compresses() || rules.deduplicates());
+    let why = "rules compress or deduplicate files, and the store is on a server".to_owned();
+    packs.then_some((why, "leave these rules out"))
 }
 
 fn own_name() -> String {

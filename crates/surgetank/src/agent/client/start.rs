@@ -21,6 +21,7 @@ use super::super::wire::{self, ANSWER_BYTES_MAX};
 use super::{Connection, absolute, survey};
 use crate::mount;
 use crate::pool::rendezvous::beside::beside;
+use crate::pool::rendezvous::meeting::Meeting;
 
 const SLOW_START: Duration = Duration::from_secs(10);
 
@@ -128,15 +129,16 @@ fn refuse_near_end(config: &Config) -> Result<()> {
 
 /// The line for a start over a store that pools serve too.
 fn pools_beside(config: &Config) -> Option<String> {
-    if config.store_url().is_some() {
-        return None;
-    }
     let own = config.pool.as_ref().map(|pool| pool.name.as_str());
     // (A directory that cannot be listed has no pools that this process can join. A slow store or name service must not delay
     // the start: the thread is left behind.)
     let (found, finds) = std::sync::mpsc::channel();
-    let (store, own) = (config.store.clone(), own.map(str::to_owned));
-    let look = move || found.send(beside(&store, own.as_deref()).ok());
+    let (store, url) = (config.store.clone(), config.store_url().map(str::to_owned));
+    let own = own.map(str::to_owned);
+    let look = move || {
+        let meeting = Meeting::to_look_at(&store, url.as_deref()).ok();
+        found.send(meeting.and_then(|meeting| beside(&meeting, own.as_deref()).ok()))
+    };
     std::thread::Builder::new().name("beside".to_owned()).spawn(look).ok()?;
     let pools = finds.recv_timeout(LOOK_BESIDE).ok()??;
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();

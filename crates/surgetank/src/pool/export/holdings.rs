@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use surgetank_types::clock::tick;
 use surgetank_types::model::{Attr, Kind};
@@ -20,6 +19,7 @@ use surgetank_types::model::{Attr, Kind};
 use super::locks::Description;
 use super::place::{Place, Root, attr_of};
 use crate::pool::call::{Found, Listed, Stored};
+use crate::pool::rendezvous::meeting::Meeting;
 
 /// Descriptors of files and of directories that one member keeps open here. Others are opened again when they are needed.
 const FILES_MAX: usize = 2048;
@@ -279,7 +279,7 @@ impl Holdings {
 
     /// The directories that were looked up, with the paths that they have in `store`. (None is asked about through the
     /// mount.)
-    pub fn directories_in(&self, store: &OwnedFd) -> Vec<Stored> {
+    pub fn directories_in(&self, store: &Meeting) -> Vec<Stored> {
         let directories: Vec<u64> = {
             let tables = self.tables();
             let directories = tables.nodes.iter().filter(|(_, counted)| counted.kind == Kind::Directory);
@@ -288,8 +288,8 @@ impl Holdings {
         let mut bytes = 0;
         let stored = |node: u64| {
             let path = self.path_of(node, DEPTH_MAX).filter(|path| !path.is_empty())?;
-            let found = rustix::fs::statat(store, path.as_slice(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
-            Some(Stored { node, path: path.into(), ino: found.st_ino })
+            let ino = store.number_of(&path)?;
+            Some(Stored { node, path: path.into(), ino })
         };
         let all = directories.into_iter().filter_map(stored);
         all.take_while(|stored| {

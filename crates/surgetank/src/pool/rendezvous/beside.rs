@@ -5,15 +5,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Dir, Mode, OFlags};
 use surgetank_types::clock::tick;
 use surgetank_types::model::STORE_TEMPORARY_PREFIX;
 
-use super::{Place, machine, misleads, number_of, read_file};
+use super::meeting::Meeting;
+use super::{Place, machine, misleads, number_of};
 
 /// A start takes at most this much longer, for all pools together. (A name service may take longer.)
 const ANSWERS: Duration = Duration::from_millis(500);
@@ -35,13 +33,10 @@ pub struct Beside {
 ///
 /// A pool whose first member is dead is left out: each of its addresses refuses the connection. Other members of it may
 /// serve until their leases end.
-pub fn beside(store: &Path, own: Option<&str>) -> io::Result<Vec<Beside>> {
-    let open = || -> io::Result<OwnedFd> {
-        Ok(rustix::fs::open(store, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
-    };
+pub fn beside(store: &Meeting, own: Option<&str>) -> io::Result<Vec<Beside>> {
     let mut newest: BTreeMap<String, u64> = BTreeMap::new();
-    for entry in Dir::new(open()?)?.take(NAMES_MAX) {
-        let found = pool_of(entry?.file_name().to_bytes());
+    for name in store.names(&[STORE_TEMPORARY_PREFIX, b"pool-"].concat(), NAMES_MAX)? {
+        let found = pool_of(&name);
         if let Some((name, number)) = found.filter(|(name, _)| Some(name.as_str()) != own) {
             let newest = newest.entry(name).or_default();
             *newest = number.max(*newest);
@@ -50,10 +45,10 @@ pub fn beside(store: &Path, own: Option<&str>) -> io::Result<Vec<Beside>> {
     if newest.is_empty() {
         return Ok(Vec::new());
     }
-    let (store, machine, until) = (open()?, machine(), tick() + ANSWERS);
+    let (machine, until) = (machine(), tick() + ANSWERS);
     let alive = newest.into_iter().filter_map(|(name, number)| {
         let file = format!("{}pool-{name}.{number}", String::from_utf8_lossy(STORE_TEMPORARY_PREFIX));
-        let place = match read_file(&store, file.as_bytes()) {
+        let place = match store.read(file.as_bytes()) {
             Ok(None) => return None,
             Ok(Some(bytes)) => Place::parse(&bytes),
             // (It is the file of another user.)
@@ -96,6 +91,7 @@ fn pool_of(file: &[u8]) -> Option<(String, u64)> {
 mod tests {
     use std::fs;
     use std::net::TcpListener;
+    use std::path::Path;
 
     use super::*;
 
@@ -105,7 +101,11 @@ mod tests {
     }
 
     fn found(store: &Path, own: Option<&str>) -> Vec<(String, bool)> {
-        beside(store, own).unwrap().into_iter().map(|pool| (pool.name, pool.answers)).collect()
+        beside(&Meeting::to_look_at(store, None).unwrap(), own)
+            .unwrap()
+            .into_iter()
+            .map(|pool| (pool.name, pool.answers))
+            .collect()
     }
 
     #[test]
@@ -135,6 +135,9 @@ mod tests {
         put("dots.1.1", place(&live, machine()));
         let all = [("dots.1", true), ("far", false), ("half", false), ("live", true)];
         assert_eq!(found(store.path(), None), all.map(|(name, answers)| (name.to_owned(), answers)));
-        assert_eq!(beside(store.path(), None).unwrap()[1].file, ".surgetank-tmp-pool-far.1");
+        assert_eq!(
+            beside(&Meeting::to_look_at(store.path(), None).unwrap(), None).unwrap()[1].file,
+            ".surgetank-tmp-pool-far.1"
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Members that find each other through a temporary directory as the store.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpListener;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Barrier;
 
@@ -26,7 +26,7 @@ impl Host for Idle {
 /// A store, and the pool `flow` in it.
 struct Scene {
     dir: TempDir,
-    store: OwnedFd,
+    store: Meeting,
     config: PoolConfig,
     host: Arc<dyn Host>,
 }
@@ -45,7 +45,7 @@ impl Scene {
             is_of_job: false,
             announcement: String::new(),
         };
-        Self { store: File::open(store).unwrap().into(), config, host: Arc::new(Idle), dir }
+        Self { store: Meeting::Directory(File::open(store).unwrap().into()), config, host: Arc::new(Idle), dir }
     }
 
     fn join(&self) -> io::Result<Joined> {
@@ -224,7 +224,7 @@ fn file_that_is_removed_after_the_listing_is_absent() {
             started.wait();
             while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
                 let text = Place { pool: [7; 16], address: address.clone(), machine: machine(), lease: LEASE }.text();
-                assert!(publish(scene.store.as_fd(), &name_of(&scene.config, 1), text.as_bytes()).unwrap());
+                assert!(scene.store.publish(&name_of(&scene.config, 1), text.as_bytes()).unwrap());
                 remove(&scene.store, &name_of(&scene.config, 1));
             }
         });
@@ -361,10 +361,11 @@ fn left_temporaries_are_no_pools_and_are_swept() {
 #[test]
 fn file_is_made_once_with_and_without_links() {
     let scene = Scene::new();
-    let (dir, name) = (scene.store.as_fd(), name_of(&scene.config, 1));
-    for make in [publish, publish_without_links] {
-        assert!(make(dir, &name, b"one\n").unwrap());
-        assert!(!make(dir, &name, b"two\n").unwrap());
+    let dir = File::open(scene.path(1).parent().unwrap()).unwrap();
+    let name = name_of(&scene.config, 1);
+    for make in [publish, meeting::publish_without_links] {
+        assert!(make(dir.as_fd(), &name, b"one\n").unwrap());
+        assert!(!make(dir.as_fd(), &name, b"two\n").unwrap());
         assert_eq!(fs::read(scene.path(1)).unwrap(), b"one\n");
         assert_eq!(scene.names(), [".surgetank-tmp-pool-flow.1"]);
         fs::remove_file(scene.path(1)).unwrap();
