@@ -44,6 +44,7 @@ mod pool_marks;
 mod pool_model;
 mod pool_objects;
 mod pool_order;
+mod pool_renames;
 mod pool_status;
 mod pool_storms;
 mod posix;

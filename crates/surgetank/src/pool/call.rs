@@ -248,6 +248,13 @@ pub enum Ask {
     Needs {
         numbers: Vec<u64>,
     },
+    /// What a name leads to: [`Answer::Found`], which does not count as a look-up. The receiver's kernel is not asked: a program
+    /// may hold the directory's lock there, and wait for the asking member.
+    NameOf {
+        who: (u32, u32),
+        parent: u64,
+        name: Box<[u8]>,
+    },
     /// The asking member's content for this file is to go, or is gone. Done: the store has it, and no member is sent there any more.
     EndHome {
         number: u64,
@@ -270,6 +277,7 @@ impl Ask {
                 | Self::ChangeHome { .. }
                 | Self::Needs { .. }
                 | Self::EndHome { .. }
+                | Self::NameOf { .. }
         )
     }
 }

@@ -361,7 +361,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::HomeAttributes { .. }
         | Ask::ChangeHome { .. }
         | Ask::Needs { .. }
-        | Ask::EndHome { .. } => Err(Errno::OPNOTSUPP),
+        | Ask::EndHome { .. }
+        | Ask::NameOf { .. } => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),

@@ -14,6 +14,7 @@ mod here;
 mod homes;
 mod lasting;
 mod lengths;
+mod names;
 mod order;
 pub mod owners;
 mod remote;

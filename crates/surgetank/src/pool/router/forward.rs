@@ -12,7 +12,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{here, homes, lengths, rights};
+use super::{here, homes, lengths, names, rights};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -160,7 +160,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
         let ask = |at: At| {
             let keep = self.remote.is_replaced(at.member, at.node, name);
-            self.remote.ask(caller, at, Ask::Lookup { parent: at.node, name: name.into(), keep })
+            names::look_up(self, caller, at, (name, keep))
         };
         let there = |at: At| match ask(at) {
             Ok(Answer::Found(found)) => {

@@ -33,6 +33,8 @@ const LISTED: u64 = 1 << 62;
 /// A handle is `MARK + member * HANDLES + number`.
 pub(super) const HANDLES: u64 = 1 << 40;
 
+/// A program that may hold locks of directories waits so long before a look at what it does.
+const LONG: Duration = Duration::from_millis(30);
 /// A name whose file was replaced is one that may be replaced again, for so long.
 const REPLACED: Duration = Duration::from_secs(1);
 /// Nodes that are forgotten are collected for so long.
@@ -266,6 +268,11 @@ impl Remote {
         self.ask_until(caller, at, ask, None, tick() + PATIENCE)
     }
 
+    /// The same. Errors: EDEADLK, there is no answer yet, and it is not waited for any longer (`stops`, looked at each 50 ms).
+    pub fn ask_unless(&self, caller: &Caller, at: At, ask: Ask, stops: &dyn Fn() -> bool) -> FsResult<Answer> {
+        self.ask_patiently(caller, at, ask, None, (tick() + PATIENCE, stops))
+    }
+
     /// Asks what is to be done once, even if this agent dies before the program has the answer.
     pub fn ask_once(&self, caller: &Caller, at: At, ask: Ask) -> FsResult<Answer> {
         let once = current().map(|current| ASKED.with_borrow_mut(|asked| asked.next(current.number, at.member)));
@@ -321,14 +328,27 @@ impl Remote {
     }
 
     /// `until`: to reach the member. What it has begun to carry out is awaited, until the program is killed.
-    fn ask_until(&self, caller: &Caller, at: At, ask: Ask, once: Option<Once>, mut until: Instant) -> FsResult<Answer> {
+    fn ask_until(&self, caller: &Caller, at: At, ask: Ask, once: Option<Once>, until: Instant) -> FsResult<Answer> {
+        self.ask_patiently(caller, at, ask, once, (until, &|| false))
+    }
+
+    fn ask_patiently(
+        &self,
+        caller: &Caller,
+        at: At,
+        ask: Ask,
+        once: Option<Once>,
+        (mut until, stops): (Instant, &dyn Fn() -> bool),
+    ) -> FsResult<Answer> {
         wait_long();
         let begun = tick();
+        let mut has_stopped = false;
         let mut patient = |waits: Waits| {
             if waits == Waits::ForReply {
                 until = until.max(tick() + PATIENCE);
             }
-            tick() < until && !killed() && !self.link.is_over()
+            has_stopped = begun.elapsed() > LONG && stops();
+            tick() < until && !killed() && !self.link.is_over() && !has_stopped
         };
         let gone = if at.by_path { NOT_OWNER } else { Errno::STALE };
         let call = Call { uid: caller.uid, gid: caller.gid, ask };
@@ -339,6 +359,7 @@ impl Remote {
             Err(NoAnswer::Gone) => return Err(gone.into()),
             Ok(answer) => answer,
             Err(NoAnswer::TimedOut) if killed() => return Err(Errno::INTR.into()),
+            Err(NoAnswer::TimedOut) if has_stopped => return Err(Errno::DEADLK.into()),
             Err(_) => return Err(Errno::IO.into()),
         };
         if let Answer::Found(Found { ttl, .. }) | Answer::Attributes { ttl, .. } = &mut answer {
