@@ -230,6 +230,9 @@ impl Eviction {
         let Some((dir, name)) = inode.logical.clone() else { return false };
         let below: Vec<FileId> =
             inode.dir.iter().flat_map(|dir| dir.children.values()).filter_map(|entry| entry.logical()).collect();
+        for child in &below {
+            self.disown_copy(tree, *child);
+        }
         if below.iter().any(|child| tree.get(*child).is_some_and(|child| child.owned)) {
             return false;
         }

@@ -120,11 +120,10 @@ impl Pooled {
     /// Forgets what the store said of the directory at this path.
     pub fn forget(&self, path: &[u8]) {
         self.store.refresh();
-        let mut tree = self.metadata.write_tree();
-        let children = self.believes_nothing(&mut tree, path);
-        // (A copy that is open stays until the last program closes it.)
+        let children = self.believes_nothing(&mut self.metadata.write_tree(), path);
+        // (A copy that is open stays until the last program closes it. One after the other: there may be many.)
         for id in children.into_iter().filter(|_| shares_a_server(&self.metadata)) {
-            self.eviction.disown_copy(&mut tree, id);
+            self.eviction.disown_copy(&mut self.metadata.write_tree(), id);
         }
     }
 

@@ -194,8 +194,14 @@ impl Resolver {
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
             let known = entry.and_then(Entry::logical);
-            let copy = known.filter(|id| self.metadata.read_tree().get(*id).is_some_and(Inode::is_copy));
-            let result = match copy {
+            let is = |what: &dyn Fn(&Inode, FileId) -> bool| {
+                let tree = self.metadata.read_tree();
+                known.filter(|id| tree.get(*id).is_some_and(|inode| what(inode, *id)))
+            };
+            let copy = is(&|inode, _| inode.is_copy());
+            // (While the store does not answer, what is here is as it was.)
+            let kept = copy.or_else(|| is(&|inode, id| inode.is_way(id)));
+            let result = match kept {
                 Some(id) => match self.look_at_copy(who(caller), &path) {
                     Some(answer) => answer,
                     None => return Ok(id),
@@ -248,7 +254,8 @@ impl Resolver {
         known.unwrap_or_else(|| self.queries.must_ask((who, path), |store, who, path| store.glance(who, path)))
     }
 
-    /// What the store has where the agent has a copy. `None`: the store does not answer, and the copy stays valid.
+    /// What the store has where the agent has a copy, or a directory with files of its own. `None`: the store does not answer, and
+    /// these stay valid.
     fn look_at_copy(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
         let path = path.clone();
         match self.queries.would_ask(move |store| store.glance(who, &path))? {

@@ -57,6 +57,8 @@ pub(super) struct Listings {
     marked: AtomicBool,
     /// Number of own changes: an answer that was requested before one is not used after it.
     changes: AtomicU64,
+    /// How often the words of all objects were dropped.
+    words_forgotten: AtomicU64,
 }
 
 impl Listings {
@@ -69,6 +71,7 @@ impl Listings {
             mark: Mutex::default(),
             marked: AtomicBool::new(false),
             changes: AtomicU64::new(0),
+            words_forgotten: AtomicU64::new(0),
         }
     }
 
@@ -95,8 +98,9 @@ impl Listings {
 
     /// Drops the words of all objects. (A change within the resolution of the server's times keeps etag and time.)
     pub fn forget_words(&self) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        locked(&self.words).clear();
+        let mut known = locked(&self.words);
+        self.words_forgotten.fetch_add(1, Ordering::SeqCst);
+        known.clear();
     }
 
     pub fn forget_all(&self) {
@@ -153,11 +157,11 @@ impl Listings {
         (*etag == object.etag && *modified == object.modified_nanos).then(|| (**words).clone())
     }
 
-    /// `since`: the number of changes before the object was asked for.
+    /// `since`: how often words had been forgotten before the object was asked for.
     fn learn(&self, object: &Object, since: u64) {
         let Some(words) = &object.words else { return };
         let mut known = locked(&self.words);
-        if self.changes() != since {
+        if self.words_forgotten.load(Ordering::SeqCst) != since {
             return;
         }
         if known.len() >= WORDS_MAX {
@@ -204,7 +208,7 @@ impl ObjectStore {
                 None => sure.push(object),
             }
         }
-        sure.extend(self.heads(unsure, since)?);
+        sure.extend(self.heads(unsure)?);
         let owner: Owner = self.owner;
         let mut names = Names::new();
         for object in sure {
@@ -264,10 +268,11 @@ impl ObjectStore {
     }
 
     /// The objects with their words, several requests at a time. Objects that were removed meanwhile are left out.
-    fn heads(&self, objects: Vec<Object>, since: u64) -> io::Result<Vec<Object>> {
+    fn heads(&self, objects: Vec<Object>) -> io::Result<Vec<Object>> {
         let done: Mutex<Vec<Object>> = Mutex::default();
         at_once(objects.len(), HEADS_AT_ONCE, &|index| {
             let object = &objects[index];
+            let since = self.listings.words_forgotten.load(Ordering::SeqCst);
             let is_dir = object.key.ends_with('/');
             match self.server.head(&object.key)? {
                 Some(head) => {

@@ -50,6 +50,7 @@ use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
 use place::Root;
+pub use place::checked;
 
 /// The name of a thread that looks for a directory by its path. The agent lets its look-ups go to other members.
 const WALKS: &std::ffi::CStr = c"pool-walk";

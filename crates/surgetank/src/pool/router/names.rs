@@ -11,6 +11,7 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::super::call::{Answer, Ask, Found};
+use super::super::export::checked;
 use super::Router;
 use super::remote::At;
 use crate::mount::{Filesystem, Looked};
@@ -47,6 +48,9 @@ fn is_in_rename(thread: u32) -> bool {
 
 /// What a name here leads to, for a program of another member.
 pub(super) fn named<F: Filesystem>(router: &Router<F>, who: (u32, u32), (parent, name): (u64, &[u8])) -> Answer {
+    if let Err(why) = checked(name) {
+        return Answer::Failed(why.raw_os_error());
+    }
     let caller = Caller { uid: who.0, gid: who.1, pid: 0, umask: 0 };
     if !router.is_ours(FileId(parent)) || FileId(parent) == router.namespace.homes.directory() {
         return Answer::NotOwner;
