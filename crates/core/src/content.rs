@@ -50,6 +50,9 @@ pub struct Open {
     /// Held for reading while bytes are read or written, for writing while the content moves elsewhere. Taken after the
     /// inode's lock and before the tree's.
     pub gate: RwLock<()>,
+    /// The number of appends and cuts so far. Held during each: in a pool a file has two inodes in the kernel of its home, so the
+    /// kernel's lock does not suffice. Taken after the gate.
+    pub(crate) end: Mutex<u64>,
     /// The present content; a leaf lock, held for an instant.
     current: Mutex<Content>,
     /// Set while its bytes still come from a store without plain files; a leaf lock.
@@ -87,6 +90,7 @@ impl Open {
         Self {
             id,
             gate: RwLock::new(()),
+            end: Mutex::default(),
             current: Mutex::new(content),
             fetch: Mutex::default(),
             direct,

@@ -134,6 +134,91 @@ fn file_is_one_for_writers_on_all_nodes() {
     assert_eq!(fs::read_to_string(pool.store().join("file")).unwrap(), "by 2");
 }
 
+/// The kernel of a member keeps the length that it saw last. Another member, or a program at the home, has cut the file or has
+/// appended to it since.
+#[test]
+fn append_lands_at_the_end_wherever_the_file_was_cut() {
+    let Some(mut pool) = Pool::start("home-appends", 3) else { return };
+    fs::write(pool.member(0).join("first"), "").unwrap();
+    let paths: Vec<PathBuf> = (0..3).map(|number| pool.member(number).join("file")).collect();
+    // The second member is the home, and the first one is the owner.
+    drop(File::create_new(&paths[1]).unwrap());
+    let open = |append: bool| -> Vec<File> {
+        let open = |path| OpenOptions::new().read(true).write(true).append(append).open(path).unwrap();
+        paths.iter().map(open).collect()
+    };
+    let (cuts, appends, later) = (open(false), open(true), open(false));
+    for file in &later {
+        let flags = rustix::fs::fcntl_getfl(file).unwrap();
+        rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::APPEND).unwrap();
+    }
+    let mut wrong = Vec::new();
+    for (cutter, cut) in cuts.iter().enumerate() {
+        for (appender, path) in paths.iter().enumerate() {
+            for how in ["open before", "open since", "set since"] {
+                // Long, so that each kernel has seen that length, and then cut.
+                for file in [&appends, &later].into_iter().flatten() {
+                    cut.set_len(3000).unwrap();
+                    (&*file).write_all(b"long").unwrap();
+                }
+                cut.set_len(1000).unwrap();
+                let fresh = (how == "open since").then(|| OpenOptions::new().append(true).open(path).unwrap());
+                let by_how = if how == "set since" { &later[appender] } else { &appends[appender] };
+                fresh.as_ref().unwrap_or(by_how).write_all(b"end").unwrap();
+                let length = cuts[0].metadata().unwrap().len();
+                if length != 1003 || !fs::read(&paths[2]).unwrap().ends_with(b"end") {
+                    wrong.push(format!("cut by {cutter}, {how} by {appender}: {length}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    drop((cuts, appends, later));
+    pool.end();
+    assert_eq!(fs::metadata(pool.store().join("file")).unwrap().len(), 1003);
+}
+
+/// Programs of all nodes append, and one of them cuts off what it has read: each record is whole, and in no hole.
+#[test]
+fn appends_of_all_nodes_do_not_overlap() {
+    let Some(mut pool) = Pool::start("home-appenders", 3) else { return };
+    fs::write(pool.member(0).join("first"), "").unwrap();
+    let paths: Vec<PathBuf> = (0..3).map(|number| pool.member(number).join("file")).collect();
+    drop(File::create_new(&paths[1]).unwrap());
+    const RECORDS: usize = 300;
+    let record = |member: usize, number: usize| format!("{member:07}{number:08}\n");
+    let append = |member: usize| {
+        let file = OpenOptions::new().append(true).open(&paths[member]).unwrap();
+        (0..RECORDS).for_each(|number| (&file).write_all(record(member, number).as_bytes()).unwrap());
+    };
+    std::thread::scope(|scope| {
+        (0..6).for_each(|thread| drop(scope.spawn(move || append(thread % 3))));
+    });
+    let text = fs::read_to_string(&paths[0]).unwrap();
+    let mut seen: Vec<&str> = text.lines().collect();
+    seen.sort_unstable();
+    let expected: Vec<String> = (0..3)
+        .flat_map(|member| (0..RECORDS).flat_map(move |number| [record(member, number), record(member, number)]))
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    assert_eq!(seen.len(), expected.len());
+    assert!(seen == expected);
+    // The file only grows between the look and the cut.
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|thread| scope.spawn(move || append(thread))).collect();
+        let cuts = OpenOptions::new().write(true).open(&paths[2]).unwrap();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            cuts.set_len(cuts.metadata().unwrap().len() / 32 * 16).unwrap();
+        }
+    });
+    let text = fs::read(&paths[0]).unwrap();
+    let is_whole = |line: &[u8]| line.len() == 16 && line.ends_with(b"\n") && !line.contains(&0);
+    let broken: Vec<_> = text.chunks(16).filter(|line| !is_whole(line)).map(String::from_utf8_lossy).collect();
+    assert!(broken.is_empty(), "{} of {} records: {:?}", broken.len(), text.len() / 16, broken.first());
+    pool.end();
+    assert!(fs::read(pool.store().join("file")).unwrap() == text);
+}
+
 /// Removed or replaced by its owner while it is open at its home: the program continues, and the content goes with it.
 #[test]
 fn content_goes_with_the_last_program_that_has_the_removed_file() {

@@ -11,7 +11,7 @@ use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::ladder;
 use surgetank_types::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, PoisonError};
+use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::content::{Content, Location, Open};
 use crate::files::transfer::Transfers;
@@ -27,6 +27,17 @@ pub(crate) enum SpilledBy {
     Writer,
     /// The writer may close the file meanwhile.
     Others,
+}
+
+/// Where a write lands.
+#[derive(Clone, Copy)]
+pub(crate) enum WriteAt {
+    Offset(u64),
+    /// `least`: not before this offset.
+    End {
+        fh: u64,
+        least: u64,
+    },
 }
 
 impl Transfers {
@@ -185,19 +196,22 @@ impl Transfers {
     }
 
     /// Mediated writes. Rule 4: a program never sees a full device while any place has room.
-    pub(crate) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
+    pub(crate) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], at: WriteAt) -> FsResult<usize> {
         let _mark = open.mark_written();
         let mut room_wait = RoomWait::default();
         let about = (Some(open.id), &b""[..], RunId(0));
+        let mut tried = None;
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
+            let (offset, end) = self.offset_of(open, &content, at, &mut tried)?;
             let (failed, seen) = match content.location {
                 Location::Tier(device) => {
                     let size_bytes = content.file.metadata()?.len();
                     if self.ensure_room(open, device, size_bytes, offset, data.len() as u64) {
                         match write_all_at(&content.file, data, offset) {
                             Ok(()) => {
+                                has_landed(end);
                                 self.room_waits.has_room(&room_wait);
                                 return Ok(data.len());
                             }
@@ -217,6 +231,7 @@ impl Transfers {
                 Location::StoreTemporary | Location::Store | Location::Arriving => {
                     match write_all_at(&content.file, data, offset) {
                         Ok(()) => {
+                            has_landed(end);
                             self.room_waits.has_room(&room_wait);
                             return Ok(data.len());
                         }
@@ -225,19 +240,42 @@ impl Transfers {
                             return Err(self.store_refused(open.id, &why));
                         }
                         Err(why) => {
-                            drop(gate);
+                            drop((end, gate));
                             self.room_waits.await_room(&mut room_wait, about, self.refusal(open.id, &why))?;
                             continue;
                         }
                     }
                 }
             };
-            drop(gate);
+            drop((end, gate));
             tracing::debug!(id = open.id.0, %failed, "spilling");
             if let Err(fault) = self.spill(open, seen, data.len() as u64, SpilledBy::Writer) {
                 self.room_waits.await_room(&mut room_wait, about, fault)?;
             }
         }
+    }
+
+    /// Where the next try of a write lands. An append holds the end until it has landed. While it waits for room, others append:
+    /// then its end is another one.
+    fn offset_of<'a>(
+        &self,
+        open: &'a Open,
+        content: &Content,
+        at: WriteAt,
+        tried: &mut Option<(u64, u64)>,
+    ) -> FsResult<(u64, Option<MutexGuard<'a, u64>>)> {
+        let (fh, least) = match at {
+            WriteAt::Offset(offset) => return Ok((offset, None)),
+            WriteAt::End { fh, least } => (fh, least),
+        };
+        let end = open.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let offset = match *tried {
+            // (A part of it may have landed there.)
+            Some((changes, offset)) if changes == *end => offset,
+            _ => self.succession.append_at(fh, content.file.metadata()?.len().max(least)),
+        };
+        *tried = Some((*end, offset));
+        Ok((offset, Some(end)))
     }
 
     /// The store itself refuses: only then does the program see the error. The message says what is full and what is safe.
@@ -266,6 +304,8 @@ impl Transfers {
     pub(crate) fn truncate_content(&self, open: &Arc<Open>, size_bytes: u64) -> FsResult<()> {
         let _mark = open.mark_written();
         let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let mut end = open.end.lock().unwrap_or_else(PoisonError::into_inner);
+        *end += 1;
         let content = open.content();
         if content.writable {
             content.file.set_len(size_bytes)?;
@@ -273,6 +313,13 @@ impl Transfers {
             crate::content::reopen_writable(&content.file)?.set_len(size_bytes)?;
         }
         Ok(())
+    }
+}
+
+/// An append is done.
+fn has_landed(end: Option<MutexGuard<'_, u64>>) {
+    if let Some(mut changes) = end {
+        *changes += 1;
     }
 }
 

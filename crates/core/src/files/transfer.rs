@@ -25,6 +25,7 @@ use crate::files::evict::Eviction;
 use crate::files::fetch_open::Fetches;
 use crate::files::open_files::OpenFiles;
 use crate::files::place::Placer;
+use crate::files::room::WriteAt;
 use crate::files::room_wait::RoomWaits;
 use crate::metadata::Metadata;
 
@@ -37,7 +38,7 @@ pub struct Transfers {
     pub(super) events: Arc<Events>,
     pub(super) queries: Arc<StoreQueries>,
     pub(super) store: Arc<dyn Store>,
-    succession: Arc<Succession>,
+    pub(super) succession: Arc<Succession>,
     pub(super) tiers: Arc<Tiers>,
     pub(super) deadline: Arc<DeadlineWatch>,
     pub(super) eviction: Arc<Eviction>,
@@ -115,7 +116,8 @@ impl Transfers {
         Ok(done)
     }
 
-    /// `appends`: the descriptor's present state, however it was opened (F_SETFL).
+    /// `appends`: the descriptor's present state, however it was opened (F_SETFL). Then `offset` is the end that the kernel believes.
+    /// The data lands at the end of the content, and not before that offset.
     pub fn write(&self, fh: u64, offset: u64, data: &[u8], appends: bool) -> FsResult<usize> {
         let handle = self.open_files.handle(fh)?;
         if !handle.writes {
@@ -125,13 +127,13 @@ impl Transfers {
         if handle.open.direct {
             // Writes that the kernel cannot pass through, or sends here anyway, also go to the plain file.
             let file = reopen_writable(&handle.open.content().file)?;
+            let _end = appends.then(|| handle.open.end.lock().unwrap_or_else(PoisonError::into_inner));
             let offset = if appends { self.succession.append_at(fh, file.metadata()?.len()) } else { offset };
             crate::files::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
-        let end = || -> FsResult<u64> { Ok(handle.open.content().file.metadata()?.len().max(offset)) };
-        let offset = if appends { self.succession.append_at(fh, end()?) } else { offset };
-        self.write_mediated(&handle.open, data, offset)
+        let at = if appends { WriteAt::End { fh, least: offset } } else { WriteAt::Offset(offset) };
+        self.write_mediated(&handle.open, data, at)
     }
 
     /// Allocates or punches a range. `mode`: as for fallocate(2). Errors: an unknown handle, no room in any tier or the

@@ -116,7 +116,7 @@ pub enum Ask {
         offset: u64,
         bytes: u32,
     },
-    /// `at_end`: the program's descriptor has `O_APPEND` by now. (A handle that was opened with it writes at the end.)
+    /// `at_end`: the program's descriptor has `O_APPEND` by now.
     Write {
         handle: u64,
         offset: u64,

@@ -3,7 +3,6 @@
 //! The danger that it avoids: a request that occupies its thread or the memory. Only regular files and directories are
 //! opened, and one answer has at most 1 MiB or 1,000 names.
 
-use std::io::IoSlice;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{
     FallocateFlags, OFlags, RawDir, SeekFrom, XattrFlags, fallocate, fcntl_setfl, fdatasync, fsync, setxattr,
 };
-use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2, retry_on_intr};
+use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use surgetank_types::model::Kind;
 
 use super::holdings::{Closed, Handle, Holdings, Listing, OpenFile};
@@ -43,7 +42,7 @@ pub fn open(of: &Holdings, number: u64, flags: u32) -> Result<Answer, Errno> {
         Kind::Symlink => return Err(Errno::LOOP),
         _ => return Err(Errno::INVAL),
     }
-    let file = OpenFile { fd: reopened(&*node.fd, flags)?, node: number };
+    let file = OpenFile::new(reopened(&*node.fd, flags)?, number, flags);
     let home = homes::of(&file.fd)?;
     let handle = of.opened(Handle::File(Arc::new(file)))?;
     Ok(home.map_or(Answer::Opened { handle }, |home| Answer::OpenedAt { handle, home }))
@@ -85,7 +84,7 @@ pub fn create(of: &Holdings, parent: u64, name: &[u8], perm: u32, flags: u32) ->
     fcntl_setfl(&fd, flags & OFlags::APPEND)?;
     let found = of.found(place, Some((parent, name)))?;
     let home = homes::of(&fd)?;
-    let file = OpenFile { fd, node: found.node };
+    let file = OpenFile::new(fd, found.node, flags);
     let handle = of.opened(Handle::File(Arc::new(file)))?;
     let Some(home) = home else { return Ok(Answer::Created { found, handle }) };
     let parent = attr_of(&*directory).ok().map(|attr| Box::new((attr, Duration::ZERO)));
@@ -114,16 +113,10 @@ pub fn read(of: &Holdings, handle: u64, offset: u64, bytes: u32) -> Result<Answe
 pub fn write(of: &Holdings, handle: u64, (offset, at_end): (u64, bool), content: &[u8]) -> Result<Answer, Errno> {
     let file = of.file(handle)?;
     let offset = checked(offset)?;
+    let _state = file.appending(at_end)?;
     let mut written = 0;
-    let write = |rest: &[u8], offset: u64| {
-        if at_end {
-            pwritev2(&file.fd, &[IoSlice::new(rest)], offset, ReadWriteFlags::APPEND)
-        } else {
-            pwrite(&file.fd, rest, offset)
-        }
-    };
     while let Some(rest) = content.get(written..).filter(|rest| !rest.is_empty()) {
-        match retry_on_intr(|| write(rest, offset.saturating_add(written as u64))) {
+        match retry_on_intr(|| pwrite(&file.fd, rest, offset.saturating_add(written as u64))) {
             Ok(0) => break,
             Ok(more) => written += more,
             Err(error) if written == 0 => return Err(error),

@@ -9,9 +9,10 @@ use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use surgetank_types::clock::tick;
 use surgetank_types::model::{Attr, Kind};
@@ -57,6 +58,32 @@ pub enum Handle {
 pub struct OpenFile {
     pub fd: OwnedFd,
     pub node: u64,
+    /// Does the descriptor append?
+    appends: RwLock<bool>,
+}
+
+impl OpenFile {
+    /// `flags`: of the descriptor.
+    pub fn new(fd: OwnedFd, node: u64, flags: OFlags) -> Self {
+        Self { fd, node, appends: RwLock::new(flags.contains(OFlags::APPEND)) }
+    }
+
+    /// The descriptor appends, or does not, while this is held. The agent here sees that, as it does for its own programs. (It
+    /// does not see the flag of one write.)
+    pub fn appending(&self, appends: bool) -> Result<RwLockReadGuard<'_, bool>, Errno> {
+        loop {
+            let now = self.appends.read().unwrap_or_else(PoisonError::into_inner);
+            if *now == appends {
+                return Ok(now);
+            }
+            drop(now);
+            let mut now = self.appends.write().unwrap_or_else(PoisonError::into_inner);
+            let flags = fcntl_getfl(&self.fd)?;
+            let others = flags - OFlags::APPEND;
+            fcntl_setfl(&self.fd, if appends { flags | OFlags::APPEND } else { others })?;
+            *now = appends;
+        }
+    }
 }
 
 /// An open directory, at the position that its listing has reached.

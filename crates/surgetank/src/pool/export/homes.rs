@@ -53,7 +53,7 @@ pub fn open(of: &Holdings, number: u64, key: u64, flags: u32) -> Result<Answer, 
             opened => break opened?,
         }
     };
-    let file = OpenFile { fd, node: number };
+    let file = OpenFile::new(fd, number, flags);
     let handle = of.opened(Handle::File(Arc::new(file)))?;
     let known = of.moves(key, handle);
     if known != handle {

@@ -298,9 +298,13 @@ fn appends_of_two_handles_follow_each_other() {
     let (found, first) = scene.created(root, b"a", libc::O_WRONLY | libc::O_APPEND);
     let second = scene.opened(found.node, libc::O_WRONLY | libc::O_APPEND);
     for (handle, content) in [(first, b"one "), (second, b"two "), (first, b"3.. ")] {
-        scene.written(handle, 0, content);
+        let answer = scene.ask(Ask::Write { handle, offset: 0, at_end: true, content: content.to_vec() });
+        assert_eq!(answer, Answer::Count(content.len() as u64));
     }
     assert_eq!(fs::read(scene.path().join("a")).unwrap(), b"one two 3.. ");
+    // The program took `O_APPEND` back.
+    scene.written(first, 4, b"2");
+    assert_eq!(fs::read(scene.path().join("a")).unwrap(), b"one 2wo 3.. ");
     // (Without the flag of the creation, which a descriptor keeps.)
     let third = scene.opened(found.node, libc::O_RDWR | libc::O_EXCL | libc::O_CREAT | libc::O_TRUNC);
     assert_eq!(scene.read(third), b"");

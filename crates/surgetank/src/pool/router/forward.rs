@@ -399,14 +399,14 @@ impl<F: Filesystem> Filesystem for Router<F> {
         bytes: &[u8],
         flags: WriteFlags,
     ) -> FsResult<usize> {
+        // (A program may set it after the open. What the kernel wrote to its pages has a place.)
+        let at_end = !flags.cached && flags.open & libc::O_APPEND as u32 != 0;
         match self.there(caller, id, fh)? {
-            Some((member, handle)) => {
-                // (A program may set it after the open. What the kernel wrote to its pages has a place.)
-                let at_end = !flags.cached && flags.open & libc::O_APPEND as u32 != 0;
-                self.write_there(caller, member, handle, (offset, at_end), bytes)
-            }
+            Some((member, handle)) => self.write_there(caller, member, handle, (offset, at_end), bytes),
             None => {
-                let written = self.door.write(caller, homes::local(self, id, fh), fh, offset, bytes, flags)?;
+                let local = homes::local(self, id, fh);
+                let offset = if at_end { homes::end_at_most(self, local, offset) } else { offset };
+                let written = self.door.write(caller, local, fh, offset, bytes, flags)?;
                 let is_synchronous = flags.open & (libc::O_SYNC | libc::O_DSYNC) as u32 != 0;
                 if is_synchronous && homes::at_name(fh).is_some() {
                     homes::sync(self, caller, id, (fh, false))?;

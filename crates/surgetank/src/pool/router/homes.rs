@@ -374,6 +374,12 @@ pub(super) fn local<F: Filesystem>(router: &Router<F>, id: u64, fh: u64) -> u64 
     content.map_or(id, |content| content.0)
 }
 
+/// Where an append lands at the earliest, if the kernel believes that this is the end. Content here has two numbers, and its
+/// agents cut it without the kernel. So the kernel's length means nothing.
+pub(super) fn end_at_most<F: Filesystem>(router: &Router<F>, local: u64, end: u64) -> u64 {
+    if router.namespace.homes.is_content(FileId(local)) { 0 } else { end }
+}
+
 /// The program's last descriptor has ended: first at the home, then at the name.
 pub(super) fn release<F: Filesystem>(router: &Router<F>, id: u64, fh: u64, flags: ReleaseFlags) {
     let Some((owner, handle)) = at_name(fh) else { return };
