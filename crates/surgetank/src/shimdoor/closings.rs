@@ -19,6 +19,9 @@ use surgetank_types::clock;
 use surgetank_types::model::FileId;
 
 const BUFFER_BYTES: usize = 64 << 10;
+/// Added to what is there: otherwise the kernel takes a watch back for an instant when it is set again, and loses the closes of
+/// other files in that instant.
+const CLOSES: WatchFlags = WatchFlags::CLOSE_WRITE.union(WatchFlags::MASK_ADD);
 /// struct inotify_event: watch, mask, cookie, and the size of the name that follows.
 const EVENT_BYTES: usize = 16;
 
@@ -113,7 +116,7 @@ impl Closings {
     pub fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> io::Result<()> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut watched = self.watched();
-        let watch = inotify::add_watch(&self.queue, path, WatchFlags::CLOSE_WRITE | WatchFlags::ONESHOT)?;
+        let watch = inotify::add_watch(&self.queue, path, CLOSES | WatchFlags::ONESHOT)?;
         watched.files.insert(watch, id);
         Ok(())
     }
@@ -122,7 +125,7 @@ impl Closings {
     /// returns the same number again. Only the kernel knows which directory is there now.)
     pub fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
         let mut watched = self.watched();
-        let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
+        let watch = inotify::add_watch(&self.queue, dir, CLOSES | WatchFlags::ONLYDIR)?;
         if watched.dirs.len() >= IDLE_MAX && !watched.dirs.contains_key(&watch) {
             let idle: Vec<i32> = watched.dirs.keys().copied().filter(|watch| watched.is_idle(*watch)).collect();
             watched.drop_watches(&self.queue, &idle);
@@ -139,7 +142,7 @@ impl Closings {
     /// afterwards.
     pub fn watch_delegated(&self, dir: &Path) -> io::Result<i32> {
         let mut watched = self.watched();
-        let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
+        let watch = inotify::add_watch(&self.queue, dir, CLOSES | WatchFlags::ONLYDIR)?;
         watched.idle.remove(&watch);
         watched.dirs.entry(watch).or_default();
         *watched.delegated.entry(watch).or_default() += 1;
@@ -183,11 +186,11 @@ impl Closings {
         true
     }
 
-    /// The files that the event may mean.
+    /// The files that the event may mean. (A file's own watch reports once.)
     fn meant(&self, event: &Event<'_>) -> Vec<FileId> {
-        let watched = self.watched();
+        let mut watched = self.watched();
         match event.name {
-            [] => watched.files.get(&event.watch).copied().into_iter().collect(),
+            [] => watched.files.remove(&event.watch).into_iter().collect(),
             name => watched.dirs.get(&event.watch).and_then(|names| names.get(name)).cloned().unwrap_or_default(),
         }
     }
@@ -222,10 +225,15 @@ impl Closings {
                     }
                 } else if event.mask & libc::IN_IGNORED != 0 {
                     let mut watched = self.watched();
-                    watched.files.remove(&event.watch);
+                    let file = watched.files.remove(&event.watch);
                     watched.idle.remove(&event.watch);
                     let names = watched.dirs.remove(&event.watch).unwrap_or_default();
                     names.values().flatten().for_each(|id| drop(watched.made.remove(id)));
+                    drop(watched);
+                    // Its watch was set again just before it ended.
+                    if let Some(id) = file {
+                        each(Closed::Of(id));
+                    }
                 }
             }
         }

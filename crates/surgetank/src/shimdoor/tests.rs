@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use surgetank_core::namespace::IndexEntry;
 use surgetank_types::model::{Attr, DeviceId, FileId, Kind, Timestamp};
@@ -449,6 +450,38 @@ fn files_are_reported_in_the_order_of_their_closes() {
     assert_eq!(reported(&closings, &[1, 2, 3, 4]), [3, 2, 4, 1]);
     drop(File::options().append(true).open(one.join("a")).unwrap());
     assert!(reported(&closings, &[1]).is_empty(), "it was closed before, and its id may have another file now");
+}
+
+/// Regression: setting a watch again took it back for an instant, in which the kernel lost the closes of other files.
+#[test]
+fn no_close_is_missed_while_other_files_get_watches() {
+    let place = tempfile::tempdir().unwrap();
+    let closings = Closings::new().unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watches = || {
+            while !is_over.load(Ordering::Relaxed) {
+                closings.watch_in(place.path(), b"other", FileId(1 << 40)).unwrap();
+            }
+        };
+        scope.spawn(watches);
+        let mut missed = 0;
+        for turn in 0..100_u64 {
+            let ids: Vec<u64> = (turn * 100..turn * 100 + 100).collect();
+            let make = |id: &u64| {
+                let name = id.to_string();
+                let file = File::create(place.path().join(&name)).unwrap();
+                closings.watch_in(place.path(), name.as_bytes(), FileId(*id)).unwrap();
+                file
+            };
+            let files: Vec<File> = ids.iter().map(make).collect();
+            drop(files);
+            missed += ids.len() - reported(&closings, &ids).len();
+            ids.iter().for_each(|id| fs::remove_file(place.path().join(id.to_string())).unwrap());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(missed, 0);
+    });
 }
 
 #[test]
