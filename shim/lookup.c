@@ -65,7 +65,7 @@ static bool read_directory(struct st_place *place, uint32_t number, uint64_t id,
         place->chain[place->depth].seq = out->seq;
     }
     place->depth++;
-    return (out->flags & (ST_KNOWN | ST_SEARCHABLE)) == (ST_KNOWN | ST_SEARCHABLE);
+    return out->flags & ST_SEARCHABLE;
 }
 
 /* A name that is not in the index may be in the ring, and move from there into the index during the look-up. */

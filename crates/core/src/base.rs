@@ -84,6 +84,20 @@ pub trait Members: Send + Sync {
 
     /// Can the others be asked? Otherwise nothing waits for them.
     fn keep_order(&self) -> bool;
+
+    /// Who decides the names of a directory of the store. It waits for nothing.
+    fn owner_of(&self, directory: &[u8]) -> Owner;
+}
+
+/// Who decides the names of a directory of the store, in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// This member.
+    Us,
+    /// No member.
+    TheStore,
+    /// Another member, or one that may be becoming the owner.
+    Another,
 }
 
 /// A copy to be made in the store.

@@ -78,6 +78,8 @@ pub struct Open {
     programs: AtomicUsize,
     /// For the store's own file: its version at the open.
     pub found: Option<StoreIdentity>,
+    /// A process has, or had, a granted descriptor.
+    was_granted: AtomicBool,
     /// A process that may not keep set-user-id and set-group-id has a granted descriptor.
     others: AtomicBool,
     /// The plain file's size and time when the file got one of these bits while descriptors were granted. A difference
@@ -103,6 +105,7 @@ impl Open {
             direct_writer: AtomicBool::new(false),
             programs: AtomicUsize::new(0),
             found: None,
+            was_granted: AtomicBool::new(false),
             others: AtomicBool::new(false),
             unwritten: Mutex::default(),
         }
@@ -115,7 +118,13 @@ impl Open {
     }
     /// A process of this user gets a writable descriptor of the plain file.
     pub fn granted_to(&self, uid: u32) {
+        self.was_granted.store(true, Ordering::Relaxed);
         self.others.fetch_or(uid != 0, Ordering::Relaxed);
+    }
+    /// Is the plain file empty, and has no process had a descriptor of it?
+    pub(crate) fn is_untouched(&self) -> bool {
+        let is_granted = self.was_granted.load(Ordering::Relaxed) || self.granted.load(Ordering::Relaxed);
+        !is_granted && self.content().file.metadata().is_ok_and(|plain| plain.len() == 0)
     }
     /// `plain`: the plain file, of which descriptors are granted; `None`: the file has neither bit.
     pub(crate) fn watch_writes_of_others(&self, plain: Option<&rustix::fs::Stat>) {
@@ -213,6 +222,14 @@ impl Drop for Handle {
 /// Does the kernel open the file to run it as a program? FMODE_EXEC (linux/fs.h), which it passes on to a FUSE file system.
 pub(crate) fn runs_it(flags: i32) -> bool {
     flags & 0x20 != 0
+}
+
+/// Appends to a plain file that processes may append to at the same time.
+pub(crate) fn append_all(file: &File, data: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    std::fs::OpenOptions::new().append(true).open(path)?.write_all(data)
 }
 
 /// A second descriptor, for writing, of a file that the agent holds read-only. (The agent's descriptors are read-only

@@ -46,7 +46,7 @@ use crate::base::{Base, StoreCopy};
 use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::namespace::emptying::Emptying;
-use crate::namespace::order::in_order;
+use crate::namespace::order::{Ordered, await_cut, in_order};
 use crate::namespace::questions::Questions;
 use crate::namespace::{Namespace, Queued};
 use crate::report::Scope;
@@ -82,6 +82,11 @@ pub struct Drain {
 
 enum Next {
     Publish(Vec<Seq>),
+    /// Something may come before what is ready, as in [`Ordered::Await`].
+    Await {
+        needed_nanos: u64,
+        goes_then: Option<Seq>,
+    },
     /// The publisher copies this file itself.
     Stage(Seq),
     Wait(Duration),
@@ -230,15 +235,16 @@ impl Drain {
 
     fn publish_loop(&self) {
         let mut ready_since: Option<Instant> = None;
+        let mut has_waited = None;
         while !self.attempts.stopping() {
             self.discard();
-            match self.next(&mut ready_since) {
+            match self.next(&mut ready_since, has_waited) {
+                Next::Await { needed_nanos, goes_then } => {
+                    await_cut(&self.base, needed_nanos);
+                    has_waited = goes_then;
+                }
                 Next::Publish(batch) => {
-                    let batch = in_order(&self.base, &self.metadata, batch);
-                    if batch.is_empty() {
-                        continue;
-                    }
-                    ready_since = None;
+                    (ready_since, has_waited) = (None, None);
                     self.publish(&batch);
                     self.metadata.changed.notify_all();
                 }
@@ -277,8 +283,9 @@ impl Drain {
         }
     }
 
-    /// Hands out staging, and finds the longest publishable run from the head of the queue.
-    fn next(&self, ready_since: &mut Option<Instant>) -> Next {
+    /// Hands out staging, and finds the longest publishable run from the head of the queue. `has_waited`: up to
+    /// here it waited for the order of the pool as long as it may.
+    fn next(&self, ready_since: &mut Option<Instant>, has_waited: Option<Seq>) -> Next {
         let may = self.attempts.pause.may();
         if let May::Nothing(time) = may {
             return Next::Wait(time);
@@ -305,6 +312,7 @@ impl Drain {
         if let Some(seq) = alone.filter(|seq| is_local && self.is_short_work(&tree, *seq)) {
             return Next::Stage(seq);
         }
+        let ordered = in_order(&self.base, &tree, next.batch, has_waited);
         drop(tree);
         let more = !next.to_stage.is_empty();
         if more {
@@ -315,12 +323,16 @@ impl Drain {
                 self.attempts.job_came.notify_all();
             }
         }
-        if next.batch.is_empty() {
+        let batch = match ordered {
+            Ordered::Await { needed_nanos, goes_then } => return Next::Await { needed_nanos, goes_then },
+            Ordered::Publish(batch) => batch,
+        };
+        if batch.is_empty() {
             return if next.is_empty { Next::Sleep } else { Next::Wait(next.wait) };
         }
         let since = *ready_since.get_or_insert(now);
-        let company = (more || next.is_staging) && next.batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
-        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(next.batch) }
+        let company = (more || next.is_staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
+        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
     }
 
     fn is_short_work(&self, tree: &surgetank_state::Tree, seq: Seq) -> bool {

@@ -8,6 +8,7 @@ pub(crate) mod inode_locks;
 pub mod intake;
 pub mod losses;
 pub(crate) mod pending_unlink;
+pub(crate) mod shown;
 pub(crate) mod transactions;
 
 use std::time::Duration;
@@ -24,13 +25,13 @@ use surgetank_types::model::{Change, FileId, Kind, Mark, Mode, OpKind, RunId, Se
 use surgetank_types::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use surgetank_types::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use crate::base::Base;
 use crate::base::deferred::DeferredSeals;
 use crate::base::end::End;
 use crate::base::notes::Notes;
 use crate::base::runs::Runs;
 use crate::base::succession::Succession;
 use crate::base::users::{Permissions, is_drained};
+use crate::base::{Base, Members};
 use crate::catalog::Catalog;
 use crate::content::{Location, Open};
 use crate::metadata::index::Shim;
@@ -77,6 +78,7 @@ pub struct Metadata {
     pub(crate) granted: AtomicUsize,
     /// What tells the pool of this agent from earlier ones, and the first number of its files there.
     pub(crate) pool: OnceLock<(String, u64)>,
+    members: Arc<OnceLock<Arc<dyn Members>>>,
     /// Number of handles of the mount that can write.
     pub(crate) writing_handles: AtomicUsize,
     /// Number of delegated directories in the tree.
@@ -115,6 +117,7 @@ impl Metadata {
             shim: OnceLock::new(),
             granted: AtomicUsize::new(0),
             pool: OnceLock::new(),
+            members: base.members.clone(),
             writing_handles: AtomicUsize::new(0),
             delegated: AtomicUsize::new(0),
             delegation_ended: AtomicBool::new(false),
@@ -490,4 +493,16 @@ pub(crate) fn shares_a_server(metadata: &Metadata) -> bool {
 fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
     let is_for_another = dir.is_some() && dir == tree.homes;
     if is_for_another { Decision { mode: Mode::Remove, fsync: None, ..decision } } else { decision }
+}
+
+/// In a pool: a process may write the file, and its next version comes after what was queued before this moment.
+pub(crate) fn hold_place(metadata: &Metadata, tree: &mut Tree, id: FileId) {
+    let Some((_, first)) = metadata.pool.get().filter(|_| metadata.config.ordered) else { return };
+    let member = u32::try_from(first / FILES_OF_A_MEMBER).unwrap_or(0);
+    tree.order.hold(&mut tree.next_seq, place_of_descriptors(id), member);
+}
+
+/// Under this number the descriptors of a file hold its place in a pool's queue. (Numbers of handles are small.)
+pub(crate) fn place_of_descriptors(id: FileId) -> u64 {
+    u64::MAX - id.0
 }

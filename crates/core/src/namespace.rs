@@ -69,7 +69,7 @@ pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};
 pub use crate::base::succession::{Keeper, Request, Survival};
 pub use crate::base::waits::Waits;
-pub use crate::base::{Counters, Door, Members, StoreCopy, SyncedCopiesAt};
+pub use crate::base::{Counters, Door, Members, Owner, StoreCopy, SyncedCopiesAt};
 pub(crate) use crate::files::HIDDEN_PREFIX;
 pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;
@@ -182,7 +182,7 @@ impl Namespace {
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
         let pooled = Pooled::new(&base, &files);
         let homes = Homes::new(&base, &files);
-        let order = PoolOrder::new(&base, &files.metadata);
+        let order = PoolOrder::new(&base, &files);
         let namespace = Arc::new(Self {
             base,
             metadata: files.metadata.clone(),

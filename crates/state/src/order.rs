@@ -168,9 +168,12 @@ impl Order {
     /// From here on closes are awaited.
     pub fn begin_cut(&mut self, next_seq: &mut u64) -> Cut {
         let stamp_nanos = self.stamp_nanos();
-        let mut moves = Vec::with_capacity(self.held.len());
-        for (fh, held) in &self.held {
-            moves.push((*fh, held.position.seq, Seq::new(*next_seq)));
+        // (In the order that they have.)
+        let mut held: Vec<(u64, Seq)> = self.held.iter().map(|(fh, held)| (*fh, held.position.seq)).collect();
+        held.sort_unstable_by_key(|(_, seq)| *seq);
+        let mut moves = Vec::with_capacity(held.len());
+        for (fh, seq) in held {
+            moves.push((fh, seq, Seq::new(*next_seq)));
             *next_seq += 1;
         }
         let mut closing = Vec::new();

@@ -195,9 +195,9 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         Error::new("prefetching could not be started").why(why)
     })?;
     let again = afterlife.is_another();
-    // (The shim does not know of other members.)
-    let may_preload = namespace.base.config.preload && router.is_none();
-    let shim = may_preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
+    let may_preload = namespace.base.config.preload;
+    let pool = router.clone().map(|router| router as Arc<dyn shimdoor::Membership>);
+    let shim = may_preload.then(|| open_shim_door(&namespace, &state, &over, again, pool.as_ref())).flatten();
     if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
         shim.keep(keeper);
     }
@@ -236,7 +236,7 @@ fn serve_calls(
 ) -> Result<Running> {
     let cannot = |why: io::Error| Error::new(format!("{} cannot be served without a mount", over.display())).why(why);
     let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
-    let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids(), false).map_err(cannot)?;
+    let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids(), false, None).map_err(cannot)?;
     let socket = state.join("calls.sock");
     let tally = tally_of(&namespace, &runs);
     let told = tally.clone();
@@ -329,13 +329,19 @@ struct OverMount {
 }
 
 /// Without the shim's door all programs use the mount.
-fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path, again: bool) -> Option<shimdoor::Opened> {
+fn open_shim_door(
+    namespace: &Arc<Namespace>,
+    state: &Path,
+    over: &Path,
+    again: bool,
+    pool: Option<&Arc<dyn shimdoor::Membership>>,
+) -> Option<shimdoor::Opened> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
     // Not synchronised: the answer would have to come from this agent.
     let opened = statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
         .map_err(io::Error::from)
         .map(|seen| makedev(seen.stx_dev_major, seen.stx_dev_minor))
-        .and_then(|device| shimdoor::open(namespace, state, device, only_ids(), again));
+        .and_then(|device| shimdoor::open(namespace, state, device, only_ids(), again, pool));
     opened.inspect_err(|why| tracing::warn!(%why, "programs do not get the preload shim")).ok()
 }
 

@@ -27,6 +27,7 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use surgetank_core::namespace::{IndexEntry, IntakeFile, Keeper, Namespace, Shim};
 use surgetank_state::Stray;
+use surgetank_types::clock;
 use surgetank_types::model::FileId;
 
 use closings::{Closed, Closings};
@@ -35,11 +36,25 @@ pub(crate) use server::current;
 
 /// Programs trust the index for this long after the last sign of life.
 const BELIEVED: Duration = Duration::from_secs(2);
+/// Programs read a clock that is late by so much.
+const A_TICK: Duration = Duration::from_millis(20);
 const SIGN_EVERY: Duration = Duration::from_millis(200);
 /// After this many periods the agent ends the watches of directories without an open file.
 const REST_EVERY: u32 = 5;
 /// Closed files are gathered for this long; a thread that needs to know takes them in at once.
 const GATHERED: Duration = Duration::from_millis(1);
+
+/// The agent's place in a pool.
+pub(crate) trait Membership: Send + Sync {
+    /// Does `act` if this member decides the directory's names, and returns whether it did. No other member decides them meanwhile.
+    fn within(&self, dir: FileId, act: &mut dyn FnMut()) -> bool;
+    /// Until when this member may answer, by the time since the machine's start.
+    fn serves_until(&self) -> Duration;
+    /// `stops` is called when that ends earlier.
+    fn on_stop(&self, stops: Stops);
+}
+
+pub(crate) type Stops = Box<dyn Fn() + Send + Sync>;
 
 pub(crate) struct Door {
     index: Mutex<Index>,
@@ -47,6 +62,7 @@ pub(crate) struct Door {
     namespace: Weak<Namespace>,
     only_ids: Option<(u32, u32)>,
     giving: RwLock<()>,
+    pool: Option<Weak<dyn Membership>>,
     /// `None`: no directory is delegated.
     ring: Option<ring::Ring>,
 }
@@ -86,13 +102,14 @@ pub(crate) fn left(key: &str, state: &Path) -> Vec<IntakeFile> {
 }
 
 /// Opens the door. Everything that is known is shown from now on. `again`: programs have mapped an earlier agent's
-/// index.
+/// index. `pool`: the agent is in one.
 pub(crate) fn open(
     namespace: &Arc<Namespace>,
     state: &Path,
     mount_dev: u64,
     only_ids: Option<(u32, u32)>,
     again: bool,
+    pool: Option<&Arc<dyn Membership>>,
 ) -> io::Result<Opened> {
     let places =
         namespace.base.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
@@ -110,6 +127,7 @@ pub(crate) fn open(
         namespace: Arc::downgrade(namespace),
         only_ids,
         giving: RwLock::default(),
+        pool: pool.map(Arc::downgrade),
         ring,
     });
     namespace.metadata.set_shim(door.clone());
@@ -118,6 +136,10 @@ pub(crate) fn open(
     let socket = state.join(SOCKET);
     let server = server::Server::listen(door.clone(), &socket, stop.as_fd())?;
     door.live();
+    if let Some(pool) = pool {
+        let stopped = Arc::downgrade(&door);
+        pool.on_stop(Box::new(move || stopped.upgrade().iter().for_each(|door| door.live())));
+    }
     let mut threads = vec![std::thread::Builder::new().name("shim".into()).spawn(move || server.serve())?];
     let (closings, stopped) = (door.clone(), stop.try_clone()?);
     threads.push(
@@ -252,9 +274,27 @@ impl Door {
     }
 
     fn live(&self) {
+        // (One after the other: an earlier answer of the pool must not come last.)
+        let index = self.index();
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let nanos = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-        self.index().memory().live_until(nanos + BELIEVED.as_nanos() as u64);
+        let believed = self.serves_for().map_or(BELIEVED, |left| left.saturating_sub(A_TICK).min(BELIEVED));
+        index.memory().live_until(nanos + believed.as_nanos() as u64);
+    }
+
+    /// How long this member may go on answering; `None`: it is in no pool.
+    fn serves_for(&self) -> Option<Duration> {
+        let until = self.pool.as_ref()?.upgrade().map_or(Duration::ZERO, |pool| pool.serves_until());
+        Some(until.saturating_sub(clock::uptime()))
+    }
+
+    /// As [`Membership::within`]; without a pool this member decides everything.
+    fn within(&self, dir: FileId, act: &mut dyn FnMut()) -> bool {
+        let Some(pool) = &self.pool else {
+            act();
+            return true;
+        };
+        pool.upgrade().is_some_and(|pool| pool.within(dir, act))
     }
 
     fn stay_alive(&self, stop: &OwnedFd) {

@@ -45,6 +45,8 @@ mod pool_model;
 mod pool_objects;
 mod pool_order;
 mod pool_renames;
+mod pool_shim;
+mod pool_shim_made;
 mod pool_status;
 mod pool_storms;
 mod posix;

@@ -23,6 +23,7 @@ pub struct Pool {
     pub store_ttl: &'static str,
     /// The URL of the store on a server, and what its driver needs in the environment.
     server: Option<(String, Vec<(&'static str, &'static str)>)>,
+    tier: &'static str,
 }
 
 impl Pool {
@@ -30,8 +31,32 @@ impl Pool {
     pub fn start(name: &str, members: usize) -> Option<Self> {
         let scene = Scene::new(&format!("pool-{name}"))?;
         scene.tmpfs("pool", 600);
-        let mut pool =
-            Self { scene, base: PathBuf::from("/mnt/pool"), members: Vec::new(), store_ttl: "100ms", server: None };
+        let tier = "64MiB";
+        let mut pool = Self {
+            scene,
+            base: PathBuf::from("/mnt/pool"),
+            members: Vec::new(),
+            tier,
+            store_ttl: "100ms",
+            server: None,
+        };
+        pool.mount(members);
+        Some(pool)
+    }
+
+    /// The same, with tiers so large that directories are delegated.
+    pub fn ample(name: &str, members: usize) -> Option<Self> {
+        let scene = Scene::new(&format!("pool-{name}"))?;
+        scene.tmpfs("pool", 30_000);
+        let tier = "8192MiB";
+        let mut pool = Self {
+            scene,
+            base: PathBuf::from("/mnt/pool"),
+            members: Vec::new(),
+            tier,
+            store_ttl: "100ms",
+            server: None,
+        };
         pool.mount(members);
         Some(pool)
     }
@@ -99,6 +124,15 @@ impl Pool {
         self.members.pop();
     }
 
+    /// Stops the member's agent, its pool's process and the supervisor. Returns what is to be continued.
+    pub fn stop(&self, number: usize) -> Vec<rustix::process::Pid> {
+        let parent = parent_of(self.agent(number).as_raw_nonzero().get()).and_then(rustix::process::Pid::from_raw);
+        let mut stopped: Vec<_> = parent.into_iter().collect();
+        stopped.extend(self.processes(number));
+        stopped.iter().for_each(|pid| rustix::process::kill_process(*pid, Signal::STOP).unwrap());
+        stopped
+    }
+
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -123,7 +157,8 @@ impl Pool {
         fs::create_dir_all(self.over(number)).unwrap();
         fs::create_dir_all(&tier).unwrap();
         let mut command = self.scene.command("/mnt/surgetank");
-        command.args([verb, "--store-ttl", self.store_ttl, "--tier", &format!("fast={}:64MiB", tier.display())]);
+        let tier = format!("fast={}:{}", tier.display(), self.tier);
+        command.args([verb, "--store-ttl", self.store_ttl, "--tier", &tier]);
         match &self.server {
             None => command.arg("--store").arg(self.store()),
             Some((url, environment)) => command.arg("--store").arg(url).envs(environment.iter().copied()),

@@ -16,6 +16,7 @@ use surgetank_store::s3::{Place, S3};
 use surgetank_testkit::servers::s3::S3Server;
 
 use crate::pool::{Pool, run};
+use crate::pool_shim::Worker;
 use crate::scene::{eventually, noise};
 
 /// The prefix of the store in the bucket.
@@ -376,4 +377,32 @@ fn start_beside_a_pool_of_the_bucket_says_so() {
     let ended = pool.command("mount", 1, &compress).arg(pool.over(1)).output().unwrap();
     assert!(!ended.status.success() && said(&ended).contains("the store is on a server"), "{ended:?}");
     pool.end();
+}
+
+/// In directories that a program makes, and in those of the bucket. (Their numbers are as large as those of new files.)
+#[test]
+fn shim_serves_own_directories_over_a_bucket() {
+    let Some(server) = S3Server::start() else { return };
+    put(&client(&server), "old/kept", b"before");
+    let Some(mut pool) = pool_on(&server, "shim") else { return };
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"64K\"\n").unwrap();
+    (0..2).for_each(|_| pool.mount_one(&["--config", "/mnt/small.toml"]));
+    let worker = Worker::start(&pool, 0);
+    assert!(worker.does("os.mkdir('new')").is_null());
+    const FILES: u64 = 20;
+    for path in (0..FILES).flat_map(|n| [format!("new/{n}"), format!("old/{n}")]) {
+        assert!(worker.does(&format!("put('{path}', 'by the shim')")).is_null());
+        let there = pool.member(1).join(&path);
+        assert_eq!(fs::read_to_string(&there).unwrap(), "by the shim");
+        fs::write(&there, "by another").unwrap();
+        assert_eq!(worker.does(&format!("get(os.path.abspath('{path}'))")), "by another");
+    }
+    let counts = worker.end();
+    assert!(counts.opens_by_agent() >= 2 * FILES - 2, "{}", counts.opens_by_agent());
+    assert!(counts.opens_from_index() >= 2 * FILES - 2, "{}", counts.opens_from_index());
+    pool.end();
+    let there = objects(&server);
+    assert!(
+        (0..FILES).all(|n| there[&format!("old/{n}")] == b"by another" && there[&format!("new/{n}")] == b"by another")
+    );
 }

@@ -296,3 +296,26 @@ fn deletion_of_a_large_file_blocks_no_other_request() {
     assert_eq!(ended.stdout, "1\ngo\ngo.reached\nremoved\nd new other sub\n");
     scene.is_clean();
 }
+
+/// On an ordinary user's mount the agent writes what comes through the mount, and programs with the shim write the plain file.
+#[test]
+fn appends_through_both_doors_are_all_there() {
+    let Some(mut scene) = Scene::of_user("both-append") else { return };
+    scene.tier("fast", 64);
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"1M\"\n").unwrap();
+    let program = "
+import os, sys
+log = os.open('log', os.O_WRONLY | os.O_APPEND)
+open(sys.argv[1], 'w').close()
+while not (os.path.exists('one') and os.path.exists('two')): pass
+for n in range(5000): os.write(log, sys.argv[1].encode() + b'\\n')
+";
+    fs::write("/mnt/program.py", program).unwrap();
+    let script = "python3 -c 'open(\"log\", \"w\")'
+        python3 /mnt/program.py one & first=$!
+        env -u LD_PRELOAD -u SURGETANK_SHIM python3 /mnt/program.py two & second=$!
+        wait $first; wait $second
+        [ $(grep -cx one log) = 5000 ]; [ $(grep -cx two log) = 5000 ]; [ $(wc -c <log) = 40000 ]";
+    scene.run(&["--config", "/mnt/small.toml"], &format!("set -eu\n{script}")).exits(0);
+    assert_eq!(fs::metadata(scene.path("log")).unwrap().len(), 40_000);
+}

@@ -142,6 +142,8 @@ impl Delegator {
         self.delegates_any
             && self.config.direct
             && self.door.get().is_some()
+            // (The stamp of a file that the agent learns of late would be too late for other members.)
+            && !(self.config.pool_ordered && self.metadata.pool.get().is_some())
             && !self.metadata.delegation_ended.load(Ordering::SeqCst)
             && self.runs.final_drains.load(Ordering::Relaxed) == 0
             && !self.end.is_hurried()
@@ -159,7 +161,7 @@ impl Delegator {
             && !tree.is_hinted(dir)
             && inode.owned
             && inode.logical.is_some()
-            && inode.dir.as_ref().is_some_and(|d| d.complete)
+            && inode.dir.as_ref().is_some_and(|d| d.complete && !d.is_shared)
     }
 
     /// Watches the delegations: takes in created files, and recalls directories that must not stay delegated.

@@ -26,7 +26,7 @@ use crate::content::{Content, Location, Open, has_no_writer};
 use crate::files::seal::Sealer;
 use crate::files::sync::Syncs;
 use crate::files::{KEPT, LEFT_TO_THE_MOUNT};
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, hold_place, place_of_descriptors};
 
 /// Descriptors of plain files that processes hold, and seals that wait for them.
 pub struct Descriptors {
@@ -62,6 +62,9 @@ impl Descriptors {
     /// Gives up the open file when the descriptor cannot be granted.
     pub(crate) fn grant(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         open.granted_to(caller.uid);
+        if self.metadata.pool.get().is_some() {
+            hold_place(&self.metadata, &mut self.metadata.write_tree(), open.id);
+        }
         let content = open.content();
         let made = plain.is_some();
         let file = match plain {
@@ -157,12 +160,24 @@ impl Descriptors {
     /// The kernel reports a close an instant before the file counts as closed. A file whose lease was refused in that
     /// instant is tried again here.
     pub(crate) fn retry_grants(&self) {
+        self.retry(|_| true);
+    }
+
+    /// The same for files whose close no event reports.
+    pub(crate) fn retry_unwatched(&self) {
+        let unwatched = self.deferred.deferred_files();
+        if !unwatched.is_empty() {
+            self.retry(|id| unwatched.contains(&id));
+        }
+    }
+
+    fn retry(&self, which: impl Fn(FileId) -> bool) {
         self.metadata.settle();
         if self.metadata.granted.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let granted: Vec<Arc<Open>> =
-            self.metadata.opens().values().filter(|open| open.granted.load(Ordering::Relaxed)).cloned().collect();
+        let is_one = |open: &&Arc<Open>| open.granted.load(Ordering::Relaxed) && which(open.id);
+        let granted: Vec<Arc<Open>> = self.metadata.opens().values().filter(is_one).cloned().collect();
         for open in granted {
             if !has_no_writer(&open.content()) {
                 continue;
@@ -222,6 +237,8 @@ impl Descriptors {
     }
 
     fn ended(&self, open: &Arc<Open>, content: &Content) {
+        let in_pool = self.metadata.pool.get().is_some();
+        let holds = in_pool && self.metadata.write_tree().order.close(place_of_descriptors(open.id), open.id);
         open.granted.store(false, Ordering::Relaxed);
         let left = self.sealer.uncount_user(open, true);
         if left.writers == 0 {
@@ -229,6 +246,10 @@ impl Descriptors {
             if left.readers == 0 {
                 self.sealer.give_up(open);
             }
+        }
+        // (Otherwise it is sealed when other writers have ended.)
+        if holds && !self.deferred.is_seal_deferred(open.id) {
+            self.metadata.write_tree().order.closed(open.id);
         }
         // Not earlier: at zero granted files, `catch_up` does not wait.
         self.metadata.granted.fetch_sub(1, Ordering::Release);

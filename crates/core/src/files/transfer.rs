@@ -18,7 +18,7 @@ use crate::base::notes::Notes;
 use crate::base::queries::StoreQueries;
 use crate::base::succession::Succession;
 use crate::base::{Base, Counters};
-use crate::content::{Location, reopen_writable};
+use crate::content::{Location, append_all, reopen_writable};
 use crate::files::RoomWait;
 use crate::files::deadline::DeadlineWatch;
 use crate::files::evict::Eviction;
@@ -127,9 +127,15 @@ impl Transfers {
         if handle.open.direct {
             // Writes that the kernel cannot pass through, or sends here anyway, also go to the plain file.
             let file = reopen_writable(&handle.open.content().file)?;
-            let _end = appends.then(|| handle.open.end.lock().unwrap_or_else(PoisonError::into_inner));
-            let offset = if appends { self.succession.append_at(fh, file.metadata()?.len()) } else { offset };
-            crate::files::room::write_all_at(&file, data, offset)?;
+            // (Processes with the shim may append at the same time.)
+            let _appends = appends.then(|| handle.open.end.lock().unwrap_or_else(PoisonError::into_inner));
+            let end = file.metadata()?.len();
+            let offset = if appends { self.succession.append_at(fh, end) } else { offset };
+            if appends && !is_begun_there(&file, data, offset, end)? {
+                append_all(&file, data)?;
+            } else {
+                crate::files::room::write_all_at(&file, data, offset)?;
+            }
             return Ok(data.len());
         }
         let at = if appends { WriteAt::End { fh, least: offset } } else { WriteAt::Offset(offset) };
@@ -228,4 +234,14 @@ impl Transfers {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// An earlier agent was to append at this offset: does the file have the beginning of the data there, up to its end at most?
+/// (A process may have appended something else meanwhile.)
+fn is_begun_there(file: &std::fs::File, data: &[u8], offset: u64, end: u64) -> std::io::Result<bool> {
+    use std::os::unix::fs::FileExt;
+    let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX).min(data.len());
+    let mut seen = vec![0; there];
+    file.read_exact_at(&mut seen, offset)?;
+    Ok(there > 0 && seen == data[..there])
 }

@@ -15,7 +15,7 @@ use surgetank_types::model::{Attr, DeviceId, FileId, Kind};
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::intake_file::IntakeFile;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, shown};
 
 /// One file, as the shim may show it.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +91,8 @@ impl Metadata {
     pub fn file_named(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
         let tree = self.read_tree();
         let id = tree.entry(dir, &Name::from(name)).and_then(Entry::logical)?;
-        tree.get(id).filter(|inode| inode.owned && !inode.is_copy() && inode.attr.kind == Kind::File).map(|_| id)
+        let is_one = |inode: &&Inode| inode.owned && !inode.is_copy() && inode.home().is_none();
+        tree.get(id).filter(is_one).filter(|inode| inode.attr.kind == Kind::File).map(|_| id)
     }
 
     /// A process is about to list the directory. May the listing omit the files' attributes, because processes with the
@@ -138,7 +139,11 @@ impl Metadata {
                     _ => (FileId::ROOT, b""),
                 };
                 let delegated = tree.delegations.device(id);
-                shim.show(&IndexEntry { delegated, ..self.index_entry(id, inode, parent) }, name);
+                let entry = IndexEntry { delegated, ..self.index_entry(id, inode, parent) };
+                match shown::in_pool(self, tree, (id, inode), entry) {
+                    Some(entry) => shim.show(&entry, name),
+                    None => shim.hide(id),
+                }
             }
             _ => shim.hide(id),
         }

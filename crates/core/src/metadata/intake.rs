@@ -29,7 +29,7 @@ use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::base::intake_file::IntakeFile;
 use crate::content::{Content, Location, Open};
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, hold_place};
 
 /// A process that creates one file asks for one file.
 pub(crate) const MADE_MIN: u16 = 2;
@@ -131,6 +131,7 @@ impl Metadata {
         open.granted_to(stat.st_uid);
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
+        hold_place(self, tree, id);
         self.granted.fetch_add(1, Ordering::Relaxed);
         let is_watched = self.shim.get().is_some_and(|shim| {
             shim.made_in(watch, &created.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
@@ -259,8 +260,8 @@ impl Metadata {
         }
     }
 
-    /// A process comes to write through the mount: all delegations end.
-    pub(crate) fn recall_for_writer(&self) {
+    /// All delegations end: a process comes to write through the mount, or the agent leaves its pool.
+    pub fn recall_for_writer(&self) {
         if self.delegated.load(Ordering::SeqCst) > 0 {
             let mut tree = self.write_tree();
             let dirs: Vec<FileId> = tree.delegations.dirs.keys().copied().collect();

@@ -258,12 +258,24 @@ impl Grants {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
         }
+        // (In a pool the version that was closed before has a place of its own in the queue.)
+        let open = self.metadata.open_of(id).filter(|_| self.metadata.pool.get().is_some());
+        if open.is_some_and(|open| open.granted.load(Ordering::Relaxed)) {
+            if !may_ask {
+                return Err(STORE_TO_BE_ASKED.into());
+            }
+            self.descriptors.catch_up();
+        }
         // The holder of the lock may be waiting for the store.
         let inode = if may_ask {
             self.metadata.lock_inode(id)
         } else {
             self.metadata.try_lock_inode(id).ok_or(STORE_TO_BE_ASKED)?
         };
+        // Another member may have made the file a moment ago, and have the content.
+        if self.metadata.read_tree().get(id).is_none_or(|inode| inode.home().is_some()) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
         // The kernel's caches for the mount's readers stay while those read.
         let open =
             self.opener.open_locked(id, true, flags & libc::O_TRUNC != 0, self.runs.run(caller), Via::Shim(flags))?;

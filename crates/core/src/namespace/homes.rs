@@ -55,6 +55,10 @@ impl Homes {
             return false;
         }
         let _inode = self.files.metadata.lock_inode(id);
+        // (A program here may have opened it meanwhile.)
+        if !self.files.metadata.open_of(id).is_some_and(|open| open.is_untouched()) {
+            return false;
+        }
         let mut tree = self.files.metadata.write_tree();
         // (What is not drained would keep the other member from leaving.)
         let path = tree.logical_path(id);

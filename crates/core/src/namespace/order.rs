@@ -7,24 +7,28 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use surgetank_state::{Cut, first_unpublished};
+use surgetank_state::{Cut, Tree, first_unpublished};
 use surgetank_types::model::{FileId, Seq};
 use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::Base;
+use crate::files::Files;
+use crate::files::descriptor_grant::Descriptors;
 use crate::metadata::Metadata;
 
 /// What the pool asks and says about the order.
 pub struct PoolOrder {
     base: Base,
+    descriptors: Arc<Descriptors>,
     metadata: Arc<Metadata>,
     /// One cut at a time.
     cuts: Mutex<()>,
 }
 
 impl PoolOrder {
-    pub(crate) fn new(base: &Base, metadata: &Arc<Metadata>) -> Self {
-        Self { base: base.clone(), metadata: metadata.clone(), cuts: Mutex::default() }
+    pub(crate) fn new(base: &Base, files: &Files) -> Self {
+        let (descriptors, metadata) = (files.descriptors.clone(), files.metadata.clone());
+        Self { base: base.clone(), descriptors, metadata, cuts: Mutex::default() }
     }
 
     /// A program of that member may write through the handle from now on.
@@ -97,42 +101,55 @@ impl PoolOrder {
     }
 
     fn closes_are_done(&self, patience: Duration) -> bool {
-        self.base.door.get().is_none_or(|door| door.closes_are_done(patience))
+        let are_done = self.base.door.get().is_none_or(|door| door.closes_are_done(patience));
+        if are_done {
+            // Those of processes with the shim.
+            self.descriptors.catch_up();
+            self.descriptors.retry_unwatched();
+        }
+        are_done
     }
 }
 
-/// The operations at the head of a batch that may be published now. Without any, returns when there are news of other members.
-///
-/// A program that waits in fsync for one of the queue waits for one cut at most: it needs the order of its own member only.
-pub(crate) fn in_order(base: &Base, metadata: &Metadata, mut batch: Vec<Seq>) -> Vec<Seq> {
+/// What the drain does with a batch.
+pub(crate) enum Ordered {
+    /// It publishes these, from the head of the batch.
+    Publish(Vec<Seq>),
+    /// Something may come before the first one that it may not publish.
+    Await {
+        /// The stamp of that one. (0: only this member's order counts.)
+        needed_nanos: u64,
+        /// A program waits in fsync for one of the queue: it waits for one cut at most, and needs the order of its own member only.
+        /// So the operations up to this one go then.
+        goes_then: Option<Seq>,
+    },
+}
+
+/// How much of a batch may be published now. The batch comes from the queue under the same lock of the tree: a version that is
+/// sealed after that has held its place until then. `goes`: as [`Ordered::Await`] has said.
+pub(crate) fn in_order(base: &Base, tree: &Tree, mut batch: Vec<Seq>, goes: Option<Seq>) -> Ordered {
     let members = base.members.get().filter(|members| base.config.ordered && members.keep_order());
-    let Some(members) = members else { return batch };
-    let (ready, needed_nanos, is_awaited) = ready(base, metadata, &batch, members.are_published_until());
-    if ready < batch.len() && is_awaited {
-        members.await_cut(needed_nanos);
-        return batch;
-    }
-    if ready == 0 {
-        members.await_cut(needed_nanos);
-    }
-    // (Something may come before these since the cut: the drain looks at the queue again.)
-    batch.truncate(ready);
-    batch
-}
-
-/// How many at the head of the batch may be published, the stamp of the first one that may not, and whether a program waits for an
-/// operation of the queue.
-fn ready(base: &Base, metadata: &Metadata, batch: &[Seq], until_nanos: u64) -> (usize, u64, bool) {
-    let until_nanos = if base.config.pool_ordered { until_nanos } else { u64::MAX };
-    let tree = metadata.read_tree();
+    let Some(members) = members else { return Ordered::Publish(batch) };
+    let until_nanos = if base.config.pool_ordered { members.are_published_until() } else { u64::MAX };
     let held = tree.order.first();
     let stamp = |seq: &Seq| tree.order.stamp_of(*seq);
-    let comes = |seq: &Seq| held.is_none_or(|first| *seq < first.seq) && stamp(seq) <= until_nanos;
-    match batch.iter().position(|seq| !comes(seq)) {
-        None => (batch.len(), 0, false),
-        Some(ready) => {
-            let needed_nanos = if base.config.pool_ordered { stamp(&batch[ready]) } else { 0 };
-            (ready, needed_nanos, tree.ops.values().any(|op| op.eager))
-        }
+    let is_hurried = || tree.ops.values().any(|op| op.eager);
+    let goes = goes.filter(|_| is_hurried());
+    let is_first = |seq: &Seq| held.is_none_or(|first| *seq < first.seq) && stamp(seq) <= until_nanos;
+    let comes = |seq: &Seq| Some(*seq) <= goes || is_first(seq);
+    let Some(ready) = batch.iter().position(|seq| !comes(seq)) else { return Ordered::Publish(batch) };
+    let goes_then = batch.last().copied().filter(|_| is_hurried());
+    if ready == 0 || goes.is_none() && goes_then.is_some() {
+        let needed_nanos = if base.config.pool_ordered { stamp(&batch[ready]) } else { 0 };
+        return Ordered::Await { needed_nanos, goes_then };
+    }
+    batch.truncate(ready);
+    Ordered::Publish(batch)
+}
+
+/// Waits for news of other members, or for a cut.
+pub(crate) fn await_cut(base: &Base, needed_nanos: u64) {
+    if let Some(members) = base.members.get() {
+        members.await_cut(needed_nanos);
     }
 }

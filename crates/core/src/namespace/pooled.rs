@@ -2,14 +2,16 @@
 //!
 //! The danger that this avoids: the agent believes what the store said of a directory before another member changed it.
 
-use surgetank_state::{NegativeCache, OWN_INODE_BASE, Op, Tree, file_of, places};
+use surgetank_state::{NegativeCache, Op, Tree, file_of, places};
 use surgetank_store::Store;
 use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::Arc;
+use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::Base;
 use crate::files::Files;
 use crate::files::evict::Eviction;
+use crate::metadata::shown::is_made;
 use crate::metadata::{Metadata, shares_a_server};
 
 pub use crate::metadata::FILES_OF_A_MEMBER;
@@ -35,12 +37,6 @@ impl Pooled {
         Self { metadata: files.metadata.clone(), eviction: files.eviction.clone(), store: base.store.clone() }
     }
 
-    /// Was the directory made here, or one above it? (On a server of objects the store's own numbers may be as large.)
-    fn is_made(&self, tree: &Tree, dir: FileId) -> bool {
-        let numbers_differ = self.store.features().plain_files;
-        is_made(tree, dir, numbers_differ)
-    }
-
     /// From now on the numbers of new files are those of this member, which counts from 1.
     pub fn number_files_of(&self, member: u32) {
         let mut tree = self.metadata.write_tree();
@@ -50,7 +46,7 @@ impl Pooled {
     /// Where a directory is; `None`: it is not known, or it has no name any more.
     pub fn place_of(&self, dir: FileId) -> Option<Place> {
         let tree = self.metadata.read_tree();
-        if self.is_made(&tree, dir) {
+        if is_made(&tree, dir) {
             return Some(Place::Made);
         }
         tree.logical_path(dir).map(Place::OfTheStore)
@@ -117,6 +113,21 @@ impl Pooled {
         }
     }
 
+    /// Another member uses names in the directory: processes make no files in it without a request from now on.
+    pub fn is_used_by_others(&self, dir: FileId) {
+        let mut tree = self.metadata.write_tree();
+        if let Some(shared) = tree.dir_mut(dir) {
+            shared.is_shared = true;
+        }
+        self.metadata.recall_delegation(&mut tree, Some(dir));
+    }
+
+    /// Do processes make files in the directory without a request?
+    pub fn is_delegated(&self, dir: FileId) -> bool {
+        let is_any = self.metadata.delegated.load(Ordering::SeqCst) > 0;
+        is_any && self.metadata.read_tree().delegations.dirs.contains_key(&dir)
+    }
+
     /// Forgets what the store said of the directory at this path.
     pub fn forget(&self, path: &[u8]) {
         self.store.refresh();
@@ -144,22 +155,21 @@ impl Pooled {
     }
 }
 
+impl Pooled {
+    /// The directory of the store at this path has another owner: the shim sees of it what it may see now.
+    pub fn owner_changed(&self, path: &[u8]) {
+        let tree = self.metadata.read_tree();
+        let Some(at) = at_path(&tree, path) else { return };
+        self.metadata.show(&tree, at);
+        for entry in tree.dir(at).iter().flat_map(|dir| dir.children.values()) {
+            if let Some(id) = entry.logical() {
+                self.metadata.show(&tree, id);
+            }
+        }
+    }
+}
+
 fn at_path(tree: &Tree, path: &[u8]) -> Option<FileId> {
     let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
     names.try_fold(FileId::ROOT, |at, name| tree.entry(at, name).and_then(surgetank_state::Entry::logical))
-}
-
-fn is_made(tree: &Tree, dir: FileId, numbers_differ: bool) -> bool {
-    let mut at = dir;
-    while let Some(inode) = tree.get(at) {
-        let ino = inode.attr.ino;
-        if ino >= OWN_INODE_BASE && (numbers_differ || ino == OWN_INODE_BASE + at.0) {
-            return true;
-        }
-        match &inode.logical {
-            Some((parent, _)) => at = *parent,
-            None => return false,
-        }
-    }
-    false
 }

@@ -240,14 +240,18 @@ impl Link {
 
     /// May the agent answer for directories that it owns, and believe the store?
     pub fn may_serve(&self) -> bool {
-        uptime().as_nanos() < u128::from(self.serves_until_nanos.load(Ordering::Acquire))
+        uptime() < self.serves_until()
+    }
+
+    /// Until when it may, by [`uptime`]. Zero: not any more.
+    pub fn serves_until(&self) -> Duration {
+        Duration::from_nanos(self.serves_until_nanos.load(Ordering::Acquire))
     }
 
     /// Has the membership ended? (Its lease ended some time ago, and is never renewed then.)
     pub fn is_over(&self) -> bool {
-        let until = Duration::from_nanos(self.serves_until_nanos.load(Ordering::Acquire));
         // (Zero: it has ended.)
-        self.ended.load(Ordering::Acquire) || uptime() > until + OVER
+        self.ended.load(Ordering::Acquire) || uptime() > self.serves_until() + OVER
     }
 
     /// Who decides the names of the directory.

@@ -20,6 +20,7 @@ pub mod owners;
 mod remote;
 mod rights;
 mod serving;
+mod shim;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -85,6 +86,7 @@ pub struct Router<F> {
     lengths: lengths::Lengths,
     here: here::Here,
     order: Arc<order::Order>,
+    shim: shim::Shim,
     /// What programs of this node changed at other members.
     pub others: Arc<Others>,
 }
@@ -136,6 +138,7 @@ impl<F: Filesystem> Router<F> {
             lengths: lengths::Lengths::default(),
             here: here::Here::default(),
             order,
+            shim: shim::Shim::default(),
             others,
         }
     }
@@ -186,11 +189,14 @@ impl<F: Filesystem> Router<F> {
         }
         self.leaving.store(true, Ordering::SeqCst);
         self.works.await_earlier(|| false);
+        // (From now on none makes files without a request: this member refuses what would begin that.)
+        self.namespace.metadata.recall_for_writer();
         if !settled() || is_held() || is_home() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
         self.left.store(true, Ordering::SeqCst);
+        shim::stop(self);
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
         if is_clean {
@@ -297,7 +303,11 @@ impl<F: Filesystem> Router<F> {
     fn claim(&self, path: &[u8], until: Instant) -> FsResult<()> {
         wait_long();
         match self.link.claim(path, || tick() < until && !killed()) {
-            Claimed::Ours | Claimed::NotOurs => Ok(()),
+            Claimed::Ours => {
+                self.namespace.pooled.owner_changed(path);
+                Ok(())
+            }
+            Claimed::NotOurs => Ok(()),
             Claimed::Missing => Err(Errno::STALE.into()),
             Claimed::TimedOut if killed() => Err(Errno::INTR.into()),
             Claimed::Expelled | Claimed::TimedOut => Err(Errno::IO.into()),
@@ -366,6 +376,7 @@ impl<F: Filesystem> Router<F> {
             return failed(Errno::BUSY);
         }
         self.namespace.pooled.forget(path);
+        self.namespace.pooled.owner_changed(path);
         Answer::Done
     }
 
@@ -485,6 +496,7 @@ impl<F: Filesystem> Router<F> {
 impl<F: Filesystem> Agent for Router<F> {
     fn forget(&self, directory: &[u8]) {
         self.namespace.pooled.forget(directory);
+        self.namespace.pooled.owner_changed(directory);
         let believed = self.namespace.base.config.store_ttl;
         if let Some(left) = self.believed.since(directory).and_then(|since| believed.checked_sub(since)) {
             std::thread::sleep(left + A_TICK);

@@ -132,16 +132,34 @@ impl Server {
         namespace.metadata.settle();
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
-            op::OPEN => match open(&namespace, &message, false) {
+            op::OPEN => match open(&self.door, &namespace, &message, false) {
                 Err(fault) if fault.errno == STORE_TO_BE_ASKED => self.aside(Aside::Open, client, message, namespace),
                 opened => answer_open(&self.door, &client, opened),
             },
-            op::SETATTR | op::SETATTR_NAMED => reply(&client, self.set_attributes(&namespace, &message), None),
-            op::SETXATTR => reply(&client, set_attribute(&namespace, &message), None),
-            op::GETXATTR => match attribute(&namespace, &message) {
-                Ok(value) => reply_value(&client, &value, message.request.valid),
-                Err(status) => reply(&client, status, None),
-            },
+            op::SETATTR => {
+                let set = || self.set_attributes(&namespace, &message);
+                // (What has no name belongs to the member that has it.)
+                let status = match self.door.directory_of(&namespace, &message) {
+                    Some(dir) => self.door.result_within(dir, abi::ASK_MOUNT, &set),
+                    None => set(),
+                };
+                reply(&client, status, None);
+            }
+            op::SETATTR_NAMED => {
+                let set = || self.set_attributes(&namespace, &message);
+                reply(&client, self.door.result_within(named_in(&message), abi::ASK_MOUNT, &set), None);
+            }
+            op::SETXATTR => {
+                let set = || set_attribute(&namespace, &message);
+                reply(&client, self.door.result_within(named_in(&message), abi::ASK_MOUNT, &set), None);
+            }
+            op::GETXATTR => {
+                let get = || attribute(&namespace, &message);
+                match self.door.result_within(named_in(&message), Err(abi::ASK_MOUNT), &get) {
+                    Ok(value) => reply_value(&client, &value, message.request.valid),
+                    Err(status) => reply(&client, status, None),
+                }
+            }
             op::SYNC => self.aside(Aside::Sync, client, message, namespace),
             _ => reply(&client, libc::EINVAL, None),
         }
@@ -155,7 +173,7 @@ impl Server {
         let act = move || {
             SLOT.set(slot);
             match what {
-                Aside::Open => answer_open(&door, &recipient, open(&namespace, &message, true)),
+                Aside::Open => answer_open(&door, &recipient, open(&door, &namespace, &message, true)),
                 Aside::Sync => {
                     reply(&recipient, sync(&door, &namespace, message.request.dev, message.request.ino), None);
                 }
@@ -293,7 +311,30 @@ pub fn current() -> Option<(u64, u64)> {
     (number != 0).then(|| (SLOT.get(), number))
 }
 
-fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
+impl Door {
+    /// What `act` returns; `otherwise`: another member decides about the directory, or may.
+    fn result_within<T>(&self, dir: FileId, otherwise: T, act: &dyn Fn() -> T) -> T {
+        let mut result = otherwise;
+        self.within(dir, &mut || result = act());
+        result
+    }
+
+    /// The directory of the plain file that a request is about.
+    fn directory_of(&self, namespace: &Namespace, message: &Message) -> Option<FileId> {
+        let id = self.of_plain(message.request.dev, message.request.ino)?;
+        namespace.pooled.name_of(id).map(|(_, dir, _)| dir)
+    }
+}
+
+fn named_in(message: &Message) -> FileId {
+    FileId(message.request.dir)
+}
+
+fn open(door: &Door, namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
+    door.result_within(named_in(message), Err(LEFT_TO_THE_MOUNT.into()), &|| open_here(namespace, message, may_ask))
+}
+
+fn open_here(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, caller, .. } = message;
     surgetank_types::crash_point!("shim.asked");
     if request.flags as i32 & libc::O_EXCL == 0 {

@@ -12,7 +12,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{here, homes, lengths, names, rights};
+use super::{here, homes, lengths, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -177,6 +177,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         if let Some(answer) = homes::look_up_directory(self, caller, (parent, name)) {
             return answer;
         }
+        shim::uses_names(self, caller, parent);
         let way = || self.way(caller, parent, Does::Reads);
         let here = |door: &F| {
             let looked = door.lookup(caller, parent, name)?;
@@ -373,6 +374,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let made = door.create(caller, parent, name, perm, flags, kill_suidgid)?;
             homes::created(self, caller, flags, made)
         };
+        shim::uses_names(self, caller, parent);
         let way = || self.way(caller, parent, Does::Changes);
         self.within(caller, way, here, there)
     }
@@ -484,6 +486,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             // (Another member may claim it, and the listing in the kernel would stay.)
             Ok(OpenedDirectory { cache: false, keep_cache: false, ..opened })
         };
+        shim::uses_names(self, caller, id);
         self.within(caller, way, here, |at| self.opendir_there(caller, at))
     }
 

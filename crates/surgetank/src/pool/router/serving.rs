@@ -16,7 +16,7 @@ use surgetank_types::clock::{tick, uptime};
 use surgetank_types::model::{FileId, NodeId};
 
 use super::super::call::{Answer, Ask, Call, Change, Copied, Need, Time};
-use super::super::link::{Link, NoAnswer};
+use super::super::link::{Link, NoAnswer, Owner};
 use super::here;
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
@@ -247,5 +247,13 @@ impl Members for Others {
 
     fn keep_order(&self) -> bool {
         self.order.is_asking() && !self.link.is_over()
+    }
+
+    fn owner_of(&self, directory: &[u8]) -> namespace::Owner {
+        match self.link.owner(directory) {
+            Owner::Us => namespace::Owner::Us,
+            Owner::TheStore => namespace::Owner::TheStore,
+            Owner::Between | Owner::Member(..) | Owner::Lost(_) => namespace::Owner::Another,
+        }
     }
 }
