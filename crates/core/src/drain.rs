@@ -177,6 +177,11 @@ impl Drain {
         self.stager.stage_for_another(number, copy)
     }
 
+    /// Ends tries of [`Self::stage_for_another`] before this one. Returns when none writes to the store any more.
+    pub fn end_stage_for_another(&self, number: u64, attempt: u64) {
+        self.stager.end_stage_for_another(number, attempt);
+    }
+
     /// The files that wait for the store, and how much of each is copied.
     pub fn queued(&self, scope: &Scope) -> Queued {
         self.questions.queued(scope, &|seq| self.stager.copied_bytes(seq))

@@ -21,6 +21,8 @@ pub struct Pool {
     members: Vec<PathBuf>,
     /// So long members believe the store.
     pub store_ttl: &'static str,
+    /// Each node has mounted the store elsewhere: at [`Self::store_of`].
+    pub has_own_stores: bool,
     /// The URL of the store on a server, and what its driver needs in the environment.
     server: Option<(String, Vec<(&'static str, &'static str)>)>,
     tier: &'static str,
@@ -38,6 +40,7 @@ impl Pool {
             members: Vec::new(),
             tier,
             store_ttl: "100ms",
+            has_own_stores: false,
             server: None,
         };
         pool.mount(members);
@@ -55,6 +58,7 @@ impl Pool {
             members: Vec::new(),
             tier,
             store_ttl: "100ms",
+            has_own_stores: false,
             server: None,
         };
         pool.mount(members);
@@ -160,7 +164,7 @@ impl Pool {
         let tier = format!("fast={}:{}", tier.display(), self.tier);
         command.args([verb, "--store-ttl", self.store_ttl, "--tier", &tier]);
         match &self.server {
-            None => command.arg("--store").arg(self.store()),
+            None => command.arg("--store").arg(self.store_of(number)),
             Some((url, environment)) => command.arg("--store").arg(url).envs(environment.iter().copied()),
         };
         command.arg("--state").arg(self.state(number)).args(more);
@@ -189,6 +193,11 @@ impl Pool {
 
     pub fn store(&self) -> PathBuf {
         self.base.join("store")
+    }
+
+    /// Where the member's node has the store.
+    pub fn store_of(&self, number: usize) -> PathBuf {
+        if self.has_own_stores { self.base.join(format!("store{number}")) } else { self.store() }
     }
 
     fn state(&self, number: usize) -> PathBuf {
@@ -221,7 +230,7 @@ impl Pool {
     }
 
     /// `members`: as this member knows it, without a message to another one.
-    fn asked(&self, number: usize, what: &str) -> Value {
+    pub fn asked(&self, number: usize, what: &str) -> Value {
         let mut command = self.command_at(number, "pool", &[what, "--json"]);
         let output = command.arg(self.member(number)).output().unwrap();
         assert!(output.status.success(), "{output:?}");

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
@@ -279,6 +280,27 @@ fn killed_agents_of_owner_and_home_lose_nothing() {
         assert!(fs::read(pool.store().join(name)).unwrap() == part.repeat(40), "{name}");
     }
     assert_eq!(names(&pool.store()).len(), 7);
+}
+
+/// The home is asked for a copy in the store and answers late. Meanwhile the owner removes the file.
+#[test]
+fn copy_that_is_made_too_late_does_not_stay_in_the_store() {
+    let Some(mut pool) = Pool::start("home-late", 0) else { return };
+    pool.mount_one(&["--quiet-period", "500ms"]);
+    pool.mount_one(&[]);
+    let there = pool.member(0).join("d/file");
+    fs::create_dir(pool.member(0).join("d")).unwrap();
+    fs::write(pool.member(1).join("d/file"), bytes(1000, 1)).unwrap();
+    fs::write(pool.member(1).join("d/other"), bytes(1000, 2)).unwrap();
+    assert_eq!(fs::metadata(&there).unwrap().len(), 1000);
+    kill_process(pool.agent(1), Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    fs::remove_file(&there).unwrap();
+    // (The owner looks each second whether a copy is still wanted.)
+    std::thread::sleep(Duration::from_millis(2000));
+    kill_process(pool.agent(1), Signal::CONT).unwrap();
+    pool.end();
+    assert_eq!(names(&pool.store().join("d")), ["other"]);
 }
 
 /// More is written than the tier holds: what the store has leaves the home, and is read from the store.

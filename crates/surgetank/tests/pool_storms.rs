@@ -3,6 +3,8 @@
 //!
 //! `SURGETANK_POOL_STOP_SECONDS` stops a member for longer. `SURGETANK_STORM_SEED` repeats a storm of names.
 
+mod held;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,6 +20,7 @@ use rustix::io::Errno;
 use crate::nodes::{Nodes, names};
 use crate::pool::Pool;
 use crate::scene::{Running, Scene, eventually, files_below};
+use held::{HELD, Held};
 
 /// At most 60: a request does not wait longer for its owner.
 const STOP_SECONDS: u64 = 5;
@@ -241,7 +244,7 @@ struct Shared {
     removed: [AtomicUsize; 2],
 }
 
-/// Members 2 and 3 own none of the directories.
+/// Members 2 and 3 own none of the directories. Working directories and mounts below stay.
 #[test]
 fn storm_of_names_equals_the_reference() {
     let seed = std::env::var("SURGETANK_STORM_SEED").ok().and_then(|text| text.parse().ok());
@@ -258,12 +261,16 @@ fn storm_of_names_equals_the_reference() {
         fs::write(pool.member(member).join(&name), "first").unwrap();
         expected.insert(name, Node::File("first".into()));
     }
+    let held = Held::begin(&pool, &DIRS);
+    let held_names = DIRS.iter().flat_map(|dir| HELD.map(|name| format!("{dir}/{name}")));
+    expected.extend(held_names.map(|name| (name, Node::Dir(true))));
     let shared = Shared::default();
     std::thread::scope(|scope| {
         let (pool, shared) = (&pool, &shared);
         let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || storm(pool, thread, seed, shared))).collect();
         threads.into_iter().for_each(|thread| expected.extend(thread.join().unwrap()));
     });
+    held.end();
     let found = tree(pool.member(0));
     for member in 1..4 {
         assert_eq!(tree(pool.member(member)), found, "member {member} lists another tree than member 0");

@@ -432,6 +432,13 @@ impl Stager {
         Ok(staged)
     }
 
+    /// Ends the tries before this one, and waits for that.
+    pub(super) fn end_stage_for_another(&self, number: u64, attempt: u64) {
+        if let Some(alone) = self.for_others.begin(number, attempt) {
+            drop(alone.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
     /// Will the next version probably be made of a spare? A program syncs the file repeatedly, and the size is right. A copy
     /// that is to be read from the device is read as a whole.
     fn keeps_blocks(&self, job: &Job) -> bool {

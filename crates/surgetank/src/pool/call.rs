@@ -244,6 +244,11 @@ pub enum Ask {
         number: u64,
         copy: Box<Copied>,
     },
+    /// No copy of a try before this one is wanted. Done: none is being made, and none will be.
+    EndStage {
+        number: u64,
+        attempt: u64,
+    },
     /// Which of these files still need the content that the asking member has: [`Answer::Needed`].
     Needs {
         numbers: Vec<u64>,
@@ -273,6 +278,7 @@ impl Ask {
                 | Self::Report
                 | Self::Published { .. }
                 | Self::Stage { .. }
+                | Self::EndStage { .. }
                 | Self::HomeAttributes { .. }
                 | Self::ChangeHome { .. }
                 | Self::Needs { .. }

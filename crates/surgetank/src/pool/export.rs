@@ -50,7 +50,7 @@ use belief::Beliefs;
 use holdings::Holdings;
 use identity::Own;
 use place::Root;
-pub use place::checked;
+pub use place::{OF_A_MEMBER, checked};
 
 /// The name of a thread that looks for a directory by its path. The agent lets its look-ups go to other members.
 const WALKS: &std::ffi::CStr = c"pool-walk";
@@ -359,6 +359,7 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Published { .. }
         | Ask::Leaves { .. }
         | Ask::Stage { .. }
+        | Ask::EndStage { .. }
         | Ask::HomeAttributes { .. }
         | Ask::ChangeHome { .. }
         | Ask::Needs { .. }

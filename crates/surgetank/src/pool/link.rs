@@ -23,6 +23,7 @@ use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Ask, Call, Stored};
 use super::status::PoolStatus;
+use crate::socket_address::Address;
 
 mod messages;
 pub use messages::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
@@ -149,7 +150,7 @@ impl Link {
     pub fn connect(socket: &Path, patience: Duration) -> io::Result<Arc<Self>> {
         let until = tick() + patience;
         let mut stream = loop {
-            match UnixStream::connect(socket) {
+            match UnixStream::connect(Address::of(socket)?.path()) {
                 Ok(stream) => break stream,
                 Err(why) if tick() >= until => return Err(why),
                 Err(_) => thread::sleep(Duration::from_millis(5)),

@@ -56,6 +56,8 @@ pub trait Drains: Send + Sync {
     fn drained_for(&self, member: u32, wish: &Wish) -> Drained;
     /// Copies content that this member has for another one's file of this number to the store.
     fn stage_for(&self, number: u64, copy: &StoreCopy<'_>) -> io::Result<Staged>;
+    /// Ends tries of that before this one, and waits for their end.
+    fn end_stage_for(&self, number: u64, attempt: u64);
     /// Answers a command of another member's user about files of this member, in JSON.
     fn tend(&self, request: &[u8]) -> Vec<u8>;
     /// What this member says about itself; `None`: its pool's process does not answer.

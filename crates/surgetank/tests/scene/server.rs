@@ -30,7 +30,8 @@ impl Server {
         let program = tests.parent().unwrap().parent().unwrap().join("examples/slowfs");
         let child = Command::new(program)
             .args(["/mnt/behind", at.to_str().unwrap()])
-            .args(["--ttl-ms", "0", "--faults", FAULTS])
+            .args(["--faults", FAULTS])
+            .args(if options.contains(&"--ttl-ms") { &[][..] } else { &["--ttl-ms", "0"] })
             .args(options)
             .stderr(Stdio::null())
             .spawn()

@@ -161,9 +161,14 @@ impl Root {
 /// Flags for a descriptor that only names a file.
 pub const PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// Set at each open of a file here: the agent need not look at the threads of programs, which do not set it. Linux gives it no
+/// effect in open(2).
+pub const OF_A_MEMBER: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
+
 /// Opens one name in a directory, with flags of open(2). A link is not followed.
 pub fn open_name(directory: impl AsFd, name: &[u8], flags: OFlags, perm: Mode) -> Result<OwnedFd, Errno> {
     checked(name)?;
+    let flags = if flags.contains(OFlags::PATH) { flags } else { flags | OF_A_MEMBER };
     openat2(directory, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, perm, BENEATH)
 }
 
@@ -183,7 +188,8 @@ pub fn path_of(fd: impl AsFd) -> String {
 /// Opens the file of a descriptor again.
 pub fn reopened(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = path_of(fd);
-    rustix::io::retry_on_intr(|| openat(CWD, path.as_str(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()))
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OF_A_MEMBER;
+    rustix::io::retry_on_intr(|| openat(CWD, path.as_str(), flags, Mode::empty()))
 }
 
 /// The attributes of an open file.

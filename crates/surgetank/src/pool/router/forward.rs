@@ -165,7 +165,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let there = |at: At| match ask(at) {
             Ok(Answer::Found(found)) => {
                 self.remote.written.named(at.member, found.node, at.node, name);
-                Ok(Looked::Found(self.entry(at, &found)))
+                let entry = self.entry(at, &found);
+                names::found(self, caller, &entry);
+                Ok(Looked::Found(entry))
             }
             Ok(Answer::OfTheStore) if self.remote.at(parent).is_none() => {
                 self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked))
@@ -198,8 +200,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
         let handle = fh.and_then(Remote::handle).map(|(_, handle)| handle);
-        if let Some(made) = self.here.made(id, caller) {
-            return Ok(made);
+        if let Some(known) = self.here.made(id, caller).or_else(|| names::found_before(self, caller, id)) {
+            return Ok(known);
         }
         let there = |at: At| here::attributes(self, caller, (id, handle), at);
         let way = || self.way_of(caller, id, Does::Looks);

@@ -17,12 +17,15 @@ use surgetank_types::model::{Attr, Caller, FileId};
 use super::super::call::{Ask, Content};
 use super::Router;
 use super::homes::{agent, join};
+use super::names::Found;
 use super::remote::{At, Remote};
 use super::serving::stamp_nanos;
 use crate::mount::{Attributes, Filesystem};
 
 /// An attribute that the kernel asks for at the first write to a file.
 const CAPABILITY: &[u8] = b"security.capability";
+/// So many threads may have looked a file up.
+const FOUND_MAX: usize = 1000;
 /// With more directories than this, those leave whose time has ended.
 const DIRECTORIES_MAX: usize = 1000;
 
@@ -30,6 +33,8 @@ const DIRECTORIES_MAX: usize = 1000;
 #[derive(Default)]
 pub(super) struct Here {
     files: Mutex<HashMap<u64, Open>>,
+    /// By thread.
+    found: Mutex<HashMap<u32, Found>>,
 }
 
 #[derive(Default)]
@@ -82,6 +87,19 @@ impl Here {
     /// Does a file that was made here have no such attribute? (From its first write on the kernel believes that by itself.)
     pub fn has_not(&self, id: u64, name: &[u8]) -> bool {
         name == CAPABILITY && self.hold().get(&id).is_some_and(|open| open.is_made)
+    }
+
+    /// The thread's call has looked a file up.
+    pub fn found(&self, thread: u32, found: Found) {
+        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= FOUND_MAX {
+            all.clear();
+        }
+        all.insert(thread, found);
+    }
+
+    pub fn take_found(&self, thread: u32) -> Option<Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread)
     }
 
     fn is_open(&self, id: u64) -> bool {

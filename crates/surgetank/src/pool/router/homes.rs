@@ -21,6 +21,7 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Attr, Caller, FileId, HOMES, Kind};
 
 use super::super::call::{Answer, Ask, Change, Home};
+use super::super::export::OF_A_MEMBER;
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
 use super::{Router, here, lengths, order};
@@ -53,6 +54,11 @@ pub(super) fn peer<F: Filesystem>(router: &Router<F>, caller: &Caller) -> Option
     caller_of(&name).map(|member| member.0)
 }
 
+/// The member for which the caller opens a file with these flags.
+fn opens_for<F: Filesystem>(router: &Router<F>, caller: &Caller, flags: OFlags) -> Option<u32> {
+    if flags.contains(OF_A_MEMBER) { peer(router, caller) } else { None }
+}
+
 // ---- At the owner of the name.
 
 /// A file was made here. If another member's program made it, its content will be there.
@@ -62,7 +68,7 @@ pub(super) fn created<F: Filesystem>(
     flags: OFlags,
     (entry, opened): (Entry, Opened),
 ) -> FsResult<(Entry, Opened)> {
-    let by = peer(router, caller);
+    let by = opens_for(router, caller, flags);
     order::opened(router, entry.id, &opened, || by);
     // (A number from before the pool may be another file's elsewhere.)
     let is_ours = entry.id / FILES_OF_A_MEMBER == u64::from(router.link.member());
@@ -89,7 +95,7 @@ pub(super) fn opened_name<F: Filesystem>(
     }
     let Some(member) = homes.home_of(FileId(id)) else { return Ok(opened) };
     // (The plain file here is empty: no kernel may read it.)
-    if peer(router, caller).is_some() {
+    if opens_for(router, caller, flags).is_some() {
         return Ok(Opened { fh: opened.fh, direct_io: true, no_flush: true, ..Opened::default() });
     }
     let home = Home { member, number: id };
@@ -111,7 +117,7 @@ pub(super) fn open_name<F: Filesystem>(
 ) -> FsResult<Opened> {
     loop {
         let opened = router.door.open(caller, id, flags, kill_suidgid)?;
-        order::opened(router, id, &opened, || peer(router, caller));
+        order::opened(router, id, &opened, || opens_for(router, caller, flags));
         match opened_name(router, caller, id, flags, opened) {
             Err(fault) if is_missing(&fault) => {
                 let homes = &router.namespace.homes;

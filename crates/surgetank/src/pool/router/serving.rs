@@ -27,6 +27,8 @@ use crate::mount::{Filesystem, TimeChange};
 
 /// How often it is asked which contents are still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// So long a home may take to end a copy that is not wanted any more.
+const ENDING: Duration = Duration::from_secs(10);
 /// So many are asked about at once.
 const NUMBERS_MAX: usize = 1000;
 /// Contents that the store has leave when a tier is fuller than one part of this.
@@ -57,6 +59,12 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
                     Answer::Failed(why.raw_os_error().unwrap_or(otherwise.raw_os_error()))
                 }
             }
+        }
+        Ask::EndStage { number, attempt } => {
+            if let Some(drains) = router.drains.get().and_then(Weak::upgrade) {
+                drains.end_stage_for(*number, *attempt);
+            }
+            Answer::Done
         }
         Ask::Published { needed_nanos } => order::published(router, *needed_nanos),
         Ask::HomeAttributes { number } => attributes_of(router, *number, None),
@@ -232,8 +240,17 @@ impl Members for Others {
                 let why = format!("its content was at member {home} of the pool, which is lost");
                 Err(std::io::Error::other(why))
             }
-            _ if !is_wanted() => Err(std::io::ErrorKind::Interrupted.into()),
-            _ => Err(std::io::ErrorKind::TimedOut.into()),
+            _ => {
+                // (Otherwise the home may make the temporary after it was removed here.)
+                let end = Ask::EndStage { number, attempt: copy.attempt + 1 };
+                let (call, until) = (Call { uid: 0, gid: 0, ask: end }, tick() + ENDING);
+                let ended = self.link.call(home.into(), &call, None, &mut |_| tick() < until);
+                if !matches!(ended, Ok(Answer::Done) | Err(NoAnswer::Gone)) {
+                    tracing::warn!(member = %home, number, "a copy that is not wanted any more may stay in the store");
+                }
+                let kind = if is_wanted() { std::io::ErrorKind::TimedOut } else { std::io::ErrorKind::Interrupted };
+                Err(kind.into())
+            }
         }
     }
 

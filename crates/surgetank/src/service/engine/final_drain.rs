@@ -100,6 +100,10 @@ impl Drains for Served {
         self.drain.stage_for_another(number, copy)
     }
 
+    fn end_stage_for(&self, number: u64, attempt: u64) {
+        self.drain.end_stage_for_another(number, attempt);
+    }
+
     fn tend(&self, request: &[u8]) -> Vec<u8> {
         super::tending::for_another(self, request)
     }
