@@ -82,6 +82,9 @@ for node in $(seq 0 $((COUNT - 1))); do
     "$BINARY" mount --pool test --pool-host 127.0.0.1 --pool-secret $NODES/secret --store $STORE --state $STATE/$node \
         --tier ram=$TIER/$node:64M $NODES/node$node
 done
+trap 'for node in $(seq $((COUNT - 1)) -1 0); do
+    "$BINARY" umount --timeout 5s --state $STATE/$node $NODES/node$node || true
+done' EXIT
 code=0
 cd $NODES/node0
 "$@" || code=$?
@@ -89,6 +92,7 @@ cd /
 for node in $(seq $((COUNT - 1)) -1 0); do
     "$BINARY" umount --timeout 60s --state $STATE/$node $NODES/node$node
 done
+trap - EXIT
 exit $code
 """
 
@@ -96,7 +100,7 @@ exit $code
 def snakemake(words: list[str], place: Path, there: dict[str, str]) -> None:
     # (A result is there when its job has ended, on whichever node: no time for a late file system.)
     words = [*words, sys.executable, "-m", "snakemake", "--cores", str(NODES), "--latency-wait", "0"]
-    done = subprocess.run(words, cwd=place, env=there, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, cwd=place, env=there, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

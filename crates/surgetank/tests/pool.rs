@@ -119,10 +119,13 @@ impl Pool {
         let supervisor = rustix::process::Pid::from_raw(parent).unwrap();
         // (Stopped first, so that no agent is replaced.)
         rustix::process::kill_process(supervisor, Signal::STOP).unwrap();
-        for pid in self.processes(number).into_iter().chain([supervisor]) {
+        let all: Vec<_> = self.processes(number).into_iter().chain([supervisor]).collect();
+        for pid in &all {
             // (One may have ended with another.)
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            let _ = rustix::process::kill_process(*pid, Signal::KILL);
         }
+        // (Until then they accept connections.)
+        eventually("the member's processes end", || all.iter().all(|pid| has_ended(*pid)));
         rustix::mount::unmount(self.member(number), rustix::mount::UnmountFlags::DETACH).unwrap();
         assert_eq!(number + 1, self.members.len(), "only the last member can be lost");
         self.members.pop();
@@ -467,4 +470,10 @@ fn member_with_another_secret_is_refused() {
 
 fn names(dir: &Path) -> BTreeSet<String> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Is the process gone, or a zombie, which has no descriptors?
+fn has_ended(pid: rustix::process::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat, unlinkat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -150,23 +150,25 @@ fn own_directories_cost_no_message_and_no_system_call() {
 /// Calls that a program's operations elsewhere cost, each.
 struct Trips<'a> {
     pool: &'a Pool,
-    costs: BTreeMap<&'static str, f64>,
+    /// The mean, and how much more it may be: the attributes of a directory are believed for a second.
+    costs: BTreeMap<&'static str, (f64, f64)>,
 }
 
 impl Trips<'_> {
     /// The mean over all files.
     fn count(&mut self, what: &'static str, mut act: impl FnMut(usize)) {
-        let before = calls_at_rest(self.pool, 1);
+        let (before, begun) = (calls_at_rest(self.pool, 1), Instant::now());
         (0..TIMES).for_each(&mut act);
-        self.costs.insert(what, (calls_at_rest(self.pool, 1) - before) as f64 / TIMES as f64);
+        let cost = (calls_at_rest(self.pool, 1) - before) as f64 / TIMES as f64;
+        let more = 0.3 + 3.0 * begun.elapsed().as_secs_f64() / TIMES as f64;
+        self.costs.insert(what, (cost, more));
     }
 
-    /// (The names of directories are believed for a moment, so there are a few more.)
     fn are(&self, expected: &[(&str, f64)]) {
         eprintln!("{:#?}", self.costs);
         for (what, most) in expected {
-            let cost = self.costs[what];
-            assert!((most - 0.1..most + 0.3).contains(&cost), "{what}: {cost} round trips, and not {most}");
+            let (cost, more) = self.costs[what];
+            assert!((most - 0.1..most + more).contains(&cost), "{what}: {cost} round trips, and not {most}");
         }
     }
 }
@@ -174,7 +176,9 @@ impl Trips<'_> {
 /// Round trips of operations of the second member's programs in a directory of the first one.
 #[test]
 fn operations_elsewhere_cost_few_round_trips() {
-    let Some(mut pool) = Pool::start("counted", 3) else { return };
+    let Some(mut pool) = Pool::start("counted", 0) else { return };
+    pool.store_ttl = "1s";
+    (0..3).for_each(|_| pool.mount_one(&[]));
     let owner = pool.member(0).join("d");
     fs::create_dir(&owner).unwrap();
     let there = File::open(pool.member(1).join("d")).unwrap();
@@ -206,7 +210,8 @@ fn operations_elsewhere_cost_few_round_trips() {
     trips.count("unlink", |number| unlinkat(&there, format!("owner{number}"), AtFlags::empty()).unwrap());
     trips.are(&[
         ("create", 2.0),
-        ("stat of a file that is written", 1.0),
+        // (A program here has it open: its kernel must not get an old length.)
+        ("stat of a file that is written", 2.0),
         ("write", 0.0),
         ("stat", 1.0),
         ("stat, content at a third", 1.0),

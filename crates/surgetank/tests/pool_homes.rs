@@ -286,7 +286,7 @@ fn killed_agents_of_owner_and_home_lose_nothing() {
 #[test]
 fn copy_that_is_made_too_late_does_not_stay_in_the_store() {
     let Some(mut pool) = Pool::start("home-late", 0) else { return };
-    pool.mount_one(&["--quiet-period", "500ms"]);
+    pool.mount_one(&["--quiet-period", "2s"]);
     pool.mount_one(&[]);
     let there = pool.member(0).join("d/file");
     fs::create_dir(pool.member(0).join("d")).unwrap();
@@ -294,7 +294,8 @@ fn copy_that_is_made_too_late_does_not_stay_in_the_store() {
     fs::write(pool.member(1).join("d/other"), bytes(1000, 2)).unwrap();
     assert_eq!(fs::metadata(&there).unwrap().len(), 1000);
     kill_process(pool.agent(1), Signal::STOP).unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(3000));
+    assert!(!pool.store().join("d/file").exists(), "it was copied before its home was stopped");
     fs::remove_file(&there).unwrap();
     // (The owner looks each second whether a copy is still wanted.)
     std::thread::sleep(Duration::from_millis(2000));

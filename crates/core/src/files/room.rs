@@ -14,7 +14,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::content::{Content, Location, Open};
-use crate::files::transfer::Transfers;
+use crate::files::transfer::{Transfers, is_begun_there};
 use crate::files::{RoomWait, Wish};
 use crate::report::run::EventKind;
 
@@ -204,7 +204,7 @@ impl Transfers {
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
-            let (offset, end) = self.offset_of(open, &content, at, &mut tried)?;
+            let (offset, end) = self.offset_of((open, &content), data, at, &mut tried)?;
             let (failed, seen) = match content.location {
                 Location::Tier(device) => {
                     let size_bytes = content.file.metadata()?.len();
@@ -259,20 +259,32 @@ impl Transfers {
     /// then its end is another one.
     fn offset_of<'a>(
         &self,
-        open: &'a Open,
-        content: &Content,
+        (open, content): (&'a Open, &Content),
+        data: &[u8],
         at: WriteAt,
         tried: &mut Option<(u64, u64)>,
     ) -> FsResult<(u64, Option<MutexGuard<'a, u64>>)> {
+        let size_bytes = || content.file.metadata().map(|plain| plain.len());
         let (fh, least) = match at {
-            WriteAt::Offset(offset) => return Ok((offset, None)),
+            WriteAt::Offset(offset) => {
+                // (A write that makes the file longer is as an append to all others.)
+                let is_longer = offset.saturating_add(data.len() as u64) > size_bytes()?;
+                let end = is_longer.then(|| open.end.lock().unwrap_or_else(PoisonError::into_inner));
+                return Ok((offset, end));
+            }
             WriteAt::End { fh, least } => (fh, least),
         };
         let end = open.end.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = match *tried {
             // (A part of it may have landed there.)
             Some((changes, offset)) if changes == *end => offset,
-            _ => self.succession.append_at(fh, content.file.metadata()?.len().max(least)),
+            _ => {
+                let size_bytes = size_bytes()?;
+                let present = size_bytes.max(least);
+                let offset = self.succession.append_at(fh, present);
+                let is_there = offset >= present || is_begun_there(&content.file, data, offset, size_bytes)?;
+                if is_there { offset } else { present }
+            }
         };
         *tried = Some((*end, offset));
         Ok((offset, Some(end)))

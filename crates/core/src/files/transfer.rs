@@ -238,7 +238,7 @@ impl Transfers {
 
 /// An earlier agent was to append at this offset: does the file have the beginning of the data there, up to its end at most?
 /// (A process may have appended something else meanwhile.)
-fn is_begun_there(file: &std::fs::File, data: &[u8], offset: u64, end: u64) -> std::io::Result<bool> {
+pub(super) fn is_begun_there(file: &std::fs::File, data: &[u8], offset: u64, end: u64) -> std::io::Result<bool> {
     use std::os::unix::fs::FileExt;
     let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX).min(data.len());
     let mut seen = vec![0; there];

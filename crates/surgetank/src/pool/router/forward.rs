@@ -162,19 +162,19 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let keep = self.remote.is_replaced(at.member, at.node, name);
             names::look_up(self, caller, at, (name, keep))
         };
-        let there = |at: At| match ask(at) {
-            Ok(Answer::Found(found)) => {
+        let there = |at: At| match (self.remote.answers(), ask(at)) {
+            (before, Ok(Answer::Found(found))) => {
                 self.remote.written.named(at.member, found.node, at.node, name);
                 let entry = self.entry(at, &found);
-                names::found(self, caller, &entry);
+                names::found(self, caller, &entry, before);
                 Ok(Looked::Found(entry))
             }
-            Ok(Answer::OfTheStore) if self.remote.at(parent).is_none() => {
+            (_, Ok(Answer::OfTheStore)) if self.remote.at(parent).is_none() => {
                 self.door.lookup(caller, parent, name).map(|looked| self.with_its_owner(looked))
             }
-            Ok(answer) => unexpected(answer),
-            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
-            Err(fault) => Err(fault),
+            (_, Ok(answer)) => unexpected(answer),
+            (_, Err(fault)) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: TTL }),
+            (_, Err(fault)) => Err(fault),
         };
         if let Some(answer) = homes::look_up_directory(self, caller, (parent, name)) {
             return answer;

@@ -5,7 +5,7 @@
 //! are answered from memory only to the request that made it, and a directory's so long as its owner lets them be believed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,7 @@ pub(super) struct Here {
     files: Mutex<HashMap<u64, Open>>,
     /// By thread.
     found: Mutex<HashMap<u32, Found>>,
+    may_not_look: AtomicBool,
 }
 
 #[derive(Default)]
@@ -102,7 +103,16 @@ impl Here {
         self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread)
     }
 
-    fn is_open(&self, id: u64) -> bool {
+    /// The agent may not look at the calls of threads.
+    pub fn is_refused(&self) {
+        self.may_not_look.store(true, Ordering::Relaxed);
+    }
+
+    pub fn may_not_look(&self) -> bool {
+        self.may_not_look.load(Ordering::Relaxed)
+    }
+
+    pub fn is_open(&self, id: u64) -> bool {
         self.hold().contains_key(&id)
     }
 

@@ -3,10 +3,14 @@
 //! A program's stat(2) or open(2) looks a name up and then asks for the attributes. The answer to the look-up has them. So the
 //! second request of the same call is answered here, and costs no round trip.
 //!
+//! The kernel takes an answer for newer than all that came before its request. So an old one is not given again if another answer
+//! has come since, or if a program here has the content open: its kernel would cut off what programs read.
+//!
 //! The danger that this avoids: two programs that rename crosswise wait for each other. The kernel looks names up for rename(2)
 //! while it holds the locks of both directories. One of them may be this member's, and the program at the other member does
 //! the same. Each look-up then needs the lock that the other program holds.
 
+use std::io;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -37,21 +41,32 @@ pub(super) fn look_up<F: Filesystem>(
     }
 }
 
-/// A program's call has looked up a file of another member: the same call may ask for its attributes next.
-pub(super) fn found<F: Filesystem>(router: &Router<F>, caller: &Caller, entry: &Entry) {
-    if entry.attr.kind == Kind::File
-        && let Some(call) = call_of(caller.pid)
-        && !may_follow_another(&call)
-    {
-        router.here.found(caller.pid, Found { id: entry.id, attr: entry.attr, call });
+/// A program's call has looked up a file of another member: the same call may ask for its attributes next. `before`: how many
+/// answers there were before.
+pub(super) fn found<F: Filesystem>(router: &Router<F>, caller: &Caller, entry: &Entry, before: u64) {
+    let answers = before + 1;
+    if entry.attr.kind != Kind::File || router.remote.answers() != answers || router.here.may_not_look() {
+        return;
+    }
+    match call_of(caller.pid) {
+        Ok(Some(call)) if !may_follow_another(&call) => {
+            router.here.found(caller.pid, Found { id: entry.id, attr: entry.attr, call, answers });
+        }
+        // (Each refusal may be a line in the kernel's log.)
+        Err(why) if why.kind() == io::ErrorKind::PermissionDenied => router.here.is_refused(),
+        _ => {}
     }
 }
 
 /// What the look-up of the same call said.
 pub(super) fn found_before<F: Filesystem>(router: &Router<F>, caller: &Caller, id: u64) -> Option<Attributes> {
     router.remote.at(id)?;
-    let Found { id: found, attr, call } = router.here.take_found(caller.pid)?;
-    (found == id && call_of(caller.pid)? == call).then_some(Attributes { attr, ttl: Duration::ZERO })
+    let Found { id: found, attr, call, answers } = router.here.take_found(caller.pid)?;
+    let is_last = found == id && router.remote.answers() == answers;
+    // (An earlier agent's programs may have it open, too.)
+    let is_open = || router.link.had_earlier() || router.here.is_open(id);
+    let is_it = is_last && !is_open() && call_of(caller.pid).is_ok_and(|now| now.as_deref() == Some(&*call));
+    is_it.then_some(Attributes { attr, ttl: Duration::ZERO })
 }
 
 /// What a thread has looked up, and in which call.
@@ -59,14 +74,27 @@ pub(super) struct Found {
     id: u64,
     attr: Attr,
     call: String,
+    /// How many answers of other members there were with this one.
+    answers: u64,
 }
 
-/// The system call in which a thread waits, with its arguments and the place in the program. `None`: not known where the agent may
+/// The system call in which a thread waits, with its arguments and the place in the program. `None`: in none. Errors: the agent may
 /// not trace the thread.
-fn call_of(thread: u32) -> Option<String> {
-    let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
-    // (A thread of the kernel is in none.)
-    number_of(&call).is_some_and(|number| number >= 0).then_some(call)
+fn call_of(thread: u32) -> io::Result<Option<String>> {
+    const LOOKS: usize = 3;
+    let path = format!("/proc/{thread}/syscall");
+    let mut call = std::fs::read_to_string(&path)?;
+    // (It has not gone to sleep yet.)
+    for _ in 1..LOOKS {
+        if !call.starts_with("running") {
+            break;
+        }
+        std::thread::yield_now();
+        call = std::fs::read_to_string(&path)?;
+    }
+    // A thread of the kernel, or one that works for io_uring, is at no place in a program: all its requests look alike.
+    let is_in_program = call.split_whitespace().last().is_some_and(|place| place != "0x0");
+    Ok(Some(call).filter(|call| is_in_program && number_of(call).is_some_and(|number| number >= 0)))
 }
 
 fn number_of(call: &str) -> Option<libc::c_long> {
@@ -92,7 +120,8 @@ fn may_follow_another(call: &str) -> bool {
 /// Is the thread in rename(2)?
 fn is_in_rename(thread: u32) -> bool {
     const RENAMES: [libc::c_long; 2] = [libc::SYS_renameat, libc::SYS_renameat2];
-    let number = call_of(thread).as_deref().and_then(number_of);
+    let call = call_of(thread).ok().flatten();
+    let number = call.as_deref().and_then(number_of);
     #[cfg(target_arch = "x86_64")]
     if number == Some(libc::SYS_rename) {
         return true;

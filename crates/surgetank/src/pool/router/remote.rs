@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,6 +68,7 @@ pub(super) struct Remote {
     /// What programs of this node have changed there.
     pub written: Arc<Written>,
     pub parents: Parents,
+    answers: AtomicU64,
 }
 
 /// Look-ups to be taken back: by member and node, how many.
@@ -129,8 +131,13 @@ impl Remote {
         if let Err(why) = begun {
             tracing::warn!(%why, "other members keep what programs have forgotten");
         }
-        let (directories, listed, files, replaced, parents) = Default::default();
-        Self { link, directories, listed, files, replaced, forgotten, written, parents }
+        let (directories, listed, files, replaced, parents, answers) = Default::default();
+        Self { link, directories, listed, files, replaced, forgotten, written, parents, answers }
+    }
+
+    /// How often other members have answered requests of programs here.
+    pub fn answers(&self) -> u64 {
+        self.answers.load(Ordering::SeqCst)
     }
 
     /// Whose file the kernel's number is; `None`: one of this agent.
@@ -352,7 +359,9 @@ impl Remote {
         };
         let gone = if at.by_path { NOT_OWNER } else { Errno::STALE };
         let call = Call { uid: caller.uid, gid: caller.gid, ask };
-        let mut answer = match self.link.call(at.member, &call, once, &mut patient) {
+        let answer = self.link.call(at.member, &call, once, &mut patient);
+        self.answers.fetch_add(1, Ordering::SeqCst);
+        let mut answer = match answer {
             Ok(Answer::Failed(errno)) => return Err(Errno::from_raw_os_error(errno).into()),
             // (It may be leaving, or be about to: it serves again, or is gone soon.)
             Ok(Answer::NotOwner) => return Err(NOT_OWNER.into()),

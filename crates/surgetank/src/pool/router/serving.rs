@@ -28,7 +28,7 @@ use crate::mount::{Filesystem, TimeChange};
 /// How often it is asked which contents are still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So long a home may take to end a copy that is not wanted any more.
-const ENDING: Duration = Duration::from_secs(10);
+const ENDING: Duration = Duration::from_secs(2);
 /// So many are asked about at once.
 const NUMBERS_MAX: usize = 1000;
 /// Contents that the store has leave when a tier is fuller than one part of this.
@@ -38,6 +38,10 @@ const FULL: u64 = 2;
 pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -> Answer {
     let homes = &router.namespace.homes;
     match ask {
+        // (Of another member's file.)
+        Ask::Stage { number, .. } | Ask::EndStage { number, .. } if number / FILES_OF_A_MEMBER != u64::from(member) => {
+            Answer::Failed(Errno::PERM.raw_os_error())
+        }
         Ask::Stage { number, copy } => {
             let cred = |(uid, gid)| Cred { uid, gid };
             let Copied { who, path, bound, perm, owner: (uid, gid), times, xattrs, attempt } = &**copy;
