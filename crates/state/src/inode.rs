@@ -83,7 +83,7 @@ pub struct Dir {
     pub times_set: bool,
     /// Processes create files in it without asking: the kernel must not cache it for long.
     pub is_delegated: bool,
-    /// Other members of the pool have used names in it: it is not delegated.
+    /// Another member of the pool has used names in it while it was delegated: it is not delegated again.
     pub is_shared: bool,
     /// Whether delegation pays.
     pub demand: DelegationDemand,

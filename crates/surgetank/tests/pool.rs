@@ -31,27 +31,18 @@ pub struct Pool {
 impl Pool {
     /// `None` where tests may not mount. One pool a test, named after it.
     pub fn start(name: &str, members: usize) -> Option<Self> {
-        let scene = Scene::new(&format!("pool-{name}"))?;
-        scene.tmpfs("pool", 600);
-        let tier = "64MiB";
-        let mut pool = Self {
-            scene,
-            base: PathBuf::from("/mnt/pool"),
-            members: Vec::new(),
-            tier,
-            store_ttl: "100ms",
-            has_own_stores: false,
-            server: None,
-        };
-        pool.mount(members);
-        Some(pool)
+        Self::with_tiers(name, members, (600, "64MiB"))
     }
 
     /// The same, with tiers so large that directories are delegated.
     pub fn ample(name: &str, members: usize) -> Option<Self> {
+        Self::with_tiers(name, members, (30_000, "8192MiB"))
+    }
+
+    /// The size of the memory for all, in MiB, and of each member's tier.
+    fn with_tiers(name: &str, members: usize, (all_mib, tier): (u64, &'static str)) -> Option<Self> {
         let scene = Scene::new(&format!("pool-{name}"))?;
-        scene.tmpfs("pool", 30_000);
-        let tier = "8192MiB";
+        scene.tmpfs("pool", all_mib);
         let mut pool = Self {
             scene,
             base: PathBuf::from("/mnt/pool"),

@@ -156,7 +156,7 @@ fn shim_serves_own_directories_and_asks_no_member() {
     pool.end();
 }
 
-/// The other member has looked the name up in vain before.
+/// The other member has looked the name up before, when it did not exist.
 #[test]
 fn closed_file_is_seen_by_another_member() {
     let Some(mut pool) = pool("closed", 2, &["own"], &[]) else { return };
