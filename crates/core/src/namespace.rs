@@ -17,6 +17,7 @@ pub mod hints;
 pub mod homes;
 pub mod listing;
 pub mod locks;
+pub mod moves;
 pub mod names;
 mod negative_cache;
 pub mod order;
@@ -38,6 +39,7 @@ use hints::FileHints;
 use homes::Homes;
 use listing::Listings;
 use locks::FileLocks;
+use moves::Moves;
 use names::Names;
 use order::PoolOrder;
 use pooled::Pooled;
@@ -127,6 +129,8 @@ pub struct Namespace {
     pub pooled: Pooled,
     /// Content that is at another member of a pool than its name.
     pub homes: Homes,
+    /// Renames between members of a pool.
+    pub moves: Moves,
     /// The order of its publications in a pool.
     pub order: PoolOrder,
 }
@@ -182,6 +186,7 @@ impl Namespace {
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
         let pooled = Pooled::new(&base, &files);
         let homes = Homes::new(&base, &files);
+        let moves = Moves::new(&base, &files, &names, &resolver);
         let order = PoolOrder::new(&base, &files);
         let namespace = Arc::new(Self {
             base,
@@ -204,6 +209,7 @@ impl Namespace {
             grants,
             pooled,
             homes,
+            moves,
             order,
         });
         namespace.recovery().recover()?;

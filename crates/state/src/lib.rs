@@ -21,6 +21,7 @@ mod final_ops;
 mod hints;
 mod inode;
 mod kernel_entries;
+mod leaving;
 mod name;
 mod negative_cache;
 mod operation;
@@ -39,6 +40,7 @@ pub use drain_queue::{BATCH_OPS_MAX, Copied, DrainQueue, Limits, Next, is_first}
 pub use hints::{HintHistory, KnownHints, parent};
 pub use inode::{Dir, Entry, Extra, Inode, Pages, PlainId, State};
 pub use kernel_entries::KernelNegativeEntries;
+pub use leaving::{Leaving, Mover};
 pub use name::Name;
 pub use negative_cache::{NAMES_LISTED_MAX, NegativeCache};
 pub use operation::{Op, Progress, Trouble, file_of, files_of, places};

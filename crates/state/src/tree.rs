@@ -16,6 +16,7 @@ use crate::charges::CleanFiles;
 use crate::delegation::Delegations;
 use crate::final_ops::FinalOps;
 use crate::hints::KnownHints;
+use crate::leaving::Leaving;
 use crate::operation::{Op, files_of, places};
 use crate::order::Order;
 use crate::temporaries::Temporaries;
@@ -80,6 +81,8 @@ pub struct Tree {
     pub doubts: HashMap<FileId, Prepared>,
     /// Places in the queue of files that programs may still write, in a pool.
     pub order: Order,
+    /// Files that are about to get a name at another member of the pool.
+    pub leaving: Leaving,
     /// Hints of names, and whether there are any hints.
     pub hints: KnownHints,
     /// The changes since the last commit.
@@ -117,6 +120,7 @@ impl Tree {
             before: HashMap::default(),
             doubts: HashMap::default(),
             order: Order::default(),
+            leaving: Leaving::default(),
             hints: KnownHints::default(),
             txn: Txn::default(),
         }

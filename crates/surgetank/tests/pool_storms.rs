@@ -320,7 +320,9 @@ fn storm(pool: &Pool, thread: usize, seed: u64, shared: &Shared) -> Names {
         let before = names.clone();
         let wanted = apply_to_model(&mut names, (&from, &to), operation, &token);
         let got = apply_to_mount(root, (&from, &to), operation, &token);
-        if operation == 2 && from.split('/').next() != to.split('/').next() && got == Err(Errno::XDEV) {
+        let crosses = from.split('/').next() != to.split('/').next();
+        let is_dir = matches!(before.get(&from), Some(Node::Dir(_)));
+        if operation == 2 && crosses && is_dir && got == Err(Errno::XDEV) {
             names = before;
             crossed += 1;
         } else {
@@ -332,7 +334,7 @@ fn storm(pool: &Pool, thread: usize, seed: u64, shared: &Shared) -> Names {
             assert_eq!(found.as_ref(), names.get(name), "{context}: {name} at member {member}");
         }
     }
-    eprintln!("thread {thread}: {crossed} renames to the other owner's directory are refused");
+    eprintln!("thread {thread}: {crossed} directories are not renamed to the other owner's directory");
     names
 }
 

@@ -6,6 +6,8 @@
 mod make;
 mod rename;
 
+use std::time::Duration;
+
 use surgetank_policy::config::{Config, Survives};
 use surgetank_policy::rule::RuleSet;
 use surgetank_state::{Inode, Name, Tree};
@@ -21,6 +23,7 @@ use crate::base::queries::StoreQueries;
 use crate::base::runs::Runs;
 use crate::base::succession::Succession;
 use crate::base::users::{Permissions, who};
+use crate::base::waits::Waits;
 use crate::files::Files;
 use crate::files::descriptor_grant::Descriptors;
 use crate::files::open::Opener;
@@ -62,6 +65,7 @@ pub struct Names {
     pub(super) room_waits: Arc<RoomWaits>,
     pub(super) sealer: Arc<Sealer>,
     pub(super) syncs: Arc<Syncs>,
+    waits: Arc<Waits>,
 }
 
 impl Names {
@@ -95,6 +99,7 @@ impl Names {
             room_waits: files.room_waits.clone(),
             sealer: files.sealer.clone(),
             syncs: files.syncs.clone(),
+            waits: base.waits.clone(),
         }
     }
 
@@ -134,6 +139,20 @@ impl Names {
     fn may_be_called(&self, tree: &Tree, dir: FileId, name: &[u8]) -> FsResult<()> {
         let path = tree.child_path(dir, name).ok_or(Errno::NOENT)?;
         Ok(self.store.may_hold(&StorePath(path))?)
+    }
+
+    /// Another member of the pool may be taking one of these files. Waits until that has ended.
+    fn await_stays(&self, ids: &[FileId]) -> FsResult<()> {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let mut tree = self.metadata.read_tree();
+        while ids.iter().any(|id| is_leaving(&tree, *id)) {
+            self.waits.begin_long();
+            if self.waits.is_killed() {
+                return Err(Errno::INTR.into());
+            }
+            tree = self.metadata.wait_changed(tree, LOOK_EVERY);
+        }
+        Ok(())
     }
 
     /// The sticky bit: only the owner of the file or of the directory removes names.
@@ -269,6 +288,18 @@ impl Names {
 
     /// Removes a name. Errors: ENOENT, EISDIR, permissions, the store.
     pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let stays = |tree: &mut Tree, id| if is_leaving(tree, id) { Err(Errno::AGAIN.into()) } else { Ok(()) };
+        self.unlink_if(caller, dir, name, &stays)
+    }
+
+    /// The same, if the file under the name `may` go at that moment. (EAGAIN: look again when it does not leave any more.)
+    pub(super) fn unlink_if(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        may: &dyn Fn(&mut Tree, FileId) -> FsResult<()>,
+    ) -> FsResult<()> {
         let run = self.runs.run(caller);
         let name = Name::from(name);
         let mut looks = 0;
@@ -277,9 +308,17 @@ impl Names {
             self.permit_change(caller, dir)?;
             self.syncs.spare_unknown_names(id)?;
             self.opener.await_begun(id);
-            let tree = self.metadata.write_tree();
+            let mut tree = self.metadata.write_tree();
             if tree.entry(dir, &name).and_then(surgetank_state::Entry::logical) == Some(id) {
-                break (id, tree);
+                match may(&mut tree, id) {
+                    Err(fault) if fault.errno == Errno::AGAIN => {}
+                    may => {
+                        may?;
+                        break (id, tree);
+                    }
+                }
+                drop(tree);
+                self.await_stays(&[id])?;
             }
             // Another door has put another file there meanwhile.
             looks += 1;
@@ -390,6 +429,10 @@ impl Names {
         }
         if self.listings.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
+}
+
+fn is_leaving(tree: &Tree, id: FileId) -> bool {
+    tree.leaving.has(id, clock::tick())
 }
 
 /// The result for the plain file of an unlinked name.

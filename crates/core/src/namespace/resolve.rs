@@ -302,7 +302,7 @@ impl Resolver {
     }
 
     /// Takes in what the store has under a name for which the agent has no own file.
-    fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
+    pub(super) fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
             let same =

@@ -264,6 +264,47 @@ pub enum Ask {
     EndHome {
         number: u64,
     },
+    /// A file of the receiver is to get its name in another member's directory: have the store get it, and keep its names for
+    /// this request: [`Answer::Departs`].
+    Depart {
+        who: (u32, u32),
+        parent: u64,
+        name: Box<[u8]>,
+        mover: Moving,
+    },
+    /// The request has ended without that.
+    Stay {
+        parent: u64,
+        number: u64,
+        mover: Moving,
+    },
+    /// Make the file's new name in this directory: [`Answer::Count`], its number there.
+    Arrive {
+        who: (u32, u32),
+        parent: u64,
+        name: Box<[u8]>,
+        moved: Box<Moved>,
+        mover: Moving,
+        noreplace: bool,
+    },
+    /// Done: the store has the new name. EAGAIN: not yet.
+    Settled {
+        parent: u64,
+        number: u64,
+    },
+    /// Remove the old name: [`Answer::Changed`] if the file was written meanwhile.
+    Leave {
+        who: (u32, u32),
+        parent: u64,
+        name: Box<[u8]>,
+        moved: Box<Moved>,
+        mover: Moving,
+    },
+    /// Done: the store does not have the old name any more. EAGAIN: it still does.
+    Removed {
+        parent: u64,
+        number: u64,
+    },
 }
 
 impl Ask {
@@ -284,6 +325,12 @@ impl Ask {
                 | Self::Needs { .. }
                 | Self::EndHome { .. }
                 | Self::NameOf { .. }
+                | Self::Depart { .. }
+                | Self::Stay { .. }
+                | Self::Arrive { .. }
+                | Self::Settled { .. }
+                | Self::Leave { .. }
+                | Self::Removed { .. }
         )
     }
 }
@@ -300,6 +347,37 @@ pub struct Copied {
     pub xattrs: Option<Xattrs>,
     /// Grows with each try.
     pub attempt: u64,
+}
+
+/// A request that renames a file between two members' directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// The kernel's number of it at the asking member.
+    pub request: u64,
+    /// An earlier agent there may have asked for the same.
+    pub again: bool,
+}
+
+/// A file that gets its name in another member's directory, as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Its number at the member that had it.
+    pub number: u64,
+    /// Below the store's root.
+    pub path: Box<[u8]>,
+    pub identity: StoreIdentity,
+    /// User and group.
+    pub owner: (u32, u32),
+}
+
+/// May a file get its name in another member's directory?
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departs {
+    Now(Box<Moved>),
+    /// The store does not have all of it.
+    NotYet,
+    /// A program may still write it.
+    IsOpen,
 }
 
 /// Content at its home.
@@ -454,6 +532,9 @@ pub enum Answer {
     Count(u64),
     Names(Vec<Listed>),
     Lock(Lock),
+    Departs(Departs),
+    /// The file was written while it was to leave.
+    Changed,
     /// The number of the error.
     Failed(i32),
     /// The member does not own the directory any more: the asking member finds out who does.

@@ -364,7 +364,13 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::ChangeHome { .. }
         | Ask::Needs { .. }
         | Ask::EndHome { .. }
-        | Ask::NameOf { .. } => Err(Errno::OPNOTSUPP),
+        | Ask::NameOf { .. }
+        | Ask::Depart { .. }
+        | Ask::Stay { .. }
+        | Ask::Arrive { .. }
+        | Ask::Settled { .. }
+        | Ask::Leave { .. }
+        | Ask::Removed { .. } => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),

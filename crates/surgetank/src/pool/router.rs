@@ -14,6 +14,7 @@ mod here;
 mod homes;
 mod lasting;
 mod lengths;
+mod moves;
 mod names;
 mod order;
 pub mod owners;
@@ -41,6 +42,7 @@ use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
 pub use lasting::Lasting;
 use lasting::Left;
+pub use moves::numbered_request;
 use remote::{At, Remote};
 
 /// So long a request waits for another member, or for the registry.
@@ -115,6 +117,9 @@ impl<F: Filesystem> Router<F> {
         namespace.pooled.number_files_of(link.member());
         namespace.homes.is_in_pool(&link.key(), link.member());
         namespace.homes.directory();
+        if link.had_earlier() {
+            namespace.moves.had_earlier();
+        }
         let order = Arc::new(order::Order::new(link.clone()));
         namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
         let others = Arc::new(Others::new(link.clone()));
@@ -177,6 +182,7 @@ impl<F: Filesystem> Router<F> {
                     let mut others = status.members.iter().filter(|other| other.member != status.member);
                     others.any(|other| status.has_registry || other.handles > 0)
                 })
+                || self.namespace.moves.are_leaving() && !self.link.is_over()
         };
         if self.left.load(Ordering::SeqCst) {
             return close(true);
@@ -428,6 +434,9 @@ impl<F: Filesystem> Router<F> {
     fn way_of(&self, caller: &Caller, id: u64, does: Does) -> FsResult<Way> {
         if let Some(at) = self.remote.at(id) {
             return self.forwarded(caller, at, does);
+        }
+        if does == Does::Changes && self.namespace.moves.has_left(FileId(id)) {
+            return Err(Errno::STALE.into());
         }
         match self.namespace.pooled.name_of(FileId(id)) {
             Some((Kind::Directory, ..)) => self.way(caller, id, does),

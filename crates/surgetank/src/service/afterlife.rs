@@ -27,7 +27,9 @@ const SLOTS: u64 = 1 << 16;
 /// The request that this thread serves.
 pub fn request() -> Option<Request> {
     let of_shim = || crate::shimdoor::current().map(|(slot, number)| (SLOTS / 2 + slot, number));
-    let (slot, number) = crate::mount::current().map(|current| (current.slot, current.number)).or_else(of_shim)?;
+    let of_member = || crate::pool::router::numbered_request().map(|(slot, number)| (SLOTS / 4 * 3 + slot, number));
+    let of_kernel = crate::mount::current().map(|current| (current.slot, current.number));
+    let (slot, number) = of_kernel.or_else(of_shim).or_else(of_member)?;
     Some(Request { slot: LIFE.load(Ordering::Relaxed) * SLOTS + slot, number })
 }
 

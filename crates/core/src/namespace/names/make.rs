@@ -395,6 +395,7 @@ impl Names {
         self.permit_change(caller, dir)?;
         let name = Name::from(name);
         let run = self.runs.run(caller);
+        self.await_stays(&[id])?;
         let mut tree = self.metadata.write_tree();
         self.metadata.recall_delegation(&mut tree, Some(dir));
         tree.require_absent(dir, &name)?;

@@ -5,12 +5,13 @@
 //! with one.
 
 use surgetank_state::{Entry, Inode, Name, PlainId, Tree};
+use surgetank_store::StoreStat;
 use surgetank_tier::Remains;
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, FsResult};
 use surgetank_types::model::{Caller, FileId, OpKind, RunId};
 
-use crate::namespace::names::{Detached, Names};
+use crate::namespace::names::{Detached, Names, is_leaving};
 
 pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
@@ -113,12 +114,14 @@ impl Names {
                 }
             }
         }
+        let looked: Vec<FileId> = target.into_iter().chain([id]).collect();
+        self.await_stays(&looked)?;
         crash_point!("rename.looked");
         let mut tree = self.metadata.write_tree();
         self.metadata.recall_delegation(&mut tree, (!is_dir).then_some(to_dir));
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
-        if !unchanged {
+        if !unchanged || looked.iter().any(|id| is_leaving(&tree, *id)) {
             return Err(Errno::STALE.into());
         }
         // Checked before, too, where the store may have to be asked.
@@ -144,6 +147,79 @@ impl Names {
         }
         self.metadata.nudge();
         Ok(())
+    }
+
+    /// Gives a file its name here that comes from another member's directory. The store has it in this directory too, under
+    /// the name of a temporary. Errors: EBUSY, the file that has the name is leaving; as of [`Self::rename`].
+    pub(in crate::namespace) fn bring(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        (from, stat): (&Name, &StoreStat),
+        to: &[u8],
+        noreplace: bool,
+    ) -> FsResult<FileId> {
+        for _ in 0..crate::namespace::names::LOOKS_MAX {
+            match self.bring_seen(caller, dir, (from, stat), to, noreplace) {
+                Err(fault) if fault.errno == Errno::STALE => {}
+                done => return done,
+            }
+        }
+        Err(Errno::AGAIN.into())
+    }
+
+    fn bring_seen(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        (from, stat): (&Name, &StoreStat),
+        to: &[u8],
+        noreplace: bool,
+    ) -> FsResult<FileId> {
+        let target = match self.resolver.resolve(caller, dir, to) {
+            Ok(target) => Some(target),
+            Err(fault) if fault.errno == Errno::NOENT => None,
+            Err(fault) => return Err(fault),
+        };
+        self.permit_change(caller, dir)?;
+        let to = Name::from(to);
+        if let Some(target) = target {
+            if noreplace {
+                return Err(Errno::EXIST.into());
+            }
+            if self.metadata.read_tree().get(target).is_some_and(Inode::is_dir) {
+                return Err(Errno::ISDIR.into());
+            }
+            self.syncs.spare_unknown_names(target)?;
+            self.opener.await_begun(target);
+        } else {
+            self.may_be_called(&self.metadata.read_tree(), dir, &to)?;
+        }
+        crash_point!("bring.looked");
+        let mut tree = self.metadata.write_tree();
+        self.metadata.recall_delegation(&mut tree, Some(dir));
+        if tree.entry(dir, &to).and_then(Entry::logical) != target {
+            return Err(Errno::STALE.into());
+        }
+        if tree.get(dir).is_none_or(|inode| inode.logical.is_none() && dir != FileId::ROOT) {
+            return Err(Errno::NOENT.into());
+        }
+        if let Some(target) = target {
+            if is_leaving(&tree, target) {
+                return Err(Errno::BUSY.into());
+            }
+            self.permit_sticky(&tree, caller, dir, target)?;
+        }
+        let id = self.resolver.integrate(&mut tree, dir, from, stat);
+        let run = self.runs.run(caller);
+        let (detached, remains) = self.rename_locked(&mut tree, (dir, from.clone()), (dir, to), id, target, run)?;
+        drop(tree);
+        drop(remains);
+        if let Some(detached) = &detached {
+            self.unlink_after_sync(detached);
+        }
+        self.metadata.nudge();
+        Ok(id)
     }
 
     fn rename_locked(
@@ -282,6 +358,7 @@ impl Names {
         // Both files must certainly come to the store; otherwise a single exchange there could not do it.
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
+        self.await_stays(&[a, b])?;
         let mut tree = self.metadata.write_tree();
         self.metadata.recall_delegation(&mut tree, None);
         let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)

@@ -1,5 +1,6 @@
 //! The kernel's requests about names and attributes: here, or at another member.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use rustix::fs::{OFlags, RenameFlags};
@@ -12,7 +13,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{here, homes, lengths, names, rights, shim};
+use super::{here, homes, lengths, moves, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -293,11 +294,15 @@ impl<F: Filesystem> Filesystem for Router<F> {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        let way = || match (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?) {
-            (Way::There(from), Way::There(to)) if from.member != to.member => Err(Errno::XDEV.into()),
-            (Way::There(from), Way::There(_)) => Ok(Way::There(from)),
-            (Way::There(_), _) | (_, Way::There(_)) => Err(Errno::XDEV.into()),
-            (from, _) => Ok(from),
+        let is_between = Cell::new(false);
+        let way = || {
+            let ways = (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?);
+            is_between.set(match &ways {
+                (Way::There(from), Way::There(to)) => from.member != to.member,
+                (Way::There(_), _) | (_, Way::There(_)) => true,
+                _ => false,
+            });
+            if is_between.get() { Err(Errno::XDEV.into()) } else { Ok(ways.0) }
         };
         let there = |from: At| {
             let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else {
@@ -308,7 +313,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
             self.done(caller, from, ask)
         };
         let here = |_: &F| self.rename_here(caller, (parent, name), (new_parent, new_name), flags);
-        self.within(caller, way, here, there)
+        let renamed = self.within(caller, way, here, there);
+        if is_between.get() {
+            return moves::rename(self, caller, (parent, name), (new_parent, new_name), flags);
+        }
+        renamed
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
@@ -336,6 +345,10 @@ impl<F: Filesystem> Filesystem for Router<F> {
             }
             opened
         };
+        // (The kernel looks its name up again, at the member that has it by now.)
+        if self.namespace.moves.has_left(FileId(id)) {
+            return Err(Errno::STALE.into());
+        }
         let way = || self.way_of(caller, id, does);
         self.within(caller, way, |_| homes::open_name(self, caller, id, flags, kill_suidgid), there)
     }

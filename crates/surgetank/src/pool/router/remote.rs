@@ -463,6 +463,8 @@ fn noted(ask: &Ask) -> Option<Noted> {
         | Ask::SymbolicLink { parent, name, .. }
         | Ask::Unlink { parent, name }
         | Ask::RemoveDirectory { parent, name }
+        | Ask::Arrive { parent, name, .. }
+        | Ask::Leave { parent, name, .. }
         | Ask::Link { new_parent: parent, new_name: name, .. } => {
             Some(Noted::Name { parent: *parent, name: name.clone() })
         }

@@ -21,7 +21,7 @@ use super::here;
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
-use super::{PATIENCE, Router, names};
+use super::{PATIENCE, Router, moves, names};
 use crate::mount::request::SetAttr;
 use crate::mount::{Filesystem, TimeChange};
 
@@ -86,7 +86,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         Ask::EndHome { number } if homes.is_removed(FileId(*number)) => Answer::Failed(Errno::STALE.raw_os_error()),
         Ask::EndHome { .. } => Answer::Failed(Errno::BUSY.raw_os_error()),
         Ask::NameOf { who, parent, name } => names::named(router, *who, (*parent, name)),
-        _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
+        ask => moves::asked(router, member, ask),
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn stamp_nanos() -> u64 {
     u64::try_from(uptime().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn is_below(path: &StorePath) -> bool {
+pub(super) fn is_below(path: &StorePath) -> bool {
     let names = path.0.split(|byte| *byte == b'/');
     !path.0.is_empty() && names.into_iter().all(|name| !matches!(name, b"" | b"." | b"..") && !name.contains(&0))
 }
