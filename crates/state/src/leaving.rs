@@ -1,6 +1,6 @@
 //! Files that are about to get a name at another member of the pool.
 //!
-//! The danger that this avoids: two programs rename one file, and both are told that they have it. Programs use rename to
+//! The danger that this avoids: two programs rename one file, and both succeed. Programs use rename to
 //! decide which of them does a task.
 
 use std::time::{Duration, Instant};
@@ -64,9 +64,22 @@ impl Leaving {
         self.files.values().any(|(_, until)| *until > now)
     }
 
-    /// Do its names stay as they are?
+    /// Has this mover the file? Then it has it for longer.
+    pub fn renew(&mut self, id: FileId, mover: Mover, now: Instant) -> bool {
+        let is_his = |held: &Mover| (held.member, held.request) == (mover.member, mover.request);
+        match self.files.get_mut(&id) {
+            Some((held, until)) if is_his(held) && *until > now => {
+                *until = now + HELD;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Do its names stay as they are? (Until movers have asked this agent, those of all files.)
     pub fn has(&self, id: FileId, now: Instant) -> bool {
-        !self.files.is_empty() && self.files.get(&id).is_some_and(|(_, until)| *until > now)
+        self.first_after.is_some_and(|after| after > now)
+            || !self.files.is_empty() && self.files.get(&id).is_some_and(|(_, until)| *until > now)
     }
 }
 
@@ -97,6 +110,7 @@ mod tests {
         let mut leaving = Leaving::default();
         leaving.had_earlier(begin);
         assert!(!leaving.take(file, mover(2, 7), begin));
+        assert!(leaving.has(file, begin) && !leaving.has(file, begin + ASKED_AGAIN));
         assert!(leaving.take(file, Mover { again: true, ..mover(1, 7) }, begin));
         assert!(leaving.take(FileId(10), mover(2, 7), begin + ASKED_AGAIN));
     }

@@ -55,7 +55,7 @@ fn file_moves_with_all_that_it_is() {
             let to = format!("b/new{by}{round}");
             if let Some(old) = old {
                 fs::write(pool.member(1).join(&to), old).unwrap();
-                let refused = renameat_with(CWD, &root.join("a/file"), CWD, &root.join(&to), RenameFlags::NOREPLACE);
+                let refused = renameat_with(CWD, root.join("a/file"), CWD, root.join(&to), RenameFlags::NOREPLACE);
                 assert_eq!(refused, Err(Errno::EXIST), "{context}");
             }
             let reader = File::open(root.join("a/file")).unwrap();
@@ -128,7 +128,7 @@ fn what_does_not_move_stays() {
     );
 }
 
-/// Programs decide by a rename which of them does a task: one of them has it, whoever owns the directories.
+/// Programs decide by a rename which of them does a task: one of them has it, at whichever member.
 #[test]
 fn one_of_many_programs_takes_each_task() {
     const TASKS: usize = 30;
@@ -277,7 +277,7 @@ fn killed_agents_lose_and_double_no_file() {
     });
     let renamed = renamed.into_inner();
     eprintln!("{renamed} renames, {kills} agents killed");
-    assert!(renamed > 20 && kills > 4, "{renamed} renames, {kills} kills: nothing was shown");
+    assert!(renamed > 8 && kills > 4, "{renamed} renames, {kills} kills: nothing was shown");
     for mine in &places {
         for (content, place) in mine {
             for member in 0..3 {
@@ -340,7 +340,12 @@ fn move_files(
         renamed.fetch_add(1, Ordering::Relaxed);
         let seen = fs::read_to_string(root.join(&to)).unwrap_or_else(|why| panic!("{context}: {to:?}: {why}"));
         assert!(seen == files[number].0, "{context}: {to:?} has another content than {from:?}");
-        assert!(from == to || !root.join(&from).exists(), "{context}: {from:?} is still there");
+        if from != to && root.join(&from).exists() {
+            let there = fs::read_to_string(root.join(&from)).map(|text| text == files[number].0);
+            std::thread::sleep(Duration::from_secs(3));
+            let later = fs::read_to_string(root.join(&from)).map(|text| text == files[number].0);
+            panic!("{context}: {from:?} is still there after a rename to {to:?}: {there:?}, 3 s later {later:?}");
+        }
     }
     files.into_iter().collect()
 }

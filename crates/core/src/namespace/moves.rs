@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
-use surgetank_state::{Entry, Mover, Name, Op, Tree, file_of, is_for_another, places};
+use surgetank_state::{Dir, Entry, Mover, Name, Op, Tree, file_of, is_for_another, places};
 use surgetank_store::{Cred, StorePath, StoreStat};
 use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
@@ -25,6 +25,8 @@ use crate::namespace::resolve::Resolver;
 
 /// How often a wait looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// By so much longer than asked the kernel may believe something: it counts in ticks.
+const A_TICK: Duration = Duration::from_millis(10);
 /// So long the kernel may take a name at its new member for the file here.
 const BELIEVED: Duration = Duration::from_secs(5);
 
@@ -86,7 +88,7 @@ impl Moves {
 
     /// Has the store get a file that is to leave, and keeps its names from now on. Waits for the store, at most so long.
     ///
-    /// Errors: EXDEV, it is no file or symbolic link, has further names, or its rule keeps it from the store; the store's.
+    /// Errors: EXDEV, it is of another kind than file or symbolic link, has further names, or its rule keeps it from the store; the store's.
     pub fn depart(
         &self,
         caller: &Caller,
@@ -103,6 +105,7 @@ impl Moves {
             let departure = {
                 let mut tree = self.files.metadata.write_tree();
                 self.files.metadata.recall_delegation(&mut tree, Some(dir));
+                self.names.permit_sticky(&tree, caller, dir, id)?;
                 let is_it = tree.entry(dir, &name).and_then(Entry::logical) == Some(id);
                 let departure =
                     if is_it { self.look(&mut tree, (dir, &name), id, mover) } else { Ok(Departure::NotYet) };
@@ -126,9 +129,9 @@ impl Moves {
     }
 
     fn look(&self, tree: &mut Tree, at: (FileId, &Name), id: FileId, mover: Mover) -> FsResult<Departure> {
+        // (The store shows the second name that this mover has made.)
+        let unknown = u32::from(tree.leaving.renew(id, mover, clock::tick()) || mover.again);
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
-        // (The store shows the second name that an earlier try has made.)
-        let unknown = u32::from(mover.again);
         let is_one = matches!(inode.attr.kind, Kind::File | Kind::Symlink)
             && inode.attr.links <= 1 + unknown
             && inode.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty());
@@ -193,6 +196,8 @@ impl Moves {
     ) -> FsResult<Left> {
         const CHANGED: Errno = Errno::TXTBSY;
         const ANOTHER: Errno = Errno::STALE;
+        // (EAGAIN would wait here.)
+        const WAITS: Errno = Errno::ALREADY;
         self.files.descriptors.catch_up();
         let bound = Name::from(name);
         let may = |tree: &mut Tree, id: FileId| {
@@ -204,15 +209,23 @@ impl Moves {
                 // (One of the same content may have come to the name since.)
                 _ if id != what.id => Err(ANOTHER.into()),
                 Ok(Departure::Now(now)) if now.identity.touched().is(&what.identity) => {
-                    has_second_name(tree, id);
-                    self.is_gone(id);
+                    // (Programs may set the times of the new name already, which is the same file of the store.)
+                    if let Some(inode) = tree.get_mut(id) {
+                        inode.identity = inode.identity.map(StoreIdentity::bare);
+                    }
                     Ok(())
                 }
-                _ => Err(CHANGED.into()),
+                Ok(Departure::NotYet) => Err(WAITS.into()),
+                Err(fault) => Err(fault),
+                Ok(_) => Err(CHANGED.into()),
             }
         };
         let left = match self.names.unlink_if(caller, dir, name, &may) {
-            Ok(()) => Left::Gone,
+            Ok(()) => {
+                self.is_gone(what.id);
+                Left::Gone
+            }
+            Err(fault) if fault.errno == WAITS => return Err(Errno::AGAIN.into()),
             Err(fault) if matches!(fault.errno, ANOTHER | Errno::NOENT | Errno::ISDIR) => Left::Gone,
             Err(fault) if fault.errno == CHANGED => return Ok(Left::Changed),
             Err(fault) => return Err(fault),
@@ -221,13 +234,17 @@ impl Moves {
         Ok(left)
     }
 
-    fn is_gone(&self, id: FileId) {
+    /// The kernel may take a name for this file that it has no more.
+    pub fn is_gone(&self, id: FileId) {
+        if self.files.metadata.read_tree().get(id).is_some_and(|inode| inode.logical.is_some()) {
+            return;
+        }
         let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.retain(|_, since| since.elapsed() < BELIEVED);
         gone.insert(id, clock::tick());
     }
 
-    /// Has the file gone to another member a moment ago? The kernel may still take its new name for it.
+    /// Has the file lost its name so a moment ago?
     pub fn has_left(&self, id: FileId) -> bool {
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.get(&id).is_some_and(|since| since.elapsed() < BELIEVED)
@@ -261,8 +278,9 @@ impl Moves {
             return Ok(Some(id));
         }
         // (It may have come from here, and its old name here not have ended. To replace it would end both.)
-        if self.is_the_same(dir, name, what) {
-            return Err(Errno::BUSY.into());
+        if let Some(id) = self.is_the_same(dir, name, what) {
+            let is_leaving = self.files.metadata.read_tree().leaving.has(id, clock::tick());
+            return Err(if is_leaving { Errno::BUSY.into() } else { Errno::XDEV.into() });
         }
         let metadata = &self.files.metadata;
         let to = {
@@ -286,8 +304,10 @@ impl Moves {
             metadata.wake();
             return Ok(None);
         };
-        // (A try that is repeated finds its own name, and one that ended before it a file that the store's user does not see.)
-        let second = [STORE_TEMPORARY_PREFIX, format!("moved-{}-{:x}", self.base.key, what.id.0).as_bytes()].concat();
+        // (A try that is repeated finds its own name, and no other request's.)
+        let StoreIdentity { ino, mtime_nanos, .. } = what.identity;
+        let own = format!("moved-{}-{:x}-{request:x}-{ino:x}-{mtime_nanos:x}", self.base.key, what.id.0);
+        let second = [STORE_TEMPORARY_PREFIX, own.as_bytes()].concat();
         let at = to.join(&second);
         let stat = self.link(what, &at)?;
         // (What is here counts one name: the old one goes.)
@@ -310,7 +330,14 @@ impl Moves {
         let store = &self.base.store;
         let who = own_cred(what.who);
         for _ in 0..2 {
-            match store.link(who, &what.path, at) {
+            // (As in the drain: a store may give root no rights.)
+            let linked = match store.link(what.who, &what.path, at) {
+                Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+                    store.link(who, &what.path, at)
+                }
+                linked => linked,
+            };
+            match linked {
                 Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(why) if is_absent(&why) => return Err(Errno::STALE.into()),
                 Err(why) => {
@@ -339,11 +366,11 @@ impl Moves {
     }
 
     /// Does the name lead to the very file of the store?
-    fn is_the_same(&self, dir: FileId, name: &[u8], what: &Departing) -> bool {
+    fn is_the_same(&self, dir: FileId, name: &[u8], what: &Departing) -> Option<FileId> {
         let tree = self.files.metadata.read_tree();
-        let id = tree.entry(dir, name).and_then(Entry::logical);
-        let identity = id.and_then(|id| tree.get(id)).and_then(|inode| inode.identity);
-        identity.is_some_and(|identity| identity.ino == what.identity.ino)
+        let id = tree.entry(dir, name).and_then(Entry::logical)?;
+        let identity = tree.get(id).and_then(|inode| inode.identity)?;
+        (identity.ino == what.identity.ino).then_some(id)
     }
 
     /// Does the store have the new name? Otherwise that is due now. Waits for it, at most so long.
@@ -353,15 +380,31 @@ impl Moves {
         if !self.is_done(patience, |op| matches!(op, OpKind::Rename { file, .. } if *file == id))? {
             return Ok(false);
         }
-        let mut tree = self.files.metadata.write_tree();
-        let Some(inode) = tree.get(id) else { return Ok(true) };
-        if inode.logical.is_some() && inode.applied != inode.logical {
+        if !self.is_in_store(id) {
             return Err(Fault::new(Errno::IO, "the store did not take the file's new name".to_owned()));
         }
+        let mut tree = self.files.metadata.write_tree();
         // (Until the old name ends.)
         has_second_name(&mut tree, id);
         self.files.metadata.commit(&mut tree);
         Ok(true)
+    }
+
+    /// Has the store the file where it should be? (A program may have removed or replaced it since.)
+    fn is_in_store(&self, id: FileId) -> bool {
+        let _moving = self.files.metadata.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let (path, identity, who) = {
+            let tree = self.files.metadata.read_tree();
+            let Some(inode) = tree.get(id).filter(|inode| inode.logical.is_some()) else { return true };
+            let is_still = inode.applied == inode.logical && inode.publish.is_none() && inode.sealed;
+            let (Some(path), Some(identity)) = (tree.applied_path(id), inode.identity) else { return false };
+            // (A newer version is on its way: it comes from here.)
+            if !is_still && inode.applied.is_some() {
+                return true;
+            }
+            (path, identity, inode.cred())
+        };
+        self.base.store.stat(own_cred(who), &path).is_ok_and(|stat| stat.identity.ino == identity.ino)
     }
 
     /// Has the store no such operation before it? Otherwise the first one is due now.
@@ -393,33 +436,20 @@ impl Moves {
         id.and_then(|id| tree.get(id)).is_some_and(|inode| inode.lookups > 0)
     }
 
-    /// The kernel forgets what it believes of a name. (It may hold a lock of the directory for another rename, so this is
-    /// awaited only until it has forgotten by itself.)
-    pub fn has_changed(&self, dir: FileId, name: &[u8], was_known: bool) {
-        let Some(door) = self.base.door.get().cloned() else { return };
+    /// Another member's program has changed what the name means: waits until the kernel believes nothing else. (A notification
+    /// would need the directory's lock, which a program may hold that waits for this agent.)
+    pub fn await_forgotten(&self, dir: FileId, name: &[u8], was_known: bool) {
         let (listed, was_absent) = {
             let mut tree = self.files.metadata.write_tree();
-            let take = |dir: &mut surgetank_state::Dir| {
-                (std::mem::take(&mut dir.is_in_kernel), dir.kernel_negative_entries.take(name))
-            };
+            let take = |dir: &mut Dir| (std::mem::take(&mut dir.is_in_kernel), dir.kernel_negative_entries.take(name));
             tree.dir_mut(dir).map_or((false, false), take)
         };
-        if listed {
+        if let Some(door) = self.base.door.get().filter(|_| listed) {
             door.invalidate(dir, false);
         }
-        if !was_known && !was_absent {
-            return;
+        if was_known || was_absent {
+            std::thread::sleep(self.base.config.store_ttl.max(crate::namespace::NAME_TTL_MIN) + A_TICK);
         }
-        let (done, wait) = std::sync::mpsc::channel::<()>();
-        let name = name.to_vec();
-        let forget = move || {
-            door.invalidate_name(dir, &name);
-            drop(done);
-        };
-        if std::thread::Builder::new().name("pool-moved".to_owned()).spawn(forget).is_err() {
-            std::thread::sleep(self.base.config.store_ttl);
-        }
-        let _ = wait.recv_timeout(self.base.config.store_ttl.max(crate::namespace::NAME_TTL_MIN));
     }
 }
 

@@ -156,7 +156,7 @@ impl Names {
     }
 
     /// The sticky bit: only the owner of the file or of the directory removes names.
-    fn permit_sticky(&self, tree: &Tree, caller: &Caller, dir: FileId, id: FileId) -> FsResult<()> {
+    pub(super) fn permit_sticky(&self, tree: &Tree, caller: &Caller, dir: FileId, id: FileId) -> FsResult<()> {
         if !self.permissions.checks_permissions || caller.uid == 0 {
             return Ok(());
         }

@@ -115,9 +115,14 @@ impl Names {
         if open.direct && flags & libc::O_ACCMODE != libc::O_RDONLY {
             self.metadata.directly_written(&open);
         }
-        let ttl = if open.direct { crate::metadata::TTL_WRITTEN } else { crate::metadata::TTL_OURS };
+        let ttl = if open.direct { crate::metadata::TTL_WRITTEN } else { self.ttl_of_new() };
         let opened = self.opener.register(open, true, flags, run);
         Ok((Found { id, attr, ttl }, opened))
+    }
+
+    /// So long the kernel believes what it has just made. (In a pool another member's program may rename it.)
+    fn ttl_of_new(&self) -> std::time::Duration {
+        if self.config.pool.is_some() { self.config.store_ttl } else { crate::metadata::TTL_OURS }
     }
 
     /// Makes a file under a free name, open for one writer.
@@ -283,7 +288,7 @@ impl Names {
         open.users.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).writers = 1;
         self.metadata.opens().insert(id, open.clone());
         let opened = self.opener.register(open, true, flags, run);
-        Ok((Found { id, attr, ttl: crate::metadata::TTL_OURS }, opened))
+        Ok((Found { id, attr, ttl: self.ttl_of_new() }, opened))
     }
 
     /// Makes a directory. Errors: EEXIST, permissions, the store.
@@ -385,7 +390,7 @@ impl Names {
         crash_point!("node.written_down");
         drop(tree);
         self.metadata.nudge();
-        Ok(Found { id, attr, ttl: crate::metadata::TTL_OURS })
+        Ok(Found { id, attr, ttl: self.ttl_of_new() })
     }
 
     /// Gives a file another name. Errors: EEXIST, EPERM for a directory or a store without hard links, permissions, the

@@ -297,11 +297,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let is_between = Cell::new(false);
         let way = || {
             let ways = (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?);
-            is_between.set(match &ways {
-                (Way::There(from), Way::There(to)) => from.member != to.member,
-                (Way::There(_), _) | (_, Way::There(_)) => true,
-                _ => false,
-            });
+            is_between.set(moves::are_two(&ways.0, &ways.1));
             if is_between.get() { Err(Errno::XDEV.into()) } else { Ok(ways.0) }
         };
         let there = |from: At| {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
+use surgetank_core::namespace::NAME_TTL_MIN;
 use surgetank_core::namespace::moves::{Departing, Departure, Left};
 use surgetank_core::namespace::pooled::Place;
 use surgetank_state::Mover;
@@ -24,7 +25,7 @@ use surgetank_types::model::{Caller, FileId};
 use super::super::call::{Answer, Ask, Departs, Moved, Moving};
 use super::super::export::checked;
 use super::serving::is_below;
-use super::{Does, NOT_OWNER, PATIENCE, Router};
+use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
 use crate::mount::{Filesystem, current, killed, wait_long};
 
 /// So long one question may wait for the store.
@@ -36,6 +37,15 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// A name in a directory, by the kernel's number.
 type At<'a> = (u64, &'a [u8]);
+
+/// Do two members own the directories?
+pub(super) fn are_two(from: &Way, to: &Way) -> bool {
+    match (from, to) {
+        (Way::There(from), Way::There(to)) => from.member != to.member,
+        (Way::There(_), _) | (_, Way::There(_)) => true,
+        _ => false,
+    }
+}
 
 /// Renames a file from one member's directory to another one's.
 pub(super) fn rename<F: Filesystem>(
@@ -52,7 +62,7 @@ pub(super) fn rename<F: Filesystem>(
     wait_long();
     let (request, again) = current().map_or((0, false), |current| (current.number, current.again));
     let mover = Mover { member: router.link.member(), request, again };
-    let one = Rename { router, caller, from, to, mover };
+    let one = Rename { router, caller, from, to, mover, has_begun: Cell::new(again), arrived: Cell::new(None) };
     one.carry_out(flags.contains(RenameFlags::NOREPLACE))
 }
 
@@ -62,13 +72,32 @@ struct Rename<'a, F> {
     from: At<'a>,
     to: At<'a>,
     mover: Mover,
+    /// The file has waited for this request, or may have.
+    has_begun: Cell<bool>,
+    /// The inode of the store that has the new name, and its number there.
+    arrived: Cell<Option<(u64, FileId)>>,
 }
 
 impl<F: Filesystem> Rename<'_, F> {
     fn carry_out(&self, mut noreplace: bool) -> FsResult<()> {
         let until = tick() + PATIENCE;
+        let mut before: Option<Departing> = None;
         loop {
-            let Some(what) = self.depart()? else { return Ok(()) };
+            let what = match self.depart() {
+                Ok(Some(what)) => what,
+                Ok(None) => {
+                    // (The owner of the old name may not have waited yet until its kernel had forgotten it.)
+                    let believed = self.router.namespace.base.config.store_ttl.max(NAME_TTL_MIN);
+                    std::thread::sleep(believed + super::A_TICK);
+                    return Ok(());
+                }
+                Err(fault) => {
+                    before.inspect(|what| self.stay(what));
+                    return Err(fault);
+                }
+            };
+            self.has_begun.set(true);
+            before = Some(what.clone());
             match self.pass(&what, noreplace) {
                 // (The file was written meanwhile. What has the name now is an older version of it.)
                 Ok(Left::Changed) => noreplace = false,
@@ -122,8 +151,9 @@ impl<F: Filesystem> Rename<'_, F> {
     fn ask_to_depart(&self) -> FsResult<Departure> {
         let (dir, name) = self.from;
         let moves = &self.router.namespace.moves;
-        let here = || moves.depart(self.caller, (FileId(dir), name), self.mover, STEP);
-        let ask = |parent| Ask::Depart { who: self.who(), parent, name: name.into(), mover: Moving::of(self.mover) };
+        let mover = self.mover();
+        let here = || moves.depart(self.caller, (FileId(dir), name), mover, STEP);
+        let ask = |parent| Ask::Depart { who: self.who(), parent, name: name.into(), mover: Moving::of(mover) };
         self.at(dir, here, false, ask, |answer| match answer {
             Answer::Departs(Departs::Now(moved)) => Ok(Departure::Now(departing(&moved))),
             Answer::Departs(Departs::NotYet) => Ok(Departure::NotYet),
@@ -145,11 +175,26 @@ impl<F: Filesystem> Rename<'_, F> {
             identity: surgetank_types::model::StoreIdentity { ino: 0, size_bytes: 0, mtime_nanos: 0, ctime_nanos: 0 },
             who: Cred { uid: 0, gid: 0 },
         };
-        self.arrive(&none, false).is_ok_and(|id| id.is_some())
+        // (Earlier tries of that agent come first.)
+        const TRIES_MAX: usize = 1000;
+        for _ in 0..TRIES_MAX {
+            match self.arrive(&none, false) {
+                Ok(Some(_)) => return true,
+                Ok(None) => {}
+                Err(fault) if matches!(fault.errno, Errno::AGAIN | Errno::BUSY | Errno::STALE) => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn pass(&self, what: &Departing, noreplace: bool) -> FsResult<Left> {
+        let known = self.arrived.get().filter(|(ino, _)| *ino == what.identity.ino);
         let id = loop {
+            if let Some((_, id)) = known {
+                // (Only its attributes have changed meanwhile, and these are those of the new name.)
+                break id;
+            }
             match self.arrive(what, noreplace) {
                 Ok(Some(id)) => break id,
                 Ok(None) => {}
@@ -158,6 +203,7 @@ impl<F: Filesystem> Rename<'_, F> {
             }
             self.go_on_waiting()?;
         };
+        self.arrived.set(Some((what.identity.ino, id)));
         while !self.has_settled(id)? {
             self.go_on_waiting()?;
         }
@@ -270,6 +316,10 @@ impl<F: Filesystem> Rename<'_, F> {
         router.within(self.caller, || router.way(self.caller, dir, Does::Changes), |_| here(), there)
     }
 
+    fn mover(&self) -> Mover {
+        Mover { again: self.has_begun.get(), ..self.mover }
+    }
+
     fn who(&self) -> (u32, u32) {
         (self.caller.uid, self.caller.gid)
     }
@@ -353,21 +403,23 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             }
             let dir = FileId(*parent);
             router.namespace.pooled.is_used_by_others(dir);
-            let was_known = router.namespace.pooled.child_of(dir, name).is_some();
+            let before = router.namespace.pooled.child_of(dir, name);
+            let was_known = may_be_known(router, dir, name);
             let request = number_of(member, mover.request, &what);
             let arrived = numbered(request, || moves.arrive(&by(*who), (dir, name), &what, (*noreplace, request)))?;
             let Some(FileId(id)) = arrived else { return Err(Errno::AGAIN.into()) };
-            moves.has_changed(dir, name, was_known);
+            before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
+            moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
         }),
         Ask::Leave { who, parent, name, moved, mover } => served(router, *parent, Some(name), || {
             let dir = FileId(*parent);
-            let was_known = moves.is_known(dir, name);
+            let was_known = may_be_known(router, dir, name);
             let left = moves.leave(&by(*who), (dir, name), &departing(moved), mover.by(member))?;
             if left == Left::Changed {
                 return Ok(Answer::Changed);
             }
-            moves.has_changed(dir, name, was_known);
+            moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Done)
         }),
         Ask::Stay { parent, number, mover } => served(router, *parent, None, || {
@@ -382,6 +434,11 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         }
         _ => Answer::Failed(Errno::OPNOTSUPP.raw_os_error()),
     }
+}
+
+/// May the kernel know what the name meant before? (An earlier agent has not left its counts.)
+fn may_be_known<F: Filesystem>(router: &Router<F>, dir: FileId, name: &[u8]) -> bool {
+    router.link.had_earlier() || router.namespace.moves.is_known(dir, name)
 }
 
 fn done(is_done: bool) -> FsResult<Answer> {
