@@ -195,7 +195,6 @@ impl Names {
         } else {
             self.may_be_called(&self.metadata.read_tree(), dir, &to)?;
         }
-        crash_point!("bring.looked");
         let mut tree = self.metadata.write_tree();
         self.metadata.recall_delegation(&mut tree, Some(dir));
         if tree.entry(dir, &to).and_then(Entry::logical) != target {
