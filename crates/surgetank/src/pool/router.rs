@@ -435,9 +435,6 @@ impl<F: Filesystem> Router<F> {
         if let Some(at) = self.remote.at(id) {
             return self.forwarded(caller, at, does);
         }
-        if does == Does::Changes && self.namespace.moves.has_left(FileId(id)) {
-            return Err(Errno::STALE.into());
-        }
         match self.namespace.pooled.name_of(FileId(id)) {
             Some((Kind::Directory, ..)) => self.way(caller, id, does),
             None if id == FileId::ROOT.0 => self.way(caller, id, does),

@@ -218,6 +218,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
+        moves::is_it_still(self, id, change)?;
         let change = &homes::change_here(self, change)?;
         let handle = change.fh.and_then(|fh| Remote::handle(fh).or(homes::at_name(fh))).map(|(_, handle)| handle);
         let there = |at: At| {

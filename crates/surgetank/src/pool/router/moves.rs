@@ -26,7 +26,7 @@ use super::super::call::{Answer, Ask, Departs, Moved, Moving};
 use super::super::export::checked;
 use super::serving::is_below;
 use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
-use crate::mount::{Filesystem, current, killed, wait_long};
+use crate::mount::{Filesystem, SetAttr, current, killed, wait_long};
 
 /// So long one question may wait for the store.
 const STEP: Duration = Duration::from_millis(500);
@@ -37,6 +37,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// A name in a directory, by the kernel's number.
 type At<'a> = (u64, &'a [u8]);
+
+/// truncate(2) of a name that the kernel takes for a file that has left. (The kernel looks the name up again.)
+pub(super) fn is_it_still<F: Filesystem>(router: &Router<F>, id: u64, change: &SetAttr) -> FsResult<()> {
+    let is_by_name = change.fh.is_none() && change.size_bytes.is_some();
+    if is_by_name && router.namespace.moves.has_left(FileId(id)) { Err(Errno::STALE.into()) } else { Ok(()) }
+}
 
 /// Do two members own the directories?
 pub(super) fn are_two(from: &Way, to: &Way) -> bool {
