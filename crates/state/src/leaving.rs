@@ -76,10 +76,9 @@ impl Leaving {
         }
     }
 
-    /// Do its names stay as they are? (Until movers have asked this agent, those of all files.)
+    /// Do its names stay as they are?
     pub fn has(&self, id: FileId, now: Instant) -> bool {
-        self.first_after.is_some_and(|after| after > now)
-            || !self.files.is_empty() && self.files.get(&id).is_some_and(|(_, until)| *until > now)
+        !self.files.is_empty() && self.files.get(&id).is_some_and(|(_, until)| *until > now)
     }
 }
 
@@ -110,7 +109,6 @@ mod tests {
         let mut leaving = Leaving::default();
         leaving.had_earlier(begin);
         assert!(!leaving.take(file, mover(2, 7), begin));
-        assert!(leaving.has(file, begin) && !leaving.has(file, begin + ASKED_AGAIN));
         assert!(leaving.take(file, Mover { again: true, ..mover(1, 7) }, begin));
         assert!(leaving.take(FileId(10), mover(2, 7), begin + ASKED_AGAIN));
     }
