@@ -55,6 +55,7 @@ fn file(id: u64) -> Change {
         target: None,
         xattrs: None,
         pinned: false,
+        adopted: false,
         checksum: Some(id.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         run: RunId(1),
     };

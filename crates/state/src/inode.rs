@@ -85,6 +85,10 @@ pub struct Dir {
     pub is_delegated: bool,
     /// Another member of the pool has used names in it while it was delegated: it is not delegated again.
     pub is_shared: bool,
+    /// This member of the pool decides about it, as if it had been made here ([`FileRecord::adopted`]).
+    ///
+    /// [`FileRecord::adopted`]: surgetank_types::model::FileRecord::adopted
+    pub adopted: bool,
     /// Whether delegation pays.
     pub demand: DelegationDemand,
 }
@@ -317,8 +321,17 @@ impl Inode {
     /// because of files below it.
     pub fn is_way(&self, id: FileId) -> bool {
         let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.applied == self.logical;
-        let is_made = self.attr.ino == OWN_INODE_BASE + id.0;
-        self.owned && self.is_dir() && self.applied.is_some() && at_rest && !is_made && !self.pinned
+        self.owned && self.is_dir() && self.applied.is_some() && at_rest && !self.is_made(id) && !self.pinned
+    }
+
+    /// A directory that was made here, or that counts as one.
+    pub fn is_made(&self, id: FileId) -> bool {
+        self.attr.ino == OWN_INODE_BASE + id.0 || self.is_adopted()
+    }
+
+    /// A directory of the store that counts as made here.
+    pub fn is_adopted(&self) -> bool {
+        self.dir.as_ref().is_some_and(|dir| dir.adopted)
     }
 
     /// It is a copy, or will be one when the queued operations are done.

@@ -156,6 +156,7 @@ fn record(tree: &Tree, id: FileId) -> Option<FileRecord> {
         target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
         xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
         pinned: inode.pinned,
+        adopted: inode.is_adopted(),
         checksum: inode.checksum(),
         run: inode.run,
     })

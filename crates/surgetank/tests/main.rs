@@ -39,6 +39,7 @@ mod nodes;
 mod page;
 mod pool;
 mod pool_counts;
+mod pool_directories;
 mod pool_homes;
 mod pool_late;
 mod pool_life;

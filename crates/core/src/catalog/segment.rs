@@ -17,7 +17,7 @@ use super::Lsn;
 use super::record::{FRAME_BYTES, Frame};
 
 pub(super) const HEADER_BYTES: u64 = 64;
-pub(super) const FORMAT: u32 = 4;
+pub(super) const FORMAT: u32 = 5;
 const MAGIC: [u8; 8] = *b"SURGELOG";
 const FLAG_FRESH: u32 = 1;
 const MARK_OFFSET: u64 = 32;

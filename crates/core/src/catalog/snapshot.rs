@@ -22,7 +22,7 @@ use super::{Loaded, Lsn};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::{FileId, Hinted, Mark, Seq};
 
-const FORMAT: u64 = 4;
+const FORMAT: u64 = 5;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");

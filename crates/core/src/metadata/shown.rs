@@ -80,7 +80,7 @@ fn owner_of(members: &dyn Members, tree: &Tree, dir: FileId) -> Owner {
 pub(crate) fn is_made(tree: &Tree, dir: FileId) -> bool {
     let mut at = dir;
     while let Some(inode) = tree.get(at) {
-        if inode.attr.ino == OWN_INODE_BASE + at.0 {
+        if inode.is_made(at) {
             return true;
         }
         match &inode.logical {

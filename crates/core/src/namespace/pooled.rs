@@ -2,8 +2,10 @@
 //!
 //! The danger that this avoids: the agent believes what the store said of a directory before another member changed it.
 
+use std::io;
+
 use surgetank_state::{NegativeCache, Op, Tree, file_of, places};
-use surgetank_store::Store;
+use surgetank_store::{Cred, Store, StorePath};
 use surgetank_types::model::{FileId, Kind};
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
@@ -58,6 +60,31 @@ impl Pooled {
         let inode = tree.get(id)?;
         let (dir, name) = inode.logical.as_ref()?;
         Some((inode.attr.kind, *dir, Box::from(&**name)))
+    }
+
+    /// The path of a name in a directory, as programs see it.
+    pub fn path_of(&self, dir: FileId, name: &[u8]) -> Option<Vec<u8>> {
+        self.metadata.read_tree().child_path(dir, name)
+    }
+
+    /// Does the store have directories below the one at this path? Their names and inode numbers. Errors: those of the store.
+    pub fn stored_directories(&self, who: Cred, path: &[u8]) -> io::Result<Vec<(Box<[u8]>, u64)>> {
+        let listed = self.store.list(who, &StorePath(path.to_vec()), false)?;
+        Ok(listed.into_iter().filter(|one| one.kind == Kind::Directory).map(|one| (one.name, one.ino)).collect())
+    }
+
+    /// Does the store's number of this directory, and not this member, say what it is? Then it is adopted before it moves.
+    pub fn is_adoptable(&self, dir: FileId) -> bool {
+        let tree = self.metadata.read_tree();
+        tree.get(dir).is_some_and(|inode| inode.is_dir() && !inode.is_made(dir))
+    }
+
+    /// From now on this member decides about the directory, and about all that is below it, whatever its path is. The
+    /// catalog has it with the directory's next change.
+    pub fn adopt(&self, dir: FileId) {
+        if let Some(adopted) = self.metadata.write_tree().dir_mut(dir) {
+            adopted.adopted = true;
+        }
     }
 
     /// The directories of a file's names beyond the first.

@@ -45,6 +45,7 @@ use surgetank_pool::calls::{name_of_opening_thread, name_of_thread};
 use surgetank_types::model::Kind;
 
 use super::call::{Answer, Ask, Call, Found, Stored};
+use super::link::Moves;
 use super::rendezvous::meeting::Meeting;
 use belief::Beliefs;
 use holdings::Holdings;
@@ -141,6 +142,25 @@ impl Export {
     pub fn keep(&self, path: &[u8]) -> Result<(), Errno> {
         let _walks = Walks::begin();
         self.root()?.keep(path)
+    }
+
+    /// This member has claimed a directory to rename it.
+    pub fn moves(&self, path: &[u8], moves: Moves) {
+        let root = self.state().root.clone();
+        if let Some(root) = root {
+            root.moves(path, moves);
+        }
+    }
+
+    /// Keeps directories that were claimed for renames, as soon as these are done.
+    pub fn keep_moved(&self) {
+        let _walks = Walks::begin();
+        let root = self.state().root.clone();
+        for path in root.iter().flat_map(|root| root.moving()) {
+            if let Some(Err(why)) = root.as_ref().map(|root| root.of_path(&path)) {
+                tracing::debug!(%why, directory = %String::from_utf8_lossy(&path), "not found after a rename");
+            }
+        }
     }
 
     /// This member gives back the directory at this path.

@@ -26,7 +26,7 @@ use super::status::PoolStatus;
 use crate::socket_address::Address;
 
 mod messages;
-pub use messages::{Claimed, FromProcess, Me, Owner, Place, ToProcess, receive, send};
+pub use messages::{Claimed, FromProcess, Me, Moves, Owner, Place, ToProcess, receive, send};
 
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
@@ -276,14 +276,20 @@ impl Link {
         self.readers.enter()
     }
 
-    /// Owns the directory. `patient` says whether to wait on.
-    pub fn claim(&self, directory: &[u8], patient: impl FnMut() -> bool) -> Claimed {
+    /// Owns the directory. `patient` says whether to wait on. `moves`: the directory is to be renamed, and
+    /// [`Self::moving`] follows.
+    pub fn claim(&self, directory: &[u8], moves: Option<Moves>, patient: impl FnMut() -> bool) -> Claimed {
         let directory = Box::from(directory);
-        match self.ask(|id| ToProcess::Claim { id, directory }, patient) {
+        match self.ask(|id| ToProcess::Claim { id, directory, moves }, patient) {
             Ok(Reply::Claimed(claimed)) => claimed,
             Err(NoAnswer::TimedOut) => Claimed::TimedOut,
             _ => Claimed::Expelled,
         }
+    }
+
+    /// The directories that a request renames are claimed, or it has failed.
+    pub fn moving(&self) {
+        self.say(&ToProcess::Moving);
     }
 
     /// Asks another member. `once`: it does this once, also if an earlier agent has asked the same. `patient` is asked at

@@ -27,7 +27,7 @@ use surgetank_types::workers::Workers;
 
 use super::call::{Answer, Ask, Call};
 use super::export::Export;
-use super::link::{Claimed, FromProcess, Me, Owner, Place, ToProcess, key_of, receive, send};
+use super::link::{Claimed, FromProcess, Me, Moves, Owner, Place, ToProcess, key_of, receive, send};
 use super::rendezvous::meeting::{Meeting, Where};
 use super::rendezvous::{self, Joined};
 use super::status::{ClaimStatus, MemberStatus, PoolStatus};
@@ -271,9 +271,11 @@ impl Process {
                 process.export.await_seen(node, thread);
                 process.say(&FromProcess::Seen { id });
             }),
-            ToProcess::Claim { id, directory } => self.run(move |process| {
+            // (It waits for the rename.)
+            ToProcess::Moving => self.run(|process| process.export.keep_moved()),
+            ToProcess::Claim { id, directory, moves } => self.run(move |process| {
                 let directory = Directory(directory);
-                let claimed = process.claim(&directory);
+                let claimed = process.claim(&directory, moves);
                 process.say_owner(&directory);
                 process.say(&FromProcess::Claimed { id, claimed });
             }),
@@ -309,10 +311,15 @@ impl Process {
         let _ = self.workers.run(move || job(&process));
     }
 
-    fn claim(&self, directory: &Directory) -> Claimed {
+    fn claim(&self, directory: &Directory, moves: Option<Moves>) -> Claimed {
         let Some(membership) = self.membership.get() else { return Claimed::Expelled };
         match membership.claim(directory, CLAIM) {
             Ok(_) => {
+                // (The kernel holds locks for a rename, and the walk may need them.)
+                if let Some(moves) = moves {
+                    self.export.moves(&directory.0, moves);
+                    return Claimed::Ours;
+                }
                 match self.export.keep(&directory.0) {
                     Ok(()) => Claimed::Ours,
                     // (The next agent may have removed it, in the place of the one that asked for the claim.)

@@ -7,6 +7,7 @@
 //!
 //! The danger that this avoids: two members that decide the names of one directory.
 
+mod adopt;
 mod believed;
 mod forward;
 mod handles;
@@ -308,7 +309,7 @@ impl<F: Filesystem> Router<F> {
     /// Tries to own the directory. Look then who does.
     fn claim(&self, path: &[u8], until: Instant) -> FsResult<()> {
         wait_long();
-        match self.link.claim(path, || tick() < until && !killed()) {
+        match self.link.claim(path, None, || tick() < until && !killed()) {
             Claimed::Ours => {
                 self.namespace.pooled.owner_changed(path);
                 Ok(())

@@ -118,6 +118,9 @@ pub struct FileRecord {
     pub xattrs: Option<Xattrs>,
     /// Whether `surgetank pin` keeps the file on its tier.
     pub pinned: bool,
+    /// A directory of the store that a member of a pool renamed: since then the member decides about it and about all that
+    /// is below, as if it had made them.
+    pub adopted: bool,
     /// CRC-64/NVME of the durable version, when the drain computed one.
     pub checksum: Option<u64>,
     /// The run that wrote the content last.

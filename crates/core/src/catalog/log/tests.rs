@@ -89,6 +89,7 @@ fn file(seed: u64) -> Box<FileRecord> {
         target: None,
         xattrs: seed.is_multiple_of(5).then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
         pinned: false,
+        adopted: false,
         checksum: Some(seed),
         run: RunId(3),
     })

@@ -31,6 +31,9 @@ impl Recovery<'_> {
             inode.set_checksum(record.checksum);
             inode.run = self.base.succession.still(record.run);
             inode.owned = true;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.adopted = record.adopted;
+            }
             let home = record.replica.map(|replica| replica.node).unwrap_or_default();
             if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() || home != NodeId::default()
             {

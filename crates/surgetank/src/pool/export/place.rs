@@ -15,6 +15,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use surgetank_types::model::{Attr, HOMES, Kind, Timestamp};
 
+use crate::pool::link::Moves;
+
 const NAME_BYTES_MAX: usize = 255;
 /// `f_type` of a FUSE mount.
 const FUSE_MAGIC: u32 = 0x6573_5546;
@@ -33,6 +35,8 @@ pub struct Root {
     fuse: bool,
     /// Directories of the store that this member has claimed, by path.
     claimed: Mutex<HashMap<Box<[u8]>, Arc<OwnedFd>>>,
+    /// Those that were claimed to be renamed, until they are kept.
+    moving: Mutex<HashMap<Box<[u8]>, Moves>>,
     /// The directory of contents for other members.
     homes: OnceLock<(OwnedFd, String)>,
 }
@@ -57,7 +61,14 @@ impl Root {
         if !mounted && !cfg!(test) {
             return Err(Errno::NOTCONN);
         }
-        Ok(Self { fd, device: device(&stat), fuse, claimed: Mutex::default(), homes: OnceLock::new() })
+        Ok(Self {
+            fd,
+            device: device(&stat),
+            fuse,
+            claimed: Mutex::default(),
+            moving: Mutex::default(),
+            homes: OnceLock::new(),
+        })
     }
 
     /// Finds the directory of contents for other members of the pool.
@@ -113,8 +124,19 @@ impl Root {
         Ok(())
     }
 
+    /// This member has claimed a directory to rename it: it is kept later.
+    pub fn moves(&self, path: &[u8], moves: Moves) {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), moves);
+    }
+
+    /// The paths of such claims.
+    pub fn moving(&self) -> Vec<Box<[u8]>> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
     /// It is claimed no more.
     pub fn keep_no_more(&self, path: &[u8]) -> Option<Arc<OwnedFd>> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
     }
 
@@ -131,9 +153,23 @@ impl Root {
             Some(fd) => openat(fd, c".", PATH | OFlags::DIRECTORY, Mode::empty())?,
             // (Unit tests serve a plain directory, in which none is claimed.)
             None if path.is_empty() || cfg!(test) => self.walked(path)?,
-            None => return Err(Errno::REMCHG),
+            None => return self.moved(path),
         };
         self.place(fd)
+    }
+
+    /// A directory that was claimed to be renamed: it is kept from now on. Errors: EREMCHG, it is not claimed.
+    fn moved(&self, path: &[u8]) -> Result<Place, Errno> {
+        let moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
+        let Moves { to, ino } = moving.ok_or(Errno::REMCHG)?;
+        // (Another directory may have the old path by now.)
+        let is_it = |place: &Place| place.attr.ino == ino;
+        let found = [path, &to].into_iter().find_map(|path| self.place(self.walked(path).ok()?).ok().filter(is_it));
+        let place = found.ok_or(Errno::STALE)?;
+        let fd = Arc::new(openat(&place.fd, c".", PATH | OFlags::DIRECTORY, Mode::empty())?);
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), fd);
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+        Ok(place)
     }
 
     /// The path of an open directory below the root, as the kernel knows it; that of the root is empty. `None`: it was

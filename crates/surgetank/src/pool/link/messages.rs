@@ -17,7 +17,9 @@ pub enum ToProcess {
     /// The mount is served from now on: other members may come.
     Serving,
     /// Own the directory.
-    Claim { id: u64, directory: Box<[u8]> },
+    Claim { id: u64, directory: Box<[u8]>, moves: Option<Moves> },
+    /// All directories are claimed that the request renames, or it has failed. The process keeps them when it can.
+    Moving,
     /// What the agent believed of a directory is forgotten.
     Forgotten { token: u64 },
     /// The answer to [`FromProcess::Asked`].
@@ -41,6 +43,15 @@ pub enum ToProcess {
     Close { id: u64 },
     /// Who is a member, and who owns what.
     Status { id: u64 },
+}
+
+/// What becomes of a directory that is claimed to be renamed. Other members know it by the path of its claim.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Moves {
+    /// Its path after the rename.
+    pub to: Box<[u8]>,
+    /// The inode number that programs see.
+    pub ino: u64,
 }
 
 /// What the process sends.

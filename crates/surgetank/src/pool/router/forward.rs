@@ -13,7 +13,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{here, homes, lengths, moves, names, rights, shim};
+use super::{adopt, here, homes, lengths, moves, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -89,12 +89,6 @@ impl<F: Filesystem> Router<F> {
         self.within(caller, way, here, |at| self.done(caller, at, ask(at.node)))
     }
 
-    /// The directory of the store under a name, if the name is one.
-    fn stores_directory(&self, parent: u64, name: &[u8]) -> Option<FileId> {
-        let child = self.directory_at(parent, name)?;
-        matches!(self.namespace.pooled.place_of(child), Some(Place::OfTheStore(_))).then_some(child)
-    }
-
     /// No name is believed for longer than what the store says. The attributes of another member's directory are asked
     /// there.
     fn with_its_owner(&self, looked: Looked) -> Looked {
@@ -115,31 +109,13 @@ impl<F: Filesystem> Router<F> {
         Looked::Found(entry)
     }
 
-    /// A directory of the store has paths that other members use: it is copied, not moved.
-    fn rename_here(
-        &self,
-        caller: &Caller,
-        (parent, name): (u64, &[u8]),
-        (new_parent, new_name): (u64, &[u8]),
-        flags: RenameFlags,
-    ) -> FsResult<()> {
-        let replaces = self.stores_directory(new_parent, new_name).is_some();
-        if replaces || self.stores_directory(parent, name).is_some() {
-            return Err(Errno::XDEV.into());
-        }
-        let moved = [(parent, name), (new_parent, new_name)].map(|(dir, name)| self.directory_at(dir, name));
-        self.door.rename(caller, parent, name, new_parent, new_name, flags)?;
-        moved.into_iter().flatten().for_each(|dir| self.await_seen(caller, dir));
-        Ok(())
-    }
-
-    fn directory_at(&self, parent: u64, name: &[u8]) -> Option<FileId> {
+    pub(super) fn directory_at(&self, parent: u64, name: &[u8]) -> Option<FileId> {
         let child = self.namespace.pooled.child_of(FileId(parent), name)?;
         (self.namespace.pooled.kind_of(child) == Some(Kind::Directory)).then_some(child)
     }
 
     /// A directory has another name, another mode, or none of both: waits until no member believes the old ones.
-    fn await_seen(&self, caller: &Caller, dir: FileId) {
+    pub(super) fn await_seen(&self, caller: &Caller, dir: FileId) {
         wait_long();
         self.link.await_seen(dir.0, caller.pid, PATIENCE);
     }
@@ -265,19 +241,23 @@ impl<F: Filesystem> Filesystem for Router<F> {
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        let taken = Cell::new(None);
         let way = || {
             let way = self.way(caller, parent, Does::Changes)?;
-            if let (Way::Here, Some(dir)) = (&way, self.stores_directory(parent, name)) {
-                self.may_remove(dir)?;
+            if let Way::Here = &way {
+                let known = adopt::Known::at(self, caller, (parent, name));
+                known.directory.map_or(Ok(()), |dir| self.may_remove(dir))?;
+                taken.set(Some(known));
             }
             Ok(way)
         };
         let here = |door: &F| {
+            let _known = taken.take();
+            let dir = self.directory_at(parent, name);
             // (No member makes a name in it meanwhile.)
-            if self.stores_directory(parent, name).is_some_and(|dir| !self.is_ours(dir)) {
+            if dir.is_some_and(|dir| !self.is_ours(dir)) {
                 return Err(super::NOT_OWNER.into());
             }
-            let dir = self.directory_at(parent, name);
             door.rmdir(caller, parent, name)?;
             dir.into_iter().for_each(|dir| self.await_seen(caller, dir));
             Ok(())
@@ -295,11 +275,17 @@ impl<F: Filesystem> Filesystem for Router<F> {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        let is_between = Cell::new(false);
+        let (is_between, taken) = (Cell::new(false), Cell::new(None));
+        let names = adopt::Names { from: (parent, name), to: (new_parent, new_name), flags };
         let way = || {
             let ways = (self.way(caller, parent, Does::Changes)?, self.way(caller, new_parent, Does::Changes)?);
             is_between.set(moves::are_two(&ways.0, &ways.1));
-            if is_between.get() { Err(Errno::XDEV.into()) } else { Ok(ways.0) }
+            match ways.0 {
+                _ if is_between.get() => return Err(Errno::XDEV.into()),
+                Way::Here => taken.set(Some(adopt::take(self, caller, &names)?)),
+                _ => {}
+            }
+            Ok(ways.0)
         };
         let there = |from: At| {
             let Way::There(to) = self.way(caller, new_parent, Does::Changes)? else {
@@ -309,7 +295,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
             self.done(caller, from, ask)
         };
-        let here = |_: &F| self.rename_here(caller, (parent, name), (new_parent, new_name), flags);
+        let here = |_: &F| adopt::rename(self, caller, &names, taken.take());
         let renamed = self.within(caller, way, here, there);
         if is_between.get() {
             return moves::rename(self, caller, (parent, name), (new_parent, new_name), flags);
