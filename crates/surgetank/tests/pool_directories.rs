@@ -157,11 +157,42 @@ fn renamed_directories_are_renamed_again() {
     assert_eq!(tree(&pool.store()), wanted);
 }
 
+/// At once one after the other, with many directories below. Another member has them open.
+#[test]
+fn directories_below_are_found_after_many_renames() {
+    const BELOW: usize = 60;
+    let all: Vec<String> = (0..BELOW).map(|number| format!("set/{number}/a/in")).collect();
+    let Some(mut pool) = pool_over("dirs-many", 2, &all.iter().map(String::as_str).collect::<Vec<_>>()) else { return };
+    let (here, there) = (pool.member(0), pool.member(1));
+    let open: Vec<File> = (0..BELOW).map(|number| File::open(there.join(format!("set/{number}/a"))).unwrap()).collect();
+    let names = ["set", "one", "two", "three", "four"];
+    for name in names.windows(2) {
+        fs::rename(here.join(name[0]), here.join(name[1])).unwrap();
+    }
+    fs::create_dir_all(here.join("set/0/a")).unwrap();
+    for (number, dir) in open.iter().enumerate() {
+        let made = openat(dir, "made", OFlags::CREATE | OFlags::WRONLY, Mode::from(0o644)).unwrap();
+        File::from(made).write_all(number.to_string().as_bytes()).unwrap();
+    }
+    let mut wanted = expected(&[("set/0/a/", "")]);
+    for number in 0..BELOW {
+        wanted.insert(format!("four/{number}/a/in"), format!("set/{number}/a/in"));
+        wanted.insert(format!("four/{number}/a/made"), number.to_string());
+    }
+    assert_eq!((tree(here), tree(there)), (wanted.clone(), wanted.clone()));
+    drop(open);
+    pool.end();
+    assert_eq!(tree(&pool.store()), wanted);
+}
+
 #[test]
 fn directories_of_the_store_are_exchanged_and_replaced() {
-    let Some(mut pool) = pool_over("dirs-exchanged", 2, &["one/a/in", "two/b/in", "empty/", "over/"]) else { return };
+    let Some(mut pool) = pool_over("dirs-exchanged", 2, &["one/a/in", "two/b/in", "three/c/in", "empty/", "over/"])
+    else {
+        return;
+    };
     let (here, there) = (pool.member(0), pool.member(1));
-    assert_eq!((tree(here).len(), tree(there).len()), (4, 4));
+    assert_eq!((tree(here).len(), tree(there).len()), (5, 5));
     renameat_with(CWD, there.join("one"), CWD, there.join("two"), RenameFlags::EXCHANGE).unwrap();
     assert_eq!(fs::read_to_string(here.join("two/a/in")).unwrap(), "one/a/in");
     assert_eq!(fs::read_to_string(there.join("one/b/in")).unwrap(), "two/b/in");
@@ -173,7 +204,21 @@ fn directories_of_the_store_are_exchanged_and_replaced() {
     assert_eq!(refused, Err(Errno::EXIST));
     fs::create_dir(here.join("made")).unwrap();
     fs::rename(there.join("made"), there.join("empty")).unwrap();
-    let wanted = expected(&[("empty/", ""), ("one/b/in", "two/b/in"), ("over/a/in", "one/a/in")]);
+    // A directory that the other member has open changes its place with a file.
+    let dir = File::open(there.join("three/c")).unwrap();
+    fs::write(here.join("file"), "file").unwrap();
+    renameat_with(CWD, here.join("file"), CWD, here.join("three"), RenameFlags::EXCHANGE).unwrap();
+    let made = openat(&dir, "made", OFlags::CREATE | OFlags::WRONLY, Mode::from(0o644)).unwrap();
+    File::from(made).write_all(b"made").unwrap();
+    drop(dir);
+    let wanted = expected(&[
+        ("empty/", ""),
+        ("file/c/in", "three/c/in"),
+        ("file/c/made", "made"),
+        ("one/b/in", "two/b/in"),
+        ("over/a/in", "one/a/in"),
+        ("three", "file"),
+    ]);
     for root in [here, there] {
         assert_eq!(tree(root), wanted);
     }
@@ -213,7 +258,7 @@ fn directory_with_another_members_changes_below_is_copied() {
 #[test]
 fn killed_agents_leave_each_directory_one_name() {
     const SETS: usize = 300;
-    let seconds = std::env::var("SURGETANK_RENAME_SECONDS").map_or(10, |text| text.parse().unwrap());
+    let seconds = std::env::var("SURGETANK_RENAME_SECONDS").map_or(6, |text| text.parse().unwrap());
     let sets = |member: usize| (0..SETS).map(move |set| format!("x/set{member}-{set}/a/in"));
     let all: Vec<String> = sets(0).chain(sets(1)).chain(["y/".to_owned()]).collect();
     let Some(mut pool) = pool_over("dirs-killed", 2, &all.iter().map(String::as_str).collect::<Vec<_>>()) else {
@@ -241,7 +286,7 @@ fn killed_agents_leave_each_directory_one_name() {
         (movers.map(|mover| mover.join().unwrap()), kills)
     });
     eprintln!("{turns:?} directories renamed, {kills} agents killed");
-    assert!(turns.iter().all(|turns| *turns > 4) && kills > 4, "nothing was shown");
+    assert!(turns.iter().all(|turns| *turns > 4) && kills > 2, "nothing was shown");
     let mut wanted = BTreeMap::new();
     for (member, turns) in turns.into_iter().enumerate() {
         for (set, path) in sets(member).enumerate() {

@@ -67,10 +67,16 @@ impl Pooled {
         self.metadata.read_tree().child_path(dir, name)
     }
 
-    /// Does the store have directories below the one at this path? Their names and inode numbers. Errors: those of the store.
-    pub fn stored_directories(&self, who: Cred, path: &[u8]) -> io::Result<Vec<(Box<[u8]>, u64)>> {
+    /// The names of directories that the store has in the one at this path, and that this member has not made. Errors: those
+    /// of the store.
+    pub fn stored_directories(&self, who: Cred, path: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
         let listed = self.store.list(who, &StorePath(path.to_vec()), false)?;
-        Ok(listed.into_iter().filter(|one| one.kind == Kind::Directory).map(|one| (one.name, one.ino)).collect())
+        let tree = self.metadata.read_tree();
+        let dir = at_path(&tree, path);
+        let known = |name: &[u8]| tree.entry(dir?, name).and_then(surgetank_state::Entry::logical);
+        let is_made = |name: &[u8]| known(name).is_some_and(|id| is_made(&tree, id));
+        let stored = listed.into_iter().filter(|one| one.kind == Kind::Directory && !is_made(&one.name));
+        Ok(stored.map(|one| one.name).collect())
     }
 
     /// Does the store's number of this directory, and not this member, say what it is? Then it is adopted before it moves.
@@ -84,6 +90,17 @@ impl Pooled {
     pub fn adopt(&self, dir: FileId) {
         if let Some(adopted) = self.metadata.write_tree().dir_mut(dir) {
             adopted.adopted = true;
+        }
+    }
+
+    /// This agent is a new member: it has no claims for what it adopted as another one.
+    pub fn adopts_none(&self) {
+        let mut tree = self.metadata.write_tree();
+        let adopted: Vec<FileId> = tree.iter().filter(|(_, inode)| inode.is_adopted()).map(|(id, _)| id).collect();
+        for id in adopted {
+            if let Some(dir) = tree.dir_mut(id) {
+                dir.adopted = false;
+            }
         }
     }
 

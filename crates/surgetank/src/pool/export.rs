@@ -24,6 +24,7 @@ mod holdings;
 mod homes;
 mod identity;
 mod locks;
+mod moving;
 mod names;
 mod place;
 #[cfg(test)]
@@ -45,7 +46,7 @@ use surgetank_pool::calls::{name_of_opening_thread, name_of_thread};
 use surgetank_types::model::Kind;
 
 use super::call::{Answer, Ask, Call, Found, Stored};
-use super::link::Moves;
+use super::link::{Moves, Renamed};
 use super::rendezvous::meeting::Meeting;
 use belief::Beliefs;
 use holdings::Holdings;
@@ -145,21 +146,32 @@ impl Export {
     }
 
     /// This member has claimed a directory to rename it.
-    pub fn moves(&self, path: &[u8], moves: Moves) {
-        let root = self.state().root.clone();
-        if let Some(root) = root {
-            root.moves(path, moves);
+    pub fn moves(&self, path: &[u8], moves: &Moves) -> Result<(), Errno> {
+        self.root()?.moves(path, moves);
+        Ok(())
+    }
+
+    /// A directory gets another path.
+    pub fn renamed(&self, renamed: Option<&Renamed>) {
+        if let (Ok(root), Some(renamed)) = (self.root(), renamed) {
+            root.renamed(renamed);
         }
     }
 
-    /// Keeps directories that were claimed for renames, as soon as these are done.
+    /// Is it claimed to be renamed, and not kept yet?
+    pub fn is_moving(&self, path: &[u8]) -> bool {
+        self.root().is_ok_and(|root| root.is_moving(path))
+    }
+
+    /// Keeps directories that were claimed for renames, as soon as these are done. (Only one thread does so.)
     pub fn keep_moved(&self) {
+        const PAUSE_MAX: Duration = Duration::from_secs(1);
+        let Ok(root) = self.root() else { return };
         let _walks = Walks::begin();
-        let root = self.state().root.clone();
-        for path in root.iter().flat_map(|root| root.moving()) {
-            if let Some(Err(why)) = root.as_ref().map(|root| root.of_path(&path)) {
-                tracing::debug!(%why, directory = %String::from_utf8_lossy(&path), "not found after a rename");
-            }
+        let mut pause = Duration::from_millis(5);
+        while root.keep_moved() {
+            std::thread::sleep(pause);
+            pause = PAUSE_MAX.min(pause * 2);
         }
     }
 

@@ -26,7 +26,7 @@ use super::status::PoolStatus;
 use crate::socket_address::Address;
 
 mod messages;
-pub use messages::{Claimed, FromProcess, Me, Moves, Owner, Place, ToProcess, receive, send};
+pub use messages::{Claimed, FromProcess, Me, Moves, Owner, Place, Renamed, ToProcess, receive, send};
 
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
@@ -287,9 +287,20 @@ impl Link {
         }
     }
 
-    /// The directories that a request renames are claimed, or it has failed.
-    pub fn moving(&self) {
-        self.say(&ToProcess::Moving);
+    /// A directory is being renamed, or not, although directories were claimed for it (`None`).
+    pub fn moving(&self, renamed: Option<Renamed>) {
+        self.say(&ToProcess::Moving { renamed });
+    }
+
+    /// The directories of this member below this path, as far as they are claimed.
+    pub fn owned_below(&self, directory: &[u8]) -> Vec<Box<[u8]>> {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        let is_below = |path: &[u8]| path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"));
+        owners
+            .iter()
+            .filter(|(path, owner)| **owner == Owner::Us && is_below(path))
+            .map(|(path, _)| path.clone())
+            .collect()
     }
 
     /// Asks another member. `once`: it does this once, also if an earlier agent has asked the same. `patient` is asked at

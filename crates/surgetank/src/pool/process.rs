@@ -271,8 +271,11 @@ impl Process {
                 process.export.await_seen(node, thread);
                 process.say(&FromProcess::Seen { id });
             }),
-            // (It waits for the rename.)
-            ToProcess::Moving => self.run(|process| process.export.keep_moved()),
+            ToProcess::Moving { renamed } => {
+                // (Before the rename is done.)
+                self.export.renamed(renamed.as_ref());
+                self.run(|process| process.export.keep_moved());
+            }
             ToProcess::Claim { id, directory, moves } => self.run(move |process| {
                 let directory = Directory(directory);
                 let claimed = process.claim(&directory, moves);
@@ -317,11 +320,13 @@ impl Process {
             Ok(_) => {
                 // (The kernel holds locks for a rename, and the walk may need them.)
                 if let Some(moves) = moves {
-                    self.export.moves(&directory.0, moves);
-                    return Claimed::Ours;
+                    // (Without the mount, no program asks for a rename.)
+                    return self.export.moves(&directory.0, &moves).map_or(Claimed::Missing, |()| Claimed::Ours);
                 }
                 match self.export.keep(&directory.0) {
                     Ok(()) => Claimed::Ours,
+                    // (A rename has begun meanwhile, and needs the claim.)
+                    Err(_) if self.export.is_moving(&directory.0) => Claimed::Ours,
                     // (The next agent may have removed it, in the place of the one that asked for the claim.)
                     Err(Errno::NOENT | Errno::NOTDIR) => {
                         membership.release(directory);

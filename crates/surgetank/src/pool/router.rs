@@ -120,6 +120,8 @@ impl<F: Filesystem> Router<F> {
         namespace.homes.directory();
         if link.had_earlier() {
             namespace.moves.had_earlier();
+        } else {
+            namespace.pooled.adopts_none();
         }
         let order = Arc::new(order::Order::new(link.clone()));
         namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
@@ -280,7 +282,12 @@ impl<F: Filesystem> Router<F> {
                 Owner::TheStore if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
                 Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
-                Owner::Member(member, epoch) => match self.remote.directory(caller, &path, (member, epoch), until) {
+                Owner::Member(member, epoch) => match self.remote.directory(
+                    caller,
+                    (&path, self.namespace.pooled.ino_of(FileId(dir))),
+                    (member, epoch),
+                    until,
+                ) {
                     Ok(at) => return self.forwarded(caller, at, does),
                     // (It has been released since, or its owner is gone.)
                     Err(fault) if fault.errno == NOT_OWNER && tick() < until => {
@@ -384,6 +391,10 @@ impl<F: Filesystem> Router<F> {
         }
         self.namespace.pooled.forget(path);
         self.namespace.pooled.owner_changed(path);
+        // (It is empty: what was claimed below was removed, or renamed. Another directory may get one of these paths.)
+        for below in self.link.owned_below(path) {
+            self.link.give_back(&below, PATIENCE);
+        }
         Answer::Done
     }
 

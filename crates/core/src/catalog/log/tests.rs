@@ -58,8 +58,7 @@ impl Model {
 }
 
 fn file(seed: u64) -> Box<FileRecord> {
-    let name =
-        |bit: u32| (seed >> bit & 1 == 1).then(|| (FileId(seed % 7), vec![seed as u8; seed as usize % 40].into()));
+    let name = |n: u32| (seed >> n & 1 == 1).then(|| (FileId(seed % 7), vec![seed as u8; seed as usize % 40].into()));
     let time = Timestamp { nanos: seed as i64 };
     Box::new(FileRecord {
         attr: Attr {
@@ -89,7 +88,7 @@ fn file(seed: u64) -> Box<FileRecord> {
         target: None,
         xattrs: seed.is_multiple_of(5).then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
         pinned: false,
-        adopted: false,
+        adopted: seed.is_multiple_of(2),
         checksum: Some(seed),
         run: RunId(3),
     })

@@ -15,7 +15,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use surgetank_types::model::{Attr, HOMES, Kind, Timestamp};
 
-use crate::pool::link::Moves;
+use super::moving::{Moved, Moving};
+use crate::pool::link::{Moves, Renamed};
 
 const NAME_BYTES_MAX: usize = 255;
 /// `f_type` of a FUSE mount.
@@ -36,7 +37,7 @@ pub struct Root {
     /// Directories of the store that this member has claimed, by path.
     claimed: Mutex<HashMap<Box<[u8]>, Arc<OwnedFd>>>,
     /// Those that were claimed to be renamed, until they are kept.
-    moving: Mutex<HashMap<Box<[u8]>, Moves>>,
+    moving: Moving,
     /// The directory of contents for other members.
     homes: OnceLock<(OwnedFd, String)>,
 }
@@ -66,7 +67,7 @@ impl Root {
             device: device(&stat),
             fuse,
             claimed: Mutex::default(),
-            moving: Mutex::default(),
+            moving: Moving::default(),
             homes: OnceLock::new(),
         })
     }
@@ -125,18 +126,47 @@ impl Root {
     }
 
     /// This member has claimed a directory to rename it: it is kept later.
-    pub fn moves(&self, path: &[u8], moves: Moves) {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), moves);
+    pub fn moves(&self, path: &[u8], moves: &Moves) {
+        // (What is open is found, whatever its path is.)
+        if !self.claimed.lock().unwrap_or_else(PoisonError::into_inner).contains_key(path) {
+            self.moving.add(path, moves);
+        }
     }
 
-    /// The paths of such claims.
-    pub fn moving(&self) -> Vec<Box<[u8]>> {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    /// A directory gets another path.
+    pub fn renamed(&self, renamed: &Renamed) {
+        self.moving.renamed(renamed);
+    }
+
+    /// Is it claimed to be renamed, and not kept yet?
+    pub fn is_moving(&self, path: &[u8]) -> bool {
+        self.moving.has(path)
+    }
+
+    /// Keeps what was claimed for renames, as far as it is found. Returns whether to try again.
+    pub fn keep_moved(&self) -> bool {
+        let kept = |path: &[u8]| self.claimed.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
+        self.moving.find(|claimed, moved| {
+            let found = match moved {
+                Moved::Itself { ino, paths } => {
+                    // (Another directory may have one of the paths by now.)
+                    let is_it = |fd: &OwnedFd| stat(fd).is_ok_and(|stat| stat.stx_ino == *ino);
+                    paths.iter().find_map(|path| self.walked(path).ok().filter(is_it))
+                }
+                Moved::Below => {
+                    let (above, name) = split(claimed)?;
+                    openat2(kept(above)?, name, PATH | OFlags::DIRECTORY, Mode::empty(), BENEATH).ok()
+                }
+            };
+            let fd = Arc::new(found?);
+            self.claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(claimed.into(), fd);
+            Some(())
+        })
     }
 
     /// It is claimed no more.
     pub fn keep_no_more(&self, path: &[u8]) -> Option<Arc<OwnedFd>> {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+        self.moving.remove(path);
         self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
     }
 
@@ -153,23 +183,10 @@ impl Root {
             Some(fd) => openat(fd, c".", PATH | OFlags::DIRECTORY, Mode::empty())?,
             // (Unit tests serve a plain directory, in which none is claimed.)
             None if path.is_empty() || cfg!(test) => self.walked(path)?,
-            None => return self.moved(path),
+            // (Also if it is being renamed: the other member asks again.)
+            None => return Err(Errno::REMCHG),
         };
         self.place(fd)
-    }
-
-    /// A directory that was claimed to be renamed: it is kept from now on. Errors: EREMCHG, it is not claimed.
-    fn moved(&self, path: &[u8]) -> Result<Place, Errno> {
-        let moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
-        let Moves { to, ino } = moving.ok_or(Errno::REMCHG)?;
-        // (Another directory may have the old path by now.)
-        let is_it = |place: &Place| place.attr.ino == ino;
-        let found = [path, &to].into_iter().find_map(|path| self.place(self.walked(path).ok()?).ok().filter(is_it));
-        let place = found.ok_or(Errno::STALE)?;
-        let fd = Arc::new(openat(&place.fd, c".", PATH | OFlags::DIRECTORY, Mode::empty())?);
-        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), fd);
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
-        Ok(place)
     }
 
     /// The path of an open directory below the root, as the kernel knows it; that of the root is empty. `None`: it was
@@ -192,6 +209,12 @@ impl Root {
         path.split(|byte| *byte == b'/').try_for_each(checked)?;
         openat2(&self.fd, path, flags, Mode::empty(), BENEATH)
     }
+}
+
+/// The path of the directory above, and the name in it.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = path.iter().rposition(|byte| *byte == b'/')?;
+    Some((&path[..at], &path[at + 1..]))
 }
 
 /// Flags for a descriptor that only names a file.

@@ -18,8 +18,8 @@ pub enum ToProcess {
     Serving,
     /// Own the directory.
     Claim { id: u64, directory: Box<[u8]>, moves: Option<Moves> },
-    /// All directories are claimed that the request renames, or it has failed. The process keeps them when it can.
-    Moving,
+    /// A directory that is claimed gets this new path, or the request for which some were claimed has failed (`None`).
+    Moving { renamed: Option<Renamed> },
     /// What the agent believed of a directory is forgotten.
     Forgotten { token: u64 },
     /// The answer to [`FromProcess::Asked`].
@@ -45,13 +45,20 @@ pub enum ToProcess {
     Status { id: u64 },
 }
 
-/// What becomes of a directory that is claimed to be renamed. Other members know it by the path of its claim.
+/// A directory that is claimed to be renamed, with all below it. Other members know each by the path of its claim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Moves {
-    /// Its path after the rename.
+pub enum Moves {
+    /// The directory that gets another name, with the inode number that programs see.
+    Itself(u64),
+    /// One below it.
+    Below,
+}
+
+/// A path, and the next one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Renamed {
+    pub from: Box<[u8]>,
     pub to: Box<[u8]>,
-    /// The inode number that programs see.
-    pub ino: u64,
 }
 
 /// What the process sends.

@@ -22,12 +22,12 @@ use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
-use super::super::link::{Claimed, Moves, Owner};
+use super::super::link::{Claimed, Moves, Owner, Renamed};
 use super::{AGAIN, NOT_OWNER, PATIENCE, Router};
 use crate::mount::{Filesystem, Looked, killed, wait_long};
 
 /// With more directories below it, a directory of the store is copied, not moved.
-const DIRECTORIES_MAX: usize = 10_000;
+const DIRECTORIES_MAX: usize = 2_000;
 /// So many claims are made at once: each waits until other members believe nothing of its directory.
 const CLAIMS_AT_ONCE: usize = 16;
 
@@ -36,6 +36,23 @@ pub(super) struct Names<'a> {
     pub from: (u64, &'a [u8]),
     pub to: (u64, &'a [u8]),
     pub flags: RenameFlags,
+}
+
+/// A directory with its present name and its next one.
+type Step<'a> = (FileId, ((u64, &'a [u8]), (u64, &'a [u8])));
+
+impl Names<'_> {
+    /// Those of the directories under both names that get another name.
+    fn moving(&self, [from, to]: [Option<FileId>; 2]) -> Vec<Step<'_>> {
+        let exchanged = to.filter(|_| self.flags.contains(RenameFlags::EXCHANGE));
+        let steps = [from.map(|dir| (dir, (self.from, self.to))), exchanged.map(|dir| (dir, (self.to, self.from)))];
+        steps.into_iter().flatten().collect()
+    }
+
+    /// The directory that is removed.
+    fn replaced(&self, [_, to]: [Option<FileId>; 2]) -> Option<FileId> {
+        to.filter(|_| !self.flags.contains(RenameFlags::EXCHANGE))
+    }
 }
 
 /// The directory under a name in a directory of this member. It stays known until this is dropped.
@@ -48,16 +65,18 @@ pub(super) struct Known<'a, F: Filesystem> {
 
 impl<'a, F: Filesystem> Known<'a, F> {
     /// (An agent that replaces another one has not looked at the name yet, although the kernel knows it.)
-    pub fn at(router: &'a Router<F>, caller: &Caller, (parent, name): (u64, &[u8])) -> Self {
+    pub fn at(router: &'a Router<F>, caller: &Caller, (parent, name): (u64, &[u8])) -> FsResult<Self> {
         let looked_up = match router.namespace.pooled.child_of(FileId(parent), name) {
             Some(_) => None,
             None => match router.door.lookup(caller, parent, name) {
                 Ok(Looked::Found(entry)) => Some(entry.id),
-                // (The operation itself says why.)
-                _ => None,
+                Ok(Looked::Missing { .. }) => None,
+                // (The operation itself says so.)
+                Err(fault) if fault.errno == Errno::NOENT => None,
+                Err(fault) => return Err(fault),
             },
         };
-        Self { router, directory: router.directory_at(parent, name), looked_up }
+        Ok(Self { router, directory: router.directory_at(parent, name), looked_up })
     }
 }
 
@@ -84,64 +103,64 @@ pub(super) fn rename<F: Filesystem>(
     if directories != taken.each_ref().map(|known| known.directory) {
         return Err(NOT_OWNER.into());
     }
-    let moving = moving(names, directories);
-    // (No member makes a name in it meanwhile.)
-    let replaced = directories[1].filter(|dir| !moving.contains(dir));
-    if replaced.is_some_and(|dir| !router.is_ours(dir)) {
+    // (No member makes a name in what is replaced meanwhile. And claims may have taken long.)
+    let parents = [names.from.0, names.to.0].map(FileId);
+    if !parents.into_iter().chain(names.replaced(directories)).all(|dir| router.is_ours(dir)) {
         return Err(NOT_OWNER.into());
     }
-    for dir in moving.into_iter().filter(|dir| router.namespace.pooled.is_adoptable(*dir)) {
-        router.namespace.pooled.adopt(dir);
+    let pooled = &router.namespace.pooled;
+    for (dir, (from, to)) in names.moving(directories) {
+        if pooled.is_adoptable(dir) {
+            pooled.adopt(dir);
+        }
+        let path = |(dir, name): (u64, &[u8])| pooled.path_of(FileId(dir), name).map(Vec::into_boxed_slice);
+        if let (Some(from), Some(to)) = (path(from), path(to)) {
+            router.link.moving(Some(Renamed { from, to }));
+        }
     }
     router.door.rename(caller, names.from.0, names.from.1, names.to.0, names.to.1, names.flags)?;
     directories.into_iter().flatten().for_each(|dir| router.await_seen(caller, dir));
     Ok(())
 }
 
-/// Those of both directories that get another name.
-fn moving(names: &Names<'_>, [from, to]: [Option<FileId>; 2]) -> Vec<FileId> {
-    let exchanged = to.filter(|_| names.flags.contains(RenameFlags::EXCHANGE));
-    from.into_iter().chain(exchanged).collect()
-}
-
 /// Takes the directories of the store that a rename is about, and all that the store has below those that move. Errors: EXDEV,
-/// another member has changed one of them; EIO, the owner of one is lost.
+/// another member has changed one of them; EIO, the owner of one is lost, or all takes too long.
 pub(super) fn take<'a, F: Filesystem>(
     router: &'a Router<F>,
     caller: &Caller,
     names: &Names<'_>,
 ) -> FsResult<Taken<'a, F>> {
-    let taken = [names.from, names.to].map(|name| Known::at(router, caller, name));
+    let taken = [Known::at(router, caller, names.from)?, Known::at(router, caller, names.to)?];
     let directories = taken.each_ref().map(|known| known.directory);
-    let moving = moving(names, directories);
-    if let Some(replaced) = directories[1].filter(|dir| !moving.contains(dir)) {
+    if let Some(replaced) = names.replaced(directories) {
         router.may_remove(replaced)?;
     }
-    for (dir, (to, name)) in moving.iter().zip([names.to, names.from]) {
-        if router.namespace.pooled.is_adoptable(*dir) {
-            take_one(router, *dir, (FileId(to), name))?;
+    for (dir, _) in names.moving(directories) {
+        if router.namespace.pooled.is_adoptable(dir) {
+            take_one(router, dir)?;
         }
     }
     Ok(taken)
 }
 
-fn take_one<F: Filesystem>(router: &Router<F>, dir: FileId, (to, name): (FileId, &[u8])) -> FsResult<()> {
+fn take_one<F: Filesystem>(router: &Router<F>, dir: FileId) -> FsResult<()> {
     let pooled = &router.namespace.pooled;
     // (Below a directory that was made here, it is this member's.)
     let Some(Place::OfTheStore(path)) = pooled.place_of(dir) else { return Ok(()) };
-
     // A bucket's objects would be copied one by one.
     if !router.namespace.base.store.features().plain_files {
         return Err(Errno::XDEV.into());
     }
-    let (Some(ino), Some(to)) = (pooled.ino_of(dir), pooled.path_of(to, name)) else { return Err(Errno::STALE.into()) };
+    let ino = pooled.ino_of(dir).ok_or(Errno::STALE)?;
     wait_long();
-    let taken = take_below(router, Claims { path, moves: Moves { to: to.into(), ino } });
-    router.link.moving();
+    let taken = take_below(router, Claims { path, moves: Moves::Itself(ino) });
+    if taken.is_err() {
+        router.link.moving(None);
+    }
     taken
 }
 
-/// A directory, and what its claim is for.
+/// A directory, and how it is found after the rename.
 struct Claims {
     path: Vec<u8>,
     moves: Moves,
@@ -170,12 +189,9 @@ fn take_below<F: Filesystem>(router: &Router<F>, top: Claims) -> FsResult<()> {
 fn directories_in<F: Filesystem>(router: &Router<F>, dir: &Claims) -> FsResult<Vec<Claims>> {
     let who = Cred { uid: geteuid().as_raw(), gid: getegid().as_raw() };
     match router.namespace.pooled.stored_directories(who, &dir.path) {
-        Ok(listed) => {
-            let claims = |(name, ino): (Box<[u8]>, u64)| {
-                let to = [&*dir.moves.to, &*name].join(&b'/').into();
-                Claims { path: [&*dir.path, &*name].join(&b'/'), moves: Moves { to, ino } }
-            };
-            Ok(listed.into_iter().map(claims).collect())
+        Ok(names) => {
+            let claims = |name: Box<[u8]>| Claims { path: [&*dir.path, &*name].join(&b'/'), moves: Moves::Below };
+            Ok(names.into_iter().map(claims).collect())
         }
         // (This member has removed it, and the store does not know yet that it was there.)
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -189,10 +205,9 @@ fn directories_in<F: Filesystem>(router: &Router<F>, dir: &Claims) -> FsResult<V
 /// Owns all these directories.
 fn own_all<F: Filesystem>(router: &Router<F>, directories: &[Claims], until: Instant) -> FsResult<()> {
     const LOOK_EVERY: Duration = Duration::from_millis(5);
-    let open: Vec<&Claims> = directories.iter().filter(|one| router.link.owner(&one.path) != Owner::Us).collect();
     let (next, stops, failed) = (AtomicUsize::new(0), AtomicBool::new(false), OnceLock::new());
     let some = || {
-        while let Some(one) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(one) = directories.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(fault) = own(router, one, &|| !stops.load(Ordering::Relaxed) && tick() < until) {
                 // (The first failure counts: it stops the others.)
                 let _ = failed.set(fault.errno);
@@ -200,12 +215,12 @@ fn own_all<F: Filesystem>(router: &Router<F>, directories: &[Claims], until: Ins
             }
         }
     };
-    if let [one] = open[..] {
+    if let [one] = directories {
         return own(router, one, &|| !killed() && tick() < until);
     }
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for _ in 0..CLAIMS_AT_ONCE.min(open.len()) {
+        for _ in 0..CLAIMS_AT_ONCE.min(directories.len()) {
             let begun = thread::Builder::new().name("pool-claims".to_owned()).spawn_scoped(scope, some);
             threads.push(begun.map_err(|_| Errno::AGAIN)?);
         }
@@ -224,8 +239,8 @@ fn own_all<F: Filesystem>(router: &Router<F>, directories: &[Claims], until: Ins
 fn own<F: Filesystem>(router: &Router<F>, one: &Claims, patient: &dyn Fn() -> bool) -> FsResult<()> {
     let Claims { path, moves } = one;
     loop {
-        match router.link.owner(path) {
-            Owner::Us => return Ok(()),
+        let owner = router.link.owner(path);
+        match owner {
             _ if !patient() || router.link.is_over() => return Err(Errno::IO.into()),
             Owner::Member(member, _) => match router.remote.take_back(member, path, tick() + PATIENCE) {
                 Err(fault) if matches!(fault.errno, Errno::NOTEMPTY | Errno::BUSY) => return Err(Errno::XDEV.into()),
@@ -233,8 +248,14 @@ fn own<F: Filesystem>(router: &Router<F>, one: &Claims, patient: &dyn Fn() -> bo
             },
             // (What it had not put into the store is missing.)
             Owner::Lost(_) => return Err(Errno::IO.into()),
-            Owner::TheStore => match router.link.claim(path, Some(moves.clone()), patient) {
-                Claimed::Ours => router.namespace.pooled.owner_changed(path),
+            // (Also of one that this member owns: the process may not have opened it yet.)
+            Owner::TheStore | Owner::Us => match router.link.claim(path, Some(moves.clone()), patient) {
+                Claimed::Ours => {
+                    if owner != Owner::Us {
+                        router.namespace.pooled.owner_changed(path);
+                    }
+                    return Ok(());
+                }
                 Claimed::NotOurs => {}
                 Claimed::Missing => return Err(Errno::STALE.into()),
                 Claimed::Expelled | Claimed::TimedOut => return Err(Errno::IO.into()),

@@ -245,7 +245,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
         let way = || {
             let way = self.way(caller, parent, Does::Changes)?;
             if let Way::Here = &way {
-                let known = adopt::Known::at(self, caller, (parent, name));
+                let known = adopt::Known::at(self, caller, (parent, name))?;
                 known.directory.map_or(Ok(()), |dir| self.may_remove(dir))?;
                 taken.set(Some(known));
             }

@@ -57,8 +57,8 @@ type NameAt = (u32, u64, Box<[u8]>);
 
 pub(super) struct Remote {
     pub link: Arc<Link>,
-    /// Claimed directories: by path, of which owner and epoch.
-    directories: Mutex<HashMap<Vec<u8>, (u32, u64, u64)>>,
+    /// Claimed directories: by path, of which owner and epoch; its node, and its inode number.
+    directories: Mutex<HashMap<Vec<u8>, ((u32, u64), u64, u64)>>,
     listed: Mutex<Vec<(u32, u64)>>,
     /// Files that this agent knows from the store, in directories that another member owns by now: its member and node.
     files: Mutex<HashMap<u64, (u32, u64)>>,
@@ -185,19 +185,29 @@ impl Remote {
         (fh & MARK != 0 && fh & HOME == 0).then(|| (u32::try_from(number / HANDLES).unwrap_or(0), number % HANDLES))
     }
 
-    /// The node of a directory that the member has claimed in that epoch.
-    pub fn directory(&self, caller: &Caller, path: &[u8], (member, epoch): (u32, u64), until: Instant) -> FsResult<At> {
-        let known = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(path).copied();
-        if let Some((owner, of, node)) = known
-            && (owner, of) == (member, epoch)
-        {
-            return Ok(At { member, node, by_path: true });
-        }
+    /// The node of a directory that the member has claimed in that epoch. Errors: ESTALE, the claim is not for the directory of
+    /// this inode number: one of them has been renamed.
+    pub fn directory(
+        &self,
+        caller: &Caller,
+        (path, ino): (&[u8], Option<u64>),
+        (member, epoch): (u32, u64),
+        until: Instant,
+    ) -> FsResult<At> {
+        let known = hold(&self.directories).get(path).copied().filter(|(of, ..)| *of == (member, epoch));
         let at = At { member, node: 0, by_path: true };
-        let Found { node, .. } = self.found(caller, at, Ask::Directory(path.into()), until)?;
-        let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
-        directories.insert(path.to_vec(), (member, epoch, node));
-        self.written.claimed(member, node, path);
+        let (node, there) = match known {
+            Some((_, node, there)) => (node, there),
+            None => {
+                let Found { node, attr, .. } = self.found(caller, at, Ask::Directory(path.into()), until)?;
+                hold(&self.directories).insert(path.to_vec(), ((member, epoch), node, attr.ino));
+                self.written.claimed(member, node, path);
+                (node, attr.ino)
+            }
+        };
+        if ino.is_some_and(|ino| ino != there) {
+            return Err(Errno::STALE.into());
+        }
         Ok(At { node, ..at })
     }
 
