@@ -29,7 +29,7 @@ test-long: ## the same in this checkout, with the caches that are there
 	$(ENV) scripts/suite full
 	demo/run
 
-model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model
+model: ## 100,000 random operations through mount and shim, as many in the core, and a million in a pool, compared with the reference model
 	scripts/setup test
 	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace --test integration model_mount::
 	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace -E 'package(surgetank-core) & test(/^model::/)'

@@ -21,16 +21,18 @@ pub enum Moved {
     Below,
 }
 
-/// By the path of the claim. (A directory comes before those below it.)
+/// By the path of the claim, since when. (A directory comes before those below it.)
+type All = BTreeMap<Box<[u8]>, (Instant, Moved)>;
+
 #[derive(Debug, Default)]
 pub struct Moving {
-    all: Mutex<BTreeMap<Box<[u8]>, (Instant, Moved)>>,
+    all: Mutex<All>,
     /// A thread is looking for them.
     is_looking: AtomicBool,
 }
 
 impl Moving {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Box<[u8]>, (Instant, Moved)>> {
+    fn all(&self) -> MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,11 +57,12 @@ impl Moving {
     pub fn renamed(&self, Renamed { from, to }: &Renamed) {
         for (_, moved) in self.all().values_mut() {
             let Moved::Itself { paths, .. } = moved else { continue };
-            let next = |path: &Box<[u8]>| {
+            let next = |path: &[u8]| {
                 let rest = path.strip_prefix(&**from).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))?;
                 Some(Box::from([&**to, rest].concat()))
             };
-            let more: Vec<Box<[u8]>> = paths.iter().filter_map(next).filter(|path| !paths.contains(path)).collect();
+            let more: Vec<Box<[u8]>> =
+                paths.iter().filter_map(|path| next(path)).filter(|path| !paths.contains(path)).collect();
             paths.extend(more);
         }
     }

@@ -52,13 +52,22 @@ pub(super) struct At {
     pub by_path: bool,
 }
 
+/// A directory that a member has claimed.
+#[derive(Clone, Copy)]
+struct Claimed {
+    /// Owner and epoch.
+    of: (u32, u64),
+    node: u64,
+    ino: u64,
+}
+
 /// A name at a member: in this directory.
 type NameAt = (u32, u64, Box<[u8]>);
 
 pub(super) struct Remote {
     pub link: Arc<Link>,
-    /// Claimed directories: by path, of which owner and epoch; its node, and its inode number.
-    directories: Mutex<HashMap<Vec<u8>, ((u32, u64), u64, u64)>>,
+    /// Claimed directories, by path.
+    directories: Mutex<HashMap<Vec<u8>, Claimed>>,
     listed: Mutex<Vec<(u32, u64)>>,
     /// Files that this agent knows from the store, in directories that another member owns by now: its member and node.
     files: Mutex<HashMap<u64, (u32, u64)>>,
@@ -194,21 +203,23 @@ impl Remote {
         (member, epoch): (u32, u64),
         until: Instant,
     ) -> FsResult<At> {
-        let known = hold(&self.directories).get(path).copied().filter(|(of, ..)| *of == (member, epoch));
+        let of = (member, epoch);
+        let known = hold(&self.directories).get(path).copied().filter(|known| known.of == of);
         let at = At { member, node: 0, by_path: true };
-        let (node, there) = match known {
-            Some((_, node, there)) => (node, there),
+        let claimed = match known {
+            Some(known) => known,
             None => {
                 let Found { node, attr, .. } = self.found(caller, at, Ask::Directory(path.into()), until)?;
-                hold(&self.directories).insert(path.to_vec(), ((member, epoch), node, attr.ino));
+                let claimed = Claimed { of, node, ino: attr.ino };
+                hold(&self.directories).insert(path.to_vec(), claimed);
                 self.written.claimed(member, node, path);
-                (node, attr.ino)
+                claimed
             }
         };
-        if ino.is_some_and(|ino| ino != there) {
+        if ino.is_some_and(|ino| ino != claimed.ino) {
             return Err(Errno::STALE.into());
         }
-        Ok(At { node, ..at })
+        Ok(At { node: claimed.node, ..at })
     }
 
     /// The node of a file that the store had when this agent looked, in a directory that another member owns by now.
