@@ -33,6 +33,8 @@ model: ## 100,000 random operations through mount and shim, as many in the core,
 	scripts/setup test
 	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace --test integration model_mount::
 	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace -E 'package(surgetank-core) & test(/^model::/)'
+	$(ENV) SURGETANK_POOL_SEEDS=2000 cargo nextest run --workspace -E 'package(surgetank-pool) & test(members_under_faults)'
+	$(ENV) SURGETANK_POOL_MODEL_CASES=40 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace --test integration pool_model::
 
 crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test
