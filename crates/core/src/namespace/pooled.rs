@@ -97,11 +97,17 @@ impl Pooled {
     pub fn adopts_none(&self) {
         let mut tree = self.metadata.write_tree();
         let adopted: Vec<FileId> = tree.iter().filter(|(_, inode)| inode.is_adopted()).map(|(id, _)| id).collect();
+        if adopted.is_empty() {
+            return;
+        }
         for id in adopted {
             if let Some(dir) = tree.dir_mut(id) {
                 dir.adopted = false;
             }
+            tree.txn.file(id);
         }
+        // (An agent that replaces this one must not find them adopted.)
+        self.metadata.commit(&mut tree);
     }
 
     /// The directories of a file's names beyond the first.
