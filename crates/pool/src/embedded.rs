@@ -32,6 +32,8 @@ pub struct Kept {
     members: BTreeMap<MemberId, Known>,
     lost: Vec<MemberRecord>,
     claims: BTreeMap<Directory, (Claim, Revision)>,
+    /// Claims of lost members that later ones replaced.
+    replaced: BTreeMap<Directory, Claim>,
     /// No agent joins any more.
     ended: bool,
 }
@@ -41,21 +43,23 @@ struct Known {
     term: Term,
     instance: [u8; 16],
     address: String,
+    temporaries: String,
     /// The number of its last request.
     number: u64,
 }
 
 impl Known {
     fn record(&self, id: MemberId) -> MemberRecord {
-        MemberRecord { id, term: self.term, address: self.address.clone() }
+        let (address, temporaries) = (self.address.clone(), self.temporaries.clone());
+        MemberRecord { id, term: self.term, address, temporaries }
     }
 }
 
 impl Embedded {
     /// A registry without members. A lease lasts `lease` from the moment at which the engine hears of its member.
     pub fn new(lease: Duration) -> Self {
-        let (members, lost, claims) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        let kept = Kept { lease, revision: Revision(0), next_member: 1, members, lost, claims, ended: false };
+        let (members, lost, claims, replaced) = Default::default();
+        let kept = Kept { lease, revision: Revision(0), next_member: 1, members, lost, claims, replaced, ended: false };
         Self::restored(Uptime::ZERO, kept)
     }
 
@@ -123,9 +127,10 @@ impl Embedded {
     }
 
     fn enter(&mut self, id: MemberId, term: Term, join: Join) {
-        let record = MemberRecord { id, term, address: join.address.clone() };
-        let Join { instance, address, .. } = join;
-        self.kept.members.insert(id, Known { term, instance, address, number: 0 });
+        let Join { instance, address, temporaries, .. } = join;
+        let known = Known { term, instance, address, temporaries, number: 0 };
+        let record = known.record(id);
+        self.kept.members.insert(id, known);
         self.last.remove(&id);
         self.note(Change::Joined(record));
     }
@@ -149,6 +154,7 @@ impl Embedded {
             }
             Ask::Claim(directory) => self.claim(member, directory),
             Ask::Release(directory, epoch) => self.release(Claim { owner: member, epoch }, directory),
+            Ask::GiveUp(directory, epoch) => self.give_up(Claim { owner: member, epoch }, directory),
             Ask::Leave if self.kept.claims.values().any(|(claim, _)| claim.owner == member) => {
                 Answer::Refused(Refusal::StillOwns)
             }
@@ -165,8 +171,14 @@ impl Embedded {
     fn claim(&mut self, member: MemberId, directory: Directory) -> Answer {
         let epoch = match self.kept.claims.get(&directory) {
             Some((claim, _)) if claim.owner == member => claim.epoch,
-            Some((claim, _)) => return Answer::Owned { claim: *claim, revision: self.kept.revision },
-            None => {
+            Some((claim, _)) if self.kept.members.contains_key(&claim.owner) => {
+                return Answer::Owned { claim: *claim, revision: self.kept.revision };
+            }
+            // (The owner's lease has ended: it has stopped before.)
+            before => {
+                if let Some((lost, _)) = before {
+                    self.kept.replaced.insert(directory.clone(), *lost);
+                }
                 let epoch = Epoch(self.kept.revision.0 + 1);
                 let claim = Claim { owner: member, epoch };
                 self.note(Change::Claimed(directory.clone(), claim));
@@ -182,8 +194,20 @@ impl Embedded {
             return Answer::Refused(Refusal::NotOwner);
         }
         self.kept.claims.remove(&directory);
+        self.kept.replaced.remove(&directory);
         self.note(Change::Released(directory));
         Answer::Released(self.kept.revision)
+    }
+
+    fn give_up(&mut self, claim: Claim, directory: Directory) -> Answer {
+        let stands = self.kept.claims.get(&directory).map(|(stands, _)| *stands) == Some(claim);
+        let Some(lost) = self.kept.replaced.get(&directory).copied().filter(|_| stands) else {
+            return self.release(claim, directory);
+        };
+        self.kept.replaced.remove(&directory);
+        self.note(Change::Claimed(directory.clone(), lost));
+        self.kept.claims.insert(directory, (lost, self.kept.revision));
+        Answer::Owned { claim: lost, revision: self.kept.revision }
     }
 
     fn news(&self, after: Revision) -> News {

@@ -39,7 +39,7 @@ pub enum Authority {
     Between,
     /// Another member.
     Peer(Claim),
-    /// A member that is lost.
+    /// A member that is lost. What it had not published is lost with it, and any member may claim the directory.
     Lost(Claim),
 }
 
@@ -94,6 +94,8 @@ enum Held {
     },
     Owned(Epoch),
     Releasing(Epoch),
+    /// Nothing was done with it.
+    GivingUp(Epoch),
 }
 
 /// One member's side. All times are of its own machine.
@@ -110,6 +112,11 @@ pub struct Member {
     asked: BTreeMap<u64, (Uptime, Ask)>,
     view: View,
     held: BTreeMap<Directory, (Held, Uptime)>,
+    /// Directories of lost members that this one claims: the claim that it replaces.
+    taking: BTreeMap<Directory, Claim>,
+    /// Claims of other members in the place of a member of which no end is known here. They are acknowledged after the
+    /// news of that revision, so that nothing is accepted from a lost owner once the next one serves.
+    unheard: Vec<(Revision, Directory, Claim)>,
     leaving: bool,
     /// Since when it serves nothing, to leave.
     left: Option<Uptime>,
@@ -129,7 +136,7 @@ impl Member {
         let view = View::new(everything);
         let hold = |(directory, claim): (&Directory, Claim)| {
             let is_owned = owned.contains(&(directory.clone(), claim.epoch));
-            let held = if is_owned { Held::Owned(claim.epoch) } else { Held::Releasing(claim.epoch) };
+            let held = if is_owned { Held::Owned(claim.epoch) } else { Held::GivingUp(claim.epoch) };
             (directory.clone(), (held, Uptime::ZERO))
         };
         let held = view.owned_by(member).map(hold).collect();
@@ -144,6 +151,8 @@ impl Member {
             asked: BTreeMap::new(),
             view,
             held,
+            taking: BTreeMap::new(),
+            unheard: Vec::new(),
             leaving: false,
             left: None,
             leave_at: Uptime::MAX,
@@ -203,7 +212,16 @@ impl Member {
     pub fn authority(&self, now: Uptime, directory: &Directory) -> Option<Authority> {
         self.serves(now).then(|| {
             let held = self.held.get(directory).map(|(held, _)| held);
+            if let (Some(_), Some(of)) = (held, self.taking.get(directory)) {
+                // (Unless another member was first.)
+                let is_lost = |claim: Claim| claim.owner == self.id || self.view.is_lost(directory);
+                if self.view.claim(directory).is_none_or(is_lost) {
+                    return Authority::Lost(*of);
+                }
+            }
             match (held, self.view.claim(directory)) {
+                // (It may have replaced a lost member's: the registry says so.)
+                (Some(Held::GivingUp(epoch)), _) => Authority::Lost(Claim { owner: self.id, epoch: *epoch }),
                 (Some(Held::Owned(epoch)), _) => Authority::Ours(*epoch),
                 // A claim that was acknowledged counts, also while this member's own request is under way.
                 (_, Some(claim)) if claim.owner != self.id && self.view.is_lost(directory) => Authority::Lost(claim),
@@ -215,9 +233,16 @@ impl Member {
         })
     }
 
-    /// Claims the directory if it is the store's.
+    /// Claims the directory if it is the store's, or a lost member's.
     pub fn claim(&mut self, now: Uptime, directory: &Directory) {
-        if !self.leaving && self.authority(now, directory) == Some(Authority::Store) {
+        let authority = self.authority(now, directory);
+        if self.leaving || self.held.contains_key(directory) {
+            return;
+        }
+        if let Some(Authority::Lost(of)) = authority {
+            self.taking.insert(directory.clone(), of);
+        }
+        if matches!(authority, Some(Authority::Store | Authority::Lost(_))) {
             self.held.insert(directory.clone(), (Held::Asked(self.number + 1), now + self.times.again));
             self.ask(now, Ask::Claim(directory.clone()));
         }
@@ -226,7 +251,9 @@ impl Member {
     /// Gives an owned directory back. The caller has published all changes, and answers no request about it any more.
     pub fn release(&mut self, now: Uptime, directory: &Directory) {
         if let Some((Held::Owned(epoch), _)) = self.held.get(directory) {
-            self.end(now, directory, *epoch);
+            let epoch = *epoch;
+            self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
+            self.ask(now, Ask::Release(directory.clone(), epoch));
         }
     }
 
@@ -235,22 +262,28 @@ impl Member {
     pub fn give_up(&mut self, now: Uptime, directory: &Directory) {
         match self.held.get(directory) {
             // (If it is granted after all, the next renewal gives it back.)
-            Some((Held::Asked(_), _)) => drop(self.held.remove(directory)),
-            Some((Held::Announced { epoch, .. }, _)) => self.end(now, directory, *epoch),
+            Some((Held::Asked(_), _)) => {
+                self.held.remove(directory);
+                self.taking.remove(directory);
+            }
+            Some((Held::Announced { epoch, .. }, _)) => {
+                let epoch = *epoch;
+                self.give_up_claim(now, directory.clone(), epoch);
+            }
             _ => {}
         }
     }
 
-    fn end(&mut self, now: Uptime, directory: &Directory, epoch: Epoch) {
-        self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
-        self.ask(now, Ask::Release(directory.clone(), epoch));
+    fn give_up_claim(&mut self, now: Uptime, directory: Directory, epoch: Epoch) {
+        self.held.insert(directory.clone(), (Held::GivingUp(epoch), now + self.times.again));
+        self.ask(now, Ask::GiveUp(directory, epoch));
     }
 
     /// Has this ownership of its own ended, and does this member know that? Otherwise it lasts, or is still to begin (others
     /// may know of a claim before its owner), and a request that names it is answered later.
     pub fn has_ended(&self, directory: &Directory, epoch: Epoch) -> bool {
         match self.held.get(directory) {
-            Some((Held::Releasing(_), _)) => true,
+            Some((Held::Releasing(_) | Held::GivingUp(_), _)) => true,
             Some((Held::Owned(present) | Held::Announced { epoch: present, .. }, _)) => *present != epoch,
             Some((Held::Asked(_), _)) | None => self.view.has_ended(directory, epoch),
         }
@@ -311,6 +344,10 @@ impl Member {
                     let epoch = *epoch;
                     self.ask(now, Ask::Release(directory, epoch));
                 }
+                Held::GivingUp(epoch) => {
+                    let epoch = *epoch;
+                    self.ask(now, Ask::GiveUp(directory, epoch));
+                }
                 Held::Announced { epoch, revision, missing } => {
                     announces = true;
                     for id in missing.iter() {
@@ -358,6 +395,7 @@ impl Member {
                 let Differences { changed, gone } = self.view.take(news);
                 self.outputs.extend(gone.into_iter().filter(|id| *id != self.id).map(Output::Gone));
                 self.outputs.extend(changed.into_iter().map(Output::Changed));
+                self.acknowledge_unheard(now);
                 if !served && self.serves(now) {
                     self.outputs.push_back(Output::Serves);
                 }
@@ -370,10 +408,15 @@ impl Member {
                 }
             }
             Answer::Owned { claim, revision } => {
+                if let Some((_, Ask::GiveUp(directory, epoch))) = &asked {
+                    self.view.learn(directory, Some(claim), revision);
+                    self.ended(directory, *epoch, None);
+                }
                 if let Some((_, Ask::Claim(directory))) = asked {
                     self.view.learn(&directory, Some(claim), revision);
                     if matches!(self.held.get(&directory), Some((Held::Asked(first), _)) if number >= *first) {
                         self.held.remove(&directory);
+                        self.taking.remove(&directory);
                     }
                     self.outputs.push_back(Output::Changed(directory));
                     // (The owner may be lost, or have released it.)
@@ -381,14 +424,14 @@ impl Member {
                 }
             }
             Answer::Released(revision) => {
-                if let Some((_, Ask::Release(directory, epoch))) = asked {
-                    self.released(&directory, epoch, Some(revision));
+                if let Some((_, Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch))) = asked {
+                    self.ended(&directory, epoch, Some(revision));
                 }
             }
             Answer::Refused(Refusal::NotOwner) => {
                 // An earlier release of the same epoch had its effect. (Another member may own the directory by now.)
-                if let Some((_, Ask::Release(directory, epoch))) = asked {
-                    self.released(&directory, epoch, None);
+                if let Some((_, Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch))) = asked {
+                    self.ended(&directory, epoch, None);
                 }
             }
             Answer::Refused(Refusal::Overtaken | Refusal::StillOwns | Refusal::Ended) => {}
@@ -402,12 +445,23 @@ impl Member {
     }
 
     /// Another member said it.
-    pub fn told(&mut self, from: MemberId, message: Message) {
+    pub fn told(&mut self, now: Uptime, from: MemberId, message: Message) {
         match message {
             Message::Claimed { directory, epoch, revision } => {
                 let claim = Claim { owner: from, epoch };
+                let before = self.view.claim(&directory).map(|claim| claim.owner);
                 self.view.learn(&directory, Some(claim), revision);
-                self.outputs.push_back(Output::Forget(directory.clone(), claim));
+                let is_of_another =
+                    before.is_some_and(|owner| owner != from && owner != self.id && self.view.is_member(owner));
+                let is_unheard = self.unheard.iter().any(|(_, known, of)| *known == directory && *of == claim);
+                if is_unheard || is_of_another && self.view.revision() < revision {
+                    if !is_unheard {
+                        self.unheard.push((revision, directory.clone(), claim));
+                    }
+                    self.look_again(now);
+                } else {
+                    self.outputs.push_back(Output::Forget(directory.clone(), claim));
+                }
                 self.outputs.push_back(Output::Changed(directory));
             }
             Message::Forgotten { directory, epoch } => {
@@ -418,6 +472,16 @@ impl Member {
                     self.count_missing();
                 }
             }
+        }
+    }
+
+    fn acknowledge_unheard(&mut self, now: Uptime) {
+        let known = self.view.revision();
+        for (_, directory, claim) in self.unheard.extract_if(.., |(revision, ..)| *revision <= known) {
+            self.outputs.push_back(Output::Forget(directory, claim));
+        }
+        if !self.unheard.is_empty() {
+            self.look_again(now);
         }
     }
 
@@ -436,6 +500,10 @@ impl Member {
         members: Vec<MemberId>,
     ) {
         let (epoch, revision) = at;
+        // (It was lost while this one asked.)
+        if let Some(before) = self.view.claim(&directory).filter(|claim| claim.owner != self.id) {
+            self.taking.entry(directory.clone()).or_insert(before);
+        }
         self.view.learn(&directory, Some(Claim { owner: self.id, epoch }), revision);
         if let Some((held, again)) = self.held.get_mut(&directory)
             && matches!(held, Held::Asked(first) if number >= *first)
@@ -472,13 +540,15 @@ impl Member {
             && missing.is_empty()
         {
             *held = Held::Owned(*epoch);
+            self.taking.remove(directory);
             self.outputs.push_back(Output::Changed(directory.clone()));
         }
     }
 
-    fn released(&mut self, directory: &Directory, epoch: Epoch, revision: Option<Revision>) {
-        if matches!(self.held.get(directory), Some((Held::Releasing(of), _)) if *of == epoch) {
+    fn ended(&mut self, directory: &Directory, epoch: Epoch, revision: Option<Revision>) {
+        if matches!(self.held.get(directory), Some((Held::Releasing(of) | Held::GivingUp(of), _)) if *of == epoch) {
             self.held.remove(directory);
+            self.taking.remove(directory);
             if let Some(revision) = revision {
                 self.view.learn(directory, None, revision);
             }
@@ -495,8 +565,7 @@ impl Member {
             .map(|(directory, claim)| (directory.clone(), claim.epoch))
             .collect();
         for (directory, epoch) in unknown {
-            self.held.insert(directory.clone(), (Held::Releasing(epoch), now + self.times.again));
-            self.ask(now, Ask::Release(directory, epoch));
+            self.give_up_claim(now, directory, epoch);
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Joining {
     /// The host name or address under which other members reach this machine. An address is bound; for a name all
     /// addresses of the machine are.
     pub host: String,
+    /// Begins the names of its temporaries in the store.
+    pub temporaries: String,
     /// What the agent continues.
     pub resumes: Option<Resumed>,
     /// How long a member waits for what.
@@ -100,8 +102,6 @@ pub trait Host: Send + Sync {
 pub enum NotClaimed {
     /// That member decides its names.
     Owned(Claim),
-    /// Its owner is lost.
-    OwnerLost(Claim),
     /// This agent has left the pool, or was lost.
     Expelled,
     /// The patience has run out: the registry or a member does not answer.
@@ -236,8 +236,8 @@ impl Membership {
         let owned = joining.resumes.as_ref().map_or(&[][..], |resumed| &resumed.owned);
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())?;
-        let join =
-            Join { instance, resumes: joining.resumes.as_ref().map(|resumed| (resumed.member, resumed.term)), address };
+        let resumes = joining.resumes.as_ref().map(|resumed| (resumed.member, resumed.term));
+        let join = Join { instance, resumes, address, temporaries: joining.temporaries };
         let (sent, answer) = shared.await_joined(&join, tick() + joining.patience)?;
         let member = Member::new(sent, answer, joining.times, owned).map_err(|answer| {
             let (kind, why) = match answer {
@@ -360,8 +360,7 @@ impl Membership {
             match member.authority(now, directory) {
                 Some(Authority::Ours(epoch)) => return Ok(epoch),
                 Some(Authority::Peer(claim)) => return Err(NotClaimed::Owned(claim)),
-                Some(Authority::Lost(claim)) => return Err(NotClaimed::OwnerLost(claim)),
-                Some(Authority::Store) => member.claim(now, directory),
+                Some(Authority::Store | Authority::Lost(_)) => member.claim(now, directory),
                 Some(Authority::Between) | None => {}
             }
             let left = until.saturating_duration_since(tick());

@@ -36,6 +36,8 @@ pub struct Join {
     pub resumes: Option<(MemberId, Term)>,
     /// Where other members reach it.
     pub address: String,
+    /// Begins the names of its temporaries in the store, behind the prefix of all of them.
+    pub temporaries: String,
 }
 
 /// What a member asks.
@@ -43,10 +45,12 @@ pub struct Join {
 pub enum Ask {
     /// Lengthens the lease, and brings what happened after this revision.
     Renew(Revision),
-    /// Takes the ownership of a directory.
+    /// Takes the ownership of a directory: of the store's, or of a lost member's.
     Claim(Directory),
     /// Gives it up. All changes are in the store.
     Release(Directory, Epoch),
+    /// Gives up a claim with which nothing was done. One that replaced a lost member's is that one's again.
+    GiveUp(Directory, Epoch),
     /// Ends the membership. The member owns nothing any more.
     Leave,
 }
@@ -117,12 +121,14 @@ pub struct MemberRecord {
     pub term: Term,
     /// Where it is reached.
     pub address: String,
+    /// Begins the names of its temporaries in the store, behind the prefix of all of them.
+    pub temporaries: String,
 }
 
 /// An ownership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Claim {
-    /// The member that decides the directory's names. It may be lost: then no member decides them.
+    /// The member that decides the directory's names. It may be lost: then no member decides them until one takes it over.
     pub owner: MemberId,
     /// Number of the ownership.
     pub epoch: Epoch,
@@ -157,7 +163,7 @@ pub enum Change {
     Joined(MemberRecord),
     /// A member left. It owned nothing.
     Left(MemberId),
-    /// A member's lease has ended. Its claims stand, without an owner that serves.
+    /// A member's lease has ended. Its claims stand, without an owner that serves, until another member claims them.
     Lost(MemberId),
     /// A directory has an owner.
     Claimed(Directory, Claim),

@@ -71,6 +71,7 @@ impl Pool {
             pool: [3; 16],
             registry: self.registry.clone().map_or(RegistryAt::Here(LEASE), RegistryAt::Peer),
             host: "127.0.0.1".to_owned(),
+            temporaries: "key".to_owned(),
             resumes: None,
             times: TIMES,
             patience: PATIENCE,
@@ -148,10 +149,10 @@ fn claims_of_many_members_at_once_give_each_directory_one_owner() {
 }
 
 #[test]
-fn member_that_dies_is_lost_after_its_lease_and_its_claim_stands() {
+fn member_that_dies_is_lost_after_its_lease_and_its_directory_is_taken_over() {
     let mut pool = Pool::new();
     let (first, second) = (pool.join(), pool.join());
-    second.membership.claim(&directory("lost"), PATIENCE).unwrap();
+    let epoch = second.membership.claim(&directory("lost"), PATIENCE).unwrap();
     let dead = second.id();
     drop(second);
     let began = Instant::now();
@@ -160,8 +161,17 @@ fn member_that_dies_is_lost_after_its_lease_and_its_claim_stands() {
     let took = began.elapsed();
     assert!((LEASE / 2..LEASE * 3).contains(&took), "{took:?}");
     assert_eq!(first.membership.members(), [first.id()]);
-    let refused = first.membership.claim(&directory("lost"), PATIENCE).unwrap_err();
-    assert!(matches!(refused, NotClaimed::OwnerLost(claim) if claim.owner == dead), "{refused:?}");
+    let authority = first.membership.authority(&directory("lost"));
+    assert!(matches!(authority, Some(Authority::Lost(claim)) if claim.owner == dead), "{authority:?}");
+    assert_eq!(first.membership.lost()[0].temporaries, "key");
+    // A third one learns of the take-over by the claim.
+    let third = pool.join();
+    let next = first.membership.claim(&directory("lost"), PATIENCE).unwrap();
+    assert!(next > epoch);
+    let authority = third.membership.authority(&directory("lost"));
+    assert!(matches!(authority, Some(Authority::Peer(claim)) if claim.epoch == next), "{authority:?}");
+    let refused = third.membership.claim(&directory("lost"), PATIENCE).unwrap_err();
+    assert!(matches!(refused, NotClaimed::Owned(claim) if claim.owner == first.id()), "{refused:?}");
     // Without it there is no wait.
     let began = Instant::now();
     first.membership.claim(&directory("third"), PATIENCE).unwrap();

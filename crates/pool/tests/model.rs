@@ -60,7 +60,7 @@ fn members_under_faults_agree_with_the_reference() {
             ("beliefs that were forgotten", all.forgotten, 200),
             ("replaced agents", all.replaced, 100),
             ("lost members", all.expelled, 50),
-            ("operations on directories of lost members", all.failed, 50),
+            ("directories with losses that were taken over", all.taken_over, 50),
             ("restarts of the registry", all.registry_restarts, 50),
             ("members that left", all.left, 20),
         ];
@@ -123,8 +123,15 @@ fn claim_that_its_owner_does_not_want_any_more_is_given_back() {
     let now = Duration::from_millis;
     let mut engine = Embedded::new(lease);
     let mut join = |instance| {
-        let answer =
-            engine.ask(now(0), Request::Join(Join { instance: [instance; 16], resumes: None, address: String::new() }));
+        let answer = engine.ask(
+            now(0),
+            Request::Join(Join {
+                instance: [instance; 16],
+                resumes: None,
+                address: String::new(),
+                temporaries: String::new(),
+            }),
+        );
         Member::new(now(0), answer, times, &[]).unwrap()
     };
     let (mut one, mut other) = (join(1), join(2));
@@ -149,7 +156,7 @@ fn claim_that_its_owner_does_not_want_any_more_is_given_back() {
     one.tick(now(600));
     let [first, second] = requests(&mut one).try_into().unwrap();
     assert!(matches!(ask(700, &mut one, first), Answer::Owned { .. }));
-    other.told(one.id(), surgetank_pool::Message::Forgotten { directory: directory.clone(), epoch });
+    other.told(now(700), one.id(), surgetank_pool::Message::Forgotten { directory: directory.clone(), epoch });
     other.release(now(800), &directory);
     let release = requests(&mut other).pop().unwrap();
     assert!(matches!(ask(800, &mut other, release), Answer::Released(_)));
@@ -172,7 +179,14 @@ fn claim_that_takes_too_long_is_given_up_and_an_owned_directory_is_not() {
     let (one, other) = (Directory(b"one"[..].into()), Directory(b"other"[..].into()));
     let now = Duration::from_millis;
     let mut engine = Embedded::new(Duration::from_secs(10));
-    let join = |instance| Request::Join(Join { instance: [instance; 16], resumes: None, address: String::new() });
+    let join = |instance| {
+        Request::Join(Join {
+            instance: [instance; 16],
+            resumes: None,
+            address: String::new(),
+            temporaries: String::new(),
+        })
+    };
     let mut member = Member::new(now(0), engine.ask(now(0), join(1)), times, &[]).unwrap();
     let mut carry_out = |member: &mut Member, at: u64| {
         while let Some(output) = member.next_output() {

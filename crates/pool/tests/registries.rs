@@ -86,7 +86,12 @@ impl Player {
 }
 
 fn joining(instance: u8, resumes: Option<(MemberId, Term)>) -> Request {
-    Request::Join(Join { instance: [instance; 16], resumes, address: format!("host-{instance}:7070") })
+    Request::Join(Join {
+        instance: [instance; 16],
+        resumes,
+        address: format!("host-{instance}:7070"),
+        temporaries: format!("key-{instance}"),
+    })
 }
 
 fn directory(name: &str) -> Directory {
@@ -179,7 +184,7 @@ fn news_that_are_not_remembered_are_a_gap_with_everything() {
 }
 
 #[test]
-fn member_whose_lease_is_over_is_lost_and_its_claims_stand() {
+fn member_whose_lease_is_over_is_lost_and_its_claims_stand_until_they_are_taken_over() {
     for mut engine in engines() {
         let (mut first, everything) = Player::join(&mut *engine, 1, None);
         let (mut second, _) = Player::join(&mut *engine, 2, None);
@@ -192,11 +197,19 @@ fn member_whose_lease_is_over_is_lost_and_its_claims_stand() {
         assert_eq!(answer, Answer::Refused(Refusal::NotAMember));
         let (changes, _) = first.changes(&mut *engine, everything.revision);
         assert_eq!(changes.last(), Some(&Change::Lost(second.id)));
-        let refused = first.ask(&mut *engine, Ask::Claim(directory("results")));
-        assert!(
-            matches!(refused, Answer::Owned { claim, .. } if claim == Claim { owner: second.id, epoch }),
-            "{refused:?}"
-        );
+        let everything = Player::join(&mut *engine, 4, None).1;
+        assert_eq!(everything.claims[0].1, Claim { owner: second.id, epoch });
+        assert_eq!(everything.lost[0].temporaries, "key-2");
+        let (next, _) = first.claim(&mut *engine, "results");
+        assert!(next > epoch);
+        let (changes, _) = first.changes(&mut *engine, everything.revision);
+        let claim = Claim { owner: first.id, epoch: next };
+        assert_eq!(changes, [Change::Claimed(directory("results"), claim)]);
+        // What the lost member sends late changes nothing.
+        let late = second.ask(&mut *engine, Ask::Release(directory("results"), epoch));
+        assert_eq!(late, Answer::Refused(Refusal::NotAMember));
+        let everything = Player::join(&mut *engine, 5, None).1;
+        assert_eq!(everything.claims[0].1, claim);
         // It is a new member when it comes again.
         assert_eq!(engine.ask(joining(3, Some((second.id, Term(2))))), Answer::Refused(Refusal::NotAMember));
         assert!(Player::join(&mut *engine, 3, None).0.id > second.id);

@@ -43,6 +43,7 @@ mod pool_directories;
 mod pool_homes;
 mod pool_late;
 mod pool_life;
+mod pool_losses;
 mod pool_marks;
 mod pool_model;
 mod pool_objects;

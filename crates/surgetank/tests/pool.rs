@@ -254,7 +254,7 @@ impl Drop for Pool {
             for number in 0..self.members.len() {
                 for place in fs::read_dir(self.state(number)).into_iter().flatten().flatten() {
                     let log = fs::read_to_string(place.path().join("agent.log")).unwrap_or_default();
-                    let lines = log.lines().filter(|line| !line.contains(" INFO "));
+                    let lines = log.lines().filter(|line| !line.contains(" INFO ") || line.contains("lost"));
                     lines.for_each(|line| eprintln!("member {number}: {line}"));
                 }
             }

@@ -413,8 +413,10 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     pool.mount_one(&["--pool-lease", "6s"]);
     pool.mount_one(&["--drain-bytes-per-second-max", "1KiB"]);
     // The second member owns `a`, the run's own member `b`.
-    fs::write(pool.member(1).join("a/theirs"), "x").unwrap();
-    let script = "head -c 100000 /dev/zero > a/mine; echo safe > b/safe; touch b/written; until [ -e b/lost ]; do sleep 0.1; done";
+    fs::write(pool.member(1).join("a/theirs"), vec![1; 100_000]).unwrap();
+    // (One file's content is lost with its owner. That of the other file is at this node.)
+    let script = "echo more >> a/theirs; head -c 100000 /dev/zero > a/mine; echo safe > b/safe; touch b/written; \
+                  until [ -e b/lost ]; do sleep 0.1; done";
     let run = run(&pool, 2, script);
     crate::scene::eventually("the run has written", || pool.store().join("b/written").exists());
     pool.lose(1);
@@ -422,8 +424,9 @@ fn lost_member_ends_in_a_list_and_exit_code_3() {
     let output = run.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("a/mine") && said.contains("member 2"), "{said}");
-    assert!(!said.contains("b/safe"), "{said}");
+    assert!(said.contains("a/theirs") && said.contains("member 2"), "{said}");
+    assert!(!said.contains("b/safe") && !said.contains("a/mine"), "{said}");
+    assert_eq!(fs::metadata(pool.store().join("a/mine")).unwrap().len(), 100_000);
     assert_eq!(fs::read_to_string(pool.store().join("b/safe")).unwrap(), "safe\n");
     assert_eq!(pool.status(0)["lost"][0]["member"], 2);
     let shown = pool.command_of("pool", &["members"]).arg(pool.member(0)).output().unwrap();

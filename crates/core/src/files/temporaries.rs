@@ -30,7 +30,7 @@ const LATE_AT_THE_END: Duration = Duration::from_millis(700);
 /// The pause before an unreachable store is asked again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-const KEPT_IN_STORE: &[u8] = b"surgetank-orphan-";
+pub(crate) const KEPT_IN_STORE: &[u8] = b"surgetank-orphan-";
 
 /// The agent's temporaries in the store: where some may be, and what an earlier agent left of them.
 pub struct StoreTemporaries {

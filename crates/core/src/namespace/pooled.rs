@@ -6,13 +6,15 @@ use std::io;
 
 use surgetank_state::{NegativeCache, Op, Tree, file_of, places};
 use surgetank_store::{Cred, Store, StorePath};
-use surgetank_types::model::{FileId, Kind};
+use surgetank_types::model::{FileId, Kind, STORE_TEMPORARY_PREFIX};
 use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::Base;
-use crate::files::Files;
+use crate::base::queries::is_absent;
 use crate::files::evict::Eviction;
+use crate::files::temporaries::KEPT_IN_STORE;
+use crate::files::{Files, SPILL};
 use crate::metadata::shown::is_made;
 use crate::metadata::{Metadata, shares_a_server};
 
@@ -186,6 +188,50 @@ impl Pooled {
         for id in children.into_iter().filter(|_| shares_a_server(&self.metadata)) {
             self.eviction.disown_copy(&mut self.metadata.write_tree(), id);
         }
+    }
+
+    /// What the store has at this path.
+    pub fn stored(&self, path: &[u8]) -> io::Result<Option<Kind>> {
+        let me = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        match self.store.stat(me, &StorePath(path.to_vec())) {
+            Ok(found) => Ok(Some(found.attr.kind)),
+            Err(why) if is_absent(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Ends the temporaries of a lost member in the directory of the store at this path: a rename that its server carries out late
+    /// finds nothing. One that may be the only content of a file gets another name. `key` begins their names.
+    pub fn end_temporaries(&self, path: &[u8], key: &str) -> io::Result<()> {
+        if !self.store.features().plain_files {
+            return Ok(());
+        }
+        let me = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let dir = StorePath(path.to_vec());
+        let listed = match self.store.list(me, &dir, true) {
+            Ok(listed) => listed,
+            Err(why) if is_absent(&why) => return Ok(()),
+            Err(why) => return Err(why),
+        };
+        let of_it = |name: &[u8]| {
+            let rest = name.strip_prefix(STORE_TEMPORARY_PREFIX)?.strip_prefix(key.as_bytes())?;
+            Some(rest.starts_with(SPILL))
+        };
+        for entry in listed {
+            let Some(is_spilled) = of_it(&entry.name) else { continue };
+            let name = dir.join(&entry.name);
+            let ended = if is_spilled {
+                let rest = entry.name.get(STORE_TEMPORARY_PREFIX.len()..).unwrap_or_default();
+                self.store.rename(me, &name, &dir.join(&[KEPT_IN_STORE, rest].concat()))
+            } else {
+                self.store.discard(me, &name)
+            };
+            match ended {
+                Err(why) if !is_absent(&why) => return Err(why),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Returns the files in the directory.

@@ -322,7 +322,7 @@ impl Shared {
             (Packet::Said(message), Some(from), _) => {
                 let mut state = hold(&self.state);
                 if let Some(member) = state.member.as_mut() {
-                    member.told(from, message);
+                    member.told(uptime(), from, message);
                 }
                 self.send_outputs(&mut state);
                 true

@@ -119,6 +119,7 @@ impl Pool {
             pool: POOL,
             registry: self.registry.clone().map_or(RegistryAt::Here(LEASE), RegistryAt::Peer),
             host: "127.0.0.1".to_owned(),
+            temporaries: "key".to_owned(),
             resumes,
             times: TIMES,
             patience: PATIENCE,

@@ -12,7 +12,7 @@ pub struct Counts {
     pub forgotten: u64,
     pub replaced: u64,
     pub expelled: u64,
-    pub failed: u64,
+    pub taken_over: u64,
     pub registry_restarts: u64,
     pub left: u64,
     /// Between members.
@@ -33,7 +33,7 @@ impl Counts {
             (&mut self.forgotten, other.forgotten),
             (&mut self.replaced, other.replaced),
             (&mut self.expelled, other.expelled),
-            (&mut self.failed, other.failed),
+            (&mut self.taken_over, other.taken_over),
             (&mut self.registry_restarts, other.registry_restarts),
             (&mut self.left, other.left),
             (&mut self.messages, other.messages),

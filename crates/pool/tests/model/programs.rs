@@ -52,10 +52,7 @@ impl World {
                 here.operations[position].waits = Some((claim, now + TIMES.again));
                 self.send_member(machine, claim.owner, Frame::Do { id, writes, directory, epoch: claim.epoch });
             }
-            Some(Authority::Lost(_)) => {
-                here.operations.remove(position);
-                self.counts.failed += 1;
-            }
+            Some(Authority::Lost(_)) => member.claim(now, &directory),
         }
     }
 
@@ -64,24 +61,22 @@ impl World {
         let now = self.clock(machine);
         let here = &mut self.machines[machine];
         let Some(member) = here.member.as_mut() else { return };
-        let mut frames = Vec::new();
-        let mut failed = Vec::new();
+        let (mut frames, mut gone) = (Vec::new(), Vec::new());
         for operation in &mut here.operations {
             let Some((claim, again)) = operation.waits.filter(|(_, again)| *again <= now) else { continue };
             operation.waits = Some((claim, again.max(now) + TIMES.again));
-            let authority = member.authority(now, &operation.directory);
             let is_gone = !member.members().any(|id| id == claim.owner);
-            if is_gone && authority.is_some_and(|authority| authority != Authority::Peer(claim)) {
-                failed.push(operation.id);
+            if is_gone && member.authority(now, &operation.directory).is_some_and(|it| it != Authority::Peer(claim)) {
+                operation.waits = None;
+                gone.push(operation.id);
                 continue;
             }
             member.look_again(now);
             let Operation { id, writes, directory, .. } = operation.clone();
             frames.push((claim.owner, Frame::Do { id, writes, directory, epoch: claim.epoch }));
         }
-        here.operations.retain(|operation| !failed.contains(&operation.id));
-        self.counts.failed += failed.len() as u64;
         frames.into_iter().for_each(|(owner, frame)| self.send_member(machine, owner, frame));
+        gone.into_iter().for_each(|id| self.advance(machine, id));
     }
 
     /// The owner has not done it, and will not in that epoch.

@@ -1,13 +1,13 @@
 //! The machines, the network, the registry and the store, and who does what when.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use fastrand::Rng;
 use surgetank_pool::{
-    Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal, Request,
-    Term, Times, Uptime,
+    Answer, Ask, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal,
+    Request, Term, Times, Uptime,
 };
 
 use super::counts::Counts;
@@ -145,8 +145,10 @@ pub struct World {
     store: BTreeMap<Directory, u64>,
     pub answered: BTreeMap<Directory, u64>,
     pub begun: BTreeMap<Directory, u64>,
-    /// What each change made of its directory: carried out once. (By which machine, and in which of its memberships.)
-    pub applied: BTreeMap<u64, (u64, usize, u32)>,
+    /// Directories of lost members that another one has claimed since.
+    lost: BTreeSet<Directory>,
+    /// What each change made of its directory, and which member did it: carried out once.
+    pub applied: BTreeMap<u64, (u64, Option<MemberId>)>,
     /// Cut connections: two machines (`None`: the registry), until when.
     pub cuts: BTreeMap<(Option<usize>, usize), Uptime>,
     pub next_operation: u64,
@@ -186,6 +188,7 @@ impl World {
             store: BTreeMap::new(),
             answered: BTreeMap::new(),
             begun: BTreeMap::new(),
+            lost: BTreeSet::new(),
             applied: BTreeMap::new(),
             cuts: BTreeMap::new(),
             next_operation: 0,
@@ -364,7 +367,18 @@ impl World {
             Request::Join(_) => 0,
             Request::Of { number, .. } => *number,
         };
+        let before = self.registry.everything();
+        let claimed = match &request {
+            Request::Of { ask: Ask::Claim(directory), .. } => Some(directory.clone()),
+            _ => None,
+        };
         let answer = self.registry.ask(self.now, request);
+        if let (Some(directory), &Answer::Granted { epoch, .. }) = (claimed, &answer) {
+            let is_lost = |(of, claim, _): &(Directory, Claim, _)| *of == directory && claim.epoch != epoch;
+            if before.claims.iter().any(is_lost) {
+                self.lost.insert(directory);
+            }
+        }
         if let Some(delay) = self.delay(None, machine) {
             let delay = if machine == 1 { delay + self.answers_take } else { delay };
             self.after(delay, Event::Answered { machine, incarnation, sent, number, answer });
@@ -381,7 +395,8 @@ impl World {
         let machine_now = &mut self.machines[machine];
         machine_now.incarnation += 1;
         machine_now.member = None;
-        machine_now.joining = Some(Join { instance, resumes, address: format!("machine-{machine}") });
+        machine_now.joining =
+            Some(Join { instance, resumes, address: format!("machine-{machine}"), temporaries: String::new() });
         for operation in &mut machine_now.operations {
             operation.reading = false;
         }
@@ -454,7 +469,7 @@ impl World {
         let now = self.clock(to);
         let Some(member) = self.machines[to].member.as_mut() else { return };
         match frame {
-            Frame::Claims(message) => member.told(from, message),
+            Frame::Claims(message) => member.told(now, from, message),
             Frame::Do { id, writes, directory, epoch } => {
                 let authority = member.authority(now, &directory);
                 // The answer comes later: the sender asks again.
@@ -471,7 +486,13 @@ impl World {
                 self.send_member(to, from, frame);
             }
             Frame::Done { id, version } => {
-                if self.finish(to, id, version) {
+                // (An owner that is known to be lost is not believed: the next one may serve already.)
+                let waits = self.machines[to].operations.iter().find(|one| one.id == id).and_then(|one| one.waits);
+                // (Nor does a member that is lost itself count: its programs get EIO soon.)
+                let is_member =
+                    self.registry.everything().members.iter().any(|record| self.numbers.get(&record.id) == Some(&to));
+                let is_believed = is_member && waits.is_some_and(|(claim, _)| claim.owner == from);
+                if is_believed && self.finish(to, id, version) {
                     self.counts.at_peers += 1;
                 }
             }
@@ -481,7 +502,6 @@ impl World {
 
     /// What the owner does.
     pub fn decide(&mut self, machine: usize, id: u64, writes: bool, directory: &Directory, epoch: Epoch) -> u64 {
-        let stored = self.store.get(directory).copied().unwrap_or(0);
         let owner = &mut self.machines[machine];
         if let Some(version) = owner.done.get(&id) {
             return *version;
@@ -489,23 +509,61 @@ impl World {
         if writes {
             owner.forget(directory);
         }
-        let new = Own { epoch, version: stored };
-        let own = owner.catalog.entry(directory.clone()).or_insert(new);
-        if own.epoch != epoch {
-            *own = Own { epoch, version: stored };
-        }
+        self.owns(machine, directory, epoch);
+        let owner = &mut self.machines[machine];
+        let own = owner.catalog.get_mut(directory).unwrap();
         own.version += u64::from(writes);
         let version = own.version;
         if writes {
             owner.done.insert(id, version);
-            let now = (version, machine, owner.memberships);
+            let now = (version, owner.member.as_ref().map(Member::id));
             let before = self.applied.insert(id, now);
             // (A member that is gone cannot say that it has done it.)
-            let twice = before.is_some_and(|(_, by, membership)| self.machines[by].memberships == membership);
+            let members = self.registry.everything().members;
+            let twice = before.is_some_and(|(_, by)| members.iter().any(|record| Some(record.id) == by));
             assert!(!twice, "seed {}: operation {id} is carried out twice: {before:?}, {now:?}", self.seed);
             self.begun.insert(directory.clone(), version);
         }
         version
+    }
+
+    /// The owner begins with what the store has.
+    fn owns(&mut self, machine: usize, directory: &Directory, epoch: Epoch) {
+        let stored = self.store.get(directory).copied().unwrap_or(0);
+        let owner = &mut self.machines[machine];
+        if owner.catalog.get(directory).is_none_or(|own| own.epoch != epoch) {
+            owner.catalog.insert(directory.clone(), Own { epoch, version: stored });
+            let is_lost = self.lost.remove(directory);
+            if self.answered.get(directory).is_some_and(|answered| *answered > stored) {
+                assert!(is_lost, "seed {}: {directory:?} is at {stored} without a loss", self.seed);
+                self.taken_over(directory, stored);
+            }
+        }
+    }
+
+    /// The owner was lost before it published everything: the next one begins with what the store has.
+    fn taken_over(&mut self, directory: &Directory, stored: u64) {
+        self.counts.taken_over += 1;
+        self.answered.insert(directory.clone(), stored);
+        self.begun.insert(directory.clone(), stored);
+        for operation in self.machines.iter_mut().flat_map(|machine| &mut machine.operations) {
+            if operation.directory == *directory {
+                operation.at_least = operation.at_least.min(stored);
+            }
+        }
+    }
+
+    /// Programs here wait no longer for the member.
+    fn gone(&mut self, machine: usize, id: MemberId) {
+        let here = &mut self.machines[machine];
+        let waiting = here.operations.iter_mut().filter(|one| one.waits.is_some_and(|(claim, _)| claim.owner == id));
+        let waiting: Vec<u64> = waiting
+            .map(|one| {
+                one.waits = None;
+                one.id
+            })
+            .collect();
+        waiting.into_iter().for_each(|id| self.advance(machine, id));
     }
 
     /// Gives back some owned directories: publishes, then releases.
@@ -557,12 +615,17 @@ impl World {
                     self.after(wait, Event::Forgotten { machine, incarnation, directory, claim });
                 }
                 Output::Changed(directory) => {
+                    let clock = self.clock(machine);
+                    let member = self.machines[machine].member.as_ref();
+                    if let Some(Authority::Ours(epoch)) = member.and_then(|it| it.authority(clock, &directory)) {
+                        self.owns(machine, &directory, epoch);
+                    }
                     let waiting = self.machines[machine].operations.iter().filter(|one| one.directory == directory);
                     for id in waiting.map(|one| one.id).collect::<Vec<_>>() {
                         self.advance(machine, id);
                     }
                 }
-                Output::Gone(_) => {}
+                Output::Gone(id) => self.gone(machine, id),
                 Output::Serves => self.advance_all(machine),
                 Output::Expelled => self.expelled(machine),
             }

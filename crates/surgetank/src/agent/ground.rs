@@ -87,7 +87,7 @@ impl Ground {
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
         let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
         let key = place.identify(&config)?;
-        let pool = pool_of(&config, store.as_ref(), &place)?;
+        let pool = pool_of(&config, store.as_ref(), (&place, &key))?;
         Ok(Self {
             config,
             wanted,
@@ -107,7 +107,7 @@ impl Ground {
     }
 }
 
-fn pool_of(config: &Config, store: Option<&OwnedFd>, place: &Place) -> Result<Option<process::Start>> {
+fn pool_of(config: &Config, store: Option<&OwnedFd>, (place, key): (&Place, &str)) -> Result<Option<process::Start>> {
     let Some(pool) = &config.pool else { return Ok(None) };
     let path = place.pool_socket();
     // (A missing one is the rule.)
@@ -119,7 +119,8 @@ fn pool_of(config: &Config, store: Option<&OwnedFd>, place: &Place) -> Result<Op
         None => Where::Server(config.store_url().unwrap_or_default().to_owned()),
     };
     let believed = config.store_ttl.min(process::BELIEVED_MAX);
-    Ok(Some(process::Start { config: pool.clone(), store, over: config.over.clone(), believed, socket }))
+    let (config, over, temporaries) = (pool.clone(), config.over.clone(), key.to_owned());
+    Ok(Some(process::Start { config, store, over, believed, temporaries, socket }))
 }
 
 pub fn namespace_inode(which: &str) -> io::Result<u64> {

@@ -1,6 +1,7 @@
 //! Answers to the kernel: the shapes in which the file system gives them, and their encoding in buffers that each thread
 //! reuses.
 
+use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::time::Duration;
 
@@ -300,15 +301,24 @@ fn device_to_wire(device: u64) -> u32 {
 pub struct DirectorySink<'a> {
     page: &'a mut [u8],
     used: usize,
+    left_out: Option<BTreeSet<Box<[u8]>>>,
 }
 
 impl<'a> DirectorySink<'a> {
     pub(crate) fn new(page: &'a mut [u8]) -> Self {
-        Self { page, used: 0 }
+        Self { page, used: 0, left_out: None }
+    }
+
+    /// These names are not listed.
+    pub fn leave_out(&mut self, names: Option<BTreeSet<Box<[u8]>>>) {
+        self.left_out = names;
     }
 
     /// `next_offset` is where a listing continues after this entry. `true` means full: the entry was not taken, stop.
     pub fn add(&mut self, ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
+        if self.left_out.as_ref().is_some_and(|names| kind != Kind::Directory && names.contains(name)) {
+            return false;
+        }
         self.append(&[], ino, next_offset, kind, name)
     }
 

@@ -292,6 +292,16 @@ pub enum Ask {
         parent: u64,
         number: u64,
     },
+    /// That member is lost, and this is how the names of its temporaries begin. What have programs of the receiver's node changed
+    /// there? [`super::others::written::Changed`] in JSON: [`Answer::Bytes`].
+    LostWith {
+        member: u32,
+        temporaries: String,
+    },
+    /// Names that were lost with a member have been made again.
+    MadeAgain {
+        paths: Vec<Vec<u8>>,
+    },
     /// Remove the old name: [`Answer::Changed`] if the file was written meanwhile.
     Leave {
         who: (u32, u32),
@@ -331,6 +341,8 @@ impl Ask {
                 | Self::Settled { .. }
                 | Self::Leave { .. }
                 | Self::Removed { .. }
+                | Self::LostWith { .. }
+                | Self::MadeAgain { .. }
         )
     }
 }

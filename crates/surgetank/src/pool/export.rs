@@ -18,6 +18,7 @@
 //! the mount, follows a symbolic link, or ends the process.
 
 mod attributes;
+mod back;
 mod belief;
 mod content;
 mod holdings;
@@ -195,6 +196,11 @@ impl Export {
         if let Err(why) = self.root().and_then(|root| root.find_homes(pool)) {
             tracing::warn!(%why, "other members cannot read what programs of this node write in their directories");
         }
+    }
+
+    /// Puts content for a lost member's file under its path. Returns `false` if something has that path already.
+    pub fn put_back(&self, number: u64, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+        back::put(&*self.root()?, number, path, perm, owner)
     }
 
     /// Files that were kept for a moment ([`Ask::Lookup`]) are not kept any more.
@@ -402,7 +408,9 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Arrive { .. }
         | Ask::Settled { .. }
         | Ask::Leave { .. }
-        | Ask::Removed { .. } => Err(Errno::OPNOTSUPP),
+        | Ask::Removed { .. }
+        | Ask::LostWith { .. }
+        | Ask::MadeAgain { .. } => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),

@@ -5,7 +5,7 @@
 //! process says about claims is taken in order, by one thread, and a claim of another member is acknowledged only when no
 //! request that began before it is under way.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,6 +22,7 @@ use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Ask, Call, Stored};
+use super::others::written::Content;
 use super::status::PoolStatus;
 use crate::socket_address::Address;
 
@@ -129,6 +130,9 @@ pub struct Link {
     /// How many calls each member got.
     counts: Mutex<HashMap<u32, u64>>,
     owners: RwLock<HashMap<Box<[u8]>, Owner>>,
+    /// Lost members, and how the names of their temporaries in the store begin.
+    lost: RwLock<BTreeMap<u32, String>>,
+    losses: AtomicUsize,
     serves_until_nanos: AtomicU64,
     waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
     next: AtomicU64,
@@ -158,8 +162,8 @@ impl Link {
         };
         let mut frames = Frames::default();
         stream.set_read_timeout(Some(until.saturating_duration_since(tick()).max(Duration::from_millis(1))))?;
-        let (me, claims, serves_until) = match receive(&mut stream, &mut frames)? {
-            FromProcess::Joined { me, claims, serves_until } => (me, claims, serves_until),
+        let (me, claims, lost, serves_until) = match receive(&mut stream, &mut frames)? {
+            FromProcess::Joined { me, claims, lost, serves_until } => (me, claims, lost, serves_until),
             FromProcess::Refused(why) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("the pool's process began with something else")),
         };
@@ -173,6 +177,8 @@ impl Link {
             own_calls: u64::from_ne_bytes(random) | 1 << 63,
             counts: Mutex::default(),
             owners: RwLock::default(),
+            losses: AtomicUsize::new(lost.len()),
+            lost: RwLock::new(lost.into_iter().collect()),
             // (Known before the first request: without a lease each of them would get EIO.)
             serves_until_nanos: AtomicU64::new(nanos(serves_until)),
             waiting: Mutex::default(),
@@ -321,8 +327,44 @@ impl Link {
             CallFailed::TimedOut => NoAnswer::TimedOut,
             CallFailed::Expelled | CallFailed::TooLong => NoAnswer::Expelled,
         })?;
+        // (Another member may decide by now about what it says.)
+        if self.losses() > 0 && self.lost().contains_key(&member) {
+            return Err(NoAnswer::Gone);
+        }
         // (A member that cannot serve answers nothing.)
         postcard::from_bytes(&answer).map_err(|_| NoAnswer::TimedOut)
+    }
+
+    /// How many members are lost.
+    pub fn losses(&self) -> usize {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// Lost members, and how the names of their temporaries in the store begin. (Empty: the one that said that it is lost does
+    /// not know it.)
+    pub fn lost(&self) -> BTreeMap<u32, String> {
+        self.lost.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Nothing that the member says is believed any more.
+    pub fn is_lost(&self, member: u32, temporaries: &str) {
+        let mut lost = self.lost.write().unwrap_or_else(PoisonError::into_inner);
+        let known = lost.entry(member).or_default();
+        if known.is_empty() {
+            temporaries.clone_into(known);
+        }
+        self.losses.store(lost.len(), Ordering::Release);
+    }
+
+    /// Puts the content for a lost member's file under its path, as a program of this node would. Returns whether it is there,
+    /// or something else is; `None`: it failed.
+    pub fn put_back(&self, number: u64, content: &Content, patience: Duration) -> Option<bool> {
+        let (path, perm, owner) = (content.path.as_slice().into(), content.perm, content.owner);
+        match self.count(|id| ToProcess::PutBack { id, number, path, perm, owner }, patience) {
+            Ok(0) => Some(true),
+            Ok(1) => Some(false),
+            _ => None,
+        }
     }
 
     /// A number for a call that belongs to no request of the kernel.
@@ -465,6 +507,7 @@ impl Link {
                 }
                 self.learn(directory, owner);
             }
+            FromProcess::Lost(member, temporaries) => self.is_lost(member, &temporaries),
             FromProcess::Forget { token, directory, owner } => {
                 self.learn(directory.clone(), owner);
                 let link = self.clone();
@@ -507,7 +550,9 @@ impl Link {
             FromProcess::Claimed { id, claimed } => self.reply(id, Reply::Claimed(claimed)),
             FromProcess::Found { id, place } => self.reply(id, Reply::Found(place)),
             FromProcess::Seen { id } | FromProcess::Released { id } => self.reply(id, Reply::Count(0)),
-            FromProcess::Left { id, others } => self.reply(id, Reply::Count(others)),
+            FromProcess::Left { id, others: count } | FromProcess::PutBack { id, end: count } => {
+                self.reply(id, Reply::Count(count))
+            }
             FromProcess::Closed { id, handles } => self.reply(id, Reply::Count(handles)),
             FromProcess::Status { id, status } => self.reply(id, Reply::Status(status)),
         }

@@ -7,6 +7,7 @@ pub mod written;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -76,6 +77,8 @@ struct Other {
 pub struct Others {
     link: Arc<Link>,
     pub written: Arc<Written>,
+    /// How much was put back when that was last looked at.
+    puts_seen: AtomicU64,
 }
 
 impl Others {
@@ -84,7 +87,7 @@ impl Others {
         if link.had_earlier() {
             written.had_earlier();
         }
-        Self { link, written: Arc::new(written) }
+        Self { link, written: Arc::new(written), puts_seen: AtomicU64::new(0) }
     }
 
     /// Asks each member how far the changes of this node's programs are there.
@@ -135,11 +138,22 @@ impl Others {
     /// Adds what other members have left to `progress`. Also returns whether it is due at once at all of them.
     pub fn with_progress(&self, mut progress: Progress, wish: &Wish) -> (Progress, bool) {
         let mut all_have_begun = true;
+        // (Before the members are asked: what is put back meanwhile is in no answer yet.)
+        let is_pending = self.link.lost().keys().any(|lost| self.written.is_pending(*lost));
+        let puts = self.written.puts();
+        let has_put = self.puts_seen.swap(puts, Ordering::SeqCst) != puts;
+        progress.settled &= self.link.is_over() || !is_pending && !has_put;
         for other in self.asked(wish) {
             let Some(Drained { progress: there, has_begun, .. }) = other.drained else {
                 all_have_begun &= other.is_lost;
-                // (A verdict names what is there. A member that is not lost may still answer.)
-                progress.settled &= other.is_lost || self.written.of(other.member).is_empty();
+                // (A verdict names what is there. A member that is not lost may still answer. What is put back after a loss is
+                // then to be drained.)
+                let (is_over, member) = (self.link.is_over(), other.member);
+                progress.settled &= if other.is_lost {
+                    is_over || !self.written.is_pending(member)
+                } else {
+                    self.written.of(member).is_empty()
+                };
                 continue;
             };
             progress.undrained_files += there.undrained_files;

@@ -55,6 +55,8 @@ pub struct Start {
     pub over: PathBuf,
     /// So long other members may believe an answer about a directory.
     pub believed: Duration,
+    /// Begins the names of the agent's temporaries in the store.
+    pub temporaries: String,
     /// Where the agent connects.
     pub socket: UnixListener,
 }
@@ -88,7 +90,7 @@ fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs until it is killed; the supervisor does that.
 pub fn main(start: Start) -> u8 {
-    let Start { config, store, over, believed, socket } = start;
+    let Start { config, store, over, believed, temporaries, socket } = start;
     // SAFETY: takes and returns numbers. A write beyond the limit of sizes then fails, as for the program that asked for it.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let process = Arc::new(Process {
@@ -120,7 +122,8 @@ pub fn main(start: Start) -> u8 {
     }
     let joined = store.open().map_err(|why| refusal(&why)).and_then(|meeting| {
         let meeting = process.store.get_or_init(|| meeting);
-        rendezvous::join(&config, meeting, &(process.clone() as Arc<dyn Host>)).map_err(|why| why.to_string())
+        let host = process.clone() as Arc<dyn Host>;
+        rendezvous::join(&config, &temporaries, meeting, &host).map_err(|why| why.to_string())
     });
     match joined {
         Ok(Joined { membership, made }) => {
@@ -216,7 +219,9 @@ impl Process {
                 known.into_iter().map(|(directory, _)| (directory.0.clone(), self.owner(&directory))).collect();
             let mut writer = stream.try_clone()?;
             let serves_until = membership.and_then(Membership::serves_until).unwrap_or_default();
-            send(&mut writer, &FromProcess::Joined { me, claims, serves_until })?;
+            let lost = membership.map(Membership::lost).unwrap_or_default();
+            let lost = lost.into_iter().map(|record| (record.id.0, record.temporaries)).collect();
+            send(&mut writer, &FromProcess::Joined { me, claims, lost, serves_until })?;
             *agent = Some((number, writer));
         }
         self.forgotten.notify_all();
@@ -263,6 +268,17 @@ impl Process {
                 }
                 self.say(&FromProcess::Left { id, others: 0 });
             }
+            ToProcess::PutBack { id, number, path, perm, owner } => self.run(move |process| {
+                let end = match process.export.put_back(number, &path, perm, owner) {
+                    Ok(true) => 0,
+                    Ok(false) => 1,
+                    Err(why) => {
+                        tracing::info!(%why, number, "content for a lost member's file was not put back");
+                        2
+                    }
+                };
+                process.say(&FromProcess::PutBack { id, end });
+            }),
             ToProcess::Find { id, member } => {
                 let place = self.find(MemberId(member));
                 self.say(&FromProcess::Found { id, place });
@@ -339,7 +355,7 @@ impl Process {
                     }
                 }
             }
-            Err(NotClaimed::Owned(_) | NotClaimed::OwnerLost(_)) => Claimed::NotOurs,
+            Err(NotClaimed::Owned(_)) => Claimed::NotOurs,
             Err(NotClaimed::Expelled) => Claimed::Expelled,
             Err(NotClaimed::TimedOut) => Claimed::TimedOut,
         }
@@ -532,6 +548,11 @@ impl Host for Process {
     }
 
     fn gone(&self, member: MemberId) {
+        let lost = self.membership.get().map(Membership::lost).unwrap_or_default();
+        if let Some(record) = lost.into_iter().find(|record| record.id == member) {
+            // (Before the next owner's claims are acknowledged.)
+            self.say(&FromProcess::Lost(member.0, record.temporaries));
+        }
         self.export.end_of(member.0);
     }
 

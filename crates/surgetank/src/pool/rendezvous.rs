@@ -60,9 +60,12 @@ pub struct Joined {
 /// Errors: the secret is another one or is not readable; the store cannot be written; other nodes cannot reach this
 /// machine; the first member does not answer and is not proven dead; the pool's file is damaged. The first line of the
 /// text is the cause. A second line, if there is one, is what to do.
-pub fn join(config: &PoolConfig, store: &Meeting, host: &Arc<dyn Host>) -> io::Result<Joined> {
+///
+/// `temporaries`: begins the names of this member's temporaries in the store.
+pub fn join(config: &PoolConfig, temporaries: &str, store: &Meeting, host: &Arc<dyn Host>) -> io::Result<Joined> {
     let mut search = Search {
         config,
+        temporaries,
         store,
         host,
         secret: secret(&config.secret)?,
@@ -125,6 +128,7 @@ impl Place {
 /// One join.
 struct Search<'a> {
     config: &'a PoolConfig,
+    temporaries: &'a str,
     store: &'a Meeting,
     host: &'a Arc<dyn Host>,
     secret: Secret,
@@ -189,6 +193,7 @@ impl Search<'_> {
             pool,
             registry,
             host: self.config.host.clone(),
+            temporaries: self.temporaries.to_owned(),
             resumes: None,
             times: Times { margin: MARGIN, renew: lease * 3 / 10, again: Duration::from_millis(500) },
             patience,

@@ -15,6 +15,7 @@ mod here;
 mod homes;
 mod lasting;
 mod lengths;
+mod lost;
 mod moves;
 mod names;
 mod order;
@@ -60,6 +61,8 @@ const A_TICK: Duration = Duration::from_millis(10);
 const NOT_OWNER: Errno = Errno::REMCHG;
 /// The name of the threads that look for a directory by its path: what they look up may be another member's.
 const WALKER: &str = "pool-walk";
+/// The name of the threads that put content back: they act as programs of this node.
+const BACK: &str = "pool-back";
 
 /// Decides where a request goes.
 pub struct Router<F> {
@@ -87,6 +90,7 @@ pub struct Router<F> {
     /// What members that left have said.
     left_members: Left,
     lengths: lengths::Lengths,
+    lost: lost::Lost,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -144,6 +148,7 @@ impl<F: Filesystem> Router<F> {
             gifts: AtomicU64::new(0),
             left_members: Left::default(),
             lengths: lengths::Lengths::default(),
+            lost: lost::Lost::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),
@@ -192,7 +197,7 @@ impl<F: Filesystem> Router<F> {
         }
         // (Other members' files need what this one has for them.)
         let is_home = || !self.link.is_over() && clean() && serving::remove_unneeded(self, &|| true) > 0;
-        if is_held() || is_home() {
+        if is_held() || is_home() || lost::is_pending(self) && !self.link.is_over() {
             std::thread::sleep(LOOK_EVERY);
             return false;
         }
@@ -272,6 +277,9 @@ impl<F: Filesystem> Router<F> {
                     continue;
                 }
             };
+            if self.lost.is_behind(self.link.losses()) {
+                lost::learn(self, until)?;
+            }
             if does != Does::Looks && self.gives_back(&path) {
                 self.pause(until)?;
                 continue;
@@ -298,7 +306,8 @@ impl<F: Filesystem> Router<F> {
                     }
                     Err(fault) => return Err(fault),
                 },
-                Owner::Lost(_) => return Err(Errno::IO.into()),
+                Owner::Lost(_) if self.is_of_a_peer(caller) => return Err(NOT_OWNER.into()),
+                Owner::Lost(member) => lost::take_over(self, &path, member, until)?,
             }
         }
     }
@@ -341,8 +350,7 @@ impl<F: Filesystem> Router<F> {
                     self.remote.take_back(member, &path, until)?;
                     self.check(until)?;
                 }
-                // (What it had not put into the store is missing.)
-                Owner::Lost(_) => return Err(Errno::BUSY.into()),
+                Owner::Lost(member) => lost::take_over(self, &path, member, until)?,
                 Owner::TheStore => self.claim(&path, until)?,
                 Owner::Between => self.pause(until)?,
             }
@@ -410,7 +418,7 @@ impl<F: Filesystem> Router<F> {
 
     /// Does the caller act for another member?
     fn is_of_a_peer(&self, caller: &Caller) -> bool {
-        self.name_of_thread(caller).is_some()
+        self.name_of_thread(caller).is_some_and(|name| name.trim_end() != BACK)
     }
 
     fn walks(&self, caller: &Caller) -> bool {
@@ -513,6 +521,11 @@ impl<F: Filesystem> Router<F> {
 
 impl<F: Filesystem> Agent for Router<F> {
     fn forget(&self, directory: &[u8]) {
+        // (If its owner is lost: what is missing is known here, too, before the next owner answers anything.)
+        while self.lost.is_behind(self.link.losses())
+            && lost::learn(self, tick() + PATIENCE).is_err()
+            && !self.link.is_over()
+        {}
         self.namespace.pooled.forget(directory);
         self.namespace.pooled.owner_changed(directory);
         let believed = self.namespace.base.config.store_ttl;
@@ -542,6 +555,7 @@ impl<F: Filesystem> Agent for Router<F> {
                 let report = self.drains.get().and_then(Weak::upgrade).and_then(|drains| drains.report());
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
+            ask @ (Ask::LostWith { .. } | Ask::MadeAgain { .. }) => lost::asked(self, ask),
             ask => serving::asked(self, member, ask),
         }
     }

@@ -28,6 +28,8 @@ pub enum ToProcess {
     GiveBack { id: u64, directory: Box<[u8]> },
     /// Ask the registry for news.
     Look { id: u64 },
+    /// Put the content for a lost member's file of this number under its path.
+    PutBack { id: u64, number: u64, path: Box<[u8]>, perm: u32, owner: (u32, u32) },
     /// Where is the member?
     Find { id: u64, member: u32 },
     /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
@@ -68,10 +70,18 @@ pub enum FromProcess {
     Joined {
         me: Me,
         claims: Vec<(Box<[u8]>, Owner)>,
+        lost: Vec<(u32, String)>,
         serves_until: Duration,
     },
     /// First: why there is no membership.
     Refused(String),
+    /// The member is lost. The names of its temporaries in the store begin so.
+    Lost(u32, String),
+    /// Content of a lost member's file is back under its path (0), is not needed there (1), or stays (2).
+    PutBack {
+        id: u64,
+        end: u32,
+    },
     /// Who owns a directory now.
     Claims(Box<[u8]>, Owner),
     /// Another member has claimed it.

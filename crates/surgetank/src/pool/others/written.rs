@@ -3,11 +3,18 @@
 //! The danger that this avoids: a lost member whose files are missing in the list of what is lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use surgetank_types::clock::tick;
 
 /// So many paths are listed for each member.
 const PATHS_MAX: usize = 10_000;
 /// Stands for all others.
+/// A name that was removed counts so long against content that would bring it back.
+const REMOVED: Duration = Duration::from_secs(60);
 const NAMELESS: &[u8] = b"(changes whose names are not known here)";
 
 /// When a member was asked.
@@ -21,6 +28,24 @@ type Node = (u32, u64);
 #[derive(Debug, Default)]
 pub struct Written {
     tables: Mutex<Tables>,
+    puts: AtomicU64,
+}
+
+/// What programs of this node have changed at a member that is lost, as far as it may not be in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Changed {
+    /// Paths of files and directories.
+    pub paths: Vec<Vec<u8>>,
+    /// Paths that do not exist since, also those whose removal is in the store.
+    pub removed: Vec<Vec<u8>>,
+}
+
+/// A file whose content this node has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    pub path: Vec<u8>,
+    pub perm: u32,
+    pub owner: (u32, u32),
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +55,14 @@ struct Tables {
     open: HashMap<Node, Vec<u8>>,
     /// Not known to be in the store: by member and path, and when that was last noted.
     paths: BTreeMap<u32, BTreeMap<Vec<u8>, u64>>,
+    /// By member and number: content here of files there.
+    contents: HashMap<Node, Content>,
+    /// By member: names that programs of this node removed, and when.
+    removed: HashMap<u32, Vec<(Vec<u8>, Instant)>>,
+    /// By member: names that do not exist since the last change of a program here.
+    absent: BTreeSet<(u32, Vec<u8>)>,
+    /// Those that the store still has after the loss.
+    looked_at: BTreeSet<Vec<u8>>,
     /// Counts the questions to members.
     asked: u64,
     /// An earlier agent may have changed something, too: at members that have not said yet that all is in the store.
@@ -77,6 +110,130 @@ impl Written {
         let mut tables = self.tables();
         let path = tables.path(member, parent).map(|dir| joined(dir, name));
         tables.note(member, path);
+    }
+
+    /// A name was removed.
+    pub fn removed(&self, member: u32, parent: u64, name: &[u8]) {
+        self.changed(member, parent, name);
+        let mut tables = self.tables();
+        if let Some(path) = tables.path(member, parent).map(|dir| joined(dir, name)) {
+            tables.has_gone(member, path);
+        }
+    }
+
+    /// A name is another one now.
+    pub fn renamed(&self, member: u32, from: (u64, &[u8]), to: (u64, &[u8])) {
+        self.changed(member, from.0, from.1);
+        self.changed(member, to.0, to.1);
+        let mut tables = self.tables();
+        let path = |(parent, name): (u64, &[u8])| tables.path(member, parent).map(|dir| joined(dir, name));
+        let (Some(from), Some(to)) = (path(from), path(to)) else { return };
+        for ((of, _), open) in &mut tables.open {
+            if *of == member
+                && let Some(rest) = below(open, &from)
+            {
+                *open = [&to, rest].concat();
+            }
+        }
+        if let Some(paths) = tables.paths.get_mut(&member) {
+            let is_inside = |path: &[u8]| below(path, &from).is_some_and(|rest| !rest.is_empty());
+            let inside: Vec<_> = paths.extract_if(.., |path, _| is_inside(path)).collect();
+            paths.extend(inside.into_iter().map(|(path, noted)| ([&to, &path[from.len()..]].concat(), noted)));
+        }
+        let mut moved = Vec::new();
+        for ((of, number), content) in &mut tables.contents {
+            if *of == member
+                && let Some(rest) = below(&content.path, &from)
+            {
+                moved.push((*number, Content { path: [&to, rest].concat(), ..content.clone() }));
+            }
+        }
+        tables.contents.retain(|(of, _), content| *of != member || below(&content.path, &to).is_none());
+        tables.has_gone(member, from);
+        tables.contents.extend(moved.into_iter().map(|(number, content)| ((member, number), content)));
+    }
+
+    /// A program here has made a file, whose content is here.
+    pub fn has_content(&self, member: u32, number: u64, (perm, owner): (u32, (u32, u32))) {
+        let mut tables = self.tables();
+        // (Without a path it cannot be put back.)
+        if let Some(path) = tables.path(member, number) {
+            tables.contents.insert((member, number), Content { path, perm, owner });
+        }
+    }
+
+    /// The attributes of such a file have changed.
+    pub fn attributes_are(&self, member: u32, number: u64, (perm, owner): (u32, (u32, u32))) {
+        if let Some(content) = self.tables().contents.get_mut(&(member, number)) {
+            (content.perm, content.owner) = (perm, owner);
+        }
+    }
+
+    /// The content is not here any more, or not needed.
+    pub fn content_ends(&self, member: u32, number: u64) {
+        self.tables().contents.remove(&(member, number));
+    }
+
+    /// Content here of files that are lost with the member, by number.
+    pub fn to_put_back(&self, member: u32) -> Vec<(u64, Content)> {
+        let tables = self.tables();
+        let Some(paths) = tables.paths.get(&member) else { return Vec::new() };
+        let of = tables.contents.iter().filter(|((of, _), content)| *of == member && paths.contains_key(&content.path));
+        of.map(|((_, number), content)| (*number, content.clone())).collect()
+    }
+
+    /// Some content is put back.
+    pub fn puts_back(&self) {
+        self.puts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often that was done.
+    pub fn puts(&self) -> u64 {
+        self.puts.load(Ordering::SeqCst)
+    }
+
+    /// Names that programs here removed at a lost member, and of which it is not known whether the store has them still.
+    pub fn to_look_at(&self, member: u32) -> Vec<Vec<u8>> {
+        let tables = self.tables();
+        let Some(paths) = tables.paths.get(&member) else { return Vec::new() };
+        let absent = tables.absent.iter().filter(|(of, path)| *of == member && paths.contains_key(path));
+        absent.map(|(_, path)| path).filter(|path| !tables.looked_at.contains(*path)).cloned().collect()
+    }
+
+    /// The store still has it: the removal is lost.
+    pub fn looked_at(&self, path: &[u8]) {
+        self.tables().looked_at.insert(path.to_vec());
+    }
+
+    /// Is there something to be done since the member was lost?
+    pub fn is_pending(&self, member: u32) -> bool {
+        !self.to_put_back(member).is_empty() || !self.to_look_at(member).is_empty()
+    }
+
+    /// What is known of a lost member.
+    pub fn lost_with(&self, member: u32) -> Changed {
+        let mut paths = self.of(member);
+        paths.retain(|path| path != NAMELESS);
+        let tables = self.tables();
+        let removed = tables.removed.get(&member).into_iter().flatten().map(|(path, _)| path.clone()).collect();
+        Changed { paths, removed }
+    }
+
+    /// The name has been made again since one of these members was lost.
+    pub fn made_again(&self, lost: &[u32], path: &[u8]) {
+        let mut tables = self.tables();
+        for member in lost {
+            if let Some(paths) = tables.paths.get_mut(member) {
+                paths.remove(path);
+                if paths.is_empty() {
+                    tables.paths.remove(member);
+                }
+            }
+        }
+        tables.contents.retain(|(member, _), content| !lost.contains(member) || content.path != path);
+        tables.absent.retain(|(member, absent)| !lost.contains(member) || absent != path);
+        // (The close may not have reached the member.)
+        tables.open.retain(|(member, _), open| !lost.contains(member) || open != path);
     }
 
     /// A file was opened for writing.
@@ -131,9 +288,12 @@ impl Written {
         let paths = tables.paths.entry(member).or_default();
         paths.retain(|_, noted| *noted >= asked.0);
         paths.extend(left.map(|path| (path, now)));
+        // (What is in the store needs no name here.)
+        let known: BTreeSet<Vec<u8>> = paths.keys().cloned().collect();
         if paths.is_empty() {
             tables.paths.remove(&member);
         }
+        tables.absent.retain(|(of, path)| *of != member || known.contains(path));
     }
 
     /// What may not be in the store, of one member.
@@ -174,13 +334,33 @@ impl Tables {
         None
     }
 
+    /// Nothing has this path any more.
+    fn has_gone(&mut self, member: u32, path: Vec<u8>) {
+        self.contents.retain(|(of, _), content| *of != member || below(&content.path, &path).is_none());
+        let now = tick();
+        self.absent.insert((member, path.clone()));
+        let removed = self.removed.entry(member).or_default();
+        if removed.len() >= PATHS_MAX {
+            removed.retain(|(_, since)| now.saturating_duration_since(*since) < REMOVED);
+        }
+        removed.push((path, now));
+    }
+
     fn note(&mut self, member: u32, path: Option<Vec<u8>>) {
         let now = self.asked;
+        if let Some(path) = &path {
+            self.absent.remove(&(member, path.clone()));
+        }
         let paths = self.paths.entry(member).or_default();
         // (More than are listed, or a directory whose path is not known any more.)
         let path = path.filter(|path| paths.len() < PATHS_MAX || paths.contains_key(path));
         paths.insert(path.unwrap_or_else(|| NAMELESS.to_vec()), now);
     }
+}
+
+/// What is behind a path: nothing, or what begins with a slash. `None`: it is another path.
+pub fn below<'a>(path: &'a [u8], of: &[u8]) -> Option<&'a [u8]> {
+    path.strip_prefix(of).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
 fn joined(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {
@@ -245,6 +425,48 @@ mod tests {
         written.changed(3, 99, b"x");
         written.opened(4, 98, 1);
         assert_eq!((written.of(3).len(), written.of(4).len()), (1, 1));
+    }
+
+    #[test]
+    fn content_is_put_back_under_the_path_that_it_has_now() {
+        let written = with_a_directory();
+        written.named(2, 12, 11, b"part");
+        written.opened(2, 12, 77);
+        written.has_content(2, 12, (0o600, (1, 2)));
+        written.attributes_are(2, 12, (0o755, (1, 2)));
+        written.renamed(2, (11, b"part"), (11, b"whole"));
+        written.closed(2, 77);
+        let content = Content { path: b"d/whole".to_vec(), perm: 0o755, owner: (1, 2) };
+        assert_eq!(written.to_put_back(2), [(12, content.clone())]);
+        // (The old name is looked for in the store.)
+        assert_eq!(written.to_look_at(2), [b"d/part".to_vec()]);
+        written.renamed(2, (10, b"d"), (10, b"e"));
+        assert_eq!(written.to_put_back(2)[0].1.path, b"e/whole");
+        written.made_again(&[2], b"e/whole");
+        assert_eq!(written.to_put_back(2), []);
+    }
+
+    #[test]
+    fn removed_file_is_not_put_back() {
+        let written = with_a_directory();
+        for name in [&b"x"[..], b"y"] {
+            let number = u64::from(name[0]);
+            written.named(2, number, 11, name);
+            written.changed(2, 11, name);
+            written.has_content(2, number, (0o600, (0, 0)));
+        }
+        written.removed(2, 11, b"x");
+        assert_eq!(written.to_put_back(2).len(), 1);
+        assert_eq!(written.lost_with(2).removed, [b"d/x".to_vec()]);
+        assert_eq!(written.to_look_at(2), [b"d/x".to_vec()]);
+        // Also once the store has neither.
+        written.answered(2, written.ask(), iter::empty());
+        assert_eq!(written.lost_with(2), Changed { paths: Vec::new(), removed: vec![b"d/x".to_vec()] });
+        assert!(written.to_put_back(2).is_empty() && written.to_look_at(2).is_empty());
+        // A name that was made again is one.
+        written.removed(2, 11, b"y");
+        written.changed(2, 11, b"y");
+        assert!(written.to_look_at(2).is_empty() && written.is_pending(2) == written.to_put_back(2).len().ne(&0));
     }
 
     #[test]

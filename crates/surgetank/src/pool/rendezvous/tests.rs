@@ -49,7 +49,7 @@ impl Scene {
     }
 
     fn join(&self) -> io::Result<Joined> {
-        join(&self.config, &self.store, &self.host)
+        join(&self.config, "key", &self.store, &self.host)
     }
 
     /// The error's text.
@@ -145,6 +145,7 @@ fn lease_of_the_dead_pool_is_awaited() {
 fn search_of(scene: &Scene) -> Search<'_> {
     Search {
         config: &scene.config,
+        temporaries: "key",
         store: &scene.store,
         host: &scene.host,
         secret: secret(&scene.config.secret).unwrap(),

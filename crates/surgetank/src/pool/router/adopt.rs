@@ -23,7 +23,7 @@ use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
 use super::super::link::{Claimed, Moves, Owner, Renamed};
-use super::{AGAIN, NOT_OWNER, PATIENCE, Router};
+use super::{AGAIN, NOT_OWNER, PATIENCE, Router, lost};
 use crate::mount::{Filesystem, Looked, killed, wait_long};
 
 /// With more directories below it, a directory of the store is copied, not moved.
@@ -246,8 +246,7 @@ fn own<F: Filesystem>(router: &Router<F>, one: &Claims, patient: &dyn Fn() -> bo
                 Err(fault) if matches!(fault.errno, Errno::NOTEMPTY | Errno::BUSY) => return Err(Errno::XDEV.into()),
                 taken => taken?,
             },
-            // (What it had not put into the store is missing.)
-            Owner::Lost(_) => return Err(Errno::IO.into()),
+            Owner::Lost(member) => lost::take_over(router, path, member, tick() + PATIENCE)?,
             // (Also of one that this member owns: the process may not have opened it yet.)
             Owner::TheStore | Owner::Us => match router.link.claim(path, Some(moves.clone()), patient) {
                 Claimed::Ours => {

@@ -13,7 +13,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{adopt, here, homes, lengths, moves, names, rights, shim};
+use super::{adopt, here, homes, lengths, lost, moves, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -70,11 +70,15 @@ impl<F: Filesystem> Router<F> {
     fn make(
         &self,
         caller: &Caller,
-        parent: u64,
+        (parent, name): (u64, &[u8]),
         here: impl Fn(&F) -> FsResult<Entry>,
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<Entry> {
         let way = || self.way(caller, parent, Does::Changes);
+        let here = |door: &F| {
+            lost::makes(self, parent, name);
+            here(door).inspect(|_| lost::made(self, parent, name))
+        };
         self.within(caller, way, here, |at| self.made(caller, at, ask(at.node)))
     }
 
@@ -159,6 +163,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
         shim::uses_names(self, caller, parent);
         let way = || self.way(caller, parent, Does::Reads);
         let here = |door: &F| {
+            if lost::hides(self, parent, name) {
+                return Ok(Looked::Missing { ttl: TTL });
+            }
             let looked = door.lookup(caller, parent, name)?;
             Ok(homes::known(self, caller, self.with_its_owner(looked)))
         };
@@ -222,17 +229,17 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
         let ask = |parent| Ask::SymbolicLink { parent, name: name.into(), target: target.into() };
-        self.make(caller, parent, |door| door.symlink(caller, parent, name, target), ask)
+        self.make(caller, (parent, name), |door| door.symlink(caller, parent, name, target), ask)
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         let ask = |parent| Ask::MakeNode { parent, name: name.into(), mode, device };
-        self.make(caller, parent, |door| door.mknod(caller, parent, name, mode, device), ask)
+        self.make(caller, (parent, name), |door| door.mknod(caller, parent, name, mode, device), ask)
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
         let ask = |parent| Ask::MakeDirectory { parent, name: name.into(), perm };
-        self.make(caller, parent, |door| door.mkdir(caller, parent, name, perm), ask)
+        self.make(caller, (parent, name), |door| door.mkdir(caller, parent, name, perm), ask)
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -295,7 +302,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
             let ask = Ask::Rename { parent: from.node, name, new_parent: to.node, new_name, flags };
             self.done(caller, from, ask)
         };
-        let here = |_: &F| adopt::rename(self, caller, &names, taken.take());
+        let here = |_: &F| {
+            if flags.contains(RenameFlags::NOREPLACE) {
+                lost::makes(self, new_parent, new_name);
+            }
+            adopt::rename(self, caller, &names, taken.take()).inspect(|()| lost::made(self, new_parent, new_name))
+        };
         let renamed = self.within(caller, way, here, there);
         if is_between.get() {
             return moves::rename(self, caller, (parent, name), (new_parent, new_name), flags);
@@ -315,7 +327,11 @@ impl<F: Filesystem> Filesystem for Router<F> {
             };
             self.made(caller, to, Ask::Link { node: file.node, new_parent: to.node, new_name: new_name.into() })
         };
-        self.within(caller, way, |door| door.link(caller, id, new_parent, new_name), there)
+        let here = |door: &F| {
+            lost::makes(self, new_parent, new_name);
+            door.link(caller, id, new_parent, new_name).inspect(|_| lost::made(self, new_parent, new_name))
+        };
+        self.within(caller, way, here, there)
     }
 
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
@@ -369,7 +385,9 @@ impl<F: Filesystem> Filesystem for Router<F> {
             }
         };
         let here = |door: &F| {
+            lost::makes(self, parent, name);
             let made = door.create(caller, parent, name, perm, flags, kill_suidgid)?;
+            lost::made(self, parent, name);
             homes::created(self, caller, flags, made)
         };
         shim::uses_names(self, caller, parent);
@@ -490,6 +508,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn readdir(&self, caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
         if Remote::handle(fh).is_none() {
+            sink.leave_out(lost::left_out(self, id));
             return self.door.readdir(caller, id, fh, offset, sink);
         }
         self.list_there(caller, id, fh, offset, |ino, next, kind, name| sink.add(ino, next, kind, name))

@@ -17,7 +17,7 @@ use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_pool::calls::{Once, Waits};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::Caller;
+use surgetank_types::model::{Attr, Caller};
 
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer, Place};
@@ -334,6 +334,11 @@ impl Remote {
             ) => {
                 self.written.named(member, found.node, parent, &name);
                 self.written.opened(member, found.node, *handle);
+                if let Answer::CreatedAt { found, home, .. } = answer
+                    && home.member == self.link.member()
+                {
+                    self.written.has_content(member, found.node, rights_of(&found.attr));
+                }
             }
             (Noted::Name { parent, name }, answer) => {
                 if let Answer::Found(found) = answer {
@@ -341,11 +346,14 @@ impl Remote {
                 }
                 self.written.changed(member, parent, &name);
             }
-            (Noted::Rename { from, to }, _) => {
-                self.written.changed(member, from.0, &from.1);
-                self.written.changed(member, to.0, &to.1);
+            (Noted::Rename { from, to }, _) => self.written.renamed(member, (from.0, &from.1), (to.0, &to.1)),
+            (Noted::Remove { parent, name }, _) => self.written.removed(member, parent, &name),
+            (Noted::Node { node }, answer) => {
+                self.written.changed_node(member, node);
+                if let Answer::Attributes { attr, .. } = answer {
+                    self.written.attributes_are(member, node, rights_of(attr));
+                }
             }
-            (Noted::Node { node }, _) => self.written.changed_node(member, node),
             (Noted::Touched, _) => self.written.touched(member),
             (Noted::Open { node }, Answer::Opened { handle } | Answer::OpenedAt { handle, .. }) => {
                 self.written.opened(member, node, *handle)
@@ -453,6 +461,10 @@ enum Noted {
     Close {
         handle: u64,
     },
+    Remove {
+        parent: u64,
+        name: Box<[u8]>,
+    },
     Rename {
         from: (u64, Box<[u8]>),
         to: (u64, Box<[u8]>),
@@ -468,12 +480,16 @@ impl Noted {
     /// The directories whose attributes change. (No directory has the number 0.)
     fn nodes(&self) -> [u64; 2] {
         match self {
-            Self::Name { parent, .. } => [*parent, 0],
+            Self::Name { parent, .. } | Self::Remove { parent, .. } => [*parent, 0],
             Self::Rename { from, to } => [from.0, to.0],
             Self::Node { node } => [*node, 0],
             Self::Open { .. } | Self::Close { .. } | Self::Touched => [0; 2],
         }
     }
+}
+
+fn rights_of(attr: &Attr) -> (u32, (u32, u32)) {
+    (attr.perm, (attr.uid, attr.gid))
 }
 
 fn noted(ask: &Ask) -> Option<Noted> {
@@ -482,12 +498,12 @@ fn noted(ask: &Ask) -> Option<Noted> {
         | Ask::MakeDirectory { parent, name, .. }
         | Ask::MakeNode { parent, name, .. }
         | Ask::SymbolicLink { parent, name, .. }
-        | Ask::Unlink { parent, name }
-        | Ask::RemoveDirectory { parent, name }
         | Ask::Arrive { parent, name, .. }
-        | Ask::Leave { parent, name, .. }
         | Ask::Link { new_parent: parent, new_name: name, .. } => {
             Some(Noted::Name { parent: *parent, name: name.clone() })
+        }
+        Ask::Unlink { parent, name } | Ask::RemoveDirectory { parent, name } | Ask::Leave { parent, name, .. } => {
+            Some(Noted::Remove { parent: *parent, name: name.clone() })
         }
         Ask::Open { node, flags } if *flags & (libc::O_ACCMODE | libc::O_TRUNC) as u32 != 0 => {
             Some(Noted::Open { node: *node })

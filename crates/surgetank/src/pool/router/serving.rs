@@ -137,6 +137,7 @@ pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
                     view.used_bytes > view.cap_bytes / FULL
                 })
             };
+            super::lost::put_back(&router);
             let _ = remove_unneeded(&router, &is_full);
             bring_unknown(&router);
         }

@@ -1,0 +1,112 @@
+//! Content of this node for files of a lost member: back under its path, as a program of this node would write it.
+//!
+//! The danger that this avoids: a file that was made again meanwhile is replaced by the one that was lost.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, Uid, fchmod, fchown, futimens,
+    mkdirat, openat2, renameat_with, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::place::{Root, checked};
+
+/// The name of a thread that acts as a program of this node.
+const BACK: &std::ffi::CStr = c"pool-back";
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_XDEV)
+    .union(ResolveFlags::NO_MAGICLINKS);
+
+struct AsProgram;
+
+impl AsProgram {
+    fn begin() -> Self {
+        // (Without the name nothing is put back.)
+        let _ = rustix::thread::set_name(BACK);
+        Self
+    }
+}
+
+impl Drop for AsProgram {
+    fn drop(&mut self) {
+        let _ = rustix::thread::set_name(c"pool-agent");
+    }
+}
+
+/// Returns `false` if something has the path already.
+pub fn put(root: &Root, number: u64, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+    let content = File::from(root.open_home(number, OFlags::RDONLY)?);
+    let _as = AsProgram::begin();
+    let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    let Some((name, above)) = names.split_last() else { return Err(Errno::INVAL) };
+    names.iter().try_for_each(|name| checked(name))?;
+    let mut at: Option<OwnedFd> = None;
+    for component in above {
+        let next = match &at {
+            Some(at) => directory(at, component),
+            None => directory(&root.fd, component),
+        }?;
+        at = Some(next);
+    }
+    match &at {
+        Some(at) => put_into(at, name, (&content, number), perm, owner),
+        None => put_into(&root.fd, name, (&content, number), perm, owner),
+    }
+}
+
+/// A directory that was lost, too, is made.
+fn directory(above: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let open = || openat2(&above, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH);
+    match open() {
+        Err(Errno::NOENT) => match mkdirat(&above, name, Mode::from_raw_mode(0o777)) {
+            Ok(()) | Err(Errno::EXIST) => open(),
+            Err(why) => Err(why),
+        },
+        opened => opened,
+    }
+}
+
+fn put_into(
+    dir: impl AsFd,
+    name: &[u8],
+    (content, number): (&File, u64),
+    perm: u32,
+    (uid, gid): (u32, u32),
+) -> Result<bool, Errno> {
+    let part = format!(".surgetank-back-{number}");
+    // (Of an earlier try.)
+    match unlinkat(&dir, &*part, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(why) => return Err(why),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(openat2(&dir, &*part, flags, Mode::RUSR | Mode::WUSR, BENEATH)?);
+    let put = || {
+        let (mut from, mut to) = (content, &file);
+        io::copy(&mut from, &mut to).map_err(|why| Errno::from_io_error(&why).unwrap_or(Errno::IO))?;
+        // (For a user with no right to do so, it is that user's already.)
+        let _ = fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        fchmod(&file, Mode::from_raw_mode(perm & 0o7777))?;
+        let found = rustix::fs::fstat(content)?;
+        let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        let last_access = time(found.st_atime, found.st_atime_nsec as _);
+        futimens(
+            &file,
+            &Timestamps { last_access, last_modification: time(found.st_mtime, found.st_mtime_nsec as _) },
+        )?;
+        renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)
+    };
+    let put = put();
+    if put.is_err() {
+        let _ = unlinkat(&dir, &*part, AtFlags::empty());
+    }
+    match put {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(why) => Err(why),
+    }
+}

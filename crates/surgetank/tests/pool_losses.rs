@@ -1,0 +1,156 @@
+//! Members that are lost, and others that take their directories over.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::nodes::names;
+use crate::pool::Pool;
+use crate::scene::eventually;
+
+fn bytes(count: usize, seed: u8) -> Vec<u8> {
+    (0..count).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+/// Members 0 and 1, and member 2, which owns the directory `a` of the store and drains hardly anything.
+fn pool_with_a_slow_owner(name: &str, stored: &[(&str, &str)]) -> Option<Pool> {
+    let mut pool = Pool::start(name, 0)?;
+    fs::create_dir(pool.store().join("a")).unwrap();
+    for (path, text) in stored {
+        fs::write(pool.store().join(path), text).unwrap();
+    }
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&[]);
+    pool.mount_one(&["--drain-bytes-per-second-max", "1KiB"]);
+    fs::write(pool.member(2).join("a/theirs"), bytes(200_000, 1)).unwrap();
+    Some(pool)
+}
+
+fn lose_last(pool: &mut Pool) {
+    let number = pool.count() - 1;
+    pool.lose(number);
+    eventually("the loss is noticed", || pool.status(0)["lost"][0]["member"] == number as u64 + 1);
+}
+
+fn read(path: impl AsRef<Path>) -> Option<Vec<u8>> {
+    match fs::read(&path) {
+        Ok(content) => Some(content),
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => None,
+        Err(why) => panic!("{}: {why}", path.as_ref().display()),
+    }
+}
+
+/// What the content of a living node is comes back under its path, also in a directory that was lost; nothing that another
+/// member removed does.
+#[test]
+fn directory_of_a_lost_member_is_taken_over_with_what_living_nodes_have() {
+    let stored = [("a/old", "stored"), ("a/gone", "stored"), ("a/same", "stored")];
+    let Some(mut pool) = pool_with_a_slow_owner("taken", &stored) else { return };
+    let (zero, one) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    fs::write(zero.join("a/mine"), bytes(300_000, 2)).unwrap();
+    fs::set_permissions(zero.join("a/mine"), fs::Permissions::from_mode(0o751)).unwrap();
+    let before = fs::metadata(zero.join("a/mine")).unwrap();
+    fs::create_dir(one.join("a/made")).unwrap();
+    fs::write(one.join("a/made/theirs"), bytes(100_000, 3)).unwrap();
+    fs::write(one.join("a/part"), "one").unwrap();
+    fs::rename(one.join("a/part"), one.join("a/whole")).unwrap();
+    // A file is made at one member, and removed or changed by another.
+    fs::write(zero.join("a/removed"), "zero").unwrap();
+    fs::remove_file(one.join("a/removed")).unwrap();
+    fs::write(zero.join("a/moved"), "zero").unwrap();
+    fs::rename(one.join("a/moved"), one.join("a/elsewhere")).unwrap();
+    fs::remove_file(one.join("a/gone")).unwrap();
+    lose_last(&mut pool);
+
+    let begun = Instant::now();
+    for over in [&one, &zero] {
+        eventually("content comes back", || read(over.join("a/mine")) == Some(bytes(300_000, 2)));
+        eventually("content comes back", || read(over.join("a/made/theirs")) == Some(bytes(100_000, 3)));
+        eventually("content comes back", || read(over.join("a/whole")) == Some(b"one".to_vec()));
+        assert_eq!(read(over.join("a/same")), Some(b"stored".to_vec()));
+        // What the lost node's own programs did is undone.
+        assert_eq!(read(over.join("a/theirs")), None);
+        for name in ["a/gone", "a/removed", "a/part", "a/moved", "a/elsewhere"] {
+            assert_eq!(read(over.join(name)), None, "{name}");
+        }
+        assert_eq!(names(&over.join("a")).into_iter().collect::<Vec<_>>(), ["made", "mine", "old", "same", "whole"]);
+        let after = fs::metadata(over.join("a/mine")).unwrap();
+        assert_eq!(
+            (after.mode(), after.mtime(), after.mtime_nsec()),
+            (before.mode(), before.mtime(), before.mtime_nsec())
+        );
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // Both go on there, and so does a name of which something is lost.
+    fs::write(zero.join("a/next"), "zero").unwrap();
+    assert_eq!(fs::read_to_string(one.join("a/next")).unwrap(), "zero");
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(one.join("a/gone")).unwrap();
+    std::io::Write::write_all(&mut file, b"again").unwrap();
+    drop(file);
+    for name in ["a/removed", "a/part", "a/moved", "a/elsewhere"] {
+        fs::write(zero.join(name), "again").unwrap();
+    }
+    assert_eq!(fs::read_to_string(zero.join("a/gone")).unwrap(), "again");
+    pool.end();
+    let store = pool.store();
+    assert_eq!(read(store.join("a/mine")), Some(bytes(300_000, 2)));
+    assert_eq!(read(store.join("a/made/theirs")), Some(bytes(100_000, 3)));
+    assert_eq!(read(store.join("a/gone")), Some(b"again".to_vec()));
+    let all = ["elsewhere", "gone", "made", "mine", "moved", "next", "old", "part", "removed", "same", "whole"];
+    assert_eq!(
+        names(&store.join("a")).into_iter().collect::<Vec<_>>(),
+        all,
+        "temporaries of the lost member, or files that were not made"
+    );
+}
+
+/// A file of the store that was overwritten by a living node is never shown in its older version.
+#[test]
+fn older_version_in_the_store_is_not_shown_for_what_is_lost() {
+    let Some(mut pool) = pool_with_a_slow_owner("older", &[("a/mine", "stored"), ("a/theirs too", "stored")]) else {
+        return;
+    };
+    let (zero, one) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    fs::write(zero.join("a/part"), "newer").unwrap();
+    fs::rename(zero.join("a/part"), zero.join("a/mine")).unwrap();
+    // The content of this one is at the lost member.
+    fs::write(pool.member(2).join("a/part"), "newer").unwrap();
+    fs::rename(one.join("a/part"), one.join("a/theirs too")).unwrap();
+    lose_last(&mut pool);
+    let until = Instant::now() + Duration::from_secs(5);
+    let mut is_back = false;
+    while Instant::now() < until {
+        for over in [&zero, &one] {
+            let mine = read(over.join("a/mine"));
+            assert!(mine.is_none() && !is_back || mine == Some(b"newer".to_vec()), "{mine:?}");
+            is_back |= mine.is_some();
+            assert_eq!(read(over.join("a/theirs too")), None);
+        }
+    }
+    assert!(is_back, "content is not put back");
+    fs::write(zero.join("a/theirs too"), "made again").unwrap();
+    fs::write(one.join("a/part"), "").unwrap();
+    pool.end();
+    assert_eq!(read(pool.store().join("a/mine")), Some(b"newer".to_vec()));
+    assert_eq!(read(pool.store().join("a/theirs too")), Some(b"made again".to_vec()));
+}
+
+/// One after the other is lost: the next ones take over what the lost ones had taken over.
+#[test]
+fn directories_outlive_two_losses() {
+    let Some(mut pool) = pool_with_a_slow_owner("twice", &[]) else { return };
+    let zero = pool.member(0).to_owned();
+    fs::write(zero.join("a/zero"), "zero").unwrap();
+    lose_last(&mut pool);
+    // Member 1 takes it over.
+    fs::write(pool.member(1).join("a/one"), "one").unwrap();
+    eventually("content comes back", || read(pool.member(1).join("a/zero")) == Some(b"zero".to_vec()));
+    pool.lose(1);
+    eventually("content comes back", || read(zero.join("a/zero")) == Some(b"zero".to_vec()));
+    fs::write(zero.join("a/last"), "last").unwrap();
+    assert_eq!(pool.status(0)["lost"].as_array().unwrap().len(), 2);
+    pool.end();
+    assert_eq!(read(pool.store().join("a/zero")), Some(b"zero".to_vec()));
+    assert_eq!(read(pool.store().join("a/last")), Some(b"last".to_vec()));
+}
