@@ -430,7 +430,12 @@ impl Member {
             }
             Answer::Refused(Refusal::NotOwner) => {
                 // An earlier release of the same epoch had its effect. (Another member may own the directory by now.)
-                if let Some((_, Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch))) = asked {
+                if let Some((_, Ask::GiveUp(directory, epoch))) = &asked
+                    && self.view.claim(directory) == Some(Claim { owner: self.id, epoch: *epoch })
+                {
+                    // (Whose it is since is news.)
+                    self.look_again(now);
+                } else if let Some((_, Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch))) = asked {
                     self.ended(&directory, epoch, None);
                 }
             }

@@ -17,6 +17,8 @@ mod counts;
 mod directed;
 #[path = "model/machine.rs"]
 mod machine;
+#[path = "model/owners.rs"]
+mod owners;
 #[path = "model/programs.rs"]
 mod programs;
 #[path = "model/world.rs"]

@@ -240,11 +240,16 @@ impl Pool {
 
     /// The member that came last leaves.
     pub fn end_last(&mut self) {
+        let output = self.try_end_last();
+        assert!(output.status.success(), "{}: {output:?}", self.over(self.members.len()).display());
+    }
+
+    /// The same. Returns how it ended.
+    pub fn try_end_last(&mut self) -> std::process::Output {
         let over = self.members.pop().unwrap();
         let mut command = self.scene.command("/mnt/surgetank");
         command.args(["umount", "--timeout", "60s", "--state"]).arg(self.state(self.members.len())).arg(&over);
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{}: {output:?}", over.display());
+        command.output().unwrap()
     }
 }
 

@@ -190,6 +190,15 @@ impl Pooled {
         }
     }
 
+    /// Is what has this name known, and newer than what the store has, or made by this agent?
+    pub fn is_changed_here(&self, dir: FileId, name: &[u8]) -> bool {
+        let tree = self.metadata.read_tree();
+        let id = tree.entry(dir, name).and_then(surgetank_state::Entry::logical);
+        id.is_some_and(|id| {
+            tree.get(id).is_some_and(|inode| inode.is_made(id) || inode.dirty() || inode.home().is_some())
+        })
+    }
+
     /// What the store has at this path.
     pub fn stored(&self, path: &[u8]) -> io::Result<Option<Kind>> {
         let me = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };

@@ -61,20 +61,26 @@ impl World {
         let now = self.clock(machine);
         let here = &mut self.machines[machine];
         let Some(member) = here.member.as_mut() else { return };
-        let (mut frames, mut gone) = (Vec::new(), Vec::new());
+        let (mut frames, mut gone, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for operation in &mut here.operations {
             let Some((claim, again)) = operation.waits.filter(|(_, again)| *again <= now) else { continue };
             operation.waits = Some((claim, again.max(now) + TIMES.again));
-            let is_gone = !member.members().any(|id| id == claim.owner);
-            if is_gone && member.authority(now, &operation.directory).is_some_and(|it| it != Authority::Peer(claim)) {
+            if member.lost().any(|record| record.id == claim.owner) {
                 operation.waits = None;
                 gone.push(operation.id);
+                continue;
+            }
+            // (It has left, and may have done it.)
+            let is_gone = !member.members().any(|id| id == claim.owner);
+            if is_gone && member.authority(now, &operation.directory).is_some_and(|it| it != Authority::Peer(claim)) {
+                failed.push(operation.id);
                 continue;
             }
             member.look_again(now);
             let Operation { id, writes, directory, .. } = operation.clone();
             frames.push((claim.owner, Frame::Do { id, writes, directory, epoch: claim.epoch }));
         }
+        here.operations.retain(|operation| !failed.contains(&operation.id));
         frames.into_iter().for_each(|(owner, frame)| self.send_member(machine, owner, frame));
         gone.into_iter().for_each(|id| self.advance(machine, id));
     }

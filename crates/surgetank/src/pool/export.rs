@@ -31,7 +31,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -68,6 +68,8 @@ pub struct Export {
     beliefs: Beliefs,
     /// The members for which threads change directories, by thread.
     changing: Mutex<HashMap<u32, u32>>,
+    /// Numbers of contents that are put back now.
+    putting: Mutex<HashSet<u64>>,
     state: Mutex<State>,
 }
 
@@ -98,6 +100,7 @@ impl Export {
             next_handle: Arc::new(AtomicU64::new(first_handle)),
             beliefs: Beliefs::new(ttl),
             changing: Mutex::default(),
+            putting: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -198,9 +201,17 @@ impl Export {
         }
     }
 
-    /// Puts content for a lost member's file under its path. Returns `false` if something has that path already.
-    pub fn put_back(&self, number: u64, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
-        back::put(&*self.root()?, number, path, perm, owner)
+    /// Puts content for a lost member's file under its path, or makes a directory (`None`). Returns `false` if something has that path already.
+    pub fn put_back(&self, number: Option<u64>, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+        let one = || self.putting.lock().unwrap_or_else(PoisonError::into_inner);
+        // (A second copy would be made of the first one's part.)
+        let key = number.unwrap_or_default();
+        if !one().insert(key) {
+            return Err(Errno::BUSY);
+        }
+        let put = self.root().and_then(|root| back::put(&root, number, path, perm, owner));
+        one().remove(&key);
+        put
     }
 
     /// Files that were kept for a moment ([`Ask::Lookup`]) are not kept any more.

@@ -5,7 +5,7 @@
 //! process says about claims is taken in order, by one thread, and a claim of another member is acknowledged only when no
 //! request that began before it is under way.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,7 +22,7 @@ use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Ask, Call, Stored};
-use super::others::written::Content;
+use super::others::written::{Content, below};
 use super::status::PoolStatus;
 use crate::socket_address::Address;
 
@@ -133,6 +133,8 @@ pub struct Link {
     /// Lost members, and how the names of their temporaries in the store begin.
     lost: RwLock<BTreeMap<u32, String>>,
     losses: AtomicUsize,
+    /// Directories that lost members had.
+    concerned: RwLock<BTreeSet<Box<[u8]>>>,
     serves_until_nanos: AtomicU64,
     waiting: Mutex<HashMap<u64, SyncSender<Reply>>>,
     next: AtomicU64,
@@ -178,6 +180,8 @@ impl Link {
             counts: Mutex::default(),
             owners: RwLock::default(),
             losses: AtomicUsize::new(lost.len()),
+            // (Which ones they had is not known.)
+            concerned: RwLock::new(lost.first().map(|_| Box::default()).into_iter().collect()),
             lost: RwLock::new(lost.into_iter().collect()),
             // (Known before the first request: without a lease each of them would get EIO.)
             serves_until_nanos: AtomicU64::new(nanos(serves_until)),
@@ -346,8 +350,20 @@ impl Link {
         self.lost.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// May something be missing in the directory, or in one above it, because its member is lost?
+    pub fn is_of_lost(&self, directory: &[u8]) -> bool {
+        let concerned = self.concerned.read().unwrap_or_else(PoisonError::into_inner);
+        concerned.iter().any(|of| of.is_empty() || below(directory, of).is_some())
+    }
+
     /// Nothing that the member says is believed any more.
     pub fn is_lost(&self, member: u32, temporaries: &str) {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        let had = |owner: &Owner| matches!(owner, Owner::Member(of, _) | Owner::Lost(of) if *of == member);
+        let had: Vec<_> =
+            owners.iter().filter(|(_, owner)| had(owner)).map(|(directory, _)| directory.clone()).collect();
+        drop(owners);
+        self.concerned.write().unwrap_or_else(PoisonError::into_inner).extend(had);
         let mut lost = self.lost.write().unwrap_or_else(PoisonError::into_inner);
         let known = lost.entry(member).or_default();
         if known.is_empty() {
@@ -359,6 +375,7 @@ impl Link {
     /// Puts the content for a lost member's file under its path, as a program of this node would. Returns whether it is there,
     /// or something else is; `None`: it failed.
     pub fn put_back(&self, number: u64, content: &Content, patience: Duration) -> Option<bool> {
+        let number = (!content.is_directory).then_some(number);
         let (path, perm, owner) = (content.path.as_slice().into(), content.perm, content.owner);
         match self.count(|id| ToProcess::PutBack { id, number, path, perm, owner }, patience) {
             Ok(0) => Some(true),
@@ -566,6 +583,9 @@ impl Link {
     }
 
     fn learn(&self, directory: Box<[u8]>, owner: Owner) {
+        if let Owner::Lost(_) = owner {
+            self.concerned.write().unwrap_or_else(PoisonError::into_inner).insert(directory.clone());
+        }
         let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
         match owner {
             Owner::TheStore => owners.remove(&directory),

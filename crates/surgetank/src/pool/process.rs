@@ -273,7 +273,7 @@ impl Process {
                     Ok(true) => 0,
                     Ok(false) => 1,
                     Err(why) => {
-                        tracing::info!(%why, number, "content for a lost member's file was not put back");
+                        tracing::info!(%why, ?number, "content for a lost member's file was not put back");
                         2
                     }
                 };

@@ -165,6 +165,7 @@ impl<F: Filesystem> Router<F> {
         self.namespace.pooled.is_given(b"");
         self.others.look_now_and_then();
         serving::look_now_and_then(self);
+        lost::look_now_and_then(self);
         order::ask_when_wanted(self);
     }
 
@@ -205,7 +206,7 @@ impl<F: Filesystem> Router<F> {
         self.works.await_earlier(|| false);
         // (From now on none makes files without a request: this member refuses what would begin that.)
         self.namespace.metadata.recall_for_writer();
-        if !settled() || is_held() || is_home() || !close(true) {
+        if !settled() || is_held() || is_home() || lost::is_pending(self) || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }
@@ -277,7 +278,7 @@ impl<F: Filesystem> Router<F> {
                     continue;
                 }
             };
-            if self.lost.is_behind(self.link.losses()) {
+            if self.lost.is_behind(self.link.losses()) && self.link.is_of_lost(&path) {
                 lost::learn(self, until)?;
             }
             if does != Does::Looks && self.gives_back(&path) {
@@ -523,6 +524,7 @@ impl<F: Filesystem> Agent for Router<F> {
     fn forget(&self, directory: &[u8]) {
         // (If its owner is lost: what is missing is known here, too, before the next owner answers anything.)
         while self.lost.is_behind(self.link.losses())
+            && self.link.is_of_lost(directory)
             && lost::learn(self, tick() + PATIENCE).is_err()
             && !self.link.is_over()
         {}

@@ -38,8 +38,11 @@ impl Drop for AsProgram {
 }
 
 /// Returns `false` if something has the path already.
-pub fn put(root: &Root, number: u64, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
-    let content = File::from(root.open_home(number, OFlags::RDONLY)?);
+///
+/// `number`: of the file's content; `None`: it is a directory, which may be there.
+pub fn put(root: &Root, number: Option<u64>, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+    let content = number.map(|number| Ok::<_, Errno>((File::from(root.open_home(number, OFlags::RDONLY)?), number)));
+    let content = content.transpose()?;
     let _as = AsProgram::begin();
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
     let Some((name, above)) = names.split_last() else { return Err(Errno::INVAL) };
@@ -47,23 +50,34 @@ pub fn put(root: &Root, number: u64, path: &[u8], perm: u32, owner: (u32, u32)) 
     let mut at: Option<OwnedFd> = None;
     for component in above {
         let next = match &at {
-            Some(at) => directory(at, component),
-            None => directory(&root.fd, component),
+            Some(at) => directory(at, component, owner),
+            None => directory(&root.fd, component, owner),
         }?;
         at = Some(next);
     }
     match &at {
-        Some(at) => put_into(at, name, (&content, number), perm, owner),
-        None => put_into(&root.fd, name, (&content, number), perm, owner),
+        Some(at) => put_into(at, name, content, perm, owner),
+        None => put_into(&root.fd, name, content, perm, owner),
     }
 }
 
-/// A directory that was lost, too, is made.
-fn directory(above: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+/// Root gives it to its owner. Another user's file is that user's.
+fn own(file: impl AsFd, (uid, gid): (u32, u32)) -> Result<(), Errno> {
+    let owned = fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    if rustix::process::geteuid().is_root() { owned } else { Ok(()) }
+}
+
+/// A directory that was lost, too, is made for the file's owner only: which mode it had is not known.
+fn directory(above: impl AsFd, name: &[u8], owner: (u32, u32)) -> Result<OwnedFd, Errno> {
     let open = || openat2(&above, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH);
     match open() {
-        Err(Errno::NOENT) => match mkdirat(&above, name, Mode::from_raw_mode(0o777)) {
-            Ok(()) | Err(Errno::EXIST) => open(),
+        Err(Errno::NOENT) => match mkdirat(&above, name, Mode::RWXU) {
+            Ok(()) => {
+                let made = openat2(&above, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH)?;
+                own(&made, owner)?;
+                open()
+            }
+            Err(Errno::EXIST) => open(),
             Err(why) => Err(why),
         },
         opened => opened,
@@ -73,10 +87,26 @@ fn directory(above: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
 fn put_into(
     dir: impl AsFd,
     name: &[u8],
-    (content, number): (&File, u64),
+    content: Option<(File, u64)>,
     perm: u32,
-    (uid, gid): (u32, u32),
+    owner: (u32, u32),
 ) -> Result<bool, Errno> {
+    let Some((content, number)) = content else {
+        let made = match mkdirat(&dir, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(why) => return Err(why),
+        };
+        let opened = openat2(&dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH);
+        return match opened {
+            Ok(opened) if made => {
+                own(&opened, owner).and_then(|()| fchmod(&opened, Mode::from_raw_mode(perm & 0o7777))).map(|()| true)
+            }
+            Ok(_) => Ok(true),
+            Err(Errno::NOTDIR | Errno::LOOP) => Ok(false),
+            Err(why) => Err(why),
+        };
+    };
     let part = format!(".surgetank-back-{number}");
     // (Of an earlier try.)
     match unlinkat(&dir, &*part, AtFlags::empty()) {
@@ -86,19 +116,23 @@ fn put_into(
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(openat2(&dir, &*part, flags, Mode::RUSR | Mode::WUSR, BENEATH)?);
     let put = || {
-        let (mut from, mut to) = (content, &file);
+        let (mut from, mut to) = (&content, &file);
         io::copy(&mut from, &mut to).map_err(|why| Errno::from_io_error(&why).unwrap_or(Errno::IO))?;
-        // (For a user with no right to do so, it is that user's already.)
-        let _ = fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        fchmod(&file, Mode::from_raw_mode(perm & 0o7777))?;
-        let found = rustix::fs::fstat(content)?;
+        own(&file, owner)?;
+        let is_owner = rustix::fs::fstat(&file).is_ok_and(|found| (found.st_uid, found.st_gid) == owner);
+        // (Nothing runs as another user than before.)
+        let may_be = if is_owner { 0o7777 } else { 0o777 };
+        fchmod(&file, Mode::from_raw_mode(perm & may_be))?;
+        let found = rustix::fs::fstat(&content)?;
         let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
         let last_access = time(found.st_atime, found.st_atime_nsec as _);
         futimens(
             &file,
             &Timestamps { last_access, last_modification: time(found.st_mtime, found.st_mtime_nsec as _) },
         )?;
-        renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)
+        renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)?;
+        // (It may have been synced before, and the other copy goes.)
+        rustix::fs::fsync(&file)
     };
     let put = put();
     if put.is_err() {

@@ -12,9 +12,9 @@ use surgetank_types::clock::tick;
 
 /// So many paths are listed for each member.
 const PATHS_MAX: usize = 10_000;
-/// Stands for all others.
 /// A name that was removed counts so long against content that would bring it back.
 const REMOVED: Duration = Duration::from_secs(60);
+/// Stands for all others.
 const NAMELESS: &[u8] = b"(changes whose names are not known here)";
 
 /// When a member was asked.
@@ -40,10 +40,11 @@ pub struct Changed {
     pub removed: Vec<Vec<u8>>,
 }
 
-/// A file whose content this node has.
+/// A file whose content this node has, or a directory that a program here made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
     pub path: Vec<u8>,
+    pub is_directory: bool,
     pub perm: u32,
     pub owner: (u32, u32),
 }
@@ -153,12 +154,33 @@ impl Written {
         tables.contents.extend(moved.into_iter().map(|(number, content)| ((member, number), content)));
     }
 
-    /// A program here has made a file, whose content is here.
-    pub fn has_content(&self, member: u32, number: u64, (perm, owner): (u32, (u32, u32))) {
+    /// Two names are exchanged.
+    pub fn exchanged(&self, member: u32, one: (u64, &[u8]), other: (u64, &[u8])) {
+        self.changed(member, one.0, one.1);
+        self.changed(member, other.0, other.1);
+        let mut tables = self.tables();
+        let path = |(parent, name): (u64, &[u8])| tables.path(member, parent).map(|dir| joined(dir, name));
+        let (Some(one), Some(other)) = (path(one), path(other)) else { return };
+        let exchange = |path: &mut Vec<u8>| {
+            if let Some(rest) = below(path, &one) {
+                *path = [&other, rest].concat();
+            } else if let Some(rest) = below(path, &other) {
+                *path = [&one, rest].concat();
+            }
+        };
+        let contents = tables.contents.iter_mut().filter(|((of, _), _)| *of == member);
+        contents.for_each(|(_, content)| exchange(&mut content.path));
+        tables.open.iter_mut().filter(|((of, _), _)| *of == member).for_each(|(_, path)| exchange(path));
+    }
+
+    /// A program here has made a file, whose content is here, or a directory.
+    pub fn has_content(&self, member: u32, number: u64, is_directory: bool, (perm, owner): (u32, (u32, u32))) {
         let mut tables = self.tables();
         // (Without a path it cannot be put back.)
         if let Some(path) = tables.path(member, number) {
-            tables.contents.insert((member, number), Content { path, perm, owner });
+            // (What had the path before is gone.)
+            tables.contents.retain(|(of, _), content| *of != member || content.path != path);
+            tables.contents.insert((member, number), Content { path, is_directory, perm, owner });
         }
     }
 
@@ -174,12 +196,16 @@ impl Written {
         self.tables().contents.remove(&(member, number));
     }
 
-    /// Content here of files that are lost with the member, by number.
+    /// Content here of files that are lost with the member, and directories, by number. A directory comes before what is below.
     pub fn to_put_back(&self, member: u32) -> Vec<(u64, Content)> {
         let tables = self.tables();
-        let Some(paths) = tables.paths.get(&member) else { return Vec::new() };
-        let of = tables.contents.iter().filter(|((of, _), content)| *of == member && paths.contains_key(&content.path));
-        of.map(|((_, number), content)| (*number, content.clone())).collect()
+        let open = tables.open.iter().filter(|((of, _), _)| *of == member).map(|(_, path)| path);
+        let paths: BTreeSet<&Vec<u8>> =
+            tables.paths.get(&member).into_iter().flat_map(BTreeMap::keys).chain(open).collect();
+        let of = tables.contents.iter().filter(|((of, _), content)| *of == member && paths.contains(&content.path));
+        let mut wanted: Vec<_> = of.map(|((_, number), content)| (*number, content.clone())).collect();
+        wanted.sort_unstable_by(|(_, one), (_, other)| one.path.cmp(&other.path));
+        wanted
     }
 
     /// Some content is put back.
@@ -215,7 +241,8 @@ impl Written {
         let mut paths = self.of(member);
         paths.retain(|path| path != NAMELESS);
         let tables = self.tables();
-        let removed = tables.removed.get(&member).into_iter().flatten().map(|(path, _)| path.clone()).collect();
+        let removed = tables.removed.get(&member).into_iter().flatten();
+        let removed = removed.filter(|(_, since)| since.elapsed() < REMOVED).map(|(path, _)| path.clone()).collect();
         Changed { paths, removed }
     }
 
@@ -340,9 +367,9 @@ impl Tables {
         let now = tick();
         self.absent.insert((member, path.clone()));
         let removed = self.removed.entry(member).or_default();
-        if removed.len() >= PATHS_MAX {
-            removed.retain(|(_, since)| now.saturating_duration_since(*since) < REMOVED);
-        }
+        // (In the order of their times.)
+        let old = removed.partition_point(|(_, since)| now.saturating_duration_since(*since) >= REMOVED);
+        removed.drain(..old);
         removed.push((path, now));
     }
 
@@ -432,11 +459,11 @@ mod tests {
         let written = with_a_directory();
         written.named(2, 12, 11, b"part");
         written.opened(2, 12, 77);
-        written.has_content(2, 12, (0o600, (1, 2)));
+        written.has_content(2, 12, false, (0o600, (1, 2)));
         written.attributes_are(2, 12, (0o755, (1, 2)));
         written.renamed(2, (11, b"part"), (11, b"whole"));
         written.closed(2, 77);
-        let content = Content { path: b"d/whole".to_vec(), perm: 0o755, owner: (1, 2) };
+        let content = Content { path: b"d/whole".to_vec(), is_directory: false, perm: 0o755, owner: (1, 2) };
         assert_eq!(written.to_put_back(2), [(12, content.clone())]);
         // (The old name is looked for in the store.)
         assert_eq!(written.to_look_at(2), [b"d/part".to_vec()]);
@@ -453,7 +480,7 @@ mod tests {
             let number = u64::from(name[0]);
             written.named(2, number, 11, name);
             written.changed(2, 11, name);
-            written.has_content(2, number, (0o600, (0, 0)));
+            written.has_content(2, number, false, (0o600, (0, 0)));
         }
         written.removed(2, 11, b"x");
         assert_eq!(written.to_put_back(2).len(), 1);

@@ -75,10 +75,7 @@ impl<F: Filesystem> Router<F> {
         ask: impl Fn(u64) -> Ask,
     ) -> FsResult<Entry> {
         let way = || self.way(caller, parent, Does::Changes);
-        let here = |door: &F| {
-            lost::makes(self, parent, name);
-            here(door).inspect(|_| lost::made(self, parent, name))
-        };
+        let here = |door: &F| lost::making(self, caller, (parent, name), || here(door));
         self.within(caller, way, here, |at| self.made(caller, at, ask(at.node)))
     }
 
@@ -303,10 +300,12 @@ impl<F: Filesystem> Filesystem for Router<F> {
             self.done(caller, from, ask)
         };
         let here = |_: &F| {
+            let rename = || adopt::rename(self, caller, &names, taken.take());
+            let to = (new_parent, new_name);
             if flags.contains(RenameFlags::NOREPLACE) {
-                lost::makes(self, new_parent, new_name);
+                return lost::making(self, caller, to, rename);
             }
-            adopt::rename(self, caller, &names, taken.take()).inspect(|()| lost::made(self, new_parent, new_name))
+            rename().inspect(|()| lost::made(self, to.0, to.1))
         };
         let renamed = self.within(caller, way, here, there);
         if is_between.get() {
@@ -327,10 +326,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
             };
             self.made(caller, to, Ask::Link { node: file.node, new_parent: to.node, new_name: new_name.into() })
         };
-        let here = |door: &F| {
-            lost::makes(self, new_parent, new_name);
-            door.link(caller, id, new_parent, new_name).inspect(|_| lost::made(self, new_parent, new_name))
-        };
+        let make = |door: &F| door.link(caller, id, new_parent, new_name);
+        let here = |door: &F| lost::making(self, caller, (new_parent, new_name), || make(door));
         self.within(caller, way, here, there)
     }
 
@@ -385,9 +382,8 @@ impl<F: Filesystem> Filesystem for Router<F> {
             }
         };
         let here = |door: &F| {
-            lost::makes(self, parent, name);
-            let made = door.create(caller, parent, name, perm, flags, kill_suidgid)?;
-            lost::made(self, parent, name);
+            let make = || door.create(caller, parent, name, perm, flags, kill_suidgid);
+            let made = lost::making(self, caller, (parent, name), make)?;
             homes::created(self, caller, flags, made)
         };
         shim::uses_names(self, caller, parent);

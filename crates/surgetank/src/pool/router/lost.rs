@@ -9,14 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::{FILES_OF_A_MEMBER, Place};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::{FileId, Kind};
+use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
@@ -25,8 +25,12 @@ use super::homes::agent;
 use super::{PATIENCE, Router, owners};
 use crate::mount::Filesystem;
 
+/// How often it is looked whether something is to be put back.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So long one member may take to say what its programs changed.
 const ANSWER: Duration = Duration::from_secs(5);
+/// So often something is tried, each second.
+const TRIES_MAX: u32 = 60;
 /// So long content may take to be put back.
 const PUTTING: Duration = Duration::from_secs(600);
 
@@ -37,6 +41,8 @@ pub(super) struct Lost {
     known: AtomicUsize,
     all: Mutex<All>,
     asking: Mutex<()>,
+    /// How often something has failed, by the number of the file; 0: questions to the store.
+    tries: Mutex<HashMap<u64, u32>>,
 }
 
 #[derive(Default)]
@@ -56,6 +62,14 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 impl Lost {
+    /// It has failed again. Is it not tried any more?
+    fn gives_up(&self, number: u64) -> bool {
+        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        let tries = tries.entry(number).or_default();
+        *tries += 1;
+        *tries >= TRIES_MAX
+    }
+
     fn all(&self) -> MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,6 +95,17 @@ impl Lost {
         is_removed
     }
 
+    /// The store has what this member's programs made of the path. Returns whether other members' programs changed it, too.
+    fn is_also_of_others(&self, path: &[u8], by: u32) -> bool {
+        let (directory, name) = split(path);
+        let mut all = self.all();
+        let members = all.names.get_mut(directory).and_then(|names| names.get_mut(name));
+        members.is_some_and(|members| {
+            members.remove(&by);
+            !members.is_empty()
+        })
+    }
+
     fn note(&self, by: u32, changed: Changed) {
         let mut all = self.all();
         for path in changed.paths {
@@ -90,25 +115,36 @@ impl Lost {
         all.removed.entry(by).or_default().extend(changed.removed);
     }
 
-    /// Has a program of another member changed or removed this path, or a directory above it? Then this member's content is not
+    /// Has a program of another member changed this path, or removed it or a directory above it? Then this member's content is not
     /// what the path had last.
     fn is_disputed(&self, path: &[u8], by: u32) -> bool {
         let all = self.all();
-        let others = |(directory, names): (&Vec<u8>, &HashMap<Box<[u8]>, BTreeSet<u32>>)| {
-            names.iter().any(|(name, members)| {
-                let changed = if directory.is_empty() { name.to_vec() } else { [directory, &b"/"[..], name].concat() };
-                below(path, &changed).is_some() && members.iter().any(|member| *member != by)
-            })
-        };
-        let removed = all.removed.iter().filter(|(member, _)| **member != by);
-        removed.flat_map(|(_, paths)| paths).any(|gone| below(path, gone).is_some()) || all.names.iter().any(others)
+        let (directory, name) = split(path);
+        let changed = all.names.get(directory).and_then(|names| names.get(name));
+        let is_changed = changed.is_some_and(|members| members.iter().any(|member| *member != by));
+        drop(all);
+        is_changed || self.was_removed(path, by)
+    }
+
+    /// Has a program of another member removed it, or a directory above it?
+    fn was_removed(&self, path: &[u8], by: u32) -> bool {
+        let all = self.all();
+        let mut removed = all.removed.iter().filter(|(member, _)| **member != by).flat_map(|(_, paths)| paths);
+        removed.any(|gone| below(path, gone).is_some())
     }
 }
 
 /// Asks all members what is missing since members were lost. Errors: EIO, one does not answer; EINTR.
 pub(super) fn learn<F: Filesystem>(router: &Router<F>, until: Instant) -> FsResult<()> {
     while router.lost.is_behind(router.link.losses()) {
-        let _one = router.lost.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = match router.lost.asking.try_lock() {
+            Ok(one) => one,
+            Err(TryLockError::Poisoned(one)) => one.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                router.pause(until)?;
+                continue;
+            }
+        };
         let lost = router.link.lost();
         let unknown: Vec<(u32, String)> = {
             let all = router.lost.all();
@@ -133,20 +169,28 @@ fn ask_all<F: Filesystem>(router: &Router<F>, lost: u32, temporaries: &str) -> b
     let Ok(status) = router.link.status(ANSWER) else { return false };
     let me = router.link.member();
     router.lost.note(me, router.others.written.lost_with(lost));
-    for other in status.members.iter().map(|status| status.member).filter(|member| ![me, lost].contains(member)) {
+    let others: Vec<u32> =
+        status.members.iter().map(|status| status.member).filter(|member| ![me, lost].contains(member)).collect();
+    let ask = |other: u32| {
         let ask = Ask::LostWith { member: lost, temporaries: temporaries.to_owned() };
         let until = tick() + ANSWER;
         match router.link.call(other, &Call { uid: 0, gid: 0, ask }, None, &mut |_| tick() < until) {
-            Ok(Answer::Bytes(bytes)) => match serde_json::from_slice(&bytes) {
-                Ok(changed) => router.lost.note(other, changed),
-                Err(_) => return false,
-            },
+            Ok(Answer::Bytes(bytes)) => {
+                let changed = serde_json::from_slice(&bytes);
+                changed.map(|changed| router.lost.note(other, changed)).is_ok()
+            }
             // (It has left, or is lost, too.)
-            Err(NoAnswer::Gone) => {}
-            _ => return false,
+            Err(NoAnswer::Gone) => true,
+            _ => false,
         }
-    }
-    true
+    };
+    let ask = &ask;
+    std::thread::scope(|scope| {
+        // (Without a thread it is asked again.)
+        let asked = others.into_iter().map(|other| std::thread::Builder::new().spawn_scoped(scope, move || ask(other)));
+        let asked: Vec<_> = asked.collect();
+        asked.into_iter().all(|asked| asked.is_ok_and(|asked| asked.join().unwrap_or(false)))
+    })
 }
 
 /// Another member asks what programs here changed at one that is lost.
@@ -184,13 +228,28 @@ pub(super) fn take_over<F: Filesystem>(router: &Router<F>, path: &[u8], member: 
     router.claim(path, until)
 }
 
-/// Is the name missing since a loss, whatever the store has?
+/// Is the name missing since a loss, whatever the store has? (What was made here since is not.)
 fn is_missing<F: Filesystem>(router: &Router<F>, parent: u64, name: &[u8]) -> bool {
+    let pooled = &router.namespace.pooled;
     router.link.losses() > 0
-        && match router.namespace.pooled.place_of(FileId(parent)) {
-            Some(Place::OfTheStore(path)) => router.lost.has(&path, name),
+        && match pooled.place_of(FileId(parent)) {
+            Some(Place::OfTheStore(path)) => {
+                router.lost.has(&path, name) && !pooled.is_changed_here(FileId(parent), name)
+            }
             _ => false,
         }
+}
+
+/// A name was made here, also in a directory that was made again.
+pub(super) fn made<F: Filesystem>(router: &Router<F>, parent: u64, name: &[u8]) {
+    if router.link.losses() > 0
+        && let Some(path) = router.namespace.pooled.path_of(FileId(parent), name)
+    {
+        let (directory, name) = split(&path);
+        if router.lost.has(directory, name) {
+            settled(router, path);
+        }
+    }
 }
 
 /// Does a look-up here find nothing? A directory has no content that could be older. (The namespace is not asked: it would show
@@ -204,21 +263,18 @@ pub(super) fn hides<F: Filesystem>(router: &Router<F>, parent: u64, name: &[u8])
             .is_some_and(|path| !matches!(router.namespace.pooled.stored(&path), Ok(Some(Kind::Directory))))
 }
 
-/// A name is about to be made here. What the store has under it is older than what was lost.
-pub(super) fn makes<F: Filesystem>(router: &Router<F>, parent: u64, name: &[u8]) {
+/// Makes a name here, which must be new. What the store has under it is older than what was lost.
+pub(super) fn making<F: Filesystem, T>(
+    router: &Router<F>,
+    caller: &Caller,
+    (parent, name): (u64, &[u8]),
+    make: impl FnOnce() -> FsResult<T>,
+) -> FsResult<T> {
     if is_missing(router, parent, name) {
-        // (There may be none.)
-        let _ = router.door.unlink(&agent(), parent, name);
+        // (There may be none, and the caller may have no right to it.)
+        let _ = router.door.unlink(caller, parent, name);
     }
-}
-
-/// A name was made here.
-pub(super) fn made<F: Filesystem>(router: &Router<F>, parent: u64, name: &[u8]) {
-    if !is_missing(router, parent, name) {
-        return;
-    }
-    let Some(path) = router.namespace.pooled.path_of(FileId(parent), name) else { return };
-    settled(router, path);
+    make().inspect(|_| made(router, parent, name))
 }
 
 /// Nothing is missing under the path any more: all members learn it.
@@ -243,7 +299,11 @@ pub(super) fn left_out<F: Filesystem>(router: &Router<F>, dir: u64) -> Option<BT
         return None;
     }
     let Some(Place::OfTheStore(path)) = router.namespace.pooled.place_of(FileId(dir)) else { return None };
-    router.lost.all().names.get(&path).map(|names| names.keys().cloned().collect())
+    let all = router.lost.all();
+    let names = all.names.get(&path)?.keys().cloned().collect::<Vec<_>>();
+    drop(all);
+    let pooled = &router.namespace.pooled;
+    Some(names.into_iter().filter(|name| !pooled.is_changed_here(FileId(dir), name)).collect())
 }
 
 /// Has this node content of lost members' files that is to be put back, or removals that may be lost?
@@ -251,8 +311,23 @@ pub(super) fn is_pending<F: Filesystem>(router: &Router<F>) -> bool {
     router.link.losses() > 0 && router.link.lost().keys().any(|lost| router.others.written.is_pending(*lost))
 }
 
+/// Looks each second whether there is.
+pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
+    let router = Arc::downgrade(router);
+    let look = move || {
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            let Some(router) = Weak::upgrade(&router) else { return };
+            put_back(&router);
+        }
+    };
+    if let Err(why) = std::thread::Builder::new().name("pool-losses".to_owned()).spawn(look) {
+        tracing::warn!(%why, "content of lost members' files is not put back");
+    }
+}
+
 /// Puts it back.
-pub(super) fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
+fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
     if router.link.losses() == 0 || learn(router, tick() + ANSWER).is_err() {
         return;
     }
@@ -262,9 +337,17 @@ pub(super) fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             // (That takes its directory over: until then the lost member's server may carry something out.)
             owners::owner_of(router, &path);
             match router.namespace.pooled.stored(&path) {
+                // (Another node may have made it after that.)
+                Ok(None) if router.lost.is_also_of_others(&path, router.link.member()) => {
+                    written.made_again(&[lost], &path);
+                }
                 Ok(None) => settled(router, path),
                 Ok(Some(_)) => written.looked_at(&path),
-                Err(why) => tracing::warn!(%why, "whether a removal is lost is not known yet"),
+                Err(why) if router.lost.gives_up(0) => {
+                    tracing::warn!(%why, "whether a removal is lost is not known");
+                    written.looked_at(&path);
+                }
+                Err(_) => {}
             }
         }
         let wanted = written.to_put_back(lost);
@@ -276,6 +359,7 @@ pub(super) fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             let path = String::from_utf8_lossy(&content.path).into_owned();
             let is_ours = number / FILES_OF_A_MEMBER == u64::from(lost);
             match here.get(&number) {
+                None if content.is_directory && !router.lost.was_removed(&content.path, router.link.member()) => {}
                 // (A program still writes it.)
                 Some(true) => continue,
                 Some(false) if is_ours && !router.lost.is_disputed(&content.path, router.link.member()) => {}
@@ -286,14 +370,25 @@ pub(super) fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
                 }
             }
             match router.link.put_back(number, &content, PUTTING) {
-                Some(is_put) => {
-                    written.puts_back();
-                    tracing::info!(path, is_put, "content of a lost member's file");
-                    is_there(router, &content.path);
-                    // (A program that has it open keeps it.)
-                    let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(number).as_bytes());
+                // (It stays in the list of what is lost, unless that was made again.)
+                Some(false) => {
+                    tracing::warn!(path, "a file of a lost member is not put back: something has its name");
+                    written.content_ends(lost, number);
                 }
-                None => tracing::warn!(path, "a file of a lost member could not be put back yet"),
+                Some(true) => {
+                    written.puts_back();
+                    tracing::info!(path, "a file of a lost member is back");
+                    settled(router, content.path);
+                    if !content.is_directory {
+                        // (A program that has it open keeps it.)
+                        let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(number).as_bytes());
+                    }
+                }
+                None if router.lost.gives_up(number) => {
+                    tracing::warn!(path, "a file of a lost member cannot be put back");
+                    written.content_ends(lost, number);
+                }
+                None => {}
             }
         }
     }

@@ -25,7 +25,7 @@ use surgetank_types::model::{Caller, FileId};
 use super::super::call::{Answer, Ask, Departs, Moved, Moving};
 use super::super::export::checked;
 use super::serving::is_below;
-use super::{Does, NOT_OWNER, PATIENCE, Router, Way};
+use super::{Does, NOT_OWNER, PATIENCE, Router, Way, lost};
 use crate::mount::{Filesystem, SetAttr, current, killed, wait_long};
 
 /// So long one question may wait for the store.
@@ -236,7 +236,11 @@ impl<F: Filesystem> Rename<'_, F> {
     fn arrive(&self, what: &Departing, noreplace: bool) -> FsResult<Option<FileId>> {
         let (dir, name) = self.to;
         let how = (noreplace, self.mover.request);
-        let here = || self.router.namespace.moves.arrive(self.caller, (FileId(dir), name), what, how);
+        let here = || {
+            let arrived = self.router.namespace.moves.arrive(self.caller, (FileId(dir), name), what, how)?;
+            lost::made(self.router, dir, name);
+            Ok(arrived)
+        };
         let moved = Box::new(moved(what));
         let (who, mover) = (self.who(), Moving::of(self.mover));
         let ask = |parent| Ask::Arrive { who, parent, name: name.into(), moved: moved.clone(), mover, noreplace };
@@ -415,6 +419,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             let arrived = numbered(request, || moves.arrive(&by(*who), (dir, name), &what, (*noreplace, request)))?;
             let Some(FileId(id)) = arrived else { return Err(Errno::AGAIN.into()) };
             before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
+            lost::made(router, *parent, name);
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
         }),

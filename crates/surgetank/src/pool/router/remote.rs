@@ -12,12 +12,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_pool::calls::{Once, Waits};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
-use surgetank_types::model::{Attr, Caller};
+use surgetank_types::model::{Attr, Caller, Kind};
 
 use super::super::call::{Answer, Ask, Call, Found};
 use super::super::link::{Link, NoAnswer, Place};
@@ -316,8 +317,17 @@ impl Remote {
         if changes && !matches!(&answer, Ok(Answer::CreatedAt { .. })) {
             self.parents.change(&changed);
         }
-        if let (Some(noted), Ok(answer)) = (noted, &answer) {
-            self.note(at.member, noted, answer);
+        let is_lost = || self.link.losses() > 0 && self.link.lost().contains_key(&at.member);
+        match (noted, &answer) {
+            (Some(noted), Ok(answer)) => {
+                self.note(at.member, noted, answer);
+                // (What programs here changed may have been asked before that was noted.)
+                if is_lost() {
+                    return Err(if at.by_path { NOT_OWNER } else { Errno::STALE }.into());
+                }
+            }
+            (Some(Noted::Close { handle }), Err(_)) if is_lost() => self.written.closed(at.member, handle),
+            _ => {}
         }
         if let Some(once) = once {
             ASKED.with_borrow_mut(|asked| asked.calls.push((self.link.clone(), at.member, once)));
@@ -337,16 +347,22 @@ impl Remote {
                 if let Answer::CreatedAt { found, home, .. } = answer
                     && home.member == self.link.member()
                 {
-                    self.written.has_content(member, found.node, rights_of(&found.attr));
+                    self.written.has_content(member, found.node, false, rights_of(&found.attr));
                 }
             }
             (Noted::Name { parent, name }, answer) => {
                 if let Answer::Found(found) = answer {
                     self.written.named(member, found.node, parent, &name);
+                    if found.attr.kind == Kind::Directory {
+                        self.written.has_content(member, found.node, true, rights_of(&found.attr));
+                    }
                 }
                 self.written.changed(member, parent, &name);
             }
-            (Noted::Rename { from, to }, _) => self.written.renamed(member, (from.0, &from.1), (to.0, &to.1)),
+            (Noted::Rename { from, to, exchange: true }, _) => {
+                self.written.exchanged(member, (from.0, &from.1), (to.0, &to.1))
+            }
+            (Noted::Rename { from, to, .. }, _) => self.written.renamed(member, (from.0, &from.1), (to.0, &to.1)),
             (Noted::Remove { parent, name }, _) => self.written.removed(member, parent, &name),
             (Noted::Node { node }, answer) => {
                 self.written.changed_node(member, node);
@@ -468,6 +484,7 @@ enum Noted {
     Rename {
         from: (u64, Box<[u8]>),
         to: (u64, Box<[u8]>),
+        exchange: bool,
     },
     Node {
         node: u64,
@@ -481,7 +498,7 @@ impl Noted {
     fn nodes(&self) -> [u64; 2] {
         match self {
             Self::Name { parent, .. } | Self::Remove { parent, .. } => [*parent, 0],
-            Self::Rename { from, to } => [from.0, to.0],
+            Self::Rename { from, to, .. } => [from.0, to.0],
             Self::Node { node } => [*node, 0],
             Self::Open { .. } | Self::Close { .. } | Self::Touched => [0; 2],
         }
@@ -509,8 +526,9 @@ fn noted(ask: &Ask) -> Option<Noted> {
             Some(Noted::Open { node: *node })
         }
         Ask::Close { handle } | Ask::CloseWritten { handle, .. } => Some(Noted::Close { handle: *handle }),
-        Ask::Rename { parent, name, new_parent, new_name, .. } => {
-            Some(Noted::Rename { from: (*parent, name.clone()), to: (*new_parent, new_name.clone()) })
+        Ask::Rename { parent, name, new_parent, new_name, flags } => {
+            let exchange = flags & RenameFlags::EXCHANGE.bits() != 0;
+            Some(Noted::Rename { from: (*parent, name.clone()), to: (*new_parent, new_name.clone()), exchange })
         }
         Ask::SetAttributes { node, .. } | Ask::SetXattr { node, .. } | Ask::RemoveXattr { node, .. } => {
             Some(Noted::Node { node: *node })

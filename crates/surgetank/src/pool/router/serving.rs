@@ -137,7 +137,6 @@ pub(super) fn look_now_and_then<F: Filesystem>(router: &Arc<Router<F>>) {
                     view.used_bytes > view.cap_bytes / FULL
                 })
             };
-            super::lost::put_back(&router);
             let _ = remove_unneeded(&router, &is_full);
             bring_unknown(&router);
         }
@@ -193,6 +192,7 @@ pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted:
                     let homes = &router.namespace.homes;
                     // (A program that has it open keeps it.)
                     let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(*number).as_bytes());
+                    router.others.written.content_ends(member, *number);
                 } else {
                     stay += 1;
                 }
