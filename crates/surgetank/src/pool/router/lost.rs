@@ -45,11 +45,14 @@ pub(super) struct Lost {
     tries: Mutex<HashMap<u64, u32>>,
 }
 
+/// Names, and which members' programs changed each.
+type Names = HashMap<Box<[u8]>, BTreeSet<u32>>;
+
 #[derive(Default)]
 struct All {
     members: BTreeSet<u32>,
-    /// Names that the store may have in an older version, by directory: which members' programs changed them.
-    names: HashMap<Vec<u8>, HashMap<Box<[u8]>, BTreeSet<u32>>>,
+    /// Names that the store may have in an older version, by directory.
+    names: HashMap<Vec<u8>, Names>,
     /// Paths that a member's programs removed.
     removed: BTreeMap<u32, BTreeSet<Vec<u8>>>,
 }
