@@ -190,13 +190,11 @@ impl Pooled {
         }
     }
 
-    /// Is what has this name known, and newer than what the store has, or made by this agent?
+    /// Is what has this name newer here than in the store?
     pub fn is_changed_here(&self, dir: FileId, name: &[u8]) -> bool {
         let tree = self.metadata.read_tree();
         let id = tree.entry(dir, name).and_then(surgetank_state::Entry::logical);
-        id.is_some_and(|id| {
-            tree.get(id).is_some_and(|inode| inode.is_made(id) || inode.dirty() || inode.home().is_some())
-        })
+        id.and_then(|id| tree.get(id)).is_some_and(|inode| inode.dirty())
     }
 
     /// What the store has at this path.

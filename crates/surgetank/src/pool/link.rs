@@ -22,7 +22,7 @@ use surgetank_pool::{MemberId, Secret, Term};
 use surgetank_types::clock::{tick, uptime};
 
 use super::call::{Answer, Ask, Call, Stored};
-use super::others::written::{Content, below};
+use super::others::contents::{Content, below};
 use super::status::PoolStatus;
 use crate::socket_address::Address;
 

@@ -2,6 +2,7 @@
 //!
 //! The danger that this avoids: a run that ends well while its output is not in the store.
 
+pub mod contents;
 pub mod reports;
 pub mod written;
 

@@ -206,7 +206,7 @@ impl<F: Filesystem> Router<F> {
         self.works.await_earlier(|| false);
         // (From now on none makes files without a request: this member refuses what would begin that.)
         self.namespace.metadata.recall_for_writer();
-        if !settled() || is_held() || is_home() || lost::is_pending(self) || !close(true) {
+        if !settled() || is_held() || is_home() || lost::is_pending(self) && !self.link.is_over() || !close(true) {
             self.leaving.store(false, Ordering::SeqCst);
             return false;
         }

@@ -97,11 +97,14 @@ fn put_into(
             Err(Errno::EXIST) => false,
             Err(why) => return Err(why),
         };
-        let opened = openat2(&dir, name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH);
+        // (One that was there may not be readable.)
+        let path = if made { OFlags::empty() } else { OFlags::PATH };
+        let opened = openat2(&dir, name, path | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), BENEATH);
         return match opened {
-            Ok(opened) if made => {
-                own(&opened, owner).and_then(|()| fchmod(&opened, Mode::from_raw_mode(perm & 0o7777))).map(|()| true)
-            }
+            // (Its owner has to make what was inside.)
+            Ok(opened) if made => own(&opened, owner)
+                .and_then(|()| fchmod(&opened, Mode::from_raw_mode(perm & 0o7777 | 0o700)))
+                .map(|()| true),
             Ok(_) => Ok(true),
             Err(Errno::NOTDIR | Errno::LOOP) => Ok(false),
             Err(why) => Err(why),
@@ -131,8 +134,9 @@ fn put_into(
             &Timestamps { last_access, last_modification: time(found.st_mtime, found.st_mtime_nsec as _) },
         )?;
         renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)?;
-        // (It may have been synced before, and the other copy goes.)
-        rustix::fs::fsync(&file)
+        // (It may have been synced before, and the other copy goes. One that cannot be synced is there nevertheless.)
+        let _ = rustix::fs::fsync(&file);
+        Ok(())
     };
     let put = put();
     if put.is_err() {

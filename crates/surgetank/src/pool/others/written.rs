@@ -2,13 +2,15 @@
 //!
 //! The danger that this avoids: a lost member whose files are missing in the list of what is lost.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use surgetank_types::clock::tick;
+
+use super::contents::{Content, Contents, below};
 
 /// So many paths are listed for each member.
 const PATHS_MAX: usize = 10_000;
@@ -40,15 +42,6 @@ pub struct Changed {
     pub removed: Vec<Vec<u8>>,
 }
 
-/// A file whose content this node has, or a directory that a program here made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Content {
-    pub path: Vec<u8>,
-    pub is_directory: bool,
-    pub perm: u32,
-    pub owner: (u32, u32),
-}
-
 #[derive(Debug, Default)]
 struct Tables {
     names: HashMap<Node, Name>,
@@ -57,9 +50,9 @@ struct Tables {
     /// Not known to be in the store: by member and path, and when that was last noted.
     paths: BTreeMap<u32, BTreeMap<Vec<u8>, u64>>,
     /// By member and number: content here of files there.
-    contents: HashMap<Node, Content>,
+    contents: Contents,
     /// By member: names that programs of this node removed, and when.
-    removed: HashMap<u32, Vec<(Vec<u8>, Instant)>>,
+    removed: HashMap<u32, VecDeque<(Vec<u8>, Instant)>>,
     /// By member: names that do not exist since the last change of a program here.
     absent: BTreeSet<(u32, Vec<u8>)>,
     /// Those that the store still has after the loss.
@@ -137,21 +130,13 @@ impl Written {
             }
         }
         if let Some(paths) = tables.paths.get_mut(&member) {
-            let is_inside = |path: &[u8]| below(path, &from).is_some_and(|rest| !rest.is_empty());
-            let inside: Vec<_> = paths.extract_if(.., |path, _| is_inside(path)).collect();
+            let inside = inside(paths, &from);
             paths.extend(inside.into_iter().map(|(path, noted)| ([&to, &path[from.len()..]].concat(), noted)));
         }
-        let mut moved = Vec::new();
-        for ((of, number), content) in &mut tables.contents {
-            if *of == member
-                && let Some(rest) = below(&content.path, &from)
-            {
-                moved.push((*number, Content { path: [&to, rest].concat(), ..content.clone() }));
-            }
-        }
-        tables.contents.retain(|(of, _), content| *of != member || below(&content.path, &to).is_none());
+        let moved = tables.contents.take(member, &from);
+        tables.contents.take(member, &to);
+        tables.contents.give(member, moved, &from, &to);
         tables.has_gone(member, from);
-        tables.contents.extend(moved.into_iter().map(|(number, content)| ((member, number), content)));
     }
 
     /// Two names are exchanged.
@@ -168,8 +153,16 @@ impl Written {
                 *path = [&one, rest].concat();
             }
         };
-        let contents = tables.contents.iter_mut().filter(|((of, _), _)| *of == member);
-        contents.for_each(|(_, content)| exchange(&mut content.path));
+        let taken = (tables.contents.take(member, &one), tables.contents.take(member, &other));
+        tables.contents.give(member, taken.0, &one, &other);
+        tables.contents.give(member, taken.1, &other, &one);
+        if let Some(paths) = tables.paths.get_mut(&member) {
+            let (of_one, of_other) = (inside(paths, &one), inside(paths, &other));
+            for (mut path, noted) in of_one.into_iter().chain(of_other) {
+                exchange(&mut path);
+                paths.insert(path, noted);
+            }
+        }
         tables.open.iter_mut().filter(|((of, _), _)| *of == member).for_each(|(_, path)| exchange(path));
     }
 
@@ -178,22 +171,20 @@ impl Written {
         let mut tables = self.tables();
         // (Without a path it cannot be put back.)
         if let Some(path) = tables.path(member, number) {
-            // (What had the path before is gone.)
-            tables.contents.retain(|(of, _), content| *of != member || content.path != path);
-            tables.contents.insert((member, number), Content { path, is_directory, perm, owner });
+            tables.contents.insert(member, number, Content { path, is_directory, perm, owner });
         }
     }
 
     /// The attributes of such a file have changed.
     pub fn attributes_are(&self, member: u32, number: u64, (perm, owner): (u32, (u32, u32))) {
-        if let Some(content) = self.tables().contents.get_mut(&(member, number)) {
+        if let Some(content) = self.tables().contents.get_mut(member, number) {
             (content.perm, content.owner) = (perm, owner);
         }
     }
 
     /// The content is not here any more, or not needed.
     pub fn content_ends(&self, member: u32, number: u64) {
-        self.tables().contents.remove(&(member, number));
+        self.tables().contents.remove(member, number);
     }
 
     /// Content here of files that are lost with the member, and directories, by number. A directory comes before what is below.
@@ -202,10 +193,7 @@ impl Written {
         let open = tables.open.iter().filter(|((of, _), _)| *of == member).map(|(_, path)| path);
         let paths: BTreeSet<&Vec<u8>> =
             tables.paths.get(&member).into_iter().flat_map(BTreeMap::keys).chain(open).collect();
-        let of = tables.contents.iter().filter(|((of, _), content)| *of == member && paths.contains(&content.path));
-        let mut wanted: Vec<_> = of.map(|((_, number), content)| (*number, content.clone())).collect();
-        wanted.sort_unstable_by(|(_, one), (_, other)| one.path.cmp(&other.path));
-        wanted
+        tables.contents.of(member).filter(|(_, content)| paths.contains(&content.path)).cloned().collect()
     }
 
     /// Some content is put back.
@@ -257,7 +245,7 @@ impl Written {
                 }
             }
         }
-        tables.contents.retain(|(member, _), content| !lost.contains(member) || content.path != path);
+        lost.iter().for_each(|member| tables.contents.remove_path(*member, path));
         tables.absent.retain(|(member, absent)| !lost.contains(member) || absent != path);
         // (The close may not have reached the member.)
         tables.open.retain(|(member, _), open| !lost.contains(member) || open != path);
@@ -321,6 +309,7 @@ impl Written {
             tables.paths.remove(&member);
         }
         tables.absent.retain(|(of, path)| *of != member || known.contains(path));
+        tables.contents.retain_directories(member, |path| known.contains(path));
     }
 
     /// What may not be in the store, of one member.
@@ -363,14 +352,15 @@ impl Tables {
 
     /// Nothing has this path any more.
     fn has_gone(&mut self, member: u32, path: Vec<u8>) {
-        self.contents.retain(|(of, _), content| *of != member || below(&content.path, &path).is_none());
+        self.contents.take(member, &path);
         let now = tick();
         self.absent.insert((member, path.clone()));
         let removed = self.removed.entry(member).or_default();
         // (In the order of their times.)
-        let old = removed.partition_point(|(_, since)| now.saturating_duration_since(*since) >= REMOVED);
-        removed.drain(..old);
-        removed.push((path, now));
+        while removed.front().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= REMOVED) {
+            removed.pop_front();
+        }
+        removed.push_back((path, now));
     }
 
     fn note(&mut self, member: u32, path: Option<Vec<u8>>) {
@@ -385,9 +375,15 @@ impl Tables {
     }
 }
 
-/// What is behind a path: nothing, or what begins with a slash. `None`: it is another path.
-pub fn below<'a>(path: &'a [u8], of: &[u8]) -> Option<&'a [u8]> {
-    path.strip_prefix(of).filter(|rest| rest.is_empty() || rest.starts_with(b"/"))
+/// Removes what is inside a directory.
+fn inside(paths: &mut BTreeMap<Vec<u8>, u64>, dir: &[u8]) -> Vec<(Vec<u8>, u64)> {
+    let prefix = [dir, b"/"].concat();
+    let inside = paths.range(prefix.clone()..).take_while(|(path, _)| path.starts_with(&prefix));
+    let inside: Vec<_> = inside.map(|(path, noted)| (path.clone(), *noted)).collect();
+    for (path, _) in &inside {
+        paths.remove(path);
+    }
+    inside
 }
 
 fn joined(mut dir: Vec<u8>, name: &[u8]) -> Vec<u8> {

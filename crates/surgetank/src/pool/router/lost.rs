@@ -20,7 +20,8 @@ use surgetank_types::model::{Caller, FileId, Kind};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
-use super::super::others::written::{Changed, below};
+use super::super::others::contents::below;
+use super::super::others::written::Changed;
 use super::homes::agent;
 use super::{PATIENCE, Router, owners};
 use crate::mount::Filesystem;
@@ -41,7 +42,7 @@ pub(super) struct Lost {
     known: AtomicUsize,
     all: Mutex<All>,
     asking: Mutex<()>,
-    /// How often something has failed, by the number of the file; 0: questions to the store.
+    /// How often something has failed, by the number of the file; 0: rounds with questions to the store.
     tries: Mutex<HashMap<u64, u32>>,
 }
 
@@ -336,6 +337,7 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
     }
     let (written, homes) = (&router.others.written, &router.namespace.homes);
     for lost in router.link.lost().into_keys() {
+        let mut store_fails = false;
         for path in written.to_look_at(lost) {
             // (That takes its directory over: until then the lost member's server may carry something out.)
             owners::owner_of(router, &path);
@@ -346,12 +348,15 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
                 }
                 Ok(None) => settled(router, path),
                 Ok(Some(_)) => written.looked_at(&path),
-                Err(why) if router.lost.gives_up(0) => {
-                    tracing::warn!(%why, "whether a removal is lost is not known");
-                    written.looked_at(&path);
+                Err(why) => {
+                    tracing::info!(%why, "whether a removal is lost is not known yet");
+                    store_fails = true;
+                    break;
                 }
-                Err(_) => {}
             }
+        }
+        if store_fails && router.lost.gives_up(0) {
+            written.to_look_at(lost).iter().for_each(|path| written.looked_at(path));
         }
         let wanted = written.to_put_back(lost);
         if wanted.is_empty() {

@@ -238,7 +238,9 @@ impl<F: Filesystem> Rename<'_, F> {
         let how = (noreplace, self.mover.request);
         let here = || {
             let arrived = self.router.namespace.moves.arrive(self.caller, (FileId(dir), name), what, how)?;
-            lost::made(self.router, dir, name);
+            if arrived.is_some() {
+                lost::made(self.router, dir, name);
+            }
             Ok(arrived)
         };
         let moved = Box::new(moved(what));

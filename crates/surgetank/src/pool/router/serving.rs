@@ -169,8 +169,12 @@ pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted:
                 // (One that has left has put everything into the store. Of one that is lost, it may be the last copy.)
                 Err(NoAnswer::Gone) => {
                     let has_left = router.link.may_serve()
+                        && !router.link.lost().contains_key(&member)
                         && router.status().is_ok_and(|status| {
-                            !status.members.is_empty() && !status.lost.iter().any(|lost| lost.member == member)
+                            let is_it = |members: &[u32]| members.contains(&member);
+                            let members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
+                            let lost: Vec<u32> = status.lost.iter().map(|one| one.member).collect();
+                            !members.is_empty() && !is_it(&members) && !is_it(&lost)
                         });
                     vec![Need::Gone; if has_left { numbers.len() } else { 0 }]
                 }
