@@ -134,9 +134,8 @@ fn put_into(
             &Timestamps { last_access, last_modification: time(found.st_mtime, found.st_mtime_nsec as _) },
         )?;
         renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)?;
-        // (It may have been synced before, and the other copy goes. One that cannot be synced is there nevertheless.)
-        let _ = rustix::fs::fsync(&file);
-        Ok(())
+        // (It may have been synced before, and the other copy goes. If this one cannot be synced, the other one stays.)
+        rustix::fs::fsync(&file)
     };
     let put = put();
     if put.is_err() {

@@ -171,10 +171,9 @@ pub(super) fn remove_unneeded<F: Filesystem>(router: &Router<F>, room_is_wanted:
                     let has_left = router.link.may_serve()
                         && !router.link.lost().contains_key(&member)
                         && router.status().is_ok_and(|status| {
-                            let is_it = |members: &[u32]| members.contains(&member);
-                            let members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
-                            let lost: Vec<u32> = status.lost.iter().map(|one| one.member).collect();
-                            !members.is_empty() && !is_it(&members) && !is_it(&lost)
+                            !status.members.is_empty()
+                                && status.members.iter().all(|one| one.member != member)
+                                && status.lost.iter().all(|one| one.member != member)
                         });
                     vec![Need::Gone; if has_left { numbers.len() } else { 0 }]
                 }
