@@ -6,6 +6,7 @@
 pub mod deferred;
 pub mod end;
 pub mod events;
+pub mod fence;
 pub mod intake_file;
 pub mod notes;
 pub mod queries;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use deferred::DeferredSeals;
 use end::End;
 use events::Events;
+use fence::{Fence, Membership};
 use notes::Notes;
 use queries::StoreQueries;
 use runs::Runs;
@@ -87,6 +89,20 @@ pub trait Members: Send + Sync {
 
     /// Who decides the names of a directory of the store. It waits for nothing.
     fn owner_of(&self, directory: &[u8]) -> Owner;
+
+    /// May this member publish now? It waits for nothing.
+    fn publishes(&self) -> Publishes;
+}
+
+/// May a member of a pool publish?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Publishes {
+    /// Its lease lasts: no other member takes its directories over.
+    Freely,
+    /// Its lease has ended, and may still be renewed.
+    Later,
+    /// Its membership has ended: not in a directory that was taken over from it.
+    UnlessTaken(Membership),
 }
 
 /// Who decides the names of a directory of the store, in a pool.
@@ -165,6 +181,7 @@ pub struct Base {
     pub(crate) end: Arc<End>,
     pub notes: Arc<Notes>,
     pub runs: Arc<Runs>,
+    pub(crate) fence: Arc<Fence>,
     pub(crate) permissions: Arc<Permissions>,
     pub(crate) deferred: Arc<DeferredSeals>,
     pub(crate) started: Instant,
@@ -201,6 +218,7 @@ impl Base {
             counters: Arc::default(),
             notes: Arc::new(Notes::new(events.clone(), succession.clone())),
             runs: Arc::new(Runs::new(end.clone())),
+            fence: Arc::default(),
             permissions: Arc::new(Permissions::new(checks_permissions)),
             deferred: Arc::default(),
             succession,

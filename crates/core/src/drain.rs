@@ -42,7 +42,7 @@ use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::thread::JoinHandle;
 use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
-use crate::base::{Base, StoreCopy};
+use crate::base::{Base, Publishes, StoreCopy};
 use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::namespace::emptying::Emptying;
@@ -291,6 +291,9 @@ impl Drain {
     /// Hands out staging, and finds the longest publishable run from the head of the queue. `has_waited`: up to
     /// here it waited for the order of the pool as long as it may.
     fn next(&self, ready_since: &mut Option<Instant>, has_waited: Option<Seq>) -> Next {
+        if self.base.members.get().is_some_and(|members| members.publishes() == Publishes::Later) {
+            return Next::Wait(PAUSE);
+        }
         let may = self.attempts.pause.may();
         if let May::Nothing(time) = may {
             return Next::Wait(time);

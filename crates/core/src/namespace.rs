@@ -65,13 +65,14 @@ use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 
+pub use crate::base::fence::Membership;
 pub use crate::base::intake_file::IntakeFile;
 pub use crate::base::notes::Noted;
 pub use crate::base::queries::StoreQueries;
 pub use crate::base::runs::{RunKnown, RunOf};
 pub use crate::base::succession::{Keeper, Request, Survival};
 pub use crate::base::waits::Waits;
-pub use crate::base::{Counters, Door, Members, Owner, StoreCopy, SyncedCopiesAt};
+pub use crate::base::{Counters, Door, Members, Owner, Publishes, StoreCopy, SyncedCopiesAt};
 pub(crate) use crate::files::HIDDEN_PREFIX;
 pub use crate::files::copies::Newest;
 pub use crate::files::deadline::Outlook;
@@ -246,6 +247,21 @@ impl Namespace {
         self.metadata.write_tree().order.keep();
         // (Set once.)
         drop(self.base.members.set(members));
+    }
+
+    /// An earlier agent, or this one, was these members of pools, and has not ended that in order. Returns whether some of
+    /// what is queued may be of them. Call it before the drain starts.
+    pub fn was_member(&self, past: Vec<Membership>) -> bool {
+        let (is_empty, next_seq) = {
+            let tree = self.metadata.read_tree();
+            (tree.ops.is_empty(), tree.next_seq)
+        };
+        if is_empty {
+            self.base.fence.forget(&*self.base.store, &past);
+        } else {
+            self.base.fence.was_member(past, next_seq);
+        }
+        !is_empty
     }
 
     /// The rules' decision for a path, without hints.

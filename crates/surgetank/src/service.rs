@@ -7,6 +7,7 @@ mod backings;
 mod door;
 mod engine;
 mod guard;
+mod memberships;
 mod prefetcher;
 pub(crate) mod recorder;
 mod runs;
@@ -123,6 +124,7 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let survival = Survival { synced_copies, ..Survival::default() };
     let namespace = Namespace::open_after(config, store, tiers, catalog, key, true, survival)?;
+    memberships::begin(&namespace, &state, None)?;
     Ok((namespace, guard))
 }
 
@@ -152,6 +154,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     namespace.base.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
     namespace.base.succession.set_request(afterlife::request);
     if by_calls {
+        memberships::begin(&namespace, &state, None)?;
         return serve_calls(namespace, runs, guard, &over, &state);
     }
     let attach_options = AttachOptions {
@@ -167,6 +170,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         shimdoor::disbelieve(namespace.key(), &state);
     }
     let router = join(&namespace, &filesystem, &runs, &state)?;
+    memberships::begin(&namespace, &state, router.as_deref().map(Router::membership))?;
     // (In a pool attributes of names in a listing may be another member's.)
     let readdirplus = if router.is_some() { Readdirplus::Never } else { Readdirplus::Auto };
     let options = Options { readdirplus, ..options };
@@ -195,9 +199,13 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         Error::new("prefetching could not be started").why(why)
     })?;
     let again = afterlife.is_another();
-    let may_preload = namespace.base.config.preload;
     let pool = router.clone().map(|router| router as Arc<dyn shimdoor::Membership>);
-    let shim = may_preload.then(|| open_shim_door(&namespace, &state, &over, again, pool.as_ref())).flatten();
+    let shim = namespace
+        .base
+        .config
+        .preload
+        .then(|| open_shim_door(&namespace, &state, &over, again, pool.as_ref()))
+        .flatten();
     if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
         shim.keep(keeper);
     }

@@ -131,6 +131,14 @@ impl Pool {
         stopped
     }
 
+    /// The member is cut off from all others, and not from the store: its pool's process is stopped.
+    pub fn cut(&self, number: usize) {
+        let agent = self.agent(number);
+        for process in self.processes(number).into_iter().filter(|pid| *pid != agent) {
+            rustix::process::kill_process(process, Signal::STOP).unwrap();
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }

@@ -250,3 +250,101 @@ fn nothing_that_living_nodes_did_is_lost_with_the_owner() {
     eprintln!("{compared} names compared; {failed} calls failed at the loss");
     assert!(compared >= 10, "nothing was compared");
 }
+
+/// Stored files of which the owner, member 2, has changed all, and has published nothing yet.
+const STORED: [(&str, &str); 4] =
+    [("a/old", "stored"), ("a/gone", "stored"), ("a/from", "stored"), ("a/kept", "stored")];
+
+fn owner_with_changes(name: &str) -> Option<Pool> {
+    let mut pool = Pool::start(name, 0)?;
+    fs::create_dir(pool.store().join("a")).unwrap();
+    for (path, text) in STORED {
+        fs::write(pool.store().join(path), text).unwrap();
+    }
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&[]);
+    pool.mount_one(&["--drain-bytes-per-second-max", "2KiB"]);
+    let owner = pool.member(2).to_owned();
+    // (All else comes behind it in the order.)
+    fs::write(owner.join("a/first"), bytes(40_000, 1)).unwrap();
+    fs::write(owner.join("a/both"), "owner").unwrap();
+    fs::write(owner.join("a/only"), "owner").unwrap();
+    fs::write(owner.join("a/old"), "owner").unwrap();
+    fs::remove_file(owner.join("a/gone")).unwrap();
+    fs::rename(owner.join("a/from"), owner.join("a/to")).unwrap();
+    fs::set_permissions(owner.join("a/kept"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::create_dir(owner.join("a/made")).unwrap();
+    fs::write(owner.join("a/made/file"), "owner").unwrap();
+    Some(pool)
+}
+
+/// Living members take the directory over, and change what the lost one has changed.
+fn go_on_without(pool: &Pool) {
+    let (zero, one) = (pool.member(0), pool.member(1));
+    for name in ["a/both", "a/old"] {
+        fs::write(zero.join(name), "zero").unwrap();
+    }
+    assert_eq!(read(one.join("a/gone")), Some(b"stored".to_vec()));
+    assert_eq!(read(one.join("a/only")), None);
+    fs::remove_file(one.join("a/from")).unwrap();
+    eventually("it is in the store", || {
+        let store = pool.store();
+        read(store.join("a/both")) == Some(b"zero".to_vec())
+            && read(store.join("a/old")) == Some(b"zero".to_vec())
+            && read(store.join("a/from")).is_none()
+    });
+}
+
+/// What the lost member has published since has replaced nothing, and is beside the names.
+fn nothing_was_replaced(pool: &Pool) {
+    let dir = pool.store().join("a");
+    let beside = |of: &str| -> Option<Vec<u8>> {
+        let prefix = format!("{of}.surgetank-conflict-");
+        let found: Vec<String> = names(&dir).into_iter().filter(|name| name.starts_with(&prefix)).collect();
+        assert!(found.len() <= 1, "{found:?}");
+        read(dir.join(found.first()?))
+    };
+    let owners = || Some(b"owner".to_vec());
+    let file = || {
+        let made = names(&dir).into_iter().find(|name| name.starts_with("made.surgetank-conflict-"))?;
+        read(dir.join(made).join("file"))
+    };
+    eventually("the lost member's queue is done", || file() == owners());
+    assert_eq!(beside("first"), Some(bytes(40_000, 1)));
+    for name in ["both", "only", "old"] {
+        assert_eq!(beside(name), owners(), "{name}");
+    }
+    let there: Vec<String> = names(&dir).into_iter().filter(|name| !name.contains(".surgetank-conflict-")).collect();
+    assert_eq!(there, ["both", "gone", "kept", "old"]);
+    for (name, text) in [("both", "zero"), ("old", "zero"), ("gone", "stored"), ("kept", "stored")] {
+        assert_eq!(read(dir.join(name)), Some(text.into()), "{name}");
+    }
+    assert_eq!(fs::metadata(dir.join("kept")).unwrap().mode() & 0o777, 0o644);
+}
+
+/// An owner that is cut off from its pool, and not from the store, is lost. It goes on draining, and replaces nothing of what
+/// others have made meanwhile.
+#[test]
+fn member_that_is_cut_off_and_lives_replaces_nothing() {
+    let Some(pool) = owner_with_changes("cut") else { return };
+    pool.cut(2);
+    eventually("the loss is noticed", || pool.status(0)["lost"][0]["member"] == 3);
+    go_on_without(&pool);
+    nothing_was_replaced(&pool);
+    // Its programs see nothing more there.
+    assert_eq!(fs::read(pool.member(2).join("a/kept")).unwrap_err().raw_os_error(), Some(libc::EIO));
+}
+
+/// A node that was lost comes back with what it had not published: that replaces nothing either.
+#[test]
+fn what_a_lost_member_left_replaces_nothing_when_it_comes_back() {
+    let Some(mut pool) = owner_with_changes("back") else { return };
+    lose_last(&mut pool);
+    go_on_without(&pool);
+    pool.mount_one(&[]);
+    nothing_was_replaced(&pool);
+    // As a new member it works there as any other.
+    fs::write(pool.member(2).join("a/new"), "again").unwrap();
+    assert_eq!(fs::read_to_string(pool.member(0).join("a/new")).unwrap(), "again");
+    eventually("it is in the store", || read(pool.store().join("a/new")) == Some(b"again".to_vec()));
+}

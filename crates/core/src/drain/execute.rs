@@ -35,6 +35,8 @@ pub(super) struct Work<'a> {
     pub seq: Seq,
     pub run: RunId,
     pub kind: &'a OpKind,
+    /// Another member of the pool has taken its directory over: it replaces nothing.
+    pub is_taken: bool,
 }
 
 /// `None`: the name is taken.
@@ -134,7 +136,12 @@ impl Executor {
         };
         self.recognition.settle_doubts(&kind)?;
         self.let_readers_have(seq, &kind)?;
-        let one = Work { seq, run, kind: &kind };
+        let one = Work { seq, run, kind: &kind, is_taken: self.is_taken(seq, &kind)? };
+        match &kind {
+            OpKind::Publish { .. } => {}
+            _ if one.is_taken => return Ok(self.leave_to_others(&one)),
+            _ => {}
+        }
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
                 let what = self.metadata.read_tree().get(*file).map(|inode| inode.attr.kind);
@@ -210,7 +217,10 @@ impl Executor {
     /// Another client's file has the name, so the agent's file gets another name.
     fn beside(&self, one: &Work<'_>, dir: &StorePath, name: &[u8]) -> Box<[u8]> {
         let beside = conflict_name(name, &self.base.key, one.run);
-        let what = "another client changed it in the store meanwhile; both are kept";
+        let what = match one.is_taken {
+            true => "this node was lost to its pool, and another one has taken the directory over; both are kept",
+            false => "another client changed it in the store meanwhile; both are kept",
+        };
         self.attempts.conflict(one.run, &dir.join(name).0, what, Some(&dir.join(&beside)));
         beside
     }
@@ -271,21 +281,21 @@ impl Executor {
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
         let temporary = temporary.ok_or_else(|| self.recognition.is_copied_again(one.seq))?;
-        let store = &self.base.store;
-        let (mut name, mut beside): (Box<[u8]>, bool) = (Box::from(at.1), false);
+        let (store, mut name, mut beside) = (&self.base.store, Box::from(at.1), false);
         let expect = |tree: &Tree| match is_again {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
         };
         let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
-        let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
+        let new =
+            !one.is_taken && !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
         if new && expect(&self.metadata.read_tree()) == Expect::Absent {
             let published = self.attempts.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn));
             if let Some(identity) = unless_taken(published)? {
                 return Ok(self.published(one.kind, at, identity, &staged));
             }
         }
-        if !self.is_as_known(owner, &path, expect)? {
+        if one.is_taken || !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
             let ours = self.recognition.published_before(one.seq, owner, &path)?;
             let version = staged.as_ref().map(|copied| copied.version);
@@ -305,7 +315,7 @@ impl Executor {
                     Some(copied) => self.recognition.has_these_bytes(owner, &path, &copied.staged)?,
                     None => false,
                 };
-            beside = !same;
+            beside = one.is_taken || !same;
         } else if is_again
             && self.is_doubtful(one.seq)
             && self.recognition.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?.is_some()
@@ -406,105 +416,6 @@ impl Executor {
         drop(tree);
         if let Err(why) = self.metadata.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
-        }
-    }
-
-    fn publish_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
-        let (dir, path) = self.place(at)?;
-        let (owner, mut meta) = self.owner_and_meta(file)?;
-        // A later mode is set in order: until then the owner puts files into the directory.
-        if self.metadata.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
-            meta.perm |= 0o700;
-        }
-        let store = &self.base.store;
-        let there = match self.attempts.as_owner(owner, |who| store.stat(who, &path)) {
-            Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
-            Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
-            Err(why) if already_absent(&why) => None,
-            Err(why) => return Err(why),
-        };
-        let identity = match there {
-            // Another client made it too (or this agent did, before a crash): both mean the same directory.
-            Some(identity) => {
-                // (Not if it was made ahead of its turn: then only this agent has put files there.)
-                if self.recognition.identity(file).is_some_and(|known| known.ino == identity.ino) {
-                    match meta.perm & 0o700 {
-                        0o700 => identity,
-                        _ => self.attempts.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
-                    }
-                } else {
-                    if let Some(d) = self.metadata.write_tree().dir_mut(file) {
-                        d.complete = false;
-                    }
-                    identity
-                }
-            }
-            None => {
-                self.files.temporaries.expect_temporaries_in(at.0);
-                let temporary = dir.join(&self.attempts.temporary(one.seq));
-                let made = self.attempts.as_owner(owner, |who| {
-                    store.discard(who, &temporary)?;
-                    store.stage_dir(who, &temporary, &meta)?;
-                    store.publish(who, &temporary, &path, &meta)
-                });
-                match made {
-                    // It was made before a crash, and moved with its parent by a later operation of the queue.
-                    Err(why) if already_absent(&why) && self.is_doubtful(one.seq) => {
-                        self.carried_out(one.kind, None, None);
-                        return Ok(Done::default());
-                    }
-                    other => other?,
-                }
-            }
-        };
-        Ok(self.applied(one.kind, at, identity))
-    }
-
-    fn publish_special(
-        &self,
-        one: &Work<'_>,
-        file: FileId,
-        at: (FileId, &[u8]),
-        over: Option<FileId>,
-    ) -> io::Result<Done> {
-        let (dir, path) = self.place(at)?;
-        let (owner, meta) = self.owner_and_meta(file)?;
-        let (kind, device, target) = {
-            let tree = self.metadata.read_tree();
-            let inode = tree.get(file).ok_or_else(no_place)?;
-            let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
-            (inode.attr.kind, inode.attr.device, target)
-        };
-        let store = &self.base.store;
-        self.files.temporaries.expect_temporaries_in(at.0);
-        let temporary = dir.join(&self.attempts.temporary(one.seq));
-        let mut name: Box<[u8]> = Box::from(at.1);
-        if !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
-            if kind == Kind::Symlink && self.leads_there(&path, owner, target.as_deref())? {
-                let stat = self.attempts.as_owner(owner, |who| store.stat(who, &path))?;
-                return Ok(self.applied(one.kind, at, stat.identity));
-            }
-            name = self.beside(one, &dir, at.1);
-        }
-        let final_path = dir.join(&name);
-        let identity = self.attempts.as_owner(owner, |who| {
-            store.discard(who, &temporary)?;
-            match (&target, kind) {
-                (Some(target), Kind::Symlink) => store.stage_symlink(who, &temporary, target, &meta)?,
-                _ => store.stage_node(who, &temporary, kind, device, &meta)?,
-            };
-            store.publish(who, &temporary, &final_path, &meta)
-        })?;
-        Ok(self.applied(one.kind, (at.0, &name), identity))
-    }
-
-    /// Does a link to the same target exist already?
-    fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
-        match self.attempts.as_owner(owner, |who| self.base.store.read_link(who, path)) {
-            Ok(there) => Ok(target == Some(&*there)),
-            // Not a link, or absent.
-            Err(why) if already_absent(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-            Err(why) => Err(why),
         }
     }
 

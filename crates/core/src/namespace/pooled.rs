@@ -11,6 +11,7 @@ use surgetank_types::sync::Arc;
 use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::Base;
+use crate::base::fence::Membership;
 use crate::base::queries::is_absent;
 use crate::files::evict::Eviction;
 use crate::files::temporaries::KEPT_IN_STORE;
@@ -34,11 +35,13 @@ pub struct Pooled {
     metadata: Arc<Metadata>,
     eviction: Arc<Eviction>,
     store: Arc<dyn Store>,
+    key: Arc<str>,
 }
 
 impl Pooled {
     pub(crate) fn new(base: &Base, files: &Files) -> Self {
-        Self { metadata: files.metadata.clone(), eviction: files.eviction.clone(), store: base.store.clone() }
+        let (metadata, eviction) = (files.metadata.clone(), files.eviction.clone());
+        Self { metadata, eviction, store: base.store.clone(), key: base.key.clone() }
     }
 
     /// From now on the numbers of new files are those of this member, which counts from 1.
@@ -205,6 +208,12 @@ impl Pooled {
             Err(why) if is_absent(&why) => Ok(None),
             Err(why) => Err(why),
         }
+    }
+
+    /// Marks the directory of the store at this path as taken over from a lost member, which may live: from now on it replaces
+    /// nothing there. Comes before all else.
+    pub fn mark_taken(&self, path: &[u8], from: &Membership) -> io::Result<()> {
+        from.mark(&*self.store, path, &self.key)
     }
 
     /// Ends the temporaries of a lost member in the directory of the store at this path: a rename that its server carries out late

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use surgetank_core::namespace::{Namespace, pooled};
+use surgetank_core::namespace::{Membership, Namespace, pooled};
 use surgetank_types::clock::tick;
 use surgetank_types::error::{Error, FsResult, Result};
 use surgetank_types::model::{Caller, FileId, Kind};
@@ -167,6 +167,11 @@ impl<F: Filesystem> Router<F> {
         serving::look_now_and_then(self);
         lost::look_now_and_then(self);
         order::ask_when_wanted(self);
+    }
+
+    /// Which member of which pool this is.
+    pub fn membership(&self) -> Membership {
+        Membership { pool: self.link.key(), member: self.link.member() }
     }
 
     /// The pool, as this member sees it.

@@ -1,14 +1,15 @@
-//! Operations that change names: links, renames, exchanges, removals.
+//! Operations without content: links, renames, exchanges, removals, new directories and other files without bytes.
 
 use std::io;
 
-use surgetank_state::{Inode, Name, Tree};
+use surgetank_state::{Inode, Name, Tree, places};
 use surgetank_store::{Cred, Expect, StorePath};
-use surgetank_types::model::FileId;
+use surgetank_types::model::{CONFLICT_INFIX, FileId, Kind, OpKind, Seq};
 use surgetank_types::sync::PoisonError;
 
+use crate::base::fence;
 use crate::drain::attempts::already_absent;
-use crate::drain::execute::{Done, Executor, Work};
+use crate::drain::execute::{Done, Executor, Work, no_place};
 
 impl Executor {
     pub(super) fn link(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
@@ -185,6 +186,171 @@ impl Executor {
         }
         Ok(Done { dirs: vec![at.0], removed: self.carried_out(one.kind, None, None) })
     }
+
+    pub(super) fn publish_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, mut meta) = self.owner_and_meta(file)?;
+        // A later mode is set in order: until then the owner puts files into the directory.
+        if self.metadata.read_tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
+            meta.perm |= 0o700;
+        }
+        let store = &self.base.store;
+        let there = match self.attempts.as_owner(owner, |who| store.stat(who, &path)) {
+            Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
+            Ok(_) if one.is_taken => None,
+            Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
+            Err(why) if already_absent(&why) => None,
+            Err(why) => return Err(why),
+        };
+        let beside = (one.is_taken && there.is_none()).then(|| self.beside(one, &dir, at.1));
+        let at = (at.0, beside.as_deref().unwrap_or(at.1));
+        let path = dir.join(at.1);
+        let identity = match there {
+            // Another client made it too (or this agent did, before a crash): both mean the same directory.
+            Some(identity) => {
+                // (Not if it was made ahead of its turn: then only this agent has put files there.)
+                if self.recognition.identity(file).is_some_and(|known| known.ino == identity.ino) {
+                    match meta.perm & 0o700 {
+                        _ if one.is_taken => identity,
+                        0o700 => identity,
+                        _ => self.attempts.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
+                    }
+                } else {
+                    if let Some(d) = self.metadata.write_tree().dir_mut(file) {
+                        d.complete = false;
+                    }
+                    identity
+                }
+            }
+            None => {
+                self.files.temporaries.expect_temporaries_in(at.0);
+                let temporary = dir.join(&self.attempts.temporary(one.seq));
+                let made = self.attempts.as_owner(owner, |who| {
+                    store.discard(who, &temporary)?;
+                    store.stage_dir(who, &temporary, &meta)?;
+                    store.publish(who, &temporary, &path, &meta)
+                });
+                match made {
+                    // It was made before a crash, and moved with its parent by a later operation of the queue.
+                    Err(why) if already_absent(&why) && self.is_doubtful(one.seq) => {
+                        self.carried_out(one.kind, None, None);
+                        return Ok(Done::default());
+                    }
+                    other => other?,
+                }
+            }
+        };
+        Ok(self.applied(one.kind, at, identity))
+    }
+
+    pub(super) fn publish_special(
+        &self,
+        one: &Work<'_>,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+    ) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, meta) = self.owner_and_meta(file)?;
+        let (kind, device, target) = {
+            let tree = self.metadata.read_tree();
+            let inode = tree.get(file).ok_or_else(no_place)?;
+            let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
+            (inode.attr.kind, inode.attr.device, target)
+        };
+        let store = &self.base.store;
+        self.files.temporaries.expect_temporaries_in(at.0);
+        let temporary = dir.join(&self.attempts.temporary(one.seq));
+        let mut name: Box<[u8]> = Box::from(at.1);
+        if one.is_taken || !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
+            if kind == Kind::Symlink && self.leads_there(&path, owner, target.as_deref())? {
+                let stat = self.attempts.as_owner(owner, |who| store.stat(who, &path))?;
+                return Ok(self.applied(one.kind, at, stat.identity));
+            }
+            name = self.beside(one, &dir, at.1);
+        }
+        let final_path = dir.join(&name);
+        let identity = self.attempts.as_owner(owner, |who| {
+            store.discard(who, &temporary)?;
+            match (&target, kind) {
+                (Some(target), Kind::Symlink) => store.stage_symlink(who, &temporary, target, &meta)?,
+                _ => store.stage_node(who, &temporary, kind, device, &meta)?,
+            };
+            store.publish(who, &temporary, &final_path, &meta)
+        })?;
+        Ok(self.applied(one.kind, (at.0, &name), identity))
+    }
+
+    /// Does a link to the same target exist already?
+    fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
+        match self.attempts.as_owner(owner, |who| self.base.store.read_link(who, path)) {
+            Ok(there) => Ok(target == Some(&*there)),
+            // Not a link, or absent.
+            Err(why) if already_absent(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Has another member of the pool taken over a directory in which the operation does something?
+    pub(super) fn is_taken(&self, seq: Seq, kind: &OpKind) -> io::Result<bool> {
+        let members = self.base.members.get().map(|members| &**members);
+        let memberships = self.base.fence.memberships_of(seq, members)?;
+        if memberships.is_empty() {
+            return Ok(false);
+        }
+        let directories = {
+            let tree = self.metadata.read_tree();
+            let mut dirs: Vec<FileId> = places(kind).into_iter().map(|(dir, _)| dir).collect();
+            if let OpKind::SetMeta { file } | OpKind::Publish { file, .. } = kind {
+                dirs.extend(tree.get(*file).and_then(|inode| inode.applied.as_ref()).map(|(dir, _)| *dir));
+                // (The attributes of a directory of the store are its owner's.)
+                dirs.push(*file);
+            }
+            dirs.into_iter().flat_map(|dir| deciding(&tree, dir)).collect::<Vec<_>>()
+        };
+        self.attempts.pause.call(|| fence::is_taken(&*self.base.store, &memberships, &directories))
+    }
+
+    /// The operation is not carried out: a member that was lost to its pool does not change what others decide now.
+    pub(super) fn leave_to_others(&self, one: &Work<'_>) -> Done {
+        let what = match one.kind {
+            OpKind::Rename { .. } | OpKind::Exchange { .. } => "it was renamed here",
+            OpKind::Unlink { .. } | OpKind::RemoveDir { .. } => "it was removed here",
+            OpKind::Link { .. } => "it got a hard link here",
+            OpKind::SetMeta { .. } | OpKind::Publish { .. } => "its attributes were changed here",
+        };
+        let what = format!(
+            "{what}, but this node was lost to its pool, and another one has taken the directory over: the store is left as it is"
+        );
+        let at = places(one.kind).first().and_then(|(dir, name)| Some(self.place((*dir, name)).ok()?.1));
+        let path = at.or_else(|| self.metadata.read_tree().applied_path(surgetank_state::file_of(one.kind)));
+        self.attempts.conflict(one.run, &path.unwrap_or_else(StorePath::root).0, &what, None);
+        let removed = match one.kind {
+            OpKind::SetMeta { .. } => Vec::new(),
+            kind => self.carried_out(kind, None, None),
+        };
+        Done { dirs: Vec::new(), removed }
+    }
+}
+
+/// The directories that may say who decides about the names of this one: those up to the first one that was not made here.
+fn deciding(tree: &Tree, dir: FileId) -> Vec<StorePath> {
+    let mut found = Vec::new();
+    let mut at = Some(dir);
+    while let Some(inode) = at.and_then(|at| tree.get(at)) {
+        let Some(id) = at else { break };
+        let is_beside = |name: &[u8]| name.windows(CONFLICT_INFIX.len()).any(|part| part == CONFLICT_INFIX.as_bytes());
+        if inode.is_made(id) && inode.applied.as_ref().is_some_and(|(_, name)| is_beside(name)) {
+            // (What this agent has put beside a name is its own.)
+            break;
+        }
+        if inode.is_dir() {
+            found.extend(tree.applied_path(id));
+        }
+        let goes_on = !inode.is_dir() || inode.is_made(id);
+        at = inode.applied.as_ref().or(inode.logical.as_ref()).map(|(parent, _)| *parent).filter(|_| goes_on);
+    }
+    found
 }
 
 fn is_not_empty(why: &io::Error) -> bool {

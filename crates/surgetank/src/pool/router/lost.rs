@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use surgetank_core::namespace::Membership;
 use surgetank_core::namespace::pooled::{FILES_OF_A_MEMBER, Place};
 use surgetank_types::clock::tick;
 use surgetank_types::error::FsResult;
@@ -223,11 +224,15 @@ fn is_there<F: Filesystem>(router: &Router<F>, path: &[u8]) {
 pub(super) fn take_over<F: Filesystem>(router: &Router<F>, path: &[u8], member: u32, until: Instant) -> FsResult<()> {
     learn(router, until)?;
     let temporaries = router.link.lost().remove(&member).unwrap_or_default();
-    if !temporaries.is_empty()
-        && let Err(why) = router.namespace.pooled.end_temporaries(path, &temporaries)
-    {
-        tracing::warn!(%why, directory = %String::from_utf8_lossy(path), "a lost member's temporaries stay in the store");
-        return Err(Errno::IO.into());
+    if !temporaries.is_empty() {
+        let pooled = &router.namespace.pooled;
+        let from = Membership { pool: router.link.key(), member };
+        let ended = pooled.mark_taken(path, &from).and_then(|()| pooled.end_temporaries(path, &temporaries));
+        if let Err(why) = ended {
+            let directory = String::from_utf8_lossy(path);
+            tracing::warn!(%why, %directory, "a lost member's directory cannot be taken over: the store fails");
+            return Err(Errno::IO.into());
+        }
     }
     router.claim(path, until)
 }

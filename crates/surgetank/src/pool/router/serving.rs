@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
-use surgetank_core::namespace::{self, Members};
+use surgetank_core::namespace::{self, Members, Membership, Publishes};
 use surgetank_pool::calls::Waits;
 use surgetank_store::{Cred, Meta, Staged, StorePath};
 use surgetank_types::clock::{tick, uptime};
@@ -279,6 +279,16 @@ impl Members for Others {
             Owner::Us => namespace::Owner::Us,
             Owner::TheStore => namespace::Owner::TheStore,
             Owner::Between | Owner::Member(..) | Owner::Lost(_) => namespace::Owner::Another,
+        }
+    }
+
+    fn publishes(&self) -> Publishes {
+        if self.link.may_serve() {
+            Publishes::Freely
+        } else if self.link.is_over() {
+            Publishes::UnlessTaken(Membership { pool: self.link.key(), member: self.link.member() })
+        } else {
+            Publishes::Later
         }
     }
 }
