@@ -80,6 +80,7 @@ pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
         ("open is for plain files", PlainFiles, names::open_is_for_plain_files),
         ("room", PlainFiles, names::room),
         ("listed names are complete", Nothing, names::listed_names_are_complete),
+        ("notices between agents", Nothing, names::notices_between_agents),
     ];
     let unknown = without.iter().find(|name| cases.iter().all(|(known, ..)| *known != **name));
     assert_eq!(unknown, None, "no case of this name");

@@ -483,4 +483,19 @@ pub trait Store: Send + Sync {
     fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity>;
     /// Makes the names in these directories survive the store's power loss.
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
+
+    // ---- between agents
+    /// Leaves a *notice* for other agents: an empty file at the root, whose name begins as a temporary's. It may be there
+    /// already. It is durable then. Errors: EOPNOTSUPP, where agents form no pool.
+    fn leave_notice(&self, _name: &[u8]) -> io::Result<()> {
+        Err(rustix::io::Errno::OPNOTSUPP.into())
+    }
+    /// Is the notice there now, whatever this machine has believed?
+    fn has_notice(&self, _name: &[u8]) -> io::Result<bool> {
+        Err(rustix::io::Errno::OPNOTSUPP.into())
+    }
+    /// Removes all notices whose names begin so.
+    fn remove_notices(&self, _prefix: &[u8]) -> io::Result<()> {
+        Err(rustix::io::Errno::OPNOTSUPP.into())
+    }
 }

@@ -399,6 +399,32 @@ impl Store for ObjectStore {
     fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
         self.server.settle()
     }
+
+    fn leave_notice(&self, name: &[u8]) -> io::Result<()> {
+        let key = std::str::from_utf8(name).map_err(|_| Errno::ILSEQ)?;
+        let sum = crate::checksum::of_bytes(b"");
+        self.server.put(key, &&b""[..], sum, &Words::new(), When::Always)?;
+        self.server.settle()
+    }
+
+    fn has_notice(&self, name: &[u8]) -> io::Result<bool> {
+        let key = std::str::from_utf8(name).map_err(|_| Errno::ILSEQ)?;
+        Ok(self.server.head(key)?.is_some())
+    }
+
+    fn remove_notices(&self, prefix: &[u8]) -> io::Result<()> {
+        let prefix = std::str::from_utf8(prefix).map_err(|_| Errno::ILSEQ)?;
+        let (mut keys, mut from) = (Vec::new(), None);
+        loop {
+            let page = self.server.list(prefix, true, from.as_deref())?;
+            keys.extend(page.objects.into_iter().map(|object| object.key));
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        keys.iter().try_for_each(|key| self.server.delete(key))
+    }
 }
 
 /// Repeats a program's request while the server is unavailable, for as long as `retry` allows, so that no program fails. (The

@@ -558,6 +558,18 @@ impl Store for Packed {
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
         self.inner.sync_dirs(who, paths)
     }
+
+    fn leave_notice(&self, name: &[u8]) -> io::Result<()> {
+        self.inner.leave_notice(name)
+    }
+
+    fn has_notice(&self, name: &[u8]) -> io::Result<bool> {
+        self.inner.has_notice(name)
+    }
+
+    fn remove_notices(&self, prefix: &[u8]) -> io::Result<()> {
+        self.inner.remove_notices(prefix)
+    }
 }
 
 impl Packed {

@@ -20,6 +20,7 @@ mod counters;
 mod durability;
 mod entries;
 mod identity;
+mod notices;
 mod publishing;
 mod restaging;
 #[cfg(test)]
@@ -533,6 +534,18 @@ impl Store for PosixStore {
             Some(whole) => whole.sync(&self.counters),
             None => paths.into_iter().try_for_each(|path| self.sync_dir(who, path)),
         }
+    }
+
+    fn leave_notice(&self, name: &[u8]) -> io::Result<()> {
+        notices::leave(&self.root, name)
+    }
+
+    fn has_notice(&self, name: &[u8]) -> io::Result<bool> {
+        notices::is_there(&self.root, name)
+    }
+
+    fn remove_notices(&self, prefix: &[u8]) -> io::Result<()> {
+        notices::remove(&self.root, prefix)
     }
 }
 

@@ -154,7 +154,6 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     namespace.base.waits.set(crate::mount::interrupted, crate::mount::killed, crate::mount::wait_long);
     namespace.base.succession.set_request(afterlife::request);
     if by_calls {
-        memberships::begin(&namespace, &state, None)?;
         return serve_calls(namespace, runs, guard, &over, &state);
     }
     let attach_options = AttachOptions {
@@ -200,12 +199,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     })?;
     let again = afterlife.is_another();
     let pool = router.clone().map(|router| router as Arc<dyn shimdoor::Membership>);
-    let shim = namespace
-        .base
-        .config
-        .preload
-        .then(|| open_shim_door(&namespace, &state, &over, again, pool.as_ref()))
-        .flatten();
+    let may_preload = namespace.base.config.preload;
+    let shim = may_preload.then(|| open_shim_door(&namespace, &state, &over, again, pool.as_ref())).flatten();
     if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
         shim.keep(keeper);
     }
@@ -242,6 +237,7 @@ fn serve_calls(
     over: &Path,
     state: &Path,
 ) -> Result<Running> {
+    memberships::begin(&namespace, state, None)?;
     let cannot = |why: io::Error| Error::new(format!("{} cannot be served without a mount", over.display())).why(why);
     let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
     let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids(), false, None).map_err(cannot)?;

@@ -407,3 +407,53 @@ fn shim_serves_own_directories_over_a_bucket() {
         (0..FILES).all(|n| there[&format!("old/{n}")] == b"by another" && there[&format!("new/{n}")] == b"by another")
     );
 }
+
+/// A node that was lost comes back with what it had not published over a bucket: that replaces nothing.
+#[test]
+fn what_a_lost_member_left_replaces_no_object() {
+    let Some(server) = S3Server::start() else { return };
+    let bucket = client(&server);
+    for key in ["a/old", "a/gone", "a/same"] {
+        put(&bucket, key, b"stored");
+    }
+    let Some(mut pool) = pool_on(&server, "back") else { return };
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&["--drain-bytes-per-second-max", "2KiB"]);
+    let (zero, owner) = (pool.member(0).to_owned(), pool.member(1).to_owned());
+    fs::write(owner.join("a/first"), noise(40_000, 1)).unwrap();
+    for name in ["a/both", "a/only", "a/old"] {
+        fs::write(owner.join(name), "owner").unwrap();
+    }
+    fs::remove_file(owner.join("a/gone")).unwrap();
+    pool.lose(1);
+    eventually("the loss is noticed", || pool.status(0)["lost"][0]["member"] == 2);
+    for name in ["a/both", "a/old"] {
+        fs::write(zero.join(name), "zero").unwrap();
+    }
+    eventually("it is in the bucket", || {
+        let there = objects(&server);
+        ["a/both", "a/old"].iter().all(|key| there.get(*key).is_some_and(|content| content == b"zero"))
+    });
+
+    pool.mount_one(&[]);
+    let only = |there: &BTreeMap<String, Vec<u8>>| -> BTreeMap<String, Vec<u8>> {
+        let in_it = there.iter().filter(|(key, _)| key.starts_with("a/"));
+        let named = |key: &String| key.split(".surgetank-conflict-").next().unwrap_or_default().to_owned();
+        let mark = |key: &String| if key.contains(".surgetank-conflict-") { " beside" } else { "" };
+        in_it.map(|(key, content)| (named(key) + mark(key), content.clone())).collect()
+    };
+    eventually("its queue is done", || only(&objects(&server)).contains_key("a/old beside"));
+    let (owners, zeros, stored) = (b"owner".to_vec(), b"zero".to_vec(), b"stored".to_vec());
+    let expected = [
+        ("a/both", &zeros),
+        ("a/both beside", &owners),
+        ("a/first beside", &noise(40_000, 1)),
+        ("a/gone", &stored),
+        ("a/old", &zeros),
+        ("a/old beside", &owners),
+        ("a/only beside", &owners),
+        ("a/same", &stored),
+    ];
+    let expected = expected.map(|(key, content)| (key.to_owned(), content.clone()));
+    assert!(only(&objects(&server)) == BTreeMap::from(expected), "{:?}", only(&objects(&server)).keys());
+}

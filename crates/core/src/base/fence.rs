@@ -1,11 +1,11 @@
 //! Directories that other members of a pool have taken over from this agent.
 //!
 //! A member that is lost may live on, cut off from the others, or come back later with what it has not published. A member that
-//! takes a directory over makes a *mark* in the store before it does anything else there ([`Membership::mark_of`]). An agent
-//! whose lease has ended looks for the mark before each operation. What it still has for a directory with a mark replaces
+//! takes a directory over leaves a *notice* in the store before it does anything else there ([`Membership::gives`]). An agent
+//! whose lease has ended looks for the notice before each operation. What it still has for a directory with one replaces
 //! nothing: a file appears beside its name, and nothing is renamed or removed.
 //!
-//! While the lease lasts there can be no mark, and the store is not asked. Between the end of the lease and that of the
+//! While the lease lasts there can be no notice, and the store is not asked. Between the end of the lease and that of the
 //! membership nothing is published.
 //!
 //! The danger that this avoids: a member that was lost overwrites what others have made since, or brings back what they
@@ -13,12 +13,11 @@
 
 use std::io;
 
-use surgetank_store::{Cred, Meta, Store, StorePath, checksum};
+use surgetank_store::{Store, StorePath, checksum};
 use surgetank_types::model::{STORE_TEMPORARY_PREFIX, Seq};
 use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Mutex, PoisonError};
 
-use crate::base::queries::is_absent;
 use crate::base::{Members, Publishes};
 
 /// One member of one pool. Neither number is used again.
@@ -34,52 +33,18 @@ fn prefix_of(Membership { pool, member }: &Membership) -> Vec<u8> {
     [STORE_TEMPORARY_PREFIX, format!("taken-{pool}-{member}-").as_bytes()].concat()
 }
 
-fn own() -> Cred {
-    Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
-}
-
 impl Membership {
-    /// Where the mark is that says: the directory at this path was taken over from this member. (Two paths may have one mark.
-    /// Then more files than necessary appear beside their names.)
-    fn mark_of(&self, directory: &[u8]) -> StorePath {
+    /// The name of the notice that says: the directory at this path was taken over from this member. (Two paths may have one
+    /// notice. Then more files than necessary appear beside their names.)
+    fn notice_of(&self, directory: &[u8]) -> Vec<u8> {
         let mut name = prefix_of(self);
         name.extend_from_slice(format!("{:016x}", checksum::of_bytes(directory)).as_bytes());
-        StorePath::root().join(&name)
+        name
     }
 
-    /// Marks the directory of the store at this path as taken over from this member. `by`: a name for a temporary that only this
-    /// agent uses.
-    pub(crate) fn mark(&self, store: &dyn Store, directory: &[u8], by: &str) -> io::Result<()> {
-        let mark = self.mark_of(directory);
-        if is_there(store, &mark)? {
-            return Ok(());
-        }
-        let Cred { uid, gid } = own();
-        let meta = Meta { perm: 0o700, uid, gid, times: None, xattrs: None };
-        let temporary = StorePath([&*mark.0, b"-", by.as_bytes()].concat());
-        store.discard(own(), &temporary)?;
-        store.stage_dir(own(), &temporary, &meta)?;
-        store.publish(own(), &temporary, &mark, &meta)?;
-        store.sync_dirs(own(), &[StorePath::root()])
-    }
-
-    /// Everything of this member is in the store: the marks are not needed.
-    fn remove_marks(&self, store: &dyn Store) -> io::Result<()> {
-        let prefix = prefix_of(self);
-        for entry in store.list(own(), &StorePath::root(), true)? {
-            if entry.name.starts_with(&prefix) {
-                store.discard(own(), &StorePath::root().join(&entry.name))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn is_there(store: &dyn Store, mark: &StorePath) -> io::Result<bool> {
-    match store.stat(own(), mark) {
-        Ok(_) => Ok(true),
-        Err(why) if is_absent(&why) => Ok(false),
-        Err(why) => Err(why),
+    /// Says that the directory of the store at this path is taken over from this member.
+    pub(crate) fn gives(&self, store: &dyn Store, directory: &[u8]) -> io::Result<()> {
+        store.leave_notice(&self.notice_of(directory))
     }
 }
 
@@ -101,8 +66,8 @@ impl Fence {
     /// All operations of earlier memberships are done, or there were none.
     pub fn forget(&self, store: &dyn Store, past: &[Membership]) {
         for membership in past {
-            if let Err(why) = membership.remove_marks(store) {
-                tracing::info!(%why, ?membership, "marks of directories that were taken over stay in the store");
+            if let Err(why) = store.remove_notices(&prefix_of(membership)) {
+                tracing::info!(%why, ?membership, "notices of directories that were taken over stay in the store");
             }
         }
     }
@@ -127,15 +92,9 @@ impl Fence {
 
 /// Was one of these directories of the store taken over from one of these members?
 pub(crate) fn is_taken(store: &dyn Store, memberships: &[Membership], directories: &[StorePath]) -> io::Result<bool> {
-    // (A client of NFS looks again for a name that was absent only after it has opened the directory. One of a server
-    // of objects keeps listings.)
-    if !store.features().plain_files {
-        store.refresh();
-    }
-    drop(store.names(own(), &StorePath::root(), 1)?);
     for membership in memberships {
         for directory in directories {
-            if is_there(store, &membership.mark_of(&directory.0))? {
+            if store.has_notice(&membership.notice_of(&directory.0))? {
                 return Ok(true);
             }
         }

@@ -35,13 +35,11 @@ pub struct Pooled {
     metadata: Arc<Metadata>,
     eviction: Arc<Eviction>,
     store: Arc<dyn Store>,
-    key: Arc<str>,
 }
 
 impl Pooled {
     pub(crate) fn new(base: &Base, files: &Files) -> Self {
-        let (metadata, eviction) = (files.metadata.clone(), files.eviction.clone());
-        Self { metadata, eviction, store: base.store.clone(), key: base.key.clone() }
+        Self { metadata: files.metadata.clone(), eviction: files.eviction.clone(), store: base.store.clone() }
     }
 
     /// From now on the numbers of new files are those of this member, which counts from 1.
@@ -210,10 +208,10 @@ impl Pooled {
         }
     }
 
-    /// Marks the directory of the store at this path as taken over from a lost member, which may live: from now on it replaces
+    /// The directory of the store at this path is taken over from a lost member, which may live: from now on it replaces
     /// nothing there. Comes before all else.
-    pub fn mark_taken(&self, path: &[u8], from: &Membership) -> io::Result<()> {
-        from.mark(&*self.store, path, &self.key)
+    pub fn give_notice(&self, path: &[u8], from: &Membership) -> io::Result<()> {
+        from.gives(&*self.store, path)
     }
 
     /// Ends the temporaries of a lost member in the directory of the store at this path: a rename that its server carries out late

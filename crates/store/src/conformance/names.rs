@@ -211,3 +211,21 @@ pub fn listed_names_are_complete(store: &dyn Store) {
         assert_eq!(told(10), None, "more than were asked for");
     }
 }
+
+/// A store without notices forms no pool.
+pub fn notices_between_agents(store: &dyn Store) {
+    let names =
+        [".surgetank-tmp-notice-1-a", ".surgetank-tmp-notice-1-b", ".surgetank-tmp-notice-12-a"].map(str::as_bytes);
+    match store.has_notice(names[0]) {
+        Ok(is_there) => assert!(!is_there),
+        Err(why) => return assert_eq!(why.raw_os_error(), Some(libc::EOPNOTSUPP)),
+    }
+    for name in names {
+        store.leave_notice(name).unwrap();
+        store.leave_notice(name).unwrap();
+        assert!(store.has_notice(name).unwrap());
+    }
+    assert!(store.list(me(), &StorePath::root(), false).unwrap().is_empty(), "programs see notices");
+    store.remove_notices(b".surgetank-tmp-notice-1-").unwrap();
+    assert_eq!(names.map(|name| store.has_notice(name).unwrap()), [false, false, true]);
+}

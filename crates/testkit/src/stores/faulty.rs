@@ -394,6 +394,15 @@ impl<S: Store> Store for Faulty<S> {
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
         self.run(Operation::SyncDirs, &paths.iter().collect::<Vec<_>>(), || self.inner.sync_dirs(who, paths))
     }
+    fn leave_notice(&self, name: &[u8]) -> io::Result<()> {
+        self.inner.leave_notice(name)
+    }
+    fn has_notice(&self, name: &[u8]) -> io::Result<bool> {
+        self.inner.has_notice(name)
+    }
+    fn remove_notices(&self, prefix: &[u8]) -> io::Result<()> {
+        self.inner.remove_notices(prefix)
+    }
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ pub(super) fn take_over<F: Filesystem>(router: &Router<F>, path: &[u8], member: 
     if !temporaries.is_empty() {
         let pooled = &router.namespace.pooled;
         let from = Membership { pool: router.link.key(), member };
-        let ended = pooled.mark_taken(path, &from).and_then(|()| pooled.end_temporaries(path, &temporaries));
+        let ended = pooled.give_notice(path, &from).and_then(|()| pooled.end_temporaries(path, &temporaries));
         if let Err(why) = ended {
             let directory = String::from_utf8_lossy(path);
             tracing::warn!(%why, %directory, "a lost member's directory cannot be taken over: the store fails");
