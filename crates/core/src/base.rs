@@ -92,6 +92,10 @@ pub trait Members: Send + Sync {
 
     /// May this member publish now? It waits for nothing.
     fn publishes(&self) -> Publishes;
+
+    /// Is the content lost that this member has for the file? So it is if the member is lost, or if this agent was another member
+    /// when the file was made. It waits for nothing.
+    fn has_lost(&self, member: NodeId, file: FileId) -> bool;
 }
 
 /// May a member of a pool publish?

@@ -235,6 +235,11 @@ impl Namespace {
         self.recovery().give_up_absent();
     }
 
+    /// A command ends: content at lost members of the pool does not come back. Returns how many versions are lost.
+    pub fn give_up_homes(&self) -> usize {
+        recover::give_up_homes(&self.recovery())
+    }
+
     /// The mount registers itself. Before this call, everything is mediated.
     pub fn set_door(&self, door: Arc<dyn Door>) {
         // A second door for the same mount would be a programming error; the first one stays.

@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::pool_network::Network;
 use crate::scene::{Scene, eventually};
 
 /// Mounts that `surgetank mount --pool` made.
@@ -26,6 +27,8 @@ pub struct Pool {
     /// The URL of the store on a server, and what its driver needs in the environment.
     server: Option<(String, Vec<(&'static str, &'static str)>)>,
     tier: &'static str,
+    /// Each node has its own addresses.
+    network: Option<Network>,
 }
 
 impl Pool {
@@ -51,6 +54,7 @@ impl Pool {
             store_ttl: "100ms",
             has_own_stores: false,
             server: None,
+            network: None,
         };
         pool.mount(members);
         Some(pool)
@@ -61,6 +65,17 @@ impl Pool {
         let mut pool = Self::start(name, 0)?;
         pool.server = Some((url.to_owned(), environment.to_vec()));
         Some(pool)
+    }
+
+    /// So many nodes may have members, each with an address of its own.
+    pub fn on_network(name: &str, nodes: usize) -> Option<Self> {
+        let mut pool = Self::start(name, 0)?;
+        pool.network = Some(Network::new(nodes));
+        Some(pool)
+    }
+
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().unwrap()
     }
 
     /// More pools in the same scene, one after the other: the store of each has this name.
@@ -79,11 +94,17 @@ impl Pool {
 
     /// One more member, with more options.
     pub fn mount_one(&mut self, more: &[&str]) {
+        self.mount_with(more, None);
+    }
+
+    /// One more member. `crash`: where its agent is killed.
+    pub fn mount_with(&mut self, more: &[&str], crash: Option<&str>) {
         let number = self.members.len();
         let (over, tier) = (self.base.join(format!("node{number}")), self.base.join(format!("tier{number}")));
         fs::create_dir_all(&over).unwrap();
         fs::create_dir_all(&tier).unwrap();
-        let mounted = self.command("mount", number, more).arg(&over).output().unwrap();
+        let mut command = self.command("mount", number, more);
+        let mounted = command.arg(&over).envs(crash.map(|crash| ("SURGETANK_CRASH", crash))).output().unwrap();
         assert!(mounted.status.success(), "member {number}: {mounted:?}");
         self.members.push(over);
     }
@@ -103,8 +124,15 @@ impl Pool {
         }
     }
 
-    /// The member's node is gone: nothing of it ends in order.
+    /// The node of the member that came last is gone: nothing of it ends in order.
     pub fn lose(&mut self, number: usize) {
+        assert_eq!(number + 1, self.members.len(), "only the last member can be lost");
+        self.kill(number);
+        self.members.pop();
+    }
+
+    /// The member's node is gone, and still counted.
+    pub fn kill(&self, number: usize) {
         let agent = self.agent(number);
         let parent = parent_of(agent.as_raw_nonzero().get()).unwrap();
         let supervisor = rustix::process::Pid::from_raw(parent).unwrap();
@@ -118,8 +146,6 @@ impl Pool {
         // (Until then they accept connections.)
         eventually("the member's processes end", || all.iter().all(|pid| has_ended(*pid)));
         rustix::mount::unmount(self.member(number), rustix::mount::UnmountFlags::DETACH).unwrap();
-        assert_eq!(number + 1, self.members.len(), "only the last member can be lost");
-        self.members.pop();
     }
 
     /// Stops the member's agent, its pool's process and the supervisor. Returns what is to be continued.
@@ -152,7 +178,8 @@ impl Pool {
 
     /// A verb with the options by which the member joins.
     pub fn command(&self, verb: &str, number: usize, more: &[&str]) -> Command {
-        let mut command = self.without_pool(verb, number, &["--pool", "test", "--pool-host", "127.0.0.1"]);
+        let host = self.network.as_ref().map_or("127.0.0.1".to_owned(), |_| Network::host(number));
+        let mut command = self.without_pool(verb, number, &["--pool", "test", "--pool-host", &host]);
         command.arg("--pool-secret").arg(self.base.join("secret")).args(more);
         command
     }
@@ -162,7 +189,14 @@ impl Pool {
         let tier = self.base.join(format!("tier{number}"));
         fs::create_dir_all(self.over(number)).unwrap();
         fs::create_dir_all(&tier).unwrap();
-        let mut command = self.scene.command("/mnt/surgetank");
+        let mut command = match &self.network {
+            None => self.scene.command("/mnt/surgetank"),
+            Some(network) => {
+                let mut command = self.scene.command("nsenter");
+                command.args(["--net", "--target", &network.process(number).to_string(), "/mnt/surgetank"]);
+                command
+            }
+        };
         let tier = format!("fast={}:{}", tier.display(), self.tier);
         command.args([verb, "--store-ttl", self.store_ttl, "--tier", &tier]);
         match &self.server {
@@ -243,6 +277,30 @@ impl Pool {
     pub fn end(&mut self) {
         while !self.members.is_empty() {
             self.end_last();
+        }
+    }
+
+    /// A member with this number is mounted again, as a new one. It was killed.
+    pub fn mount_again(&self, number: usize, more: &[&str]) {
+        let mounted = self.command("mount", number, more).arg(self.over(number)).output().unwrap();
+        assert!(mounted.status.success(), "member {number}: {mounted:?}");
+    }
+
+    /// No member is counted any more: each has ended.
+    pub fn have_ended(&mut self) {
+        self.members.clear();
+    }
+
+    /// One member leaves. Returns how it ended.
+    pub fn try_end(&self, number: usize, timeout: &str) -> std::process::Output {
+        let mut command = self.command_at(number, "umount", &["--timeout", timeout]);
+        command.arg(self.over(number)).output().unwrap()
+    }
+
+    /// Its tier and its state are gone.
+    pub fn wipe(&self, number: usize) {
+        for dir in [self.state(number), self.base.join(format!("tier{number}"))] {
+            fs::remove_dir_all(dir).unwrap();
         }
     }
 

@@ -12,7 +12,7 @@ use crate::nodes::names;
 use crate::pool::Pool;
 use crate::scene::eventually;
 
-fn bytes(count: usize, seed: u8) -> Vec<u8> {
+pub fn bytes(count: usize, seed: u8) -> Vec<u8> {
     (0..count).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
@@ -36,7 +36,7 @@ fn lose_last(pool: &mut Pool) {
     eventually("the loss is noticed", || pool.status(0)["lost"][0]["member"] == number as u64 + 1);
 }
 
-fn read(path: impl AsRef<Path>) -> Option<Vec<u8>> {
+pub fn read(path: impl AsRef<Path>) -> Option<Vec<u8>> {
     match fs::read(&path) {
         Ok(content) => Some(content),
         Err(why) if why.kind() == std::io::ErrorKind::NotFound => None,

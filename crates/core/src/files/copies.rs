@@ -20,7 +20,7 @@ use surgetank_types::sync::{Arc, OnceLock};
 
 use crate::base::queries::{StoreQueries, is_absent, passes};
 use crate::base::users::{Permissions, is_drained, own_cred};
-use crate::base::{Base, Counters, Door};
+use crate::base::{Base, Counters, Door, Members};
 use crate::content::{Content, Location};
 use crate::files::open_files::OpenFiles;
 use crate::metadata::Metadata;
@@ -64,6 +64,7 @@ pub struct Copies {
     pub(super) metadata: Arc<Metadata>,
     open_files: Arc<OpenFiles>,
     permissions: Arc<Permissions>,
+    members: Arc<OnceLock<Arc<dyn Members>>>,
 }
 
 impl Copies {
@@ -81,6 +82,7 @@ impl Copies {
             store: base.store.clone(),
             tiers: base.tiers.clone(),
             permissions: base.permissions.clone(),
+            members: base.members.clone(),
             access: access.clone(),
             metadata: metadata.clone(),
             open_files: open_files.clone(),
@@ -134,6 +136,12 @@ impl Copies {
     /// so what is not there now is gone.
     pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<Absence> {
         let inode = tree.get(id).filter(|inode| inode.dirty() || !inode.sealed)?;
+        if let Some(home) = inode.home() {
+            let is_lost = self.members.get().is_some_and(|members| members.has_lost(home, id));
+            let place = format!("member {} of the pool", home.0);
+            let text = format!("its content was at {place}, which is lost, or to which this node was lost");
+            return is_lost.then_some(Absence { place, text, lasting: true });
+        }
         let plain = inode.replica?;
         let device = self.tiers.device(plain.device);
         let place = called(device);
@@ -186,7 +194,10 @@ impl Copies {
             let tree = self.metadata.read_tree();
             let Some(inode) = tree.get(id) else { return Newest::Unknown };
             if let Some(home) = inode.home() {
-                return Newest::At(format!("member {} of the pool", home.0));
+                return match self.absence(&tree, id) {
+                    Some(absent) => Newest::Missing(absent.text),
+                    None => Newest::At(format!("member {} of the pool", home.0)),
+                };
             }
             if let Some(plain) = inode.replica {
                 let device = self.tiers.device(plain.device);

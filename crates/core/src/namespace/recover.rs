@@ -37,7 +37,7 @@ use crate::namespace::restore::Restore;
 
 pub(crate) use damaged::is_damage;
 pub use lost::unproven_name;
-pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
+pub(crate) use lost::{Doubt, Worth, give_up_homes, went_down, went_down_with, worth};
 pub use orphans::keep_copy;
 
 /// Plain files without a record are moved here.

@@ -24,8 +24,8 @@ use super::seclusion;
 use super::signals::Signals;
 use super::submounts::{self, Taken};
 use super::way;
-use crate::pool::process;
 use crate::pool::rendezvous::meeting::Where;
+use crate::pool::{process, rendezvous};
 use crate::socket_address::Address;
 
 pub struct Ground {
@@ -118,7 +118,7 @@ fn pool_of(config: &Config, store: Option<&OwnedFd>, (place, key): (&Place, &str
         Some(store) => Where::Directory(store.try_clone().map_err(fail)?),
         None => Where::Server(config.store_url().unwrap_or_default().to_owned()),
     };
-    let believed = config.store_ttl.min(process::BELIEVED_MAX);
+    let believed = config.store_ttl.min(rendezvous::BELIEVED_MAX);
     let (config, over, temporaries) = (pool.clone(), config.over.clone(), key.to_owned());
     Ok(Some(process::Start { config, store, over, believed, temporaries, socket }))
 }

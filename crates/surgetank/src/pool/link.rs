@@ -313,8 +313,7 @@ impl Link {
             .collect()
     }
 
-    /// Asks another member. `once`: it does this once, also if an earlier agent has asked the same. `patient` is asked at
-    /// least every 50 ms.
+    /// Asks another member. `once`: it does this once, also if an earlier agent asked the same. `patient` is asked every 50 ms.
     pub fn call(
         &self,
         member: u32,
@@ -326,7 +325,8 @@ impl Link {
             return Err(NoAnswer::NoProcess);
         };
         *hold(&self.counts).entry(member).or_default() += 1;
-        let answer = caller.call(MemberId(member), once, &body, patient).map_err(|why| match why {
+        let mut goes_on = |waits| !self.is_over() && patient(waits);
+        let answer = caller.call(MemberId(member), once, &body, &mut goes_on).map_err(|why| match why {
             CallFailed::Gone => NoAnswer::Gone,
             CallFailed::TimedOut => NoAnswer::TimedOut,
             CallFailed::Expelled | CallFailed::TooLong => NoAnswer::Expelled,

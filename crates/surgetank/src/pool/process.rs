@@ -40,8 +40,6 @@ const WISH: Duration = Duration::from_secs(20);
 const TENDING: Duration = Duration::from_secs(3600);
 /// So long the registry may take to release a directory.
 const RELEASE: Duration = Duration::from_secs(5);
-/// Other members believe an answer about a directory for at most so long.
-pub const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// How often the agent learns until when it may serve.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 

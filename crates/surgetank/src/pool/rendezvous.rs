@@ -41,8 +41,15 @@ const ENDING: Duration = Duration::from_secs(60);
 const WRITING: Duration = Duration::from_secs(2);
 /// Between two looks at the files.
 const PAUSE: Duration = Duration::from_millis(50);
-/// So long before its lease ends a member stops: kernels believe an answer for at most 1 s, and clocks differ.
+/// So long before its lease ends a member stops: kernels believe an answer for at most 1 s, and clocks differ. With a short
+/// lease: a quarter of it.
 const MARGIN: Duration = Duration::from_millis(1200);
+/// No member believes an answer about a directory longer than this: so long a first change there may wait.
+pub const BELIEVED_MAX: Duration = Duration::from_secs(1);
+/// An answer is believed for at most this part of a lease. So it is less than the margin.
+pub const BELIEVED_OF_A_LEASE: u32 = 6;
+/// What has no answer is asked again after this time, or a fifth of a lease.
+const AGAIN: Duration = Duration::from_millis(500);
 /// So often another member was first, or another pool was found.
 const TRIES_MAX: usize = 20;
 /// A lease of the file is at most so long.
@@ -155,6 +162,14 @@ impl Search<'_> {
             self.ending_until = tick() + ENDING;
             (self.silent_since, self.refused_since) = (None, None);
         }
+        if self.config.lease > place.lease && place.lease / BELIEVED_OF_A_LEASE < BELIEVED_MAX {
+            let (pool, of_pool, own) = (&self.config.name, place.lease, self.config.lease);
+            let text = format!(
+                "members of the pool {pool} have leases of {of_pool:?}, and this node would believe answers for longer"
+            );
+            let remedy = format!("start this with --pool-lease {}ms in place of {own:?}", of_pool.as_millis());
+            return Err(io::Error::new(ErrorKind::InvalidInput, format!("{text}\n{remedy}")));
+        }
         let began = tick();
         let patience = if self.refused_since.is_some() { DEAD_ANSWER } else { ANSWER };
         let joining = self.joining(place.pool, RegistryAt::Peer(place.address.clone()), patience, place.lease);
@@ -195,7 +210,7 @@ impl Search<'_> {
             host: self.config.host.clone(),
             temporaries: self.temporaries.to_owned(),
             resumes: None,
-            times: Times { margin: MARGIN, renew: lease * 3 / 10, again: Duration::from_millis(500) },
+            times: Times { margin: MARGIN.min(lease / 4), renew: lease * 3 / 10, again: AGAIN.min(lease / 5) },
             patience,
         }
     }

@@ -263,7 +263,7 @@ impl Engine for Served {
             average_bytes_per_second: (copied_bytes as f64 / elapsed.as_secs_f64().max(1e-3)) as u64,
             trouble: self.trouble(begun.is_some()),
             settled: ((left == Queued::default() && self.namespace.questions.no_deferred())
-                || self.drain.settled(scope.run))
+                || self.drain.settled(scope.run) && !self.gives_up_lost(scope))
                 && !releasing,
         }
     }

@@ -11,11 +11,12 @@ use surgetank_types::error::{Error, Result};
 
 use super::wait::duration_millis;
 use crate::agent::way::mountable;
+use crate::pool::rendezvous;
 use crate::pool::rendezvous::meeting::is_supported;
 
 const LEASE: &str = "10s";
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
-const LEASES: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
+const LEASES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 
 /// In place of a pool's name: none, also in a Slurm job of several nodes.
 const NO_POOL: &str = "none";
@@ -23,9 +24,6 @@ const NO_POOL: &str = "none";
 const JOB_PREFIX: &str = "slurm-";
 /// All jobs of a user have one secret. (A file for each job would stay.)
 const SECRET_OF_JOBS: &str = "slurm";
-
-/// No member believes an answer of the store longer than this: so long a first change in a directory may wait.
-const BELIEVED_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Pooling {
@@ -113,7 +111,8 @@ impl Pooling {
             ),
             _ => String::new(),
         };
-        config.store_ttl = config.store_ttl.min(BELIEVED_MAX);
+        let believed = rendezvous::BELIEVED_MAX.min(lease / rendezvous::BELIEVED_OF_A_LEASE);
+        config.store_ttl = config.store_ttl.min(believed);
         // Not `auto`: a start that can make no mount fails, and does not work without the pool.
         config.door = Way::Fuse;
         config.pool = Some(PoolConfig { name, secret, host, lease, is_of_job: nodes.is_some(), announcement });
@@ -133,10 +132,10 @@ impl Pooling {
         let lease = self.pool_lease.clone().or_else(|| text_of("SURGETANK_POOL_LEASE"));
         let lease = duration_millis(lease.as_deref().unwrap_or(LEASE));
         let wrong =
-            |why: String| refused("--pool-lease", why).remedy("give a time from 6s to 1h, or leave it out: 10s");
+            |why: String| refused("--pool-lease", why).remedy("give a time from 1s to 1h, or leave it out: 10s");
         let lease = Duration::from_millis(lease.map_err(wrong)?);
         if lease < LEASES.0 || lease > LEASES.1 {
-            return Err(wrong("it has to be from 6s to 1h".to_owned()));
+            return Err(wrong("it has to be from 1s to 1h".to_owned()));
         }
         Ok(lease)
     }

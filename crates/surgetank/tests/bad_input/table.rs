@@ -128,7 +128,7 @@ pub const OPTIONS: &[Refused] = &[
     of("*", "--pool-host", "", 2, &["--pool-host", "empty"]),
     of("*", "--pool-secret", "", 2, &["--pool-secret"]),
     of("*", "--pool-lease", "soon", 2, &["--pool-lease", "soon"]),
-    of("*", "--pool-lease", "1s", 2, &["--pool-lease", "from 6s"]),
+    of("*", "--pool-lease", "900ms", 2, &["--pool-lease", "from 1s"]),
     of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),
     of("run", "--json", "{absent}/x", 2, &["--json", "absent/x cannot be written"]),
     of("run", "--json", "{over}", 2, &["--json", "over cannot be written"]),

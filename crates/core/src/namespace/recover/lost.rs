@@ -132,6 +132,39 @@ pub(crate) fn worth(recorded: &Recorded, size_bytes: u64) -> Worth {
     }
 }
 
+/// Content that only lost members had does not come back, and a command ends: what is behind such a file in the order would
+/// stay on the tiers. Returns how many versions are lost. A file that is open stays.
+pub(crate) fn give_up_homes(recovery: &Recovery<'_>) -> usize {
+    let metadata = &recovery.metadata;
+    let mut tree = metadata.write_tree();
+    let is_missing = |op: &Op| {
+        let is_lasting = op.error.as_ref().is_some_and(|trouble| trouble.lasting);
+        is_lasting && matches!(op.kind, OpKind::Publish { .. })
+    };
+    let at_lost = |id: FileId| {
+        let inode = tree.get(id).filter(|inode| inode.handles == 0)?;
+        let home = inode.home()?;
+        recovery.files.copies.absence(&tree, id).map(|absent| (id, home, absent))
+    };
+    let found: Vec<_> = tree.ops.values().filter(|op| is_missing(op)).filter_map(|op| at_lost(op.file())).collect();
+    for (id, home, absent) in &found {
+        let path = tree.logical_path(*id);
+        let store_has_one = tree.get(*id).is_some_and(|inode| inode.applied.is_some());
+        recovery.lose(&mut tree, *id);
+        if let Some(path) = path {
+            let why = lost_from(&format!("member {} of the pool, which is lost", home.0), store_has_one);
+            recovery.losses.record_loss(&mut tree, &path, absent.place.clone().into_bytes(), why);
+        }
+    }
+    metadata.commit(&mut tree);
+    drop(tree);
+    if !found.is_empty() {
+        recovery.look_at_reverted();
+        metadata.wake();
+    }
+    found.len()
+}
+
 /// The place of the newest version.
 pub(crate) enum Held<'a> {
     Tier(DeviceId),

@@ -125,14 +125,15 @@ fn dead_first_member_gives_way_after_its_lease() {
     assert!(began.elapsed() >= LEASE, "{:?}", began.elapsed());
     assert!(is_made(&next, &scene, 2));
     assert_eq!(scene.names(), [".surgetank-tmp-pool-flow.2"]);
-    (scene.config.lease, scene.config.host) = (LONG_LEASE, "127.0.0.1".to_owned());
+    scene.config.host = "127.0.0.1".to_owned();
     assert!(scene.join().unwrap().made.is_none());
 }
 
 #[test]
 fn lease_of_the_dead_pool_is_awaited() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
     let lease = Duration::from_secs(3);
+    scene.config.lease = lease;
     let place = Place { pool: [7; 16], address: dead_address(), machine: machine(), lease };
     scene.write(4, &place.text());
     let mut search = search_of(&scene);
@@ -176,7 +177,8 @@ fn file_that_goes_during_the_lease_ends_the_wait() {
 
 #[test]
 fn silent_first_member_fails_the_join_and_keeps_its_file() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
+    scene.config.lease = LEASE;
     // As a process that is stopped: the kernel accepts.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = stopped.local_addr().unwrap().to_string();
@@ -191,7 +193,8 @@ fn silent_first_member_fails_the_join_and_keeps_its_file() {
 
 #[test]
 fn loopback_address_of_another_machine_is_refused() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
+    scene.config.lease = LEASE;
     for machine in [Some("another-boot/1".to_owned()), None] {
         scene.put(1, dead_address(), machine);
         let text = scene.fails();
@@ -294,7 +297,8 @@ fn one_of_two_joiners_at_once_makes_the_file() {
 
 #[test]
 fn one_of_two_joiners_after_a_death_begins_the_next_pool() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
+    scene.config.lease = LEASE;
     scene.put(1, dead_address(), machine());
     let both = thread::scope(|scope| {
         let (one, two) = (scope.spawn(|| scene.join().unwrap()), scope.spawn(|| scene.join().unwrap()));

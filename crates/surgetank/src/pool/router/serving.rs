@@ -291,4 +291,9 @@ impl Members for Others {
             Publishes::Later
         }
     }
+
+    fn has_lost(&self, NodeId(member): NodeId, FileId(number): FileId) -> bool {
+        number / FILES_OF_A_MEMBER != u64::from(self.link.member())
+            || self.link.losses() > 0 && self.link.lost().contains_key(&u32::from(member))
+    }
 }

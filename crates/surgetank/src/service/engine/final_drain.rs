@@ -36,6 +36,13 @@ impl Served {
                 .any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
+    /// A command ends, and nothing of it goes on. Content at lost members is given up then, so that the rest reaches the
+    /// store. Returns whether something was.
+    pub(super) fn gives_up_lost(&self, scope: &Scope) -> bool {
+        let ends = self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&scope.run);
+        ends && self.pool.is_some() && self.namespace.give_up_homes() > 0
+    }
+
     pub(super) fn begin_drain_here(&self, scope: &Scope) {
         self.namespace.files.descriptors.catch_up();
         let mark = self.mark();
