@@ -26,6 +26,7 @@ mod greeting;
 mod member;
 pub mod membership;
 pub mod registry;
+mod rules;
 pub mod secret;
 mod sockets;
 mod view;
