@@ -97,11 +97,16 @@ pub(crate) fn claim(rows: &mut impl Rows, member: MemberId, directory: &Director
             if let Some((lost, _)) = before {
                 rows.set_replaced(directory, Some(lost));
             }
-            let epoch = Epoch(rows.revision().0 + 1);
-            put_claim(rows, directory, Claim { owner: member, epoch });
-            epoch
+            return grant(rows, member, directory);
         }
     };
+    Answer::Granted { epoch, revision: rows.revision(), members: rows.members().keys().copied().collect() }
+}
+
+/// A new ownership.
+pub(crate) fn grant(rows: &mut impl Rows, member: MemberId, directory: &Directory) -> Answer {
+    let epoch = Epoch(rows.revision().0 + 1);
+    put_claim(rows, directory, Claim { owner: member, epoch });
     Answer::Granted { epoch, revision: rows.revision(), members: rows.members().keys().copied().collect() }
 }
 
