@@ -353,6 +353,7 @@ impl Remote {
     fn join(&mut self, pending: Pending, head: &Head, rows: Snapshot<'_>, join: Join) -> Step {
         let mut draft = Draft::new(head, rows);
         let instance = join.instance;
+        draft.chance = chance_of(&instance);
         let (member, term) = match rules::join(&mut draft, join) {
             Ok(joined) => joined,
             Err(refusal) => return Step::Answer(Answer::Refused(refusal)),
@@ -458,6 +459,11 @@ impl Remote {
         }
         Step::Answer(answer)
     }
+}
+
+/// An agent's instance is random.
+fn chance_of(instance: &[u8; 16]) -> u64 {
+    instance.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 impl Me {

@@ -20,17 +20,14 @@
 
 use super::exchange::{Exchange, Write};
 use super::rows::{Alive, Draft, HEAD, Head, Snapshot, encode, everything, no_changes, of_directory, of_member};
-use super::{FORM, FOUNDING, Pending, Remote, Step, Then, Wish};
+use super::{FORM, FOUNDING, Pending, Remote, Step, Then, Wish, chance_of};
 use crate::registry::{Answer, Ask, Claim, News, Refusal, Request};
 use crate::rules::{self, Known};
 use crate::{MemberId, Revision, Uptime};
 
 /// Revisions of writes that were lost, and that no member knows, are fewer.
 const REVISIONS: u64 = 1 << 20;
-/// Members that joined in writes that were lost, and that no member knows, are fewer.
-const MEMBERS: u32 = 64;
-/// Where the numbers of a pool begin whose rows no member remembers. A random number is added.
-const FORGOTTEN_MEMBERS: u32 = 1024;
+/// Where the revisions of a pool begin whose rows no member remembers. A random number is added.
 const FORGOTTEN_REVISIONS: u64 = 1 << 48;
 
 impl Remote {
@@ -48,11 +45,8 @@ impl Remote {
                 let mut head = self.first_head(rows);
                 if !self.pool.is_founder {
                     // Members of a pool that was forgotten may serve until their leases end. Their numbers do not come back.
-                    let [high, low, rest @ ..] = join.instance;
-                    let chance = rest.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte)) >> 24;
-                    head.quiet = true;
-                    head.next_member = FORGOTTEN_MEMBERS + u32::from(u16::from_be_bytes([high, low]) / 2);
-                    head.revision = Revision(FORGOTTEN_REVISIONS + chance);
+                    (head.quiet, head.generation) = (true, 2);
+                    head.revision = Revision(FORGOTTEN_REVISIONS + (chance_of(&join.instance) >> 24));
                     head.forgotten = head.revision;
                 }
                 let writes = vec![Write::Put(HEAD.to_vec(), encode(&head))];
@@ -96,13 +90,6 @@ impl Remote {
     fn jump(&self, head: &mut Head) {
         head.revision = Revision(head.revision.max(self.revision_max).0 + REVISIONS);
         head.forgotten = head.revision;
-        head.next_member = head.next_member.max(self.member_max().0 + 1) + MEMBERS;
-    }
-
-    fn member_max(&self) -> MemberId {
-        let Some(me) = &self.me else { return MemberId(0) };
-        let known = me.view.members().chain(me.view.lost()).map(|record| record.id);
-        known.chain([me.id]).max().unwrap_or(me.id)
     }
 
     /// Is its place still its own?
@@ -117,7 +104,6 @@ impl Remote {
         if !pending.whole {
             return self.look_at_all(pending);
         }
-        let member_max = self.member_max();
         let Some(me) = self.me.as_mut() else { return Step::Later };
         let lasts = !me.unsure && now < me.renewed + head.lease * 7 / 8;
         let present: std::collections::BTreeMap<_, _> = rows.claims().collect();
@@ -178,7 +164,6 @@ impl Remote {
         }
         draft.head.revision.0 += 1;
         draft.head.forgotten = draft.head.revision;
-        draft.head.next_member = draft.head.next_member.max(member_max.0 + 1);
         let (guards, writes) = (vec![(HEAD.to_vec(), Some(encode(head)))], draft.finish());
         self.exchange(pending, then, Exchange { guards, writes, confirm: true, ..Exchange::default() })
     }

@@ -33,6 +33,7 @@ pub(super) struct Head {
     pub revision: Revision,
     /// Changes up to here are not remembered one by one.
     pub forgotten: Revision,
+    /// In the first generation.
     pub next_member: u32,
     /// No agent joins any more.
     pub ended: bool,
@@ -178,11 +179,16 @@ pub(super) struct Draft<'a> {
     rows: Snapshot<'a>,
     members: BTreeMap<MemberId, Known>,
     pub writes: Vec<Write>,
+    /// By chance.
+    pub chance: u64,
 }
+
+/// Members that joined in writes that were lost may have any number below these. So numbers are by chance from then on.
+const SCATTERED: (u32, u32) = (1 << 10, 1 << 16);
 
 impl<'a> Draft<'a> {
     pub fn new(head: &Head, rows: Snapshot<'a>) -> Self {
-        Self { head: head.clone(), members: rows.members(), rows, writes: Vec::new() }
+        Self { head: head.clone(), members: rows.members(), rows, writes: Vec::new(), chance: 0 }
     }
 
     pub fn put(&mut self, key: Key, value: &impl Serialize) {
@@ -209,6 +215,12 @@ impl Rows for Draft<'_> {
     }
 
     fn new_member(&mut self) -> MemberId {
+        if self.head.generation > 1 {
+            let (lost, from, many) = (self.rows.lost(), SCATTERED.0, u64::from(SCATTERED.1 - SCATTERED.0));
+            let id = |nth| MemberId(from + u32::try_from(self.chance.wrapping_add(nth) % many).unwrap_or(0));
+            let is_free = |id: &MemberId| !self.members.contains_key(id) && !lost.contains_key(id);
+            return (0..many).map(id).find(is_free).unwrap_or(MemberId(from));
+        }
         let id = MemberId(self.head.next_member);
         self.head.next_member += 1;
         id
