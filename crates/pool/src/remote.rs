@@ -22,14 +22,18 @@
 //!
 //! The danger that this avoids: two owners of a directory after the server has forgotten one of them.
 
+pub mod driver;
 mod eras;
+pub mod etcd;
 pub mod exchange;
+pub mod place;
+pub mod redis;
 mod rows;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::registry::{Answer, Ask, Claim, Everything, Join, News, Refusal, Request};
+use crate::registry::{Answer, Ask, Change, Claim, Everything, Join, News, Refusal, Request};
 use crate::rules::{self, Known, Rows};
 use crate::view::View;
 use crate::{Directory, Epoch, MemberId, Revision, Uptime};
@@ -108,10 +112,12 @@ struct Me {
     leaves: bool,
     /// Of its newest request that is not a renewal.
     number: u64,
-    /// What was granted to it, and which claim of a lost member it replaced.
-    owns: BTreeMap<Directory, (Epoch, Option<Claim>)>,
+    /// What was granted to it.
+    owns: BTreeMap<Directory, Epoch>,
     /// What the others have, as far as news came.
     view: View,
+    /// Claims of lost members that later ones replaced, as far as news came.
+    replaced: BTreeMap<Directory, Claim>,
 }
 
 #[derive(Debug)]
@@ -210,8 +216,8 @@ impl Remote {
                 ..
             }) => {
                 reads.push(Read::Key(of_member(b'n', *member)));
-                reads.push(Read::Key(of_directory(b'r', directory)));
                 if !pending.whole {
+                    reads.push(Read::Key(of_directory(b'r', directory)));
                     reads.push(Read::Key(of_directory(b'c', directory)));
                 }
             }
@@ -219,7 +225,7 @@ impl Remote {
             Wish::Ask(Request::Join(_)) | Wish::End => {}
         }
         if pending.whole {
-            reads.extend([rows::all(b'c'), rows::all(b'l')]);
+            reads.extend([b'c', b'l', b'r'].map(rows::all));
         }
         pending.then = then;
         self.pending = Some(pending);
@@ -387,9 +393,12 @@ impl Remote {
         }
         (me.unsure, me.renewed) = (false, pending.sent);
         let news = if is_gap {
+            me.replaced = rows.replaced();
             News::Gap(rows.everything(head.revision))
         } else {
-            News::Changes(rows.changes(after), head.revision)
+            let changes = rows.changes(after);
+            me.follow(&changes);
+            News::Changes(changes, head.revision)
         };
         me.view.take(news.clone());
         Step::Answer(Answer::Renewed(news))
@@ -409,7 +418,7 @@ impl Remote {
         }
         let mut draft = Draft::new(head, rows);
         let claim = |epoch| Claim { owner: member, epoch };
-        let owns = |directory| self.me.as_ref().and_then(|me| me.owns.get(directory)).map(|(epoch, _)| *epoch);
+        let owns = |directory| self.me.as_ref().and_then(|me| me.owns.get(directory)).copied();
         // (It may have released it, and the server has forgotten that. No epoch comes back.)
         let is_unknown = |directory| {
             let stands = draft.claim_of(directory).map(|(claim, _)| claim);
@@ -446,11 +455,21 @@ impl Remote {
             };
             let everything = rows.everything(head.revision);
             let view = View::new(everything.clone());
-            let owns = view.owned_by(*member).map(|(directory, claim)| (directory.clone(), (claim.epoch, None)));
+            let owns = view.owned_by(*member).map(|(directory, claim)| (directory.clone(), claim.epoch));
             let owns = owns.collect();
-            let renewed = pending.sent;
-            self.me =
-                Some(Me { id: *member, known, alive, renewed, unsure: false, leaves: false, number: 0, owns, view });
+            let (renewed, replaced) = (pending.sent, rows.replaced());
+            self.me = Some(Me {
+                id: *member,
+                known,
+                alive,
+                renewed,
+                unsure: false,
+                leaves: false,
+                number: 0,
+                owns,
+                view,
+                replaced,
+            });
             let (member, term, lease) = (*member, *term, *lease);
             return Step::Answer(Answer::Joined { member, term, lease, everything });
         }
@@ -469,17 +488,40 @@ fn chance_of(instance: &[u8; 16]) -> u64 {
 impl Me {
     /// Does each of its claims stand?
     fn has_all(&self, rows: Snapshot<'_>) -> bool {
-        self.owns.iter().all(|(directory, (epoch, _))| {
+        self.owns.iter().all(|(directory, epoch)| {
             let stands: Option<(Claim, Revision)> = rows.row(&of_directory(b'c', directory));
             stands.is_some_and(|(claim, _)| claim == Claim { owner: self.id, epoch: *epoch })
         })
     }
 
+    /// Which claims replaced those of lost members.
+    fn follow(&mut self, changes: &[(Revision, Change)]) {
+        for (revision, change) in changes {
+            match change {
+                _ if *revision <= self.view.revision() => continue,
+                Change::Claimed(directory, claim) => {
+                    let before = self.view.claim(directory).filter(|before| before.owner != claim.owner);
+                    match before.filter(|before| before.epoch < claim.epoch) {
+                        Some(lost) => drop(self.replaced.insert(directory.clone(), lost)),
+                        None if claim.epoch.0 < revision.0 => drop(self.replaced.remove(directory)),
+                        None => {}
+                    }
+                }
+                Change::Released(directory) => drop(self.replaced.remove(directory)),
+                _ => {}
+            }
+            self.view.take(News::Changes(vec![(*revision, change.clone())], *revision));
+        }
+    }
+
     fn learn(&mut self, ask: &Ask, answer: &Answer, rows: Snapshot<'_>) {
         match (ask, answer) {
             (Ask::Claim(directory), Answer::Granted { epoch, revision, .. }) => {
-                let replaced = rows.row(&of_directory(b'r', directory));
-                self.owns.insert(directory.clone(), (*epoch, replaced));
+                match rows.row(&of_directory(b'r', directory)) {
+                    Some(replaced) => drop(self.replaced.insert(directory.clone(), replaced)),
+                    None => drop(self.replaced.remove(directory)),
+                }
+                self.owns.insert(directory.clone(), *epoch);
                 self.view.learn(directory, Some(Claim { owner: self.id, epoch: *epoch }), *revision);
             }
             (Ask::GiveUp(directory, _), Answer::Owned { claim, revision }) => {
@@ -491,7 +533,7 @@ impl Me {
                 self.view.learn(directory, None, *revision);
             }
             (Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch), Answer::Refused(Refusal::NotOwner)) => {
-                if self.owns.get(directory).is_some_and(|(of, _)| of == epoch) {
+                if self.owns.get(directory) == Some(epoch) {
                     self.owns.remove(directory);
                 }
             }

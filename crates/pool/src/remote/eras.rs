@@ -114,28 +114,24 @@ impl Remote {
         let id = me.id;
         let is_behind = |directory: &_, epoch| newer(directory, epoch).is_some_and(|claim| claim.owner != id);
         let known_lost = rows.lost();
-        if !lasts && me.owns.iter().any(|(directory, (epoch, _))| is_behind(directory, *epoch))
+        if !lasts && me.owns.iter().any(|(directory, epoch)| is_behind(directory, *epoch))
             || known_lost.contains_key(&id)
         {
             return self.expel(pending, head, rows);
         }
         // (Only a release whose answer was lost can be behind.)
-        me.owns.retain(|directory, (epoch, _)| !is_behind(directory, *epoch));
+        me.owns.retain(|directory, epoch| !is_behind(directory, *epoch));
         me.unsure = !lasts;
         let mut draft = Draft::new(head, rows);
-        for (directory, (epoch, replaced)) in &me.owns {
-            let claim = Claim { owner: id, epoch: *epoch };
-            if present.get(directory).is_none_or(|(stands, _)| stands.epoch < *epoch) {
-                draft.put(of_directory(b'c', directory), &(claim, Revision(epoch.0)));
-                if let Some(replaced) = replaced {
+        let owns = me.owns.iter().map(|(directory, epoch)| (directory, Claim { owner: id, epoch: *epoch }));
+        let others = me.view.claims();
+        let others = others.filter(|(directory, claim)| claim.owner != id && !me.owns.contains_key(*directory));
+        for (directory, claim) in owns.chain(others) {
+            if present.get(directory).is_none_or(|(stands, _)| stands.epoch < claim.epoch) {
+                draft.put(of_directory(b'c', directory), &(claim, Revision(claim.epoch.0)));
+                if let Some(replaced) = me.replaced.get(directory) {
                     draft.put(of_directory(b'r', directory), replaced);
                 }
-            }
-        }
-        for (directory, claim) in me.view.claims() {
-            let is_own = claim.owner == id || me.owns.contains_key(directory);
-            if !is_own && present.get(directory).is_none_or(|(stands, _)| stands.epoch < claim.epoch) {
-                draft.put(of_directory(b'c', directory), &(claim, Revision(claim.epoch.0)));
             }
         }
         let members = rows.members();

@@ -157,6 +157,10 @@ impl<'a> Snapshot<'a> {
         self.of_kind(b'c').map(|(key, claim)| (Directory(key.into()), claim))
     }
 
+    pub fn replaced(&self) -> BTreeMap<Directory, Claim> {
+        self.of_kind(b'r').map(|(key, claim)| (Directory(key.into()), claim)).collect()
+    }
+
     pub fn changes(&self, after: Revision) -> Vec<(Revision, Change)> {
         let changes = self.of_kind(b'x');
         let changes = changes.filter_map(|(key, row)| Some((Revision(u64::from_be_bytes(key.try_into().ok()?)), row)));
