@@ -71,6 +71,7 @@ impl Memory {
         }
     }
 
+    #[allow(dead_code)] // only the model loses some
     /// How many exchanges have written.
     pub fn written(&self) -> usize {
         self.undo.len()
