@@ -35,6 +35,8 @@ use server::Asking;
 /// The registry is tried again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// So long the registry's server may refuse connections: it may just start.
+const REFUSED: Duration = Duration::from_secs(4);
 /// So long a registry in a server may take to end the pool.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -474,8 +476,13 @@ impl Shared {
                 return Ok((sent, answer));
             }
             let is_server = matches!(self.registry, Registry::Server(_));
-            let is_denied = |(kind, _): &(io::ErrorKind, String)| *kind == io::ErrorKind::PermissionDenied;
-            if tick() >= until || is_server && state.failure.as_ref().is_some_and(is_denied) {
+            // (Its server is not there, and a wrong password stays wrong.)
+            let is_final = |(kind, _): &(io::ErrorKind, String)| match kind {
+                io::ErrorKind::PermissionDenied => true,
+                io::ErrorKind::ConnectionRefused => uptime() >= sent + REFUSED,
+                _ => false,
+            };
+            if tick() >= until || is_server && state.failure.as_ref().is_some_and(is_final) {
                 let timed_out = || (io::ErrorKind::TimedOut, "it does not answer".to_owned());
                 let (kind, why) = state.failure.clone().unwrap_or_else(timed_out);
                 let address = match &self.registry {

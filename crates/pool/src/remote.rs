@@ -41,7 +41,7 @@ use exchange::{Exchange, Exchanged, Key, Read, Write};
 use rows::{Alive, Draft, Era, FORM, HEAD, Head, Last, Snapshot, encode, of_directory, of_member};
 
 /// So long a member that did not make the pool's file waits for the one that did.
-const FOUNDING: Duration = Duration::from_secs(2);
+pub const FOUNDING: Duration = Duration::from_secs(2);
 
 /// What all members of a pool know before they join.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +161,13 @@ impl Remote {
         self.me.as_ref().map(|me| me.id)
     }
 
+    /// Another member has announced a claim. Once all have acknowledged it, a server that forgets it does no harm.
+    pub fn hear(&mut self, directory: &Directory, claim: Claim, revision: Revision) {
+        let Some(me) = self.me.as_mut() else { return };
+        me.note_replaced(directory, claim);
+        me.view.learn(directory, Some(claim), revision);
+    }
+
     /// Begins with a request. One that was under way is given up.
     pub fn begin(&mut self, now: Uptime, wish: Wish) -> Step {
         let mut pending = Pending { wish, sent: now, renewed: None, whole: false, then: Then::Look };
@@ -259,11 +266,12 @@ impl Remote {
         let Some(head) = rows.row::<Head>(HEAD) else { return self.without_head(now, pending, rows) };
         self.absent_since = None;
         let joins = matches!(pending.wish, Wish::Ask(Request::Join(_)));
-        if head.ended && joins && self.me.is_none() {
+        let is_other = head.pool != self.pool.id || head.form != FORM;
+        if (head.ended || is_other) && joins && self.me.is_none() {
             return self.join_of_ended(now, pending, &head, rows);
         }
-        if head.pool != self.pool.id || head.form != FORM {
-            return Step::Answer(Answer::Refused(if joins { Refusal::OtherStore } else { Refusal::NotAMember }));
+        if is_other {
+            return Step::Answer(Answer::Refused(Refusal::NotAMember));
         }
         if head.proof != self.pool.proof {
             return Step::Answer(Answer::Refused(Refusal::OtherSecret));
@@ -500,17 +508,22 @@ impl Me {
             match change {
                 _ if *revision <= self.view.revision() => continue,
                 Change::Claimed(directory, claim) => {
-                    let before = self.view.claim(directory).filter(|before| before.owner != claim.owner);
-                    match before.filter(|before| before.epoch < claim.epoch) {
-                        Some(lost) => drop(self.replaced.insert(directory.clone(), lost)),
-                        None if claim.epoch.0 < revision.0 => drop(self.replaced.remove(directory)),
-                        None => {}
+                    if claim.epoch.0 < revision.0 {
+                        self.replaced.remove(directory);
                     }
+                    self.note_replaced(directory, *claim);
                 }
                 Change::Released(directory) => drop(self.replaced.remove(directory)),
                 _ => {}
             }
             self.view.take(News::Changes(vec![(*revision, change.clone())], *revision));
+        }
+    }
+
+    fn note_replaced(&mut self, directory: &Directory, claim: Claim) {
+        let before = self.view.claim(directory).filter(|before| before.owner != claim.owner);
+        if let Some(lost) = before.filter(|before| before.epoch < claim.epoch) {
+            self.replaced.insert(directory.clone(), lost);
         }
     }
 

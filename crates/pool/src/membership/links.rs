@@ -320,7 +320,10 @@ impl Shared {
     /// Returns whether the connection goes on.
     fn take_packet(self: &Arc<Self>, from: Option<MemberId>, packet: Packet, link: &Connection) -> bool {
         match (packet, from, &self.registry) {
-            (Packet::Said(message), Some(from), _) => {
+            (Packet::Said(message), Some(from), registry) => {
+                if let Registry::Server(asking) = registry {
+                    asking.hear(from, &message);
+                }
                 let mut state = hold(&self.state);
                 if let Some(member) = state.member.as_mut() {
                     member.told(uptime(), from, message);

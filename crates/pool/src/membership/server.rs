@@ -11,11 +11,12 @@ use std::time::Duration;
 use surgetank_types::clock::{tick, uptime};
 
 use super::{RETRY, Shared, hold};
-use crate::Uptime;
-use crate::registry::{Answer, Ask, Request};
+use crate::member::Message;
+use crate::registry::{Answer, Ask, Claim, Refusal, Request};
 use crate::remote::driver::{self, Outcome};
 use crate::remote::place::Place;
 use crate::remote::{Pool, Remote, Wish};
+use crate::{Directory, MemberId, Revision, Uptime};
 
 /// So many requests wait at most.
 const REQUESTS_MAX: usize = 4096;
@@ -33,6 +34,8 @@ pub(super) struct Asking {
 struct Queue {
     renewal: Option<Request>,
     others: VecDeque<(Uptime, Request)>,
+    /// Claims that other members have announced.
+    heard: Vec<(Directory, Claim, Revision)>,
     /// Every later join is to be refused: what became of it.
     end: Option<Option<bool>>,
 }
@@ -56,6 +59,15 @@ impl Asking {
             Request::Of { .. } => {}
         }
         self.changed.notify_all();
+    }
+
+    pub(super) fn hear(&self, from: MemberId, message: &Message) {
+        if let Message::Claimed { directory, epoch, revision } = message {
+            let mut queue = hold(&self.queue);
+            if queue.heard.len() < REQUESTS_MAX {
+                queue.heard.push((directory.clone(), Claim { owner: from, epoch: *epoch }, *revision));
+            }
+        }
     }
 
     pub(super) fn wake(&self) {
@@ -120,7 +132,19 @@ impl Asking {
                 Wish::Ask(Request::Of { number, .. }) => *number,
                 Wish::Ask(Request::Join(_)) | Wish::End => 0,
             };
+            for (directory, claim, revision) in std::mem::take(&mut hold(&self.queue).heard) {
+                remote.hear(&directory, claim, revision);
+            }
             match driver::carry_out(&mut remote, &mut *server, &uptime, wish) {
+                Ok(Outcome::Answer(Answer::Refused(refusal @ (Refusal::Ended | Refusal::OtherStore)))) => {
+                    // (It may end while this agent waits.)
+                    let failure = match refusal {
+                        Refusal::Ended => (io::ErrorKind::ConnectionAborted, "the pool has ended"),
+                        _ => (io::ErrorKind::AlreadyExists, "the pool of this name is over another store"),
+                    };
+                    hold(&shared.state).failure = Some((failure.0, failure.1.to_owned()));
+                    self.pause(RETRY / 2);
+                }
                 Ok(Outcome::Answer(answer)) => Self::deliver(shared, number, answer),
                 Ok(Outcome::Ended(has_ended)) => {
                     hold(&self.queue).end = Some(Some(has_ended));

@@ -215,11 +215,12 @@ impl Remote {
         self.exchange(pending, Then::Look, exchange)
     }
 
-    /// Its last member goes soon, or has died before it went.
+    /// Its last member goes soon, or has died before it went. Or it is another pool, whose members may all be dead.
     pub(super) fn join_of_ended(&mut self, now: Uptime, pending: Pending, head: &Head, rows: Snapshot<'_>) -> Step {
         let silent = self.silent(now, head.lease, rows);
         if silent.len() < rows.members().len() {
-            return Step::Answer(Answer::Refused(Refusal::Ended));
+            let refusal = if head.ended { Refusal::Ended } else { Refusal::OtherStore };
+            return Step::Answer(Answer::Refused(refusal));
         }
         self.change(pending, Then::Look, Some(head), vec![everything()])
     }

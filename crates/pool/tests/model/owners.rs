@@ -37,15 +37,6 @@ impl World {
         let stored = self.store.get(directory).copied().unwrap_or(0);
         let owner = &mut self.machines[machine];
         if owner.catalog.get(directory).is_none_or(|own| own.epoch != epoch) {
-            if std::env::var("DBG").is_ok_and(|d| *d.as_bytes() == *directory.0) {
-                eprintln!(
-                    "DBG {:?} machine {machine} owns epoch {} stored {stored} had {:?} answered {:?}",
-                    self.now,
-                    epoch.0,
-                    owner.catalog.get(directory),
-                    self.answered.get(directory)
-                );
-            }
             owner.catalog.insert(directory.clone(), Own { epoch, version: stored });
             let is_lost = self.lost.remove(directory);
             if self.answered.get(directory).is_some_and(|answered| *answered > stored) {

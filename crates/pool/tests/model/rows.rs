@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use surgetank_pool::remote::exchange::{Exchange, Exchanged};
 use surgetank_pool::remote::{Pool, Step, Wish, everything_in};
-use surgetank_pool::{Claim, Directory, Embedded, Everything, MemberId, Remote, Request, Revision, Uptime};
+use surgetank_pool::{Claim, Directory, Embedded, Everything, MemberId, Message, Remote, Request, Revision, Uptime};
 
 use super::memory::Memory;
 use super::world::{Event, LEASE, World};
@@ -25,6 +25,8 @@ pub struct Rows {
     clients: BTreeMap<usize, Client>,
     /// Members that were lost, also if the server has forgotten it.
     ever_lost: BTreeSet<MemberId>,
+    /// The last grant of each directory, also if the server has forgotten it.
+    granted: BTreeMap<Directory, Claim>,
     begun: bool,
 }
 
@@ -83,9 +85,6 @@ impl World {
                 };
                 let before = rows.server.written();
                 rows.server.fail_over(lost.min(before));
-                if std::env::var("DBG").is_ok() {
-                    eprintln!("DBG {:?} failover {} of {}", self.now, before - rows.server.written(), before);
-                }
                 self.counts.lost_writes += (before - rows.server.written()) as u64;
             }
         }
@@ -168,29 +167,20 @@ impl World {
         }
     }
 
+    pub fn hear(&mut self, machine: usize, from: MemberId, message: &Message) {
+        let Registry::Rows(rows) = &mut self.registry else { return };
+        if let (Some(client), Message::Claimed { directory, epoch, revision }) =
+            (rows.clients.get_mut(&machine), message)
+        {
+            client.remote.hear(directory, Claim { owner: from, epoch: *epoch }, *revision);
+        }
+    }
+
     /// What a change means for the reference.
     fn compare(&mut self, before: Option<(Everything, bool)>, after: Option<(Everything, bool)>) {
         let (Some((before, was_quiet)), Some((after, is_quiet))) = (before, after) else { return };
         if let Registry::Rows(rows) = &mut self.registry {
             rows.ever_lost.extend(after.lost.iter().map(|record| record.id));
-        }
-        if let Ok(d) = std::env::var("DBG") {
-            let of = |e: &Everything| {
-                e.claims.iter().find(|c| *c.0.0 == *d.as_bytes()).map(|c| (c.1.owner.0, c.1.epoch.0, c.2.0))
-            };
-            let m = |e: &Everything| e.members.iter().map(|r| (r.id.0, r.term.0)).collect::<Vec<_>>();
-            if of(&before) != of(&after) || was_quiet != is_quiet || m(&before) != m(&after) {
-                eprintln!(
-                    "DBG {:?} rev {} quiet {} claim {:?}->{:?} members {:?} lost {:?}",
-                    self.now,
-                    after.revision.0,
-                    is_quiet,
-                    of(&before),
-                    of(&after),
-                    m(&after),
-                    after.lost.iter().map(|r| r.id.0).collect::<Vec<_>>()
-                );
-            }
         }
         let claims: BTreeMap<&Directory, Claim> = after.claims.iter().map(|(of, claim, _)| (of, *claim)).collect();
         for (directory, claim, _) in &before.claims {
@@ -198,12 +188,22 @@ impl World {
                 self.lost.insert(directory.clone());
             }
         }
+        let mut granted = BTreeMap::new();
+        if let Registry::Rows(rows) = &mut self.registry {
+            if !was_quiet && !is_quiet {
+                rows.granted = claims.iter().map(|(directory, claim)| ((*directory).clone(), *claim)).collect();
+            }
+            granted.clone_from(&rows.granted);
+        }
         self.counts.eras += u64::from(is_quiet && !was_quiet);
         if was_quiet && !is_quiet {
             // The server has forgotten the claim of a member that is dead, and no living member knew it.
             for directory in self.directories.clone() {
                 let stored = self.store.get(&directory).copied().unwrap_or(0);
-                if !claims.contains_key(&directory) && self.answered.get(&directory).is_some_and(|at| *at > stored) {
+                let is_dead = |owner| !after.members.iter().any(|record| record.id == owner);
+                let last = granted.get(&directory).filter(|last| is_dead(last.owner));
+                let is_forgotten = last.is_some_and(|last| claims.get(&directory) != Some(last));
+                if is_forgotten && self.answered.get(&directory).is_some_and(|at| *at > stored) {
                     self.counts.forgotten_claims += 1;
                     self.taken_over(&directory, stored);
                 }

@@ -239,12 +239,6 @@ impl World {
         self.until(time + 5 * LEASE);
         for (number, machine) in self.machines.iter().enumerate() {
             let operations = &machine.operations;
-            if !operations.is_empty() {
-                eprintln!("{:#?}", self.everything());
-                for m in &self.machines {
-                    eprintln!("MEMBER gone={} {:?}", m.is_gone, m.member);
-                }
-            }
             assert!(operations.is_empty(), "seed {}: machine {number} waits indefinitely: {operations:?}", self.seed);
             assert!(!machine.leaves || machine.is_gone, "seed {}: machine {number} does not get away", self.seed);
             let unfinished = machine.member.as_ref().map_or(0, Member::unfinished);
@@ -508,7 +502,10 @@ impl World {
         let now = self.clock(to);
         let Some(member) = self.machines[to].member.as_mut() else { return };
         match frame {
-            Frame::Claims(message) => member.told(now, from, message),
+            Frame::Claims(message) => {
+                member.told(now, from, message.clone());
+                self.hear(to, from, &message);
+            }
             Frame::Do { id, writes, directory, epoch } => {
                 let authority = member.authority(now, &directory);
                 // The answer comes later: the sender asks again.

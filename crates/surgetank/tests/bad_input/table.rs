@@ -129,6 +129,8 @@ pub const OPTIONS: &[Refused] = &[
     of("*", "--pool-secret", "", 2, &["--pool-secret"]),
     of("*", "--pool-lease", "soon", 2, &["--pool-lease", "soon"]),
     of("*", "--pool-lease", "1s", 2, &["--pool-lease", "from 6s"]),
+    of("*", "--registry", "http://host", 2, &["--registry", "redis://"]),
+    of("*", "--registry", "redis://user:word@host", 2, &["--registry", "password", "--registry-password-file"]),
     of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),
     of("run", "--json", "{absent}/x", 2, &["--json", "absent/x cannot be written"]),
     of("run", "--json", "{over}", 2, &["--json", "over cannot be written"]),
