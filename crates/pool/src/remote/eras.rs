@@ -49,6 +49,8 @@ impl Remote {
                     head.revision = Revision(FORGOTTEN_REVISIONS + (chance_of(&join.instance) >> 24));
                     head.forgotten = head.revision;
                 }
+                // (It may have its effect though no answer comes. Then others join, and it is forgotten again.)
+                self.pool.is_founder = false;
                 let writes = vec![Write::Put(HEAD.to_vec(), encode(&head))];
                 self.change(pending, Then::Look, None, writes)
             }
