@@ -193,3 +193,6 @@ fn read(store: &Meeting, name: &[u8]) -> io::Result<Option<Mark>> {
         thread::sleep(PAUSE);
     }
 }
+
+#[cfg(test)]
+mod tests;
