@@ -223,7 +223,7 @@ impl Membership {
                 Answer::Refused(Refusal::Superseded) => (io::ErrorKind::Other, "a later agent is this member"),
                 Answer::Refused(Refusal::Ended) => (io::ErrorKind::ConnectionAborted, "the pool has ended"),
                 Answer::Refused(Refusal::OtherStore) => {
-                    (io::ErrorKind::AlreadyExists, "the pool of this name is over another store")
+                    (io::ErrorKind::AlreadyExists, "the pool of this name has another store")
                 }
                 Answer::Refused(Refusal::OtherSecret) => {
                     (io::ErrorKind::PermissionDenied, "the pool has another secret, or another user's")

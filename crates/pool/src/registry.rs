@@ -110,7 +110,7 @@ pub enum Refusal {
     StillOwns,
     /// The pool has ended: no agent joins any more.
     Ended,
-    /// The pool of this name is over another store.
+    /// The pool of this name has another store.
     OtherStore,
     /// The pool's members have another secret, user or version.
     OtherSecret,

@@ -140,7 +140,7 @@ impl Asking {
                     // (It may end while this agent waits.)
                     let failure = match refusal {
                         Refusal::Ended => (io::ErrorKind::ConnectionAborted, "the pool has ended"),
-                        _ => (io::ErrorKind::AlreadyExists, "the pool of this name is over another store"),
+                        _ => (io::ErrorKind::AlreadyExists, "the pool of this name has another store"),
                     };
                     hold(&shared.state).failure = Some((failure.0, failure.1.to_owned()));
                     self.pause(RETRY / 2);

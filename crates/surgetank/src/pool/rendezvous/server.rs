@@ -160,7 +160,7 @@ fn explained(config: &PoolConfig, place: &Place, why: &io::Error) -> io::Error {
     let name = &config.name;
     let (text, remedy) = match why.kind() {
         ErrorKind::AlreadyExists => (
-            format!("the pool {name} at {place} is over another store"),
+            format!("the pool {name} at {place} has another store"),
             "choose another name for this pool: --pool NAME",
         ),
         ErrorKind::PermissionDenied => (

@@ -51,7 +51,7 @@ fn members_over_one_store_are_one_pool_and_others_are_refused() {
     second.membership.look_again();
     assert_eq!(second.membership.members().len(), 2);
     let why = join_in(&config, &other).map(drop).unwrap_err().to_string();
-    assert!(why.contains("is over another store") && why.contains("--pool NAME"), "{why}");
+    assert!(why.contains("has another store") && why.contains("--pool NAME"), "{why}");
     assert_eq!(fs::read_dir(dir.path().join("other")).unwrap().count(), 0);
     let embedded = PoolConfig { registry: None, ..config.clone() };
     let why = join_in(&embedded, &one).map(drop).unwrap_err().to_string();
