@@ -55,8 +55,13 @@ impl Asking {
             Request::Of { ask: Ask::Renew(_), .. } => queue.renewal = Some(request),
             // (It is said again until it is answered.)
             Request::Join(_) => queue.others = VecDeque::from([(uptime(), request)]),
-            Request::Of { .. } if queue.others.len() < REQUESTS_MAX => queue.others.push_back((uptime(), request)),
-            Request::Of { .. } => {}
+            Request::Of { ask, .. } => {
+                // (The member says it again while it waits.)
+                queue.others.retain(|(_, other)| !matches!(other, Request::Of { ask: before, .. } if before == ask));
+                if queue.others.len() < REQUESTS_MAX {
+                    queue.others.push_back((uptime(), request));
+                }
+            }
         }
         self.changed.notify_all();
     }
@@ -132,6 +137,10 @@ impl Asking {
                 Wish::Ask(Request::Of { number, .. }) => *number,
                 Wish::Ask(Request::Join(_)) | Wish::End => 0,
             };
+            let renewal = match &wish {
+                Wish::Ask(request @ Request::Of { ask: Ask::Renew(_), .. }) => Some(request.clone()),
+                _ => None,
+            };
             for (directory, claim, revision) in std::mem::take(&mut hold(&self.queue).heard) {
                 remote.hear(&directory, claim, revision);
             }
@@ -153,18 +162,25 @@ impl Asking {
                 Ok(Outcome::Later) => {
                     let why = "its server was replaced, and the members report what they have for one lease";
                     hold(&shared.state).failure = Some((io::ErrorKind::TimedOut, why.to_owned()));
-                    self.pause(RETRY / 2);
+                    self.try_again(renewal, RETRY / 2);
                 }
                 Err(why) => {
                     hold(&shared.state).failure = Some((why.kind(), why.to_string()));
                     shared.changed.notify_all();
-                    self.pause(RETRY);
+                    self.try_again(renewal, RETRY);
                 }
             }
         }
     }
 
-    /// What waits is asked again by its member.
+    /// A renewal is asked again, unless a newer one waits. All else the member asks again.
+    fn try_again(&self, renewal: Option<Request>, after: Duration) {
+        if let Some(renewal) = renewal {
+            hold(&self.queue).renewal.get_or_insert(renewal);
+        }
+        self.pause(after);
+    }
+
     fn pause(&self, time: Duration) {
         let until = tick() + time;
         let mut queue = hold(&self.queue);

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use surgetank_pool::remote::exchange::{Exchange, Exchanged};
 use surgetank_pool::remote::{Pool, Step, Wish, everything_in};
-use surgetank_pool::{Claim, Directory, Embedded, Everything, MemberId, Message, Remote, Request, Revision, Uptime};
+use surgetank_pool::{
+    Answer, Ask, Claim, Directory, Embedded, Everything, MemberId, Message, Remote, Request, Revision, Uptime,
+};
 
 use super::memory::Memory;
 use super::world::{Event, LEASE, World};
@@ -55,6 +57,34 @@ impl World {
                 || Everything { revision: Revision(0), members: Vec::new(), lost: Vec::new(), claims: Vec::new() },
                 |(everything, _)| everything,
             ),
+        }
+    }
+
+    /// A request arrives at an embedded registry.
+    pub fn ask_registry(&mut self, machine: usize, incarnation: u32, sent: Uptime, request: Request) {
+        if !self.registry_is_up {
+            return;
+        }
+        let number = match &request {
+            Request::Join(_) => 0,
+            Request::Of { number, .. } => *number,
+        };
+        let before = self.everything();
+        let Registry::Embedded(engine) = &mut self.registry else { return };
+        let claimed = match &request {
+            Request::Of { ask: Ask::Claim(directory), .. } => Some(directory.clone()),
+            _ => None,
+        };
+        let answer = engine.ask(self.now, request);
+        if let (Some(directory), &Answer::Granted { epoch, .. }) = (claimed, &answer) {
+            let is_lost = |(of, claim, _): &(Directory, Claim, _)| *of == directory && claim.epoch != epoch;
+            if before.claims.iter().any(is_lost) {
+                self.lost.insert(directory);
+            }
+        }
+        if let Some(delay) = self.delay(None, machine) {
+            let delay = if machine == 1 { delay + self.answers_take } else { delay };
+            self.after(delay, Event::Answered { machine, incarnation, sent, number, answer });
         }
     }
 

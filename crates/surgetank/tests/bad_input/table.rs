@@ -129,6 +129,7 @@ pub const OPTIONS: &[Refused] = &[
     of("*", "--pool-secret", "", 2, &["--pool-secret"]),
     of("*", "--pool-lease", "soon", 2, &["--pool-lease", "soon"]),
     of("*", "--pool-lease", "1s", 2, &["--pool-lease", "from 6s"]),
+    of("*", "--registry-password-file", "", 2, &["--registry-password-file"]),
     of("*", "--registry", "http://host", 2, &["--registry", "redis://"]),
     of("*", "--registry", "redis://user:word@host", 2, &["--registry", "password", "--registry-password-file"]),
     of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),

@@ -159,10 +159,9 @@ fn joining(
 fn explained(config: &PoolConfig, place: &Place, why: &io::Error) -> io::Error {
     let name = &config.name;
     let (text, remedy) = match why.kind() {
-        ErrorKind::AlreadyExists => (
-            format!("the pool {name} at {place} has another store"),
-            "choose another name for this pool: --pool NAME",
-        ),
+        ErrorKind::AlreadyExists => {
+            (format!("the pool {name} at {place} has another store"), "choose another name for this pool: --pool NAME")
+        }
         ErrorKind::PermissionDenied => (
             why.to_string(),
             "use the same secret, user and version on all nodes, and the registry's password: --registry-password-file FILE",
