@@ -174,7 +174,7 @@ impl Membership {
             registry: match joining.registry {
                 RegistryAt::Here(lease) => Registry::Here(Mutex::new(Embedded::new(lease))),
                 RegistryAt::Peer(address) => Registry::Peer(address),
-                RegistryAt::Server { place, name, pool } => Registry::Server(Asking::new(place, name, pool)),
+                RegistryAt::Server { place, name, pool } => Registry::Server(Asking::new(*place, name, *pool)),
             },
             state: Mutex::new(State {
                 member: None,

@@ -545,10 +545,10 @@ impl Me {
                 self.owns.remove(directory);
                 self.view.learn(directory, None, *revision);
             }
-            (Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch), Answer::Refused(Refusal::NotOwner)) => {
-                if self.owns.get(directory) == Some(epoch) {
-                    self.owns.remove(directory);
-                }
+            (Ask::Release(directory, epoch) | Ask::GiveUp(directory, epoch), Answer::Refused(Refusal::NotOwner))
+                if self.owns.get(directory) == Some(epoch) =>
+            {
+                self.owns.remove(directory);
             }
             _ => {}
         }

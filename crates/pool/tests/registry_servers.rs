@@ -50,7 +50,11 @@ fn joining(secret: &Secret, url: &str, is_founder: bool) -> Joining {
     Joining {
         secret: secret.clone(),
         pool: [7; 16],
-        registry: RegistryAt::Server { place: Place::parse(url).unwrap(), name: "flow".to_owned(), pool },
+        registry: RegistryAt::Server {
+            place: Box::new(Place::parse(url).unwrap()),
+            name: "flow".to_owned(),
+            pool: Box::new(pool),
+        },
         host: "127.0.0.1".to_owned(),
         temporaries: "key".to_owned(),
         resumes: None,

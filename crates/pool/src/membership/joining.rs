@@ -18,11 +18,11 @@ pub enum RegistryAt {
     /// In a key-value server that all members reach.
     Server {
         /// Where it is.
-        place: Place,
+        place: Box<Place>,
         /// The pool's name there.
         name: String,
         /// What members have in common.
-        pool: Pool,
+        pool: Box<Pool>,
     },
 }
 

@@ -96,7 +96,7 @@ impl Place {
 fn host_of(text: &str, port: u16) -> Result<(String, u16), String> {
     let wrong = || format!("'{text}' is not HOST:PORT");
     let (host, digits) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, rest)) if rest.is_empty() => (host, None),
+        Some((host, "")) => (host, None),
         Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or_else(wrong)?)),
         None => text.split_once(':').map_or((text, None), |(host, digits)| (host, Some(digits))),
     };

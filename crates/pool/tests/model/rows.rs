@@ -17,7 +17,7 @@ use super::world::{Event, LEASE, World};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 pub enum Registry {
-    Embedded(Embedded),
+    Embedded(Box<Embedded>),
     Rows(Box<Rows>),
 }
 
@@ -104,7 +104,7 @@ impl World {
         let all = self.rng.u32(0..8) == 0;
         let nothing = self.rng.u32(0..3) == 0;
         match &mut self.registry {
-            Registry::Embedded(engine) => *engine = Embedded::restored(self.now, engine.kept().clone()),
+            Registry::Embedded(engine) => **engine = Embedded::restored(self.now, engine.kept().clone()),
             Registry::Rows(rows) => {
                 let lost = if all {
                     usize::MAX
@@ -230,6 +230,16 @@ impl World {
             // The server has forgotten the claim of a member that is dead, and no living member knew it.
             for directory in self.directories.clone() {
                 let stored = self.store.get(&directory).copied().unwrap_or(0);
+                // The claim was taken over in writes that are forgotten, by a member that is dead: the owner before it goes on.
+                let claim = claims.get(&directory).filter(|claim| granted.get(&directory) != Some(claim));
+                let before = claim.and_then(|claim| Some((claim, self.numbers.get(&claim.owner)?)));
+                let own = before.and_then(|(claim, machine)| {
+                    self.machines[*machine].catalog.get(&directory).filter(|own| own.epoch == claim.epoch)
+                });
+                if let Some(version) = own.map(|own| own.version) {
+                    let begun = self.begun.entry(directory.clone()).or_default();
+                    *begun = version.max(*begun);
+                }
                 let is_dead = |owner| !after.members.iter().any(|record| record.id == owner);
                 let last = granted.get(&directory).filter(|last| is_dead(last.owner));
                 let is_forgotten = last.is_some_and(|last| claims.get(&directory) != Some(last));

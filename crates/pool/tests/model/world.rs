@@ -7,8 +7,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use surgetank_pool::remote::exchange::{Exchange, Exchanged};
 use surgetank_pool::{
-    Answer, Ask, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal,
-    Request, Term, Times, Uptime,
+    Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal, Request,
+    Term, Times, Uptime,
 };
 
 use super::counts::Counts;
@@ -208,7 +208,7 @@ impl World {
             events: BTreeMap::new(),
             order: BinaryHeap::new(),
             next_event: 0,
-            registry: Registry::Embedded(Embedded::new(LEASE)),
+            registry: Registry::Embedded(Box::new(Embedded::new(LEASE))),
             registry_is_up: true,
             machines: Vec::new(),
             numbers: BTreeMap::new(),

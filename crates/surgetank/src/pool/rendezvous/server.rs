@@ -146,7 +146,11 @@ fn joining(
     Joining {
         secret: secret.clone(),
         pool: mark.pool,
-        registry: RegistryAt::Server { place: place.clone(), name: config.name.clone(), pool },
+        registry: RegistryAt::Server {
+            place: Box::new(place.clone()),
+            name: config.name.clone(),
+            pool: Box::new(pool),
+        },
         host: config.host.clone(),
         temporaries: temporaries.to_owned(),
         resumes: None,
