@@ -230,6 +230,13 @@ impl World {
             // The server has forgotten the claim of a member that is dead, and no living member knew it.
             for directory in self.directories.clone() {
                 let stored = self.store.get(&directory).copied().unwrap_or(0);
+                let is_dead = |owner| !after.members.iter().any(|record| record.id == owner);
+                let last = granted.get(&directory).filter(|last| is_dead(last.owner));
+                let is_forgotten = last.is_some_and(|last| claims.get(&directory) != Some(last));
+                if is_forgotten && self.answered.get(&directory).is_some_and(|at| *at > stored) {
+                    self.counts.forgotten_claims += 1;
+                    self.taken_over(&directory, stored);
+                }
                 // The claim was taken over in writes that are forgotten, by a member that is dead: the owner before it goes on.
                 let claim = claims.get(&directory).filter(|claim| granted.get(&directory) != Some(claim));
                 let before = claim.and_then(|claim| Some((claim, self.numbers.get(&claim.owner)?)));
@@ -239,13 +246,6 @@ impl World {
                 if let Some(version) = own.map(|own| own.version) {
                     let begun = self.begun.entry(directory.clone()).or_default();
                     *begun = version.max(*begun);
-                }
-                let is_dead = |owner| !after.members.iter().any(|record| record.id == owner);
-                let last = granted.get(&directory).filter(|last| is_dead(last.owner));
-                let is_forgotten = last.is_some_and(|last| claims.get(&directory) != Some(last));
-                if is_forgotten && self.answered.get(&directory).is_some_and(|at| *at > stored) {
-                    self.counts.forgotten_claims += 1;
-                    self.taken_over(&directory, stored);
                 }
             }
         }
