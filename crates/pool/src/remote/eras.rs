@@ -15,8 +15,9 @@
 //! - A member whose lease had ended may assert a claim that another one has got since. So it is not renewed in the quiet
 //!   time. Afterwards it is only if all its claims stand, as they do if no other member knew better.
 //!
-//! What may be wrong: a release or a loss that was forgotten, and that no living member knows. The directory then counts
-//! as lost with its member.
+//! What may be wrong, if the server forgot it and no member that knows it asserts anything in the quiet time:
+//! - A release: the directory then counts as lost with its member.
+//! - A loss: the lost member goes on with its claims, and may overwrite what another one did in their directories since.
 
 use super::exchange::{Exchange, Write};
 use super::rows::{Alive, Draft, HEAD, Head, Snapshot, encode, everything, no_changes, of_directory, of_member};

@@ -244,6 +244,11 @@ impl World {
                     self.machines[*machine].catalog.get(&directory).filter(|own| own.epoch == claim.epoch)
                 });
                 if let Some(version) = own.map(|own| own.version) {
+                    if self.answered.get(&directory).is_some_and(|at| *at > version) {
+                        // (What its successor did is overwritten: `remote/eras.rs` says so.)
+                        self.counts.forgotten_claims += 1;
+                        self.taken_over(&directory, version);
+                    }
                     let begun = self.begun.entry(directory.clone()).or_default();
                     *begun = version.max(*begun);
                 }
