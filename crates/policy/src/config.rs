@@ -102,6 +102,12 @@ pub struct PoolConfig {
     /// A line for the user when an agent starts as a member; empty: there is none.
     #[serde(default)]
     pub announcement: String,
+    /// The URL of the server that has the registry; `None`: the pool's first member has it. No password is in it.
+    #[serde(default)]
+    pub registry: Option<String>,
+    /// The file with the registry's password.
+    #[serde(default)]
+    pub registry_password: Option<PathBuf>,
 }
 
 /// The configuration of an agent: resolved, with absolute paths.

@@ -7,10 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::registry::{Answer, Ask, Change, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
-use crate::{Directory, Epoch, MemberId, Revision, Term, Uptime};
-
-/// So many changes are remembered one by one. A member that missed more gets everything.
-const CHANGES_MAX: usize = 4096;
+use crate::rules::{self, CHANGES_MAX, Known, Rows};
+use crate::{Directory, MemberId, Revision, Term, Uptime};
 
 /// The engine. `now` is the time of its machine, and never goes back.
 #[derive(Debug)]
@@ -30,6 +28,8 @@ pub struct Kept {
     revision: Revision,
     next_member: u32,
     members: BTreeMap<MemberId, Known>,
+    /// The number of each member's last request.
+    numbers: BTreeMap<MemberId, u64>,
     lost: Vec<MemberRecord>,
     claims: BTreeMap<Directory, (Claim, Revision)>,
     /// Claims of lost members that later ones replaced.
@@ -38,28 +38,12 @@ pub struct Kept {
     ended: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Known {
-    term: Term,
-    instance: [u8; 16],
-    address: String,
-    temporaries: String,
-    /// The number of its last request.
-    number: u64,
-}
-
-impl Known {
-    fn record(&self, id: MemberId) -> MemberRecord {
-        let (address, temporaries) = (self.address.clone(), self.temporaries.clone());
-        MemberRecord { id, term: self.term, address, temporaries }
-    }
-}
-
 impl Embedded {
     /// A registry without members. A lease lasts `lease` from the moment at which the engine hears of its member.
     pub fn new(lease: Duration) -> Self {
-        let (members, lost, claims, replaced) = Default::default();
-        let kept = Kept { lease, revision: Revision(0), next_member: 1, members, lost, claims, replaced, ended: false };
+        let (members, numbers, lost, claims, replaced) = Default::default();
+        let (revision, next_member, ended) = (Revision(0), 1, false);
+        let kept = Kept { lease, revision, next_member, members, numbers, lost, claims, replaced, ended };
         Self::restored(Uptime::ZERO, kept)
     }
 
@@ -93,58 +77,32 @@ impl Embedded {
     /// Members whose lease has ended are lost.
     pub fn end_leases(&mut self, now: Uptime) {
         let over: Vec<MemberId> = self.ends.iter().filter(|(_, end)| **end <= now).map(|(id, _)| *id).collect();
-        for id in over {
-            self.kept.lost.extend(self.kept.members.get(&id).map(|known| known.record(id)));
-            self.remove(id);
-            self.note(Change::Lost(id));
-        }
+        over.into_iter().for_each(|id| rules::lose(self, id));
     }
 
     fn join(&mut self, now: Uptime, join: Join) -> Answer {
         if self.kept.ended {
             return Answer::Refused(Refusal::Ended);
         }
-        let known = self.kept.members.iter().find(|(_, known)| known.instance == join.instance);
-        let (member, term) = match (known.map(|(id, known)| (*id, known.term)), join.resumes) {
-            (Some(again), _) => again,
-            (None, Some((id, term))) => match self.kept.members.get(&id) {
-                None => return Answer::Refused(Refusal::NotAMember),
-                Some(before) if term <= before.term => return Answer::Refused(Refusal::Superseded),
-                Some(_) => {
-                    self.enter(id, term, join);
-                    (id, term)
-                }
-            },
-            (None, None) => {
-                let id = MemberId(self.kept.next_member);
-                self.kept.next_member += 1;
-                self.enter(id, Term(1), join);
-                (id, Term(1))
+        match rules::join(self, join) {
+            Ok((member, term)) => {
+                self.ends.insert(member, now + self.kept.lease);
+                Answer::Joined { member, term, lease: self.kept.lease, everything: self.everything() }
             }
-        };
-        self.ends.insert(member, now + self.kept.lease);
-        Answer::Joined { member, term, lease: self.kept.lease, everything: self.everything() }
-    }
-
-    fn enter(&mut self, id: MemberId, term: Term, join: Join) {
-        let Join { instance, address, temporaries, .. } = join;
-        let known = Known { term, instance, address, temporaries, number: 0 };
-        let record = known.record(id);
-        self.kept.members.insert(id, known);
-        self.last.remove(&id);
-        self.note(Change::Joined(record));
+            Err(refusal) => Answer::Refused(refusal),
+        }
     }
 
     fn ask_of(&mut self, now: Uptime, member: MemberId, term: Term, number: u64, ask: Ask) -> Answer {
-        let Some(known) = self.kept.members.get_mut(&member) else { return Answer::Refused(Refusal::NotAMember) };
+        let Some(known) = self.kept.members.get(&member) else { return Answer::Refused(Refusal::NotAMember) };
         if term != known.term {
             return Answer::Refused(Refusal::Superseded);
         }
-        if number <= known.number {
+        if number <= self.kept.numbers.get(&member).copied().unwrap_or(0) {
             let again = self.last.get(&member).filter(|(last, _)| *last == number);
             return again.map_or(Answer::Refused(Refusal::Overtaken), |(_, answer)| answer.clone());
         }
-        known.number = number;
+        self.kept.numbers.insert(member, number);
         self.last.remove(&member);
         let answer = match ask {
             Ask::Renew(after) => {
@@ -152,62 +110,16 @@ impl Embedded {
                 // (Not kept for a resend: it may be long, and a later renewal brings the same.)
                 return Answer::Renewed(self.news(after));
             }
-            Ask::Claim(directory) => self.claim(member, directory),
-            Ask::Release(directory, epoch) => self.release(Claim { owner: member, epoch }, directory),
-            Ask::GiveUp(directory, epoch) => self.give_up(Claim { owner: member, epoch }, directory),
-            Ask::Leave if self.kept.claims.values().any(|(claim, _)| claim.owner == member) => {
-                Answer::Refused(Refusal::StillOwns)
-            }
-            Ask::Leave => {
-                self.remove(member);
-                self.note(Change::Left(member));
-                return Answer::Left;
-            }
+            Ask::Claim(directory) => rules::claim(self, member, &directory),
+            Ask::Release(directory, epoch) => rules::release(self, Claim { owner: member, epoch }, &directory),
+            Ask::GiveUp(directory, epoch) => rules::give_up(self, Claim { owner: member, epoch }, &directory),
+            Ask::Leave => match rules::leave(self, member) {
+                Answer::Left => return Answer::Left,
+                refused => refused,
+            },
         };
         self.last.insert(member, (number, answer.clone()));
         answer
-    }
-
-    fn claim(&mut self, member: MemberId, directory: Directory) -> Answer {
-        let epoch = match self.kept.claims.get(&directory) {
-            Some((claim, _)) if claim.owner == member => claim.epoch,
-            Some((claim, _)) if self.kept.members.contains_key(&claim.owner) => {
-                return Answer::Owned { claim: *claim, revision: self.kept.revision };
-            }
-            // (The owner's lease has ended: it has stopped before.)
-            before => {
-                if let Some((lost, _)) = before {
-                    self.kept.replaced.insert(directory.clone(), *lost);
-                }
-                let epoch = Epoch(self.kept.revision.0 + 1);
-                let claim = Claim { owner: member, epoch };
-                self.note(Change::Claimed(directory.clone(), claim));
-                self.kept.claims.insert(directory, (claim, self.kept.revision));
-                epoch
-            }
-        };
-        Answer::Granted { epoch, revision: self.kept.revision, members: self.kept.members.keys().copied().collect() }
-    }
-
-    fn release(&mut self, claim: Claim, directory: Directory) -> Answer {
-        if self.kept.claims.get(&directory).map(|(stands, _)| *stands) != Some(claim) {
-            return Answer::Refused(Refusal::NotOwner);
-        }
-        self.kept.claims.remove(&directory);
-        self.kept.replaced.remove(&directory);
-        self.note(Change::Released(directory));
-        Answer::Released(self.kept.revision)
-    }
-
-    fn give_up(&mut self, claim: Claim, directory: Directory) -> Answer {
-        let stands = self.kept.claims.get(&directory).map(|(stands, _)| *stands) == Some(claim);
-        let Some(lost) = self.kept.replaced.get(&directory).copied().filter(|_| stands) else {
-            return self.release(claim, directory);
-        };
-        self.kept.replaced.remove(&directory);
-        self.note(Change::Claimed(directory.clone(), lost));
-        self.kept.claims.insert(directory, (lost, self.kept.revision));
-        Answer::Owned { claim: lost, revision: self.kept.revision }
     }
 
     fn news(&self, after: Revision) -> News {
@@ -229,11 +141,62 @@ impl Embedded {
             claims: claims.map(|(directory, (claim, at))| (directory.clone(), *claim, *at)).collect(),
         }
     }
+}
 
-    fn remove(&mut self, id: MemberId) {
-        self.kept.members.remove(&id);
-        self.ends.remove(&id);
+impl Rows for Embedded {
+    fn revision(&self) -> Revision {
+        self.kept.revision
+    }
+
+    fn new_member(&mut self) -> MemberId {
+        let id = MemberId(self.kept.next_member);
+        self.kept.next_member += 1;
+        id
+    }
+
+    fn members(&self) -> &BTreeMap<MemberId, Known> {
+        &self.kept.members
+    }
+
+    fn set_member(&mut self, id: MemberId, known: Option<Known>) {
         self.last.remove(&id);
+        self.kept.numbers.remove(&id);
+        if let Some(known) = known {
+            self.kept.members.insert(id, known);
+        } else {
+            self.kept.members.remove(&id);
+            self.ends.remove(&id);
+        }
+    }
+
+    fn add_lost(&mut self, record: MemberRecord) {
+        self.kept.lost.push(record);
+    }
+
+    fn claim_of(&self, directory: &Directory) -> Option<(Claim, Revision)> {
+        self.kept.claims.get(directory).copied()
+    }
+
+    fn set_claim(&mut self, directory: &Directory, claim: Option<(Claim, Revision)>) {
+        match claim {
+            Some(claim) => drop(self.kept.claims.insert(directory.clone(), claim)),
+            None => drop(self.kept.claims.remove(directory)),
+        }
+    }
+
+    fn replaced(&self, directory: &Directory) -> Option<Claim> {
+        self.kept.replaced.get(directory).copied()
+    }
+
+    fn set_replaced(&mut self, directory: &Directory, claim: Option<Claim>) {
+        match claim {
+            Some(claim) => drop(self.kept.replaced.insert(directory.clone(), claim)),
+            None => drop(self.kept.replaced.remove(directory)),
+        }
+    }
+
+    fn owns_some(&self, member: MemberId) -> bool {
+        self.kept.claims.values().any(|(claim, _)| claim.owner == member)
     }
 
     fn note(&mut self, change: Change) {

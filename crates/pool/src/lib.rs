@@ -26,6 +26,8 @@ mod greeting;
 mod member;
 pub mod membership;
 pub mod registry;
+pub mod remote;
+mod rules;
 pub mod secret;
 mod sockets;
 mod view;
@@ -40,6 +42,7 @@ pub use embedded::{Embedded, Kept};
 pub use member::{Authority, Member, Message, Output, Times};
 pub use membership::Membership;
 pub use registry::{Answer, Ask, Claim, Everything, Join, MemberRecord, News, Refusal, Request};
+pub use remote::Remote;
 pub use secret::Secret;
 
 /// Time since a machine started, with the time for which it slept (`CLOCK_BOOTTIME`). Each machine has its own.

@@ -439,7 +439,9 @@ impl Member {
                     self.ended(&directory, epoch, None);
                 }
             }
-            Answer::Refused(Refusal::Overtaken | Refusal::StillOwns | Refusal::Ended) => {}
+            Answer::Refused(
+                Refusal::Overtaken | Refusal::StillOwns | Refusal::Ended | Refusal::OtherStore | Refusal::OtherSecret,
+            ) => {}
             Answer::Joined { .. } => {}
             Answer::Left | Answer::Refused(Refusal::NotAMember | Refusal::Superseded) => {
                 if !std::mem::replace(&mut self.expelled, true) {

@@ -5,10 +5,12 @@
 //! that it made, and receives on those that others made: so two that connect at once do not end each other's.
 //!
 //! Threads: `pool-listen` accepts, `pool-greet` shakes hands with one peer, `pool-connect` connects to one, `pool-in-…`
-//! receives from one, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten, `pool-serve` carries out
+//! receives from one, `pool-registry` asks a registry in a server, `pool-tick` brings time, `pool-host` waits until the kernel has forgotten, `pool-serve` carries out
 //! the calls of one connection. Each other connection has two of its own.
 
+mod joining;
 mod links;
+mod server;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,55 +25,20 @@ use surgetank_types::clock::{tick, uptime};
 
 use crate::calls::{Serving, Whereabouts};
 use crate::connection::{Connection, Hello, PROTOCOL, Purpose};
-use crate::member::{Authority, Member, Message, Output, Times};
+use crate::member::{Authority, Member, Message, Output};
 use crate::registry::{Answer, Claim, Join, MemberRecord, Refusal, Request};
 use crate::secret::{Secret, Tls};
 use crate::{Directory, Embedded, Epoch, MemberId, Term, Uptime, sockets};
+pub use joining::{Joining, RegistryAt, Resumed};
+use server::Asking;
 
 /// The registry is tried again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Where the registry is.
-#[derive(Debug, Clone)]
-pub enum RegistryAt {
-    /// In this agent, the pool's first member. A lease lasts so long.
-    Here(Duration),
-    /// At the first member: `HOST:PORT`.
-    Peer(String),
-}
-
-/// How an agent joins.
-#[derive(Debug, Clone)]
-pub struct Joining {
-    /// What all members have in common.
-    pub secret: Secret,
-    /// Random, one for each pool.
-    pub pool: [u8; 16],
-    /// Where the registry is.
-    pub registry: RegistryAt,
-    /// The host name or address under which other members reach this machine. An address is bound; for a name all
-    /// addresses of the machine are.
-    pub host: String,
-    /// Begins the names of its temporaries in the store.
-    pub temporaries: String,
-    /// What the agent continues.
-    pub resumes: Option<Resumed>,
-    /// How long a member waits for what.
-    pub times: Times,
-    /// How long the join may take.
-    pub patience: Duration,
-}
-
-/// What an agent continues that replaces another one.
-#[derive(Debug, Clone)]
-pub struct Resumed {
-    /// The member.
-    pub member: MemberId,
-    /// Higher than that of the agent before, as the supervisor counts.
-    pub term: Term,
-    /// The directories that the catalog knows as owned.
-    pub owned: Vec<(Directory, Epoch)>,
-}
+/// So long the registry's server may refuse connections: it may just start.
+const REFUSED: Duration = Duration::from_secs(4);
+/// So long a registry in a server may take to end the pool.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// What the agent does for its member.
 pub trait Host: Send + Sync {
@@ -158,6 +125,7 @@ enum Duty {
 enum Registry {
     Here(Mutex<Embedded>),
     Peer(String),
+    Server(Asking),
 }
 
 struct State {
@@ -206,6 +174,7 @@ impl Membership {
             registry: match joining.registry {
                 RegistryAt::Here(lease) => Registry::Here(Mutex::new(Embedded::new(lease))),
                 RegistryAt::Peer(address) => Registry::Peer(address),
+                RegistryAt::Server { place, name, pool } => Registry::Server(Asking::new(*place, name, *pool)),
             },
             state: Mutex::new(State {
                 member: None,
@@ -233,6 +202,13 @@ impl Membership {
         listener.set_nonblocking(true)?;
         membership.spawn("pool-listen", move |shared| shared.listen_loop(&listener))?;
         membership.spawn("pool-host", move |shared| shared.host_loop(&duties))?;
+        if matches!(shared.registry, Registry::Server(_)) {
+            membership.spawn("pool-registry", |shared| {
+                if let Registry::Server(asking) = &shared.registry {
+                    asking.run(shared);
+                }
+            })?;
+        }
         let owned = joining.resumes.as_ref().map_or(&[][..], |resumed| &resumed.owned);
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())?;
@@ -246,6 +222,12 @@ impl Membership {
                 }
                 Answer::Refused(Refusal::Superseded) => (io::ErrorKind::Other, "a later agent is this member"),
                 Answer::Refused(Refusal::Ended) => (io::ErrorKind::ConnectionAborted, "the pool has ended"),
+                Answer::Refused(Refusal::OtherStore) => {
+                    (io::ErrorKind::AlreadyExists, "the pool of this name has another store")
+                }
+                Answer::Refused(Refusal::OtherSecret) => {
+                    (io::ErrorKind::PermissionDenied, "the pool has another secret, or another user's")
+                }
                 _ => (io::ErrorKind::Other, "the registry gave no answer to a join"),
             };
             io::Error::new(kind, why)
@@ -275,10 +257,14 @@ impl Membership {
         matches!(self.shared.registry, Registry::Here(_))
     }
 
-    /// Ends the registry in this agent if no other member is registered: every later join is refused. Returns whether it has
-    /// ended. If not, or if the registry is not here, nothing has changed.
+    /// Ends the pool if no other member is registered: every later join is refused. Returns whether it has ended. If not, or
+    /// if the registry is in another agent, nothing has changed.
     pub fn end_registry(&self) -> bool {
-        let Registry::Here(engine) = &self.shared.registry else { return false };
+        let engine = match &self.shared.registry {
+            Registry::Here(engine) => engine,
+            Registry::Peer(_) => return false,
+            Registry::Server(asking) => return asking.end(ENDING),
+        };
         let Some((own, _)) = self.id() else { return false };
         hold(engine).end(uptime(), own)
     }
@@ -457,6 +443,9 @@ impl Drop for Membership {
         }
         hold(&self.shared.serving).close();
         self.shared.changed.notify_all();
+        if let Registry::Server(asking) = &self.shared.registry {
+            asking.wake();
+        }
         // (A host may drop it in its own thread, which cannot be awaited there.)
         let own = thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
@@ -486,10 +475,21 @@ impl Shared {
             if let Some(answer) = state.joined.take() {
                 return Ok((sent, answer));
             }
-            if tick() >= until {
+            let is_server = matches!(self.registry, Registry::Server(_));
+            // (Its server is not there, and a wrong password stays wrong.)
+            let is_final = |(kind, _): &(io::ErrorKind, String)| match kind {
+                io::ErrorKind::PermissionDenied => true,
+                io::ErrorKind::ConnectionRefused => uptime() >= sent + REFUSED,
+                _ => false,
+            };
+            if tick() >= until || is_server && state.failure.as_ref().is_some_and(is_final) {
                 let timed_out = || (io::ErrorKind::TimedOut, "it does not answer".to_owned());
                 let (kind, why) = state.failure.clone().unwrap_or_else(timed_out);
-                let Registry::Peer(address) = &self.registry else { return Err(io::Error::other(why)) };
+                let address = match &self.registry {
+                    Registry::Here(_) => return Err(io::Error::other(why)),
+                    Registry::Peer(address) => address.clone(),
+                    Registry::Server(asking) => asking.place().to_string(),
+                };
                 let text = format!("the pool's registry at {address} was not reached: {why}");
                 return Err(io::Error::new(kind, text));
             }

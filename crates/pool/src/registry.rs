@@ -110,6 +110,10 @@ pub enum Refusal {
     StillOwns,
     /// The pool has ended: no agent joins any more.
     Ended,
+    /// The pool of this name has another store.
+    OtherStore,
+    /// The pool's members have another secret, user or version.
+    OtherSecret,
 }
 
 /// A member, as all others know it.

@@ -65,6 +65,12 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// What only a process with the secret knows about these bytes. The secret cannot be found from it.
+    pub fn proof(&self, of: &[u8]) -> [u8; Self::BYTES] {
+        let key = blake3::derive_key("surgetank 2026-11-29 a pool's proof at its registry", &self.0);
+        *blake3::keyed_hash(&key, of).as_bytes()
+    }
+
     /// From a file that only this user can read.
     ///
     /// Errors: it cannot be read; it belongs to another user, or others have access; it has no secret.

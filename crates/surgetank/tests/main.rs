@@ -50,6 +50,7 @@ mod pool_model;
 mod pool_network;
 mod pool_objects;
 mod pool_order;
+mod pool_registry;
 mod pool_renames;
 mod pool_shim;
 mod pool_shim_made;

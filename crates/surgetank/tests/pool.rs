@@ -218,6 +218,11 @@ impl Pool {
         self.members.pop();
     }
 
+    /// All members have left by themselves.
+    pub fn have_left(&mut self) {
+        self.members.clear();
+    }
+
     /// The directory of a member, from 0.
     pub fn member(&self, number: usize) -> &Path {
         &self.members[number]

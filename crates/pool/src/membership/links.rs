@@ -45,6 +45,7 @@ impl Shared {
                 let answer = hold(engine).ask(uptime(), request);
                 self.take_answer(state, number, answer);
             }
+            Registry::Server(asking) => asking.ask(request),
             Registry::Peer(address) => match &state.registry {
                 Some((_, link)) => {
                     if link.send(&Packet::Ask(request), Duration::ZERO).is_err() {
@@ -193,7 +194,7 @@ impl Shared {
         }
     }
 
-    fn take_answer(self: &Arc<Self>, state: &mut State, number: u64, answer: Answer) {
+    pub(super) fn take_answer(self: &Arc<Self>, state: &mut State, number: u64, answer: Answer) {
         match state.member.as_mut() {
             Some(member) if number > 0 => {
                 member.answered(uptime(), number, answer);
@@ -319,7 +320,10 @@ impl Shared {
     /// Returns whether the connection goes on.
     fn take_packet(self: &Arc<Self>, from: Option<MemberId>, packet: Packet, link: &Connection) -> bool {
         match (packet, from, &self.registry) {
-            (Packet::Said(message), Some(from), _) => {
+            (Packet::Said(message), Some(from), registry) => {
+                if let Registry::Server(asking) = registry {
+                    asking.hear(from, &message);
+                }
                 let mut state = hold(&self.state);
                 if let Some(member) = state.member.as_mut() {
                     member.told(uptime(), from, message);

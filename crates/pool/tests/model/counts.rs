@@ -19,6 +19,11 @@ pub struct Counts {
     pub messages: u64,
     /// To the registry.
     pub requests: u64,
+    /// Writes that the key-value server has forgotten.
+    pub lost_writes: u64,
+    pub eras: u64,
+    /// Claims of dead members that no living member knew.
+    pub forgotten_claims: u64,
 }
 
 impl Counts {
@@ -38,6 +43,9 @@ impl Counts {
             (&mut self.left, other.left),
             (&mut self.messages, other.messages),
             (&mut self.requests, other.requests),
+            (&mut self.lost_writes, other.lost_writes),
+            (&mut self.eras, other.eras),
+            (&mut self.forgotten_claims, other.forgotten_claims),
         ];
         for (sum, more) in pairs {
             *sum += more;

@@ -75,7 +75,7 @@ impl World {
             if self.machines[1].operations.is_empty() && !self.machines[1].is_gone {
                 self.begin(1, false, directory.clone());
             }
-            if gone.is_none() && self.registry.everything().members.len() == 1 {
+            if gone.is_none() && self.everything().members.len() == 1 {
                 gone = Some(self.counts.operations);
                 self.begin(0, true, directory.clone());
             }

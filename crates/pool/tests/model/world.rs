@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use fastrand::Rng;
+use surgetank_pool::remote::exchange::{Exchange, Exchanged};
 use surgetank_pool::{
-    Answer, Ask, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal,
-    Request, Term, Times, Uptime,
+    Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal, Request,
+    Term, Times, Uptime,
 };
 
 use super::counts::Counts;
 use super::machine::Machine;
+use super::rows::Registry;
 
 pub const LEASE: Duration = Duration::from_secs(10);
 pub const TIMES: Times =
@@ -110,6 +112,23 @@ pub enum Event {
         resumes: Option<(MemberId, Term)>,
     },
     RegistryBack,
+    /// An exchange arrives at the key-value server.
+    Exchange {
+        machine: usize,
+        flight: u64,
+        exchange: Exchange,
+    },
+    /// What became of it arrives at the machine.
+    Exchanged {
+        machine: usize,
+        flight: u64,
+        exchanged: Exchanged,
+    },
+    /// The machine gives an exchange up.
+    TimedOut {
+        machine: usize,
+        flight: u64,
+    },
     Step,
 }
 
@@ -117,6 +136,8 @@ impl Event {
     fn machine(&self) -> Option<usize> {
         match self {
             Self::Answered { machine, .. }
+            | Self::Exchanged { machine, .. }
+            | Self::TimedOut { machine, .. }
             | Self::Tick { machine, .. }
             | Self::StoreSampled { machine, .. }
             | Self::StoreRead { machine, .. }
@@ -137,7 +158,7 @@ pub struct World {
     events: BTreeMap<u64, Event>,
     order: BinaryHeap<Timed>,
     next_event: u64,
-    pub registry: Embedded,
+    pub registry: Registry,
     pub registry_is_up: bool,
     pub machines: Vec<Machine>,
     pub numbers: BTreeMap<MemberId, usize>,
@@ -170,6 +191,13 @@ impl World {
         world
     }
 
+    /// With the registry in a key-value server.
+    pub fn with_lost_writes(seed: u64) -> Self {
+        let mut world = Self::new(seed);
+        world.registry = Registry::Rows(Box::default());
+        world
+    }
+
     /// No faults, and no operations by themselves.
     pub fn calm(seed: u64, machines: usize) -> Self {
         let directories = (0..12_u32).map(|n| Directory(format!("d{n}").into_bytes().into())).collect();
@@ -180,7 +208,7 @@ impl World {
             events: BTreeMap::new(),
             order: BinaryHeap::new(),
             next_event: 0,
-            registry: Embedded::new(LEASE),
+            registry: Registry::Embedded(Box::new(Embedded::new(LEASE))),
             registry_is_up: true,
             machines: Vec::new(),
             numbers: BTreeMap::new(),
@@ -259,7 +287,7 @@ impl World {
     }
 
     /// How long a message is under way; `None`: it is lost.
-    fn delay(&mut self, one: Option<usize>, other: usize) -> Option<Duration> {
+    pub fn delay(&mut self, one: Option<usize>, other: usize) -> Option<Duration> {
         if self.is_cut(one, other) || self.faults && self.rng.u32(0..200) == 0 {
             return None;
         }
@@ -269,6 +297,10 @@ impl World {
 
     fn send_registry(&mut self, machine: usize, request: Request) {
         self.counts.requests += 1;
+        if matches!(self.registry, Registry::Rows(_)) {
+            self.enqueue(machine, request);
+            return;
+        }
         let (incarnation, sent) = (self.machines[machine].incarnation, self.clock(machine));
         for _ in 0..self.copies() {
             if let Some(delay) = self.delay(None, machine) {
@@ -348,40 +380,14 @@ impl World {
                 waiting.into_iter().for_each(|event| self.happen(event));
             }
             Event::Started { machine, resumes } => self.start(machine, resumes),
-            Event::RegistryBack => {
-                self.registry = Embedded::restored(self.now, self.registry.kept().clone());
-                self.registry_is_up = true;
-            }
+            Event::RegistryBack => self.registry_back(),
+            Event::Exchange { machine, flight, exchange } => self.exchange(machine, flight, &exchange),
+            Event::Exchanged { machine, flight, exchanged } => self.exchanged(machine, flight, &exchanged),
+            Event::TimedOut { machine, flight } => self.timed_out(machine, flight),
             Event::Step => self.step(),
         }
         if let Some(machine) = touched {
             self.drive(machine);
-        }
-    }
-
-    fn ask_registry(&mut self, machine: usize, incarnation: u32, sent: Uptime, request: Request) {
-        if !self.registry_is_up {
-            return;
-        }
-        let number = match &request {
-            Request::Join(_) => 0,
-            Request::Of { number, .. } => *number,
-        };
-        let before = self.registry.everything();
-        let claimed = match &request {
-            Request::Of { ask: Ask::Claim(directory), .. } => Some(directory.clone()),
-            _ => None,
-        };
-        let answer = self.registry.ask(self.now, request);
-        if let (Some(directory), &Answer::Granted { epoch, .. }) = (claimed, &answer) {
-            let is_lost = |(of, claim, _): &(Directory, Claim, _)| *of == directory && claim.epoch != epoch;
-            if before.claims.iter().any(is_lost) {
-                self.lost.insert(directory);
-            }
-        }
-        if let Some(delay) = self.delay(None, machine) {
-            let delay = if machine == 1 { delay + self.answers_take } else { delay };
-            self.after(delay, Event::Answered { machine, incarnation, sent, number, answer });
         }
     }
 
@@ -469,7 +475,10 @@ impl World {
         let now = self.clock(to);
         let Some(member) = self.machines[to].member.as_mut() else { return };
         match frame {
-            Frame::Claims(message) => member.told(now, from, message),
+            Frame::Claims(message) => {
+                member.told(now, from, message.clone());
+                self.hear(to, from, &message);
+            }
             Frame::Do { id, writes, directory, epoch } => {
                 let authority = member.authority(now, &directory);
                 // The answer comes later: the sender asks again.
@@ -490,7 +499,7 @@ impl World {
                 let waits = self.machines[to].operations.iter().find(|one| one.id == id).and_then(|one| one.waits);
                 // (Nor does a member that is lost itself count: its programs get EIO soon.)
                 let is_member =
-                    self.registry.everything().members.iter().any(|record| self.numbers.get(&record.id) == Some(&to));
+                    self.everything().members.iter().any(|record| self.numbers.get(&record.id) == Some(&to));
                 let is_believed = is_member && waits.is_some_and(|(claim, _)| claim.owner == from);
                 if is_believed && self.finish(to, id, version) {
                     self.counts.at_peers += 1;

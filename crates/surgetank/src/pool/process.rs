@@ -445,16 +445,26 @@ impl Process {
         }
         membership.look_again();
         if !membership.has_registry() {
-            return u32::from(!membership.leave(CLAIM));
+            // (Only a registry in a server ends here, with its last member.)
+            let is_last = membership.end_registry();
+            let has_left = membership.leave(CLAIM);
+            if is_last && has_left {
+                self.remove_file();
+            }
+            return u32::from(!has_left);
         }
         if !membership.end_registry() {
             return u32::try_from(membership.members().len().saturating_sub(1)).unwrap_or(u32::MAX).max(1);
         }
         // (A member that comes now waits until the file is gone, and begins a new pool.)
+        self.remove_file();
+        0
+    }
+
+    fn remove_file(&self) {
         if let (Some(name), Some(store)) = (&*hold(&self.made), self.store.get()) {
             rendezvous::remove(store, name);
         }
-        0
     }
 
     fn handles(&self) -> u32 {

@@ -11,6 +11,7 @@
 
 pub mod beside;
 pub mod meeting;
+pub mod server;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -58,7 +59,7 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 /// A membership, and the file that this member made.
 pub struct Joined {
     pub membership: Membership,
-    /// Its name in the store, if this member has the registry.
+    /// Its name in the store, if this member has the registry, or if the registry is in a server.
     pub made: Option<Vec<u8>>,
 }
 
@@ -70,6 +71,9 @@ pub struct Joined {
 ///
 /// `temporaries`: begins the names of this member's temporaries in the store.
 pub fn join(config: &PoolConfig, temporaries: &str, store: &Meeting, host: &Arc<dyn Host>) -> io::Result<Joined> {
+    if let Some(url) = &config.registry {
+        return server::join(config, url, temporaries, store, host);
+    }
     let mut search = Search {
         config,
         temporaries,
@@ -152,7 +156,10 @@ impl Search<'_> {
     /// `None`: the files may be others by now.
     fn step(&mut self) -> io::Result<Option<Joined>> {
         let numbers = numbers(self.config, self.store)?;
-        let Some(number) = numbers.last().copied() else { return self.begin(1, None, &numbers) };
+        let Some(number) = numbers.last().copied() else {
+            self.has_no_server()?;
+            return self.begin(1, None, &numbers);
+        };
         let Some(place) = self.read(number)? else {
             return self.look_again(number, "the store lists it and does not find it");
         };
@@ -194,6 +201,18 @@ impl Search<'_> {
             }
             _ => Err(self.not_listening(&why)),
         }
+    }
+
+    /// A pool of this name whose registry is in a server may have members.
+    fn has_no_server(&self) -> io::Result<()> {
+        let name = server::name(self.config);
+        if self.store.read(&name)?.is_none() {
+            return Ok(());
+        }
+        let (pool, file) = (&self.config.name, String::from_utf8_lossy(&name).into_owned());
+        let text = format!("the pool {pool} has its registry in a server (file {file} in the store)");
+        let remedy = "name the server: --registry URL; if that pool has no members, remove the file";
+        Err(io::Error::new(ErrorKind::AlreadyExists, format!("{text}\n{remedy}")))
     }
 
     /// How long a first member may be silent.

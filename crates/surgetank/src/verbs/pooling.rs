@@ -13,6 +13,7 @@ use super::wait::duration_millis;
 use crate::agent::way::mountable;
 use crate::pool::rendezvous;
 use crate::pool::rendezvous::meeting::is_supported;
+use crate::pool::rendezvous::server::place;
 
 const LEASE: &str = "10s";
 /// Leases of other lengths make no sense: clocks and kernels need some time, and people do not wait longer.
@@ -41,6 +42,13 @@ pub struct Pooling {
     /// How long a node that does not answer keeps its directories (SURGETANK_POOL_LEASE) [default: 10s]
     #[arg(long, value_name = "TIME", help_heading = "Pool")]
     pool_lease: Option<String>,
+    /// Keep the pool's registry in this server, and not in the first member: redis://HOST:PORT, rediss://HOST:PORT,
+    /// redis+sentinel://HOST:PORT,…/MASTER or etcd://HOST:PORT,…; the same on all nodes (SURGETANK_REGISTRY)
+    #[arg(long, value_name = "URL", help_heading = "Pool")]
+    registry: Option<String>,
+    /// The file with the registry's password, with mode 0600 (SURGETANK_REGISTRY_PASSWORD_FILE)
+    #[arg(long, value_name = "FILE", help_heading = "Pool")]
+    registry_password_file: Option<PathBuf>,
 }
 
 /// The value of a variable; an empty one counts as not set.
@@ -70,6 +78,7 @@ impl Pooling {
     /// wants to read of problems only.
     pub fn configure(&self, config: &mut Config, quiet: bool) -> Result<()> {
         let lease = self.lease()?;
+        let (registry, registry_password) = self.registry()?;
         let Some(Named { source, name, nodes }) = self.named()? else { return Ok(()) };
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(is_plain) {
@@ -115,7 +124,9 @@ impl Pooling {
         config.store_ttl = config.store_ttl.min(believed);
         // Not `auto`: a start that can make no mount fails, and does not work without the pool.
         config.door = Way::Fuse;
-        config.pool = Some(PoolConfig { name, secret, host, lease, is_of_job: nodes.is_some(), announcement });
+        let is_of_job = nodes.is_some();
+        config.pool =
+            Some(PoolConfig { name, secret, host, lease, is_of_job, announcement, registry, registry_password });
         Ok(())
     }
 
@@ -138,6 +149,30 @@ impl Pooling {
             return Err(wrong("it has to be from 1s to 1h".to_owned()));
         }
         Ok(lease)
+    }
+
+    /// The registry's server, and the file with its password. A wrong one is refused here, before an agent starts.
+    fn registry(&self) -> Result<(Option<String>, Option<PathBuf>)> {
+        let (source, url) = match (&self.registry, text_of("SURGETANK_REGISTRY")) {
+            (Some(url), _) => ("--registry", Some(url.clone())),
+            (None, url) => ("SURGETANK_REGISTRY", url),
+        };
+        let file = self.registry_password_file.clone();
+        let file = file.or_else(|| variable("SURGETANK_REGISTRY_PASSWORD_FILE").map(PathBuf::from));
+        let file = file.map(|path| {
+            let named = |why| refused("--registry-password-file", format!("{}: {why}", path.display()));
+            std::path::absolute(&path).map_err(named)
+        });
+        let file = file.transpose()?;
+        let Some(url) = url else { return Ok((None, None)) };
+        let remedy = match url.rsplit_once('@').map(|(user, _)| user.contains("://") && user.matches(':').count() > 1) {
+            Some(true) => "put the password into a file with mode 0600: --registry-password-file FILE",
+            _ => "name a server, for example --registry redis://HOST:6379, or leave the option out",
+        };
+        place(&url, None).map_err(|why| refused(source, why).remedy(remedy))?;
+        let remedy = "name a file of yours with mode 0600 that has only the password";
+        place(&url, file.as_deref()).map_err(|why| refused("--registry-password-file", why).remedy(remedy))?;
+        Ok((Some(url), file))
     }
 
     fn named(&self) -> Result<Option<Named>> {

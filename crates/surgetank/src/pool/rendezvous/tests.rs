@@ -44,6 +44,8 @@ impl Scene {
             lease: LONG_LEASE,
             is_of_job: false,
             announcement: String::new(),
+            registry: None,
+            registry_password: None,
         };
         Self { store: Meeting::Directory(File::open(store).unwrap().into()), config, host: Arc::new(Idle), dir }
     }
