@@ -26,7 +26,7 @@ use surgetank_pool::{Secret, Times};
 use surgetank_types::clock::tick;
 
 use super::meeting::{Meeting, random};
-use super::{Joined, MARGIN, PAUSE, TRIES_MAX, WRITING, name_of, numbers, prefix_of};
+use super::{AGAIN, Joined, MARGIN, PAUSE, TRIES_MAX, WRITING, name_of, numbers, prefix_of};
 
 /// A password is at most so long.
 const PASSWORD_BYTES_MAX: u64 = 4096;
@@ -154,7 +154,7 @@ fn joining(
         host: config.host.clone(),
         temporaries: temporaries.to_owned(),
         resumes: None,
-        times: Times { margin: MARGIN, renew: mark.lease * 3 / 10, again: Duration::from_millis(500) },
+        times: Times { margin: MARGIN.min(mark.lease / 4), renew: mark.lease * 3 / 10, again: AGAIN.min(mark.lease / 5) },
         patience,
     }
 }
