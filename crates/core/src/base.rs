@@ -93,6 +93,9 @@ pub trait Members: Send + Sync {
     /// May this member publish now? It waits for nothing.
     fn publishes(&self) -> Publishes;
 
+    /// As which member. It waits for nothing.
+    fn membership(&self) -> Membership;
+
     /// Is the content lost that this member has for the file? So it is if the member is lost, or if this agent was another member
     /// when the file was made. It waits for nothing.
     fn has_lost(&self, member: NodeId, file: FileId) -> bool;

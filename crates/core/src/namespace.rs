@@ -65,7 +65,8 @@ use crate::files::Files;
 use crate::metadata::Metadata;
 use crate::metadata::losses::Losses;
 
-pub use crate::base::fence::Membership;
+use crate::base::fence::Fence;
+pub use crate::base::fence::{Membership, Past};
 pub use crate::base::intake_file::IntakeFile;
 pub use crate::base::notes::Noted;
 pub use crate::base::queries::StoreQueries;
@@ -254,19 +255,21 @@ impl Namespace {
         drop(self.base.members.set(members));
     }
 
-    /// An earlier agent, or this one, was these members of pools, and has not ended that in order. Returns whether some of
-    /// what is queued may be of them. Call it before the drain starts.
-    pub fn was_member(&self, past: Vec<Membership>) -> bool {
+    /// An earlier agent was these members of pools, and has not ended that in order. With each is the first operation that was
+    /// queued after it, if that is known. Returns the same with the present one. Nothing: all of theirs is in the store. Call
+    /// it before the drain starts.
+    pub fn was_member(&self, past: &[(Membership, Option<u64>)]) -> Vec<Past> {
         let (is_empty, next_seq) = {
             let tree = self.metadata.read_tree();
             (tree.ops.is_empty(), tree.next_seq)
         };
         if is_empty {
-            self.base.fence.forget(&*self.base.store, &past);
-        } else {
-            self.base.fence.was_member(past, next_seq);
+            Fence::forget(&*self.base.store, past);
+            return Vec::new();
         }
-        !is_empty
+        let past: Vec<Past> = past.iter().map(|(one, until)| (one.clone(), until.unwrap_or(next_seq))).collect();
+        self.base.fence.was_member(past.clone());
+        past
     }
 
     /// The rules' decision for a path, without hints.

@@ -15,7 +15,6 @@ use std::io;
 
 use surgetank_store::{Store, StorePath, checksum};
 use surgetank_types::model::{STORE_TEMPORARY_PREFIX, Seq};
-use surgetank_types::sync::atomic::{AtomicU64, Ordering};
 use surgetank_types::sync::{Mutex, PoisonError};
 
 use crate::base::{Members, Publishes};
@@ -48,24 +47,30 @@ impl Membership {
     }
 }
 
+/// A membership that has not ended in order, and the first operation that was queued after it.
+pub type Past = (Membership, u64);
+
 /// As whom the agent has queued operations.
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
-    /// Operations before this one may be of an earlier membership. 0: there was none.
-    until: AtomicU64,
-    past: Mutex<Vec<Membership>>,
+    past: Mutex<Vec<Past>>,
 }
 
 impl Fence {
-    /// Operations before `next_seq` were queued as these members. Their membership has not ended in order.
-    pub fn was_member(&self, past: Vec<Membership>, next_seq: u64) {
-        self.until.store(if past.is_empty() { 0 } else { next_seq }, Ordering::Release);
+    /// These are the earlier memberships.
+    pub fn was_member(&self, past: Vec<Past>) {
         *self.past.lock().unwrap_or_else(PoisonError::into_inner) = past;
     }
 
+    /// Was this agent, or an earlier one of this place, that member?
+    pub fn was(&self, membership: &Membership) -> bool {
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.iter().any(|(one, _)| one == membership)
+    }
+
     /// All operations of earlier memberships are done, or there were none.
-    pub fn forget(&self, store: &dyn Store, past: &[Membership]) {
-        for membership in past {
+    pub fn forget(store: &dyn Store, past: &[(Membership, Option<u64>)]) {
+        for (membership, _) in past {
             if let Err(why) = store.remove_notices(&prefix_of(membership)) {
                 tracing::info!(%why, ?membership, "notices of directories that were taken over stay in the store");
             }
@@ -74,10 +79,10 @@ impl Fence {
 
     /// May the operation be carried out as usual? Errors: WouldBlock, that is not known yet.
     pub fn memberships_of(&self, seq: Seq, members: Option<&dyn Members>) -> io::Result<Vec<Membership>> {
-        let mut memberships = Vec::new();
-        if seq.number() < self.until.load(Ordering::Acquire) {
-            memberships.clone_from(&self.past.lock().unwrap_or_else(PoisonError::into_inner));
-        }
+        let mut memberships: Vec<Membership> = {
+            let past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+            past.iter().filter(|(_, until)| seq.number() < *until).map(|(one, _)| one.clone()).collect()
+        };
         match members.map_or(Publishes::Freely, Members::publishes) {
             Publishes::Freely => {}
             Publishes::Later => {

@@ -94,6 +94,19 @@ pub fn join(config: &PoolConfig, temporaries: &str, store: &Meeting, host: &Arc<
     }
 }
 
+/// Errors: the pool's lease is so short that this node would believe answers for too long.
+fn believes_too_long(config: &PoolConfig, lease: Duration) -> io::Result<()> {
+    if config.lease <= lease || lease / BELIEVED_OF_A_LEASE >= BELIEVED_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "members of the pool {} have leases of {lease:?}, and this node would believe answers longer",
+        config.name
+    );
+    let remedy = format!("start this with --pool-lease {}ms", lease.as_millis());
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("{text}\n{remedy}")))
+}
+
 /// The member that made the file has left.
 pub fn remove(store: &Meeting, name: &[u8]) {
     // (A file that stays is found dead by the next member.)
@@ -169,14 +182,7 @@ impl Search<'_> {
             self.ending_until = tick() + ENDING;
             (self.silent_since, self.refused_since) = (None, None);
         }
-        if self.config.lease > place.lease && place.lease / BELIEVED_OF_A_LEASE < BELIEVED_MAX {
-            let (pool, of_pool, own) = (&self.config.name, place.lease, self.config.lease);
-            let text = format!(
-                "members of the pool {pool} have leases of {of_pool:?}, and this node would believe answers for longer"
-            );
-            let remedy = format!("start this with --pool-lease {}ms in place of {own:?}", of_pool.as_millis());
-            return Err(io::Error::new(ErrorKind::InvalidInput, format!("{text}\n{remedy}")));
-        }
+        believes_too_long(self.config, place.lease)?;
         let began = tick();
         let patience = if self.refused_since.is_some() { DEAD_ANSWER } else { ANSWER };
         let joining = self.joining(place.pool, RegistryAt::Peer(place.address.clone()), patience, place.lease);

@@ -1,6 +1,6 @@
 //! `memberships` in an agent's place: the members of pools as which its agents have queued what is not in the store yet.
 //!
-//! Each line is the number of a pool and that of a member. A line is there before its member queues anything. It leaves once
+//! Each line is the number of a pool and that of a member. The next start adds the number of the first operation after it. A line is there before its member queues anything. It leaves once
 //! everything is in the store.
 //!
 //! The danger that this avoids: what a lost member left is published later, over what other members have made since.
@@ -14,6 +14,9 @@ use surgetank_types::error::{Error, Result};
 
 const FILE: &str = "memberships";
 
+/// A membership, and the first operation that was queued after it. `None`: it lasts, as far as is known.
+type Line = (Membership, Option<u64>);
+
 /// The agent of this place begins, as this member, if it is one. Call it before the drain starts.
 pub fn begin(namespace: &Namespace, state: &Path, present: Option<Membership>) -> Result<()> {
     let failed = |why: io::Error| {
@@ -24,32 +27,37 @@ pub fn begin(namespace: &Namespace, state: &Path, present: Option<Membership>) -
     };
     let known = read(state).map_err(failed)?;
     // (An agent that replaces another one is the same member.)
-    let mut past: Vec<Membership> = known.iter().filter(|one| Some(*one) != present.as_ref()).cloned().collect();
-    if !past.is_empty() && !namespace.was_member(past.clone()) {
-        past.clear();
-    }
-    let now: Vec<Membership> = past.into_iter().chain(present).collect();
+    let past: Vec<Line> = known.iter().filter(|(one, _)| Some(one) != present.as_ref()).cloned().collect();
+    let past = if past.is_empty() { Vec::new() } else { namespace.was_member(&past) };
+    let past = past.into_iter().map(|(one, until)| (one, Some(until)));
+    let now: Vec<Line> = past.chain(present.map(|one| (one, None))).collect();
     if now == known { Ok(()) } else { write(state, &now).map_err(failed) }
 }
 
-fn read(state: &Path) -> io::Result<Vec<Membership>> {
+fn read(state: &Path) -> io::Result<Vec<Line>> {
     let text = match fs::read_to_string(state.join(FILE)) {
         Ok(text) => text,
         Err(why) if why.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(why) => return Err(why),
     };
     let parse = |line: &str| {
-        let (pool, member) = line.split_once(' ')?;
-        Some(Membership { pool: pool.to_owned(), member: member.parse().ok()? })
+        let mut words = line.split(' ');
+        let membership = Membership { pool: words.next()?.to_owned(), member: words.next()?.parse().ok()? };
+        let until = words.next().map(str::parse).transpose().ok()?;
+        words.next().is_none().then_some((membership, until))
     };
     let damaged = || io::Error::new(ErrorKind::InvalidData, "it is damaged");
     text.lines().map(|line| parse(line).ok_or_else(damaged)).collect()
 }
 
 /// Another file takes the place of the present one, on the medium.
-fn write(state: &Path, memberships: &[Membership]) -> io::Result<()> {
+fn write(state: &Path, lines: &[Line]) -> io::Result<()> {
     let (path, fresh) = (state.join(FILE), state.join(format!("{FILE}.new")));
-    let text: String = memberships.iter().map(|Membership { pool, member }| format!("{pool} {member}\n")).collect();
+    let text_of = |(Membership { pool, member }, until): &Line| match until {
+        Some(until) => format!("{pool} {member} {until}\n"),
+        None => format!("{pool} {member}\n"),
+    };
+    let text: String = lines.iter().map(text_of).collect();
     let mut file = File::create(&fresh)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
@@ -67,6 +75,8 @@ mod tests {
         assert!(read(state.path()).unwrap().is_empty());
         let two = [("0123456789abcdef", 3), ("fedcba9876543210", 70_000)];
         let two = two.map(|(pool, member)| Membership { pool: pool.to_owned(), member });
+        let [one, other] = two;
+        let two = [(one, Some(17)), (other, None)];
         write(state.path(), &two).unwrap();
         assert_eq!(read(state.path()).unwrap(), two);
         fs::write(state.path().join(FILE), "0123456789abcdef\n").unwrap();

@@ -325,9 +325,10 @@ impl Executor {
         let at = places(one.kind).first().and_then(|(dir, name)| Some(self.place((*dir, name)).ok()?.1));
         let path = at.or_else(|| self.metadata.read_tree().applied_path(surgetank_state::file_of(one.kind)));
         self.attempts.conflict(one.run, &path.unwrap_or_else(StorePath::root).0, &what, None);
+        // (The store has everything else where it was.)
         let removed = match one.kind {
-            OpKind::SetMeta { .. } => Vec::new(),
-            kind => self.carried_out(kind, None, None),
+            OpKind::Unlink { .. } | OpKind::RemoveDir { .. } => self.carried_out(one.kind, None, None),
+            _ => Vec::new(),
         };
         Done { dirs: Vec::new(), removed }
     }

@@ -8,12 +8,13 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
+use surgetank_state::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Progress, Tree};
 use surgetank_store::StorePath;
 use surgetank_tier::Plain;
 use surgetank_types::model::{DeviceId, FileId, FileRecord, Image, Kind, Mark, Mode, OpKind, RunId, Seq};
 
 use crate::base::users::own_cred;
+use crate::metadata::FILES_OF_A_MEMBER;
 use crate::metadata::losses::{lost_from, missing_from};
 use crate::namespace::recover::Recovery;
 use crate::namespace::recover::synced::PutBack;
@@ -139,12 +140,18 @@ pub(crate) fn give_up_homes(recovery: &Recovery<'_>) -> usize {
     let mut tree = metadata.write_tree();
     let is_missing = |op: &Op| {
         let is_lasting = op.error.as_ref().is_some_and(|trouble| trouble.lasting);
-        is_lasting && matches!(op.kind, OpKind::Publish { .. })
+        // (A staged copy may still arrive.)
+        is_lasting && matches!(op.kind, OpKind::Publish { .. }) && matches!(op.progress, Progress::Waiting)
     };
     let at_lost = |id: FileId| {
         let inode = tree.get(id).filter(|inode| inode.handles == 0)?;
         let home = inode.home()?;
-        recovery.files.copies.absence(&tree, id).map(|absent| (id, home, absent))
+        // (After the end of a whole pool its nodes may have everything.)
+        let mut made_as = recovery.base.members.get()?.membership();
+        let present = made_as.member;
+        made_as.member = u32::try_from(id.0 / FILES_OF_A_MEMBER).ok()?;
+        let is_of_pool = made_as.member == present || recovery.base.fence.was(&made_as);
+        recovery.files.copies.absence(&tree, id).filter(|_| is_of_pool).map(|absent| (id, home, absent))
     };
     let found: Vec<_> = tree.ops.values().filter(|op| is_missing(op)).filter_map(|op| at_lost(op.file())).collect();
     for (id, home, absent) in &found {

@@ -26,7 +26,7 @@ use surgetank_pool::{Secret, Times};
 use surgetank_types::clock::tick;
 
 use super::meeting::{Meeting, random};
-use super::{AGAIN, Joined, MARGIN, PAUSE, TRIES_MAX, WRITING, name_of, numbers, prefix_of};
+use super::{AGAIN, Joined, MARGIN, PAUSE, TRIES_MAX, WRITING, believes_too_long, name_of, numbers, prefix_of};
 
 /// A password is at most so long.
 const PASSWORD_BYTES_MAX: u64 = 4096;
@@ -111,6 +111,7 @@ pub(super) fn join(
                 (mark, true)
             }
         };
+        believes_too_long(config, mark.lease)?;
         let patience = if is_founder { 2 * mark.lease + PATIENCE } else { look };
         let joining = joining(config, (&place, &secret), mark, is_founder, (temporaries, patience));
         let why = match Membership::join(joining, host.clone()) {
@@ -154,7 +155,11 @@ fn joining(
         host: config.host.clone(),
         temporaries: temporaries.to_owned(),
         resumes: None,
-        times: Times { margin: MARGIN.min(mark.lease / 4), renew: mark.lease * 3 / 10, again: AGAIN.min(mark.lease / 5) },
+        times: Times {
+            margin: MARGIN.min(mark.lease / 4),
+            renew: mark.lease * 3 / 10,
+            again: AGAIN.min(mark.lease / 5),
+        },
         patience,
     }
 }

@@ -224,10 +224,12 @@ fn is_there<F: Filesystem>(router: &Router<F>, path: &[u8]) {
 pub(super) fn take_over<F: Filesystem>(router: &Router<F>, path: &[u8], member: u32, until: Instant) -> FsResult<()> {
     learn(router, until)?;
     let temporaries = router.link.lost().remove(&member).unwrap_or_default();
-    if !temporaries.is_empty() {
+    // (A claim of its own may be being given up.)
+    if member != router.link.member() {
         let pooled = &router.namespace.pooled;
         let from = Membership { pool: router.link.key(), member };
-        let ended = pooled.give_notice(path, &from).and_then(|()| pooled.end_temporaries(path, &temporaries));
+        let end = || if temporaries.is_empty() { Ok(()) } else { pooled.end_temporaries(path, &temporaries) };
+        let ended = pooled.give_notice(path, &from).and_then(|()| end());
         if let Err(why) = ended {
             let directory = String::from_utf8_lossy(path);
             tracing::warn!(%why, %directory, "a lost member's directory cannot be taken over: the store fails");

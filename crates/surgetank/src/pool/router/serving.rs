@@ -286,10 +286,14 @@ impl Members for Others {
         if self.link.may_serve() {
             Publishes::Freely
         } else if self.link.is_over() {
-            Publishes::UnlessTaken(Membership { pool: self.link.key(), member: self.link.member() })
+            Publishes::UnlessTaken(self.membership())
         } else {
             Publishes::Later
         }
+    }
+
+    fn membership(&self) -> Membership {
+        Membership { pool: self.link.key(), member: self.link.member() }
     }
 
     fn has_lost(&self, NodeId(member): NodeId, FileId(number): FileId) -> bool {
