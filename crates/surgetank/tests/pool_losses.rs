@@ -266,7 +266,7 @@ fn owner_with_changes(name: &str) -> Option<Pool> {
     pool.mount_one(&["--drain-bytes-per-second-max", "2KiB"]);
     let owner = pool.member(2).to_owned();
     // (All else comes behind it in the order.)
-    fs::write(owner.join("a/first"), bytes(40_000, 1)).unwrap();
+    fs::write(owner.join("a/first"), bytes(16_000, 1)).unwrap();
     fs::write(owner.join("a/both"), "owner").unwrap();
     fs::write(owner.join("a/only"), "owner").unwrap();
     fs::write(owner.join("a/old"), "owner").unwrap();
@@ -310,7 +310,7 @@ fn nothing_was_replaced(pool: &Pool) {
         read(dir.join(made).join("file"))
     };
     eventually("the lost member's queue is done", || file() == owners());
-    assert_eq!(beside("first"), Some(bytes(40_000, 1)));
+    assert_eq!(beside("first"), Some(bytes(16_000, 1)));
     for name in ["both", "only", "old"] {
         assert_eq!(beside(name), owners(), "{name}");
     }
