@@ -243,7 +243,18 @@ impl Drain {
             let paths: Vec<StorePath> = small.iter().map(|one| one.path.clone()).collect();
             let owner = small[0].owner;
             if let Err(why) = self.attempts.as_owner(owner, |who| self.base.store.settle(who, &paths)) {
-                self.restage(small[0].seq, &why);
+                // (A member that has taken the directory over has removed some of them.)
+                let is_gone = |one: &&Small| {
+                    let there = self.attempts.as_owner(one.owner, |who| self.base.store.stat(who, &one.path));
+                    there.is_err_and(|why| why.kind() == std::io::ErrorKind::NotFound)
+                };
+                let gone: Vec<&Small> = match why.kind() {
+                    std::io::ErrorKind::NotFound => small.iter().filter(is_gone).collect(),
+                    _ => Vec::new(),
+                };
+                let again = if gone.is_empty() { vec![&small[0]] } else { gone };
+                again.iter().for_each(|one| self.restage(one.seq, &why));
+                // (None is compared in this batch.)
                 bad = Some(small[0].seq);
             }
             let compared: Vec<&Small> = small.iter().filter(|one| !one.is_written && bad.is_none()).collect();
