@@ -49,6 +49,7 @@ mod pool_model;
 mod pool_objects;
 mod pool_order;
 mod pool_renames;
+mod pool_replicas;
 mod pool_shim;
 mod pool_shim_made;
 mod pool_status;
