@@ -154,7 +154,11 @@ fn joining(
         host: config.host.clone(),
         temporaries: temporaries.to_owned(),
         resumes: None,
-        times: Times { margin: MARGIN.min(mark.lease / 4), renew: mark.lease * 3 / 10, again: AGAIN.min(mark.lease / 5) },
+        times: Times {
+            margin: MARGIN.min(mark.lease / 4),
+            renew: mark.lease * 3 / 10,
+            again: AGAIN.min(mark.lease / 5),
+        },
         patience,
     }
 }
