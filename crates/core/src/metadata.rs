@@ -13,7 +13,7 @@ pub(crate) mod transactions;
 
 use std::time::Duration;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
 use surgetank_policy::config::{Config, KeepAtExit, Survives};
 use surgetank_policy::hint::Advice;
@@ -76,6 +76,10 @@ pub struct Metadata {
     pub(crate) shim: OnceLock<Arc<dyn Shim>>,
     /// Number of files of which a process may hold a granted descriptor.
     pub(crate) granted: AtomicUsize,
+    /// Files that were closed, for the member of a pool that has them copied.
+    pub(crate) closed: OnceLock<Mutex<Vec<FileId>>>,
+    /// Files of which other members have copies: a program that is to write one asks the mount.
+    pub(crate) copied: Mutex<HashSet<FileId>>,
     /// What tells the pool of this agent from earlier ones, and the first number of its files there.
     pub(crate) pool: OnceLock<(String, u64)>,
     members: Arc<OnceLock<Arc<dyn Members>>>,
@@ -116,6 +120,8 @@ impl Metadata {
             opens: Mutex::default(),
             shim: OnceLock::new(),
             granted: AtomicUsize::new(0),
+            closed: OnceLock::new(),
+            copied: Mutex::default(),
             pool: OnceLock::new(),
             members: base.members.clone(),
             writing_handles: AtomicUsize::new(0),
@@ -299,6 +305,7 @@ impl Metadata {
 
     /// Queues the publication of the file's present version, if its rule says so and the version is dirty.
     pub(crate) fn queue_publish(&self, tree: &mut Tree, id: FileId) {
+        note_closed(self, id);
         let Some(path) = tree.logical_path(id) else {
             return;
         };
@@ -493,6 +500,13 @@ pub(crate) fn shares_a_server(metadata: &Metadata) -> bool {
 fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
     let is_for_another = dir.is_some() && dir == tree.homes;
     if is_for_another { Decision { mode: Mode::Remove, fsync: None, ..decision } } else { decision }
+}
+
+/// In a pool: the file may need copies at other members.
+pub(crate) fn note_closed(metadata: &Metadata, id: FileId) {
+    if let Some(closed) = metadata.closed.get() {
+        closed.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+    }
 }
 
 /// In a pool: a process may write the file, and its next version comes after what was queued before this moment.

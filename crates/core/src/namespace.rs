@@ -26,6 +26,7 @@ pub mod prefetch;
 pub mod questions;
 mod recover;
 mod refresh;
+pub mod replicas;
 pub mod resolve;
 pub mod restore;
 pub mod revalidation;
@@ -46,6 +47,7 @@ use pooled::Pooled;
 use prefetch::Prefetch;
 use questions::Questions;
 use recover::Recovery;
+use replicas::Replicas;
 use resolve::Resolver;
 use restore::Restore;
 use revalidation::Revalidation;
@@ -131,6 +133,8 @@ pub struct Namespace {
     pub pooled: Pooled,
     /// Content that is at another member of a pool than its name.
     pub homes: Homes,
+    /// Files of which other members of a pool are to have copies.
+    pub replicas: Replicas,
     /// Renames between members of a pool.
     pub moves: Moves,
     /// The order of its publications in a pool.
@@ -188,6 +192,7 @@ impl Namespace {
         let grants = Arc::new(Grants::new(&base, &files, &names, &resolver));
         let pooled = Pooled::new(&base, &files);
         let homes = Homes::new(&base, &files);
+        let replicas = Replicas::new(&base, &files);
         let moves = Moves::new(&base, &files, &names, &resolver);
         let order = PoolOrder::new(&base, &files);
         let namespace = Arc::new(Self {
@@ -211,6 +216,7 @@ impl Namespace {
             grants,
             pooled,
             homes,
+            replicas,
             moves,
             order,
         });

@@ -130,6 +130,9 @@ pub struct Config {
     pub ordered: bool,
     /// Whether a member of a pool waits for what is older at the other members.
     pub pool_ordered: bool,
+    /// On how many members of a pool a closed file is until the store has it, unless a rule or hint decides.
+    #[serde(default = "one")]
+    pub replicas: u32,
     /// How a copy in the store is verified.
     pub verify: Verify,
     /// What fsync waits for, unless a rule decides; `None`: chosen for each file by what its tier survives.
@@ -187,6 +190,11 @@ pub struct Config {
     pub again: Vec<OsString>,
 }
 
+/// Of a file, without a rule or hint.
+fn one() -> u32 {
+    1
+}
+
 /// The options of the command line, as the user typed them. The units and forms are those of `docs/configuration.md`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
@@ -206,6 +214,8 @@ pub struct Overrides {
     pub ordered: Option<String>,
     /// `--pool-ordered`: `true` or `false`.
     pub pool_ordered: Option<String>,
+    /// `--replicas`: 1 to 16.
+    pub replicas: Option<String>,
     /// `--verify`: `cache` or `reread`.
     pub verify: Option<String>,
     /// `--fsync`: `auto`, `tier` or `store`.
@@ -251,11 +261,12 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 24] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 25] {
         [
             ("store", &self.store),
             ("ordered", &self.ordered),
             ("pool_ordered", &self.pool_ordered),
+            ("replicas", &self.replicas),
             ("verify", &self.verify),
             ("fsync", &self.fsync),
             ("copy_up_bytes_max", &self.copy_up_bytes_max),

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::words::quantity::size_bytes;
-use crate::words::{Timing, mode, nearest, one_of, timing};
+use crate::words::{Timing, mode, nearest, one_of, replicas, timing};
 use surgetank_types::model::Mode;
 use surgetank_types::sync::Arc;
 
@@ -35,6 +35,8 @@ pub enum Name {
     Prefetch,
     /// The position of its next read in the workflow's order, or `never`.
     NextRead,
+    /// On how many members of a pool it is until the store has it.
+    Replicas,
     /// WOSS: data placement.
     Dp,
     /// WOSS: the number of copies.
@@ -48,7 +50,7 @@ pub enum Name {
 }
 
 /// All hints, each with its name as a user writes it.
-pub const NAMES: [(&str, Name); 12] = [
+pub const NAMES: [(&str, Name); 13] = [
     ("mode", Name::Mode),
     ("timing", Name::Timing),
     ("size", Name::Size),
@@ -56,6 +58,7 @@ pub const NAMES: [(&str, Name); 12] = [
     ("pin", Name::Pin),
     ("prefetch", Name::Prefetch),
     ("next_read", Name::NextRead),
+    ("replicas", Name::Replicas),
     ("DP", Name::Dp),
     ("Replication", Name::Replication),
     ("ReplicationSemantics", Name::ReplicationSemantics),
@@ -97,6 +100,8 @@ pub struct Advice {
     pub prefetch: Option<bool>,
     /// Its next read.
     pub next_read: Option<NextRead>,
+    /// On how many members of a pool it is until the store has it.
+    pub replicas: Option<u32>,
 }
 
 /// When a file will be read again, as the workflow's graph tells.
@@ -120,6 +125,7 @@ impl Advice {
         self.pin = self.pin.or(weaker.pin);
         self.prefetch = self.prefetch.or(weaker.prefetch);
         self.next_read = self.next_read.or(weaker.next_read);
+        self.replicas = self.replicas.or(weaker.replicas);
     }
 
     /// Adds one hint. The error names what is wrong with the value, and what is allowed.
@@ -134,6 +140,7 @@ impl Advice {
             Name::Pin => self.pin = Some(truth(value)?),
             Name::Prefetch => self.prefetch = Some(truth(value)?),
             Name::NextRead => self.next_read = Some(next_read(value)?),
+            Name::Replicas => self.replicas = Some(replicas(value)?),
             Name::Dp => placement(value)?,
             Name::Replication => match value.parse::<u32>() {
                 Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),

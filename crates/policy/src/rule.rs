@@ -62,6 +62,8 @@ pub struct Decision {
     pub compress: Option<Compress>,
     /// Whether the store holds equal content only once.
     pub dedup: bool,
+    /// On how many members of a pool it is until the store has it; `None`: the configuration's default.
+    pub replicas: Option<u32>,
     /// The origin of `mode`; [`RuleSet::why`] states it in words.
     pub reason: Reason,
 }
@@ -132,6 +134,7 @@ impl RuleSet {
             next_read: advice.next_read,
             compress: None,
             dedup: false,
+            replicas: None,
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
@@ -156,6 +159,7 @@ impl RuleSet {
             decision.pin |= config.pin;
             decision.compress = decision.compress.or(config.compress);
             dedup = dedup.or(config.dedup);
+            decision.replicas = decision.replicas.or(config.replicas);
         });
         decision.timing = timing.or(advice.timing).unwrap_or_default();
         decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
@@ -165,6 +169,7 @@ impl RuleSet {
         decision.prefetch |= advice.prefetch == Some(true);
         decision.pin |= advice.pin == Some(true);
         decision.dedup = dedup.unwrap_or(false);
+        decision.replicas = decision.replicas.or(advice.replicas);
         (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
             ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
             (outcome, _) => outcome,
@@ -313,6 +318,7 @@ fn spelled(rule: &RuleConfig) -> String {
         Compress::Zstd(level) => format!("compress zstd:{level}"),
     }));
     parts.extend(rule.dedup.map(|is| format!("dedup {is}")));
+    parts.extend(rule.replicas.map(|count| format!("replicas {count}")));
     format!("{pattern}={}", parts.join(", "))
 }
 

@@ -46,6 +46,14 @@ pub fn timing(text: &str) -> Result<Timing, String> {
     one_of(text, &[("soon", Timing::Soon), ("last", Timing::Last)])
 }
 
+/// Parses a number of members that have a file, 1 to 16.
+pub fn replicas(text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(count @ 1..=16) => Ok(count),
+        _ => Err(format!("'{text}' is not a number from 1 to 16")),
+    }
+}
+
 /// The known name that `name` most probably stands for; `None` if all differ too much.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known

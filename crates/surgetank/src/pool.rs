@@ -16,5 +16,6 @@ pub(crate) mod link;
 pub(crate) mod others;
 pub(crate) mod process;
 pub(crate) mod rendezvous;
+pub(crate) mod replicas;
 pub(crate) mod router;
 pub mod status;

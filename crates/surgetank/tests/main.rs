@@ -52,6 +52,7 @@ mod pool_objects;
 mod pool_order;
 mod pool_registry;
 mod pool_renames;
+mod pool_replicas;
 mod pool_shim;
 mod pool_shim_made;
 mod pool_status;

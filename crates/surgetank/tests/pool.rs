@@ -148,6 +148,14 @@ impl Pool {
         rustix::mount::unmount(self.member(number), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 
+    /// The same, with its tier and its state: the machine is gone.
+    pub fn lose_machine(&mut self, number: usize) {
+        self.lose(number);
+        for gone in [self.base.join(format!("tier{number}")), self.state(number)] {
+            fs::remove_dir_all(gone).unwrap();
+        }
+    }
+
     /// Stops the member's agent, its pool's process and the supervisor. Returns what is to be continued.
     pub fn stop(&self, number: usize) -> Vec<rustix::process::Pid> {
         let parent = parent_of(self.agent(number).as_raw_nonzero().get()).and_then(rustix::process::Pid::from_raw);

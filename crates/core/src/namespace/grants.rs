@@ -19,7 +19,7 @@ use surgetank_types::clock;
 use surgetank_types::error::{Errno, Fault, FsResult};
 use surgetank_types::model::{Caller, FileId, Kind, RunId};
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, OnceLock};
+use surgetank_types::sync::{Arc, OnceLock, PoisonError};
 
 use crate::base::runs::Runs;
 use crate::base::users::Permissions;
@@ -274,6 +274,10 @@ impl Grants {
         };
         // Another member may have made the file a moment ago, and have the content.
         if self.metadata.read_tree().get(id).is_none_or(|inode| inode.home().is_some()) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
+        // (Other members have copies of the version that is to be written: the mount tells them.)
+        if self.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         // The kernel's caches for the mount's readers stay while those read.

@@ -24,7 +24,7 @@ use crate::base::runs::Runs;
 use crate::base::users::is_drained;
 use crate::files::Files;
 use crate::files::evict::Eviction;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, note_closed};
 use crate::namespace::xattrs::{CREATE, REPLACE};
 
 /// Names of one request are taken in steps of this size, so that other requests can run between them.
@@ -114,6 +114,7 @@ impl FileHints {
             Ok(Name::Size) => judge(nearer.size_bytes.is_some(), advice.size_bytes == decision.size_bytes),
             Ok(Name::Tier) => judge(nearer.tier.is_some(), advice.tier == decision.tier),
             Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
+            Ok(Name::Replicas) => judge(nearer.replicas.is_some(), advice.replicas == decision.replicas),
             Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
             Ok(Name::Prefetch | Name::NextRead) | Err(_) => "",
             Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
@@ -392,6 +393,7 @@ impl FileHints {
         if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
             return;
         }
+        note_closed(&self.metadata, id);
         let Some(path) = tree.logical_path(id) else { return };
         let drained = is_drained(self.metadata.mode_for(tree, id, &path));
         let pending = tree.get(id).and_then(|inode| inode.publish);

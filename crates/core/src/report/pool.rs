@@ -31,6 +31,10 @@ pub struct PoolMember {
     pub undrained_bytes: Option<u64>,
     /// Renames, deletes and changes of attributes there that the store does not have yet.
     pub undrained_operations: Option<u64>,
+    /// Those of them that are on one member only: they are lost with it.
+    pub single_copy_bytes: Option<u64>,
+    /// How many files that are.
+    pub single_copy_files: Option<u64>,
     /// Calls of this node's agent to it.
     pub calls: u64,
     /// Bytes that this node received from it.

@@ -94,6 +94,7 @@ impl World {
             state: at("state"),
             ordered: true,
             pool_ordered: false,
+            replicas: 1,
             verify: Verify::Cache,
             fsync: Some(FsyncTarget::Tier),
             // The drain writes no file in place, however large the file is.

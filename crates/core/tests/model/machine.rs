@@ -113,6 +113,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         state: base.join("state"),
         ordered: true,
         pool_ordered: false,
+        replicas: 1,
         verify: Verify::Cache,
         fsync: Some(terms.fsync),
         copy_up_bytes_max: terms.copy_up_bytes_max,

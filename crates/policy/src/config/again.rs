@@ -63,6 +63,9 @@ pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundi
     if config.pool_ordered {
         add("--pool-ordered", "true".into());
     }
+    if config.replicas > 1 {
+        add("--replicas", config.replicas.to_string().into());
+    }
     words
 }
 

@@ -15,7 +15,7 @@ use super::key::{
 };
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig};
 use crate::words::quantity::size_bytes;
-use crate::words::{mode, one_of, timing};
+use crate::words::{mode, one_of, replicas, timing};
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
 
@@ -170,6 +170,7 @@ impl File<'_> {
                 "tier" => made.tier = Some(self.scalar(key, value)?),
                 "prefetch" => made.prefetch = self.truth(key, value)?,
                 "pin" => made.pin = self.truth(key, value)?,
+                "replicas" => made.replicas = Some(replicas(&self.scalar(key, value)?).map_err(wrong)?),
                 "dedup" => made.dedup = Some(self.truth(key, value)?),
                 "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
                 _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::deadline::deadline;
 use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, TokenFile, Way, metrics};
 use crate::words::quantity::{duration, size_bytes};
-use crate::words::{mode, one_of};
+use crate::words::{mode, one_of, replicas};
 use surgetank_store::Verify;
 use surgetank_types::error::{Error, Result};
 use surgetank_types::model::FsyncTarget;
@@ -18,12 +18,13 @@ use surgetank_types::model::FsyncTarget;
 pub use crate::words::nearest;
 
 /// Keys with one value each, by their names in `surgetank.toml`.
-pub const SCALARS: [&str; 26] = [
+pub const SCALARS: [&str; 27] = [
     "over",
     "store",
     "state",
     "ordered",
     "pool_ordered",
+    "replicas",
     "verify",
     "fsync",
     "copy_up_bytes_max",
@@ -51,8 +52,8 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 10] =
-    ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress", "dedup"];
+pub const RULE_KEYS: [&str; 11] =
+    ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress", "dedup", "replicas"];
 
 /// The place of a value (`surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`), the base of its relative paths, and its authority.
 #[derive(Debug, Clone)]
@@ -79,6 +80,7 @@ pub(crate) struct Draft {
     pub rules: Vec<RuleConfig>,
     pub ordered: Option<bool>,
     pub pool_ordered: Option<bool>,
+    pub replicas: Option<u32>,
     pub verify: Option<Verify>,
     pub fsync: Option<FsyncTarget>,
     pub copy_up_bytes_max: Option<u64>,
@@ -136,6 +138,7 @@ impl Draft {
             }
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
             "pool_ordered" => self.pool_ordered = Some(truth(text).map_err(refused)?),
+            "replicas" => self.replicas = Some(replicas(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
             "door" => {
                 let choices = [("auto", Way::Auto), ("fuse", Way::Fuse), ("seccomp", Way::Seccomp)];
@@ -406,6 +409,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
         rules,
         ordered,
         pool_ordered,
+        replicas,
         verify,
         fsync,
         copy_up_bytes_max,
@@ -440,6 +444,7 @@ pub(crate) fn overlay(draft: &mut Draft, upper: Draft) {
     draft.rules.extend(rules);
     put(&mut draft.ordered, ordered);
     put(&mut draft.pool_ordered, pool_ordered);
+    put(&mut draft.replicas, replicas);
     put(&mut draft.verify, verify);
     put(&mut draft.fsync, fsync);
     put(&mut draft.copy_up_bytes_max, copy_up_bytes_max);

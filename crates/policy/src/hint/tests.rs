@@ -20,6 +20,7 @@ fn hint_values_have_the_forms_of_rules() {
         ("pin", "true"),
         ("prefetch", "false"),
         ("next_read", "12"),
+        ("replicas", "2"),
     ]);
     let expected = Advice {
         mode: Some(Mode::Keep),
@@ -29,6 +30,7 @@ fn hint_values_have_the_forms_of_rules() {
         pin: Some(true),
         prefetch: Some(false),
         next_read: Some(NextRead::At(12)),
+        replicas: Some(2),
     };
     assert_eq!(*all.advice(), expected);
     assert_eq!(all.value(Name::Size), Some("1G"), "as it was given");
@@ -41,7 +43,11 @@ fn unknown_hint_is_refused_with_allowed_values() {
     for (name, value, words) in [
         ("mod", "keep", &["no hint 'mod'", "did you mean 'mode'?", "timing", "BlockSize"][..]),
         ("Mode", "keep", &["no hint 'Mode'", "'mode'"]),
-        ("lifetime", "1h", &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, next_read, DP"]),
+        (
+            "lifetime",
+            "1h",
+            &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, next_read, replicas, DP"],
+        ),
         ("mode", "kept", &["mode: 'kept'", "keep, copy, move, remove"]),
         ("mode", "", &["mode: ''", "keep"]),
         ("timing", "now", &["timing: 'now'", "soon, last"]),
@@ -52,6 +58,7 @@ fn unknown_hint_is_refused_with_allowed_values() {
         ("prefetch", "yes", &["prefetch: 'yes'", "true, false"]),
         ("next_read", "soon", &["next_read: 'soon'", "whole number", "never"]),
         ("next_read", "-1", &["next_read: '-1'"]),
+        ("replicas", "0", &["replicas: '0'", "1 to 16"]),
         ("DP", "remote", &["DP: 'remote'", "local, collocation|GROUP, scatter|BLOCKS"]),
         ("DP", "scatter|none", &["DP: 'scatter|none'"]),
         ("DP", "collocation|", &["DP: 'collocation|'"]),

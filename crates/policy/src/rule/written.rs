@@ -53,6 +53,8 @@ pub struct RuleConfig {
     pub compress: Option<Compress>,
     /// Whether the store holds equal content only once. `false` overrides weaker rules.
     pub dedup: Option<bool>,
+    /// On how many members of a pool it is until the store has it.
+    pub replicas: Option<u32>,
     /// The kind of source that has the rule.
     pub authority: Authority,
     /// The place where it is written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
@@ -73,6 +75,7 @@ impl RuleConfig {
             pin: false,
             compress: None,
             dedup: None,
+            replicas: None,
             authority,
             origin: origin.into(),
         }

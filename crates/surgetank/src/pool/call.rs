@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use surgetank_types::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
+use super::replicas::Hold;
 use crate::mount::{SetAttr, TimeChange};
 
 /// A program's request, as its member sends it.
@@ -302,6 +303,8 @@ pub enum Ask {
     MadeAgain {
         paths: Vec<Vec<u8>>,
     },
+    /// About copies of the asking member's files that the receiver has, or is to have.
+    Hold(Box<Hold>),
     /// Remove the old name: [`Answer::Changed`] if the file was written meanwhile.
     Leave {
         who: (u32, u32),
@@ -343,6 +346,7 @@ impl Ask {
                 | Self::Removed { .. }
                 | Self::LostWith { .. }
                 | Self::MadeAgain { .. }
+                | Self::Hold(_)
         )
     }
 }

@@ -201,15 +201,22 @@ impl Export {
         }
     }
 
-    /// Puts content for a lost member's file under its path, or makes a directory (`None`). Returns `false` if something has that path already.
-    pub fn put_back(&self, number: Option<u64>, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+    /// Puts content for a lost member's file under its path, or makes a directory (`None`). `syncs`: it is synced, too. Returns
+    /// `false` if something has that path already.
+    pub fn put_back(
+        &self,
+        (number, syncs): (Option<u64>, bool),
+        path: &[u8],
+        perm: u32,
+        owner: (u32, u32),
+    ) -> Result<bool, Errno> {
         let one = || self.putting.lock().unwrap_or_else(PoisonError::into_inner);
         // (A second copy would be made of the first one's part.)
         let key = number.unwrap_or_default();
         if !one().insert(key) {
             return Err(Errno::BUSY);
         }
-        let put = self.root().and_then(|root| back::put(&root, number, path, perm, owner));
+        let put = self.root().and_then(|root| back::put(&root, (number, syncs), path, perm, owner));
         one().remove(&key);
         put
     }
@@ -421,7 +428,8 @@ fn answered(of: &Holdings, ask: &Ask) -> Result<Answer, Errno> {
         | Ask::Leave { .. }
         | Ask::Removed { .. }
         | Ask::LostWith { .. }
-        | Ask::MadeAgain { .. } => Err(Errno::OPNOTSUPP),
+        | Ask::MadeAgain { .. }
+        | Ask::Hold(_) => Err(Errno::OPNOTSUPP),
         Ask::HomeOf { node } => Ok(Answer::Home(homes::of(&*of.node(*node)?.fd)?)),
         Ask::OpenHome { number, key, flags } => homes::open(of, *number, *key, *flags),
         Ask::Unlock { handle, owner } => locks::end_of_owner(of, *handle, *owner),

@@ -374,10 +374,10 @@ impl Link {
 
     /// Puts the content for a lost member's file under its path, as a program of this node would. Returns whether it is there,
     /// or something else is; `None`: it failed.
-    pub fn put_back(&self, number: u64, content: &Content, patience: Duration) -> Option<bool> {
+    pub fn put_back(&self, number: u64, (content, syncs): (&Content, bool), patience: Duration) -> Option<bool> {
         let number = (!content.is_directory).then_some(number);
         let (path, perm, owner) = (content.path.as_slice().into(), content.perm, content.owner);
-        match self.count(|id| ToProcess::PutBack { id, number, path, perm, owner }, patience) {
+        match self.count(|id| ToProcess::PutBack { id, number, path, perm, owner, syncs }, patience) {
             Ok(0) => Some(true),
             Ok(1) => Some(false),
             _ => None,

@@ -266,8 +266,8 @@ impl Process {
                 }
                 self.say(&FromProcess::Left { id, others: 0 });
             }
-            ToProcess::PutBack { id, number, path, perm, owner } => self.run(move |process| {
-                let end = match process.export.put_back(number, &path, perm, owner) {
+            ToProcess::PutBack { id, number, path, perm, owner, syncs } => self.run(move |process| {
+                let end = match process.export.put_back((number, syncs), &path, perm, owner) {
                     Ok(true) => 0,
                     Ok(false) => 1,
                     Err(why) => {

@@ -9,8 +9,10 @@
 
 mod adopt;
 mod believed;
+mod copies;
 mod forward;
 mod handles;
+mod held;
 mod here;
 mod homes;
 mod lasting;
@@ -42,6 +44,7 @@ use super::others::{Drains, Others, Wish};
 use super::status::PoolStatus;
 use crate::mount::{Filesystem, killed, wait_long};
 use believed::Believed;
+pub use copies::{come_home, single_copies};
 pub use lasting::Lasting;
 use lasting::Left;
 pub use moves::numbered_request;
@@ -91,6 +94,9 @@ pub struct Router<F> {
     left_members: Left,
     lengths: lengths::Lengths,
     lost: lost::Lost,
+    /// Copies of this member's files at others, and of theirs here.
+    outgoing: copies::Outgoing,
+    held: held::Held,
     here: here::Here,
     order: Arc<order::Order>,
     shim: shim::Shim,
@@ -127,6 +133,7 @@ impl<F: Filesystem> Router<F> {
         } else {
             namespace.pooled.adopts_none();
         }
+        let had_earlier = link.had_earlier();
         let order = Arc::new(order::Order::new(link.clone()));
         namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
         let others = Arc::new(Others::new(link.clone()));
@@ -149,6 +156,8 @@ impl<F: Filesystem> Router<F> {
             left_members: Left::default(),
             lengths: lengths::Lengths::default(),
             lost: lost::Lost::default(),
+            outgoing: copies::Outgoing::new(had_earlier),
+            held: held::Held::default(),
             here: here::Here::default(),
             order,
             shim: shim::Shim::default(),
@@ -160,6 +169,7 @@ impl<F: Filesystem> Router<F> {
     pub fn serve(self: &Arc<Self>, drains: Weak<dyn Drains>) {
         // (Set once.)
         let _ = self.drains.set(drains);
+        copies::begin(self);
         self.link.serve(self.clone());
         // (What was given before is not noted.)
         self.namespace.pooled.is_given(b"");
@@ -220,6 +230,7 @@ impl<F: Filesystem> Router<F> {
         // (With the registry the pool ends, and no other member is left.)
         let is_clean = clean() || self.link.status(PATIENCE).is_ok_and(|status| status.has_registry);
         if is_clean {
+            copies::end(self);
             self.say_where_directories_are();
         }
         let others = if is_clean && self.link.release(PATIENCE) { self.link.leave(PATIENCE).ok() } else { None };
@@ -562,6 +573,7 @@ impl<F: Filesystem> Agent for Router<F> {
                 let report = self.drains.get().and_then(Weak::upgrade).and_then(|drains| drains.report());
                 Answer::Bytes(report.and_then(|report| serde_json::to_vec(&report).ok()).unwrap_or_default())
             }
+            Ask::Hold(hold) => held::asked(self, member, hold),
             ask @ (Ask::LostWith { .. } | Ask::MadeAgain { .. }) => lost::asked(self, ask),
             ask => serving::asked(self, member, ask),
         }

@@ -35,6 +35,9 @@ pub struct Settings {
     /// Whether that order holds over all members of a pool, not for each one: true or false
     #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
     pub pool_ordered: Option<String>,
+    /// On how many members of a pool a closed file is until the store has it: 1 to 16 [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Tuning")]
+    pub replicas: Option<String>,
     /// How copies in the store are checked: cache or reread
     #[arg(long, value_name = "HOW", help_heading = "Tuning")]
     pub verify: Option<String>,
@@ -120,6 +123,7 @@ impl Settings {
             ("--unordered", self.unordered),
             ("--ordered", self.ordered.is_some()),
             ("--pool-ordered", self.pool_ordered.is_some()),
+            ("--replicas", self.replicas.is_some()),
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
             ("--direct", self.direct.is_some()),
@@ -148,6 +152,7 @@ impl Settings {
             state: self.state,
             ordered: if self.unordered { Some("false".to_owned()) } else { self.ordered },
             pool_ordered: self.pool_ordered,
+            replicas: self.replicas,
             verify: self.verify,
             fsync: self.fsync,
             copy_up_bytes_max: self.copy_up_bytes_max,

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use surgetank_core::report::{
-    AgentStatus, Health, Listing, Lost, Phase, PoolMembers, Status, TierStatus, Trouble, Visibility,
+    AgentStatus, Health, Listing, Lost, Phase, PoolMember, PoolMembers, Status, TierStatus, Trouble, Visibility,
 };
 use surgetank_policy::config::Survives;
 use surgetank_types::clock;
@@ -207,6 +207,12 @@ fn write_pool(out: &mut String, pool: &PoolMembers) -> fmt::Result {
             words::bytes(one.sent_bytes),
             words::count(one.calls)
         )?;
+    }
+    let single = |count: fn(&PoolMember) -> Option<u64>| pool.members.iter().filter_map(count).sum::<u64>();
+    let files = single(|one| one.single_copy_files);
+    if files > 0 {
+        let bytes = words::bytes(single(|one| one.single_copy_bytes));
+        writeln!(out, "  on one node only, and lost with it: {bytes} in {} files", words::count(files))?;
     }
     for lost in &pool.lost {
         writeln!(

@@ -226,6 +226,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         state,
         ordered: true,
         pool_ordered: false,
+        replicas: 1,
         verify: Verify::Cache,
         fsync: None,
         copy_up_bytes_max: 0,

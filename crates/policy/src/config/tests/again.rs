@@ -20,12 +20,13 @@ fn options_contain_what_no_file_repeats() {
         verify: Some("reread".into()),
         ordered: Some("false".into()),
         pool_ordered: Some("true".into()),
+        replicas: Some("2".into()),
         ..Overrides::default()
     };
     let config = place.load(overrides).unwrap().config;
     let expected = format!(
         "--state '{root}/the state' --store {root}/elsewhere --tier t={root}/project/../fast,{root}/project/../fast2:64M \
-         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false --pool-ordered true"
+         --rule '*.tmp=remove' --rule '*.dat=keep' --keep-at-exit drain --verify reread --ordered false --pool-ordered true --replicas 2"
     );
     assert_eq!(words(&config), expected);
     assert!(config.says_store());

@@ -39,8 +39,15 @@ impl Drop for AsProgram {
 
 /// Returns `false` if something has the path already.
 ///
-/// `number`: of the file's content; `None`: it is a directory, which may be there.
-pub fn put(root: &Root, number: Option<u64>, path: &[u8], perm: u32, owner: (u32, u32)) -> Result<bool, Errno> {
+/// `number`: of the file's content; `None`: it is a directory, which may be there. `syncs`: a sync makes it durable without the
+/// store.
+pub fn put(
+    root: &Root,
+    (number, syncs): (Option<u64>, bool),
+    path: &[u8],
+    perm: u32,
+    owner: (u32, u32),
+) -> Result<bool, Errno> {
     let content = number.map(|number| Ok::<_, Errno>((File::from(root.open_home(number, OFlags::RDONLY)?), number)));
     let content = content.transpose()?;
     let _as = AsProgram::begin();
@@ -56,8 +63,8 @@ pub fn put(root: &Root, number: Option<u64>, path: &[u8], perm: u32, owner: (u32
         at = Some(next);
     }
     match &at {
-        Some(at) => put_into(at, name, content, perm, owner),
-        None => put_into(&root.fd, name, content, perm, owner),
+        Some(at) => put_into(at, name, (content, syncs), perm, owner),
+        None => put_into(&root.fd, name, (content, syncs), perm, owner),
     }
 }
 
@@ -87,7 +94,7 @@ fn directory(above: impl AsFd, name: &[u8], owner: (u32, u32)) -> Result<OwnedFd
 fn put_into(
     dir: impl AsFd,
     name: &[u8],
-    content: Option<(File, u64)>,
+    (content, syncs): (Option<(File, u64)>, bool),
     perm: u32,
     owner: (u32, u32),
 ) -> Result<bool, Errno> {
@@ -133,9 +140,16 @@ fn put_into(
             &file,
             &Timestamps { last_access, last_modification: time(found.st_mtime, found.st_mtime_nsec as _) },
         )?;
+        // (It may have been synced before, and the other copy goes. If this one cannot be synced, the other one stays. Once it
+        // has its name, it is not put there again: a program may remove it.)
+        if syncs {
+            rustix::fs::fsync(&file)?;
+        }
         renameat_with(&dir, &*part, &dir, name, RenameFlags::NOREPLACE)?;
-        // (It may have been synced before, and the other copy goes. If this one cannot be synced, the other one stays.)
-        rustix::fs::fsync(&file)
+        if syncs && let Err(why) = rustix::fs::fsync(&file) {
+            tracing::warn!(%why, number, "the name of a file that was put back is not synced yet");
+        }
+        Ok(())
     };
     let put = put();
     if put.is_err() {

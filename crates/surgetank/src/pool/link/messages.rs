@@ -29,7 +29,8 @@ pub enum ToProcess {
     /// Ask the registry for news.
     Look { id: u64 },
     /// Put the content for a lost member's file of this number under its path. `None`: it is a directory.
-    PutBack { id: u64, number: Option<u64>, path: Box<[u8]>, perm: u32, owner: (u32, u32) },
+    /// `syncs`: a sync makes it durable without the store.
+    PutBack { id: u64, number: Option<u64>, path: Box<[u8]>, perm: u32, owner: (u32, u32), syncs: bool },
     /// Where is the member?
     Find { id: u64, member: u32 },
     /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.

@@ -9,6 +9,8 @@ pub struct Content {
     pub is_directory: bool,
     pub perm: u32,
     pub owner: (u32, u32),
+    /// It is a copy of a lost member's file: its owner has said of each change.
+    pub is_copy: bool,
 }
 
 /// All of them. A path of a member has one.
@@ -32,6 +34,10 @@ impl Contents {
         if let Some((before, _)) = self.all.insert(key, (number, content)) {
             self.paths.remove(&(member, before));
         }
+    }
+
+    pub fn has_path(&self, member: u32, path: &[u8]) -> bool {
+        self.all.contains_key(&(member, path.to_vec()))
     }
 
     pub fn get_mut(&mut self, member: u32, number: u64) -> Option<&mut Content> {
@@ -96,7 +102,7 @@ mod tests {
     use super::*;
 
     fn content(path: &str) -> Content {
-        Content { path: path.into(), is_directory: false, perm: 0o644, owner: (0, 0) }
+        Content { path: path.into(), is_directory: false, perm: 0o644, owner: (0, 0), is_copy: false }
     }
 
     fn paths(contents: &Contents, member: u32) -> Vec<(u64, String)> {

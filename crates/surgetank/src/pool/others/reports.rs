@@ -39,6 +39,10 @@ pub struct Undrained {
     pub bytes: u64,
     /// Operations that have no content.
     pub operations: u64,
+    /// Bytes of closed files of which no other member has a copy.
+    pub single_copy_bytes: u64,
+    /// How many files that are.
+    pub single_copy_files: u64,
 }
 
 /// What this member says to another one. `None`: its pool's process does not answer.
@@ -114,6 +118,8 @@ fn joined(status: PoolStatus, reports: &BTreeMap<u32, Report>) -> PoolMembers {
             has_registry: report.map(|report| report.has_registry),
             undrained_bytes: report.map(|report| report.undrained.bytes),
             undrained_operations: report.map(|report| report.undrained.operations),
+            single_copy_bytes: report.map(|report| report.undrained.single_copy_bytes),
+            single_copy_files: report.map(|report| report.undrained.single_copy_files),
             calls: one.calls,
             received_bytes: one.received_bytes,
             sent_bytes: one.sent_bytes,

@@ -8,12 +8,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
 use surgetank_types::clock::tick;
 
+use super::super::replicas::Record;
 use super::contents::{Content, Contents, below};
 
 /// So many paths are listed for each member.
 const PATHS_MAX: usize = 10_000;
+/// Other members learn of paths with so many bytes. (Their message has a limit.)
+const PATH_BYTES_MAX: usize = 3 << 20;
 /// A name that was removed counts so long against content that would bring it back.
 const REMOVED: Duration = Duration::from_secs(60);
 /// Stands for all others.
@@ -31,6 +35,8 @@ type Node = (u32, u64);
 pub struct Written {
     tables: Mutex<Tables>,
     puts: AtomicU64,
+    /// Copies here of other members' files, by number.
+    pub copies: Mutex<HashMap<u64, Record>>,
 }
 
 /// What programs of this node have changed at a member that is lost, as far as it may not be in the store.
@@ -162,7 +168,19 @@ impl Written {
         let mut tables = self.tables();
         // (Without a path it cannot be put back.)
         if let Some(path) = tables.path(member, number) {
-            tables.contents.insert(member, number, Content { path, is_directory, perm, owner });
+            tables.contents.insert(member, number, Content { path, is_directory, perm, owner, is_copy: false });
+        }
+    }
+
+    /// This node has a copy of a lost member's file, or knows a directory above one.
+    pub fn has_copy(&self, member: u32, number: u64, content: Content) {
+        let mut tables = self.tables();
+        let is_known = content.is_directory && tables.contents.has_path(member, &content.path);
+        if !is_known {
+            // (Also more than are listed otherwise.)
+            let now = tables.asked;
+            tables.paths.entry(member).or_default().insert(content.path.clone(), now);
+            tables.contents.insert(member, number, content);
         }
     }
 
@@ -212,13 +230,20 @@ impl Written {
 
     /// Is there something to be done since the member was lost?
     pub fn is_pending(&self, member: u32) -> bool {
-        !self.to_put_back(member).is_empty() || !self.to_look_at(member).is_empty()
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_copies = copies.keys().any(|number| number / FILES_OF_A_MEMBER == u64::from(member));
+        drop(copies);
+        has_copies || !self.to_put_back(member).is_empty() || !self.to_look_at(member).is_empty()
     }
 
     /// What is known of a lost member.
     pub fn lost_with(&self, member: u32) -> Changed {
         let mut paths = self.of(member);
-        paths.retain(|path| path != NAMELESS);
+        let mut bytes = 0;
+        paths.retain(|path| {
+            bytes += path.len();
+            path != NAMELESS && bytes <= PATH_BYTES_MAX
+        });
         let tables = self.tables();
         let removed = tables.removed.get(&member).into_iter().flatten();
         let removed = removed.filter(|(_, since)| since.elapsed() < REMOVED).map(|(path, _)| path.clone()).collect();
@@ -457,7 +482,8 @@ mod tests {
         written.attributes_are(2, 12, (0o755, (1, 2)));
         written.renamed(2, (11, b"part"), (11, b"whole"));
         written.closed(2, 77);
-        let content = Content { path: b"d/whole".to_vec(), is_directory: false, perm: 0o755, owner: (1, 2) };
+        let content =
+            Content { path: b"d/whole".to_vec(), is_directory: false, perm: 0o755, owner: (1, 2), is_copy: false };
         assert_eq!(written.to_put_back(2), [(12, content.clone())]);
         // (The old name is looked for in the store.)
         assert_eq!(written.to_look_at(2), [b"d/part".to_vec()]);

@@ -13,7 +13,7 @@ use surgetank_types::model::{Attr, Caller, FileId, FileLock, Kind, LockRequest};
 use super::super::call::{Answer, Ask, Change, Found};
 use super::remote::{At, Remote};
 use super::{Does, PATIENCE, Router, Way};
-use super::{adopt, here, homes, lengths, lost, moves, names, rights, shim};
+use super::{adopt, copies, here, homes, lengths, lost, moves, names, rights, shim};
 use crate::mount::request::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, SetAttr,
@@ -241,7 +241,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         let ask = |parent| Ask::Unlink { parent, name: name.into() };
-        self.remove(caller, parent, |door| door.unlink(caller, parent, name), ask)
+        self.remove(caller, parent, |_| copies::unlink(self, caller, parent, name), ask)
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -300,7 +300,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
             self.done(caller, from, ask)
         };
         let here = |_: &F| {
-            let rename = || adopt::rename(self, caller, &names, taken.take());
+            let rename = || copies::rename(self, &names, || adopt::rename(self, caller, &names, taken.take()));
             let to = (new_parent, new_name);
             if flags.contains(RenameFlags::NOREPLACE) {
                 return lost::making(self, caller, to, rename);

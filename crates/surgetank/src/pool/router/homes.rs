@@ -24,7 +24,7 @@ use super::super::call::{Answer, Ask, Change, Home};
 use super::super::export::OF_A_MEMBER;
 use super::lengths::{attributes_at, end_name};
 use super::remote::{HANDLES, MARK};
-use super::{Router, here, lengths, order};
+use super::{Router, copies, here, lengths, order};
 use crate::mount::request::{ReleaseFlags, SetAttr};
 use crate::mount::{Attributes, Entry, Filesystem, Looked, Opened};
 
@@ -70,6 +70,7 @@ pub(super) fn created<F: Filesystem>(
 ) -> FsResult<(Entry, Opened)> {
     let by = opens_for(router, caller, flags);
     order::opened(router, entry.id, &opened, || by);
+    copies::opened(router, entry.id, &opened)?;
     // (A number from before the pool may be another file's elsewhere.)
     let is_ours = entry.id / FILES_OF_A_MEMBER == u64::from(router.link.member());
     let is_new = by.is_some_and(|member| is_ours && router.namespace.homes.set_home(FileId(entry.id), member));
@@ -118,10 +119,11 @@ pub(super) fn open_name<F: Filesystem>(
     loop {
         let opened = router.door.open(caller, id, flags, kill_suidgid)?;
         order::opened(router, id, &opened, || opens_for(router, caller, flags));
+        copies::opened(router, id, &opened)?;
         match opened_name(router, caller, id, flags, opened) {
             Err(fault) if is_missing(&fault) => {
                 let homes = &router.namespace.homes;
-                if !homes.end_home(FileId(id)) {
+                if !homes.end_home(FileId(id)) && !copies::comes_home(router, FileId(id)) {
                     return Err(if homes.is_removed(FileId(id)) { fault } else { Errno::IO.into() });
                 }
             }
@@ -191,6 +193,7 @@ pub(super) fn set<F: Filesystem>(
     } else {
         router.door.setattr(caller, id, &rest)?
     };
+    copies::changed(router, &[Some(FileId(id))])?;
     Ok(attributes(router, caller, id, answer))
 }
 

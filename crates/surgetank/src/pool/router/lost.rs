@@ -24,7 +24,7 @@ use super::super::link::NoAnswer;
 use super::super::others::contents::below;
 use super::super::others::written::Changed;
 use super::homes::agent;
-use super::{PATIENCE, Router, owners};
+use super::{PATIENCE, Router, held, owners};
 use crate::mount::Filesystem;
 
 /// How often it is looked whether something is to be put back.
@@ -173,6 +173,7 @@ pub(super) fn learn<F: Filesystem>(router: &Router<F>, until: Instant) -> FsResu
 fn ask_all<F: Filesystem>(router: &Router<F>, lost: u32, temporaries: &str) -> bool {
     let Ok(status) = router.link.status(ANSWER) else { return false };
     let me = router.link.member();
+    held::is_lost(router, lost);
     router.lost.note(me, router.others.written.lost_with(lost));
     let others: Vec<u32> =
         status.members.iter().map(|status| status.member).filter(|member| ![me, lost].contains(member)).collect();
@@ -204,6 +205,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, ask: &Ask) -> Answer {
         Ask::LostWith { member, temporaries } => {
             // (Before the list is made: what it says from now on is not believed.)
             router.link.is_lost(*member, temporaries);
+            held::is_lost(router, *member);
             Answer::Bytes(serde_json::to_vec(&router.others.written.lost_with(*member)).unwrap_or_default())
         }
         Ask::MadeAgain { paths } => {
@@ -344,6 +346,7 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
     }
     let (written, homes) = (&router.others.written, &router.namespace.homes);
     for lost in router.link.lost().into_keys() {
+        held::is_lost(router, lost);
         let mut store_fails = false;
         for path in written.to_look_at(lost) {
             // (That takes its directory over: until then the lost member's server may carry something out.)
@@ -374,6 +377,9 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
             let path = String::from_utf8_lossy(&content.path).into_owned();
             let is_ours = number / FILES_OF_A_MEMBER == u64::from(lost);
             match here.get(&number) {
+                // (Its owner has said of each change.)
+                None if content.is_directory && content.is_copy => {}
+                Some(false) if content.is_copy => {}
                 None if content.is_directory && !router.lost.was_removed(&content.path, router.link.member()) => {}
                 // (A program still writes it.)
                 Some(true) => continue,
@@ -384,11 +390,17 @@ fn put_back<F: Filesystem>(router: &Arc<Router<F>>) {
                     continue;
                 }
             }
-            match router.link.put_back(number, &content, PUTTING) {
+            // (Otherwise a sync would wait for the store. What was synced is there.)
+            let syncs = !content.is_directory && router.namespace.replicas.is_synced_by_tier(number);
+            match router.link.put_back(number, (&content, syncs), PUTTING) {
                 // (It stays in the list of what is lost, unless that was made again.)
                 Some(false) => {
                     tracing::warn!(path, "a file of a lost member is not put back: something has its name");
                     written.content_ends(lost, number);
+                    if content.is_copy && !content.is_directory {
+                        // (Another copy may be there already.)
+                        let _ = router.door.unlink(&agent(), homes.directory().0, homes.name_of(number).as_bytes());
+                    }
                 }
                 Some(true) => {
                     written.puts_back();

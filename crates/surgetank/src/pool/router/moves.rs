@@ -25,7 +25,7 @@ use surgetank_types::model::{Caller, FileId};
 use super::super::call::{Answer, Ask, Departs, Moved, Moving};
 use super::super::export::checked;
 use super::serving::is_below;
-use super::{Does, NOT_OWNER, PATIENCE, Router, Way, lost};
+use super::{Does, NOT_OWNER, PATIENCE, Router, Way, copies, lost};
 use crate::mount::{Filesystem, SetAttr, current, killed, wait_long};
 
 /// So long one question may wait for the store.
@@ -421,6 +421,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             let arrived = numbered(request, || moves.arrive(&by(*who), (dir, name), &what, (*noreplace, request)))?;
             let Some(FileId(id)) = arrived else { return Err(Errno::AGAIN.into()) };
             before.filter(|before| before.0 != id).inspect(|before| moves.is_gone(*before));
+            copies::changed(router, &[before])?;
             lost::made(router, *parent, name);
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Count(id))
@@ -432,6 +433,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
             if left == Left::Changed {
                 return Ok(Answer::Changed);
             }
+            copies::changed(router, &[Some(FileId(moved.number))])?;
             moves.await_forgotten(dir, name, was_known);
             Ok(Answer::Done)
         }),

@@ -21,7 +21,7 @@ use super::here;
 use super::homes::agent;
 use super::lengths::{bring_unknown, look_at_lengths};
 use super::order::{self, Order};
-use super::{PATIENCE, Router, moves, names};
+use super::{PATIENCE, Router, copies, moves, names};
 use crate::mount::request::SetAttr;
 use crate::mount::{Filesystem, TimeChange};
 
@@ -83,6 +83,7 @@ pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, ask: &Ask) -
         }
         // (A reader that found nothing at the home says so, too.)
         Ask::EndHome { number } if homes.end_home(FileId(*number)) => Answer::Done,
+        Ask::EndHome { number } if copies::comes_home(router, FileId(*number)) => Answer::Done,
         Ask::EndHome { number } if homes.is_removed(FileId(*number)) => Answer::Failed(Errno::STALE.raw_os_error()),
         Ask::EndHome { .. } => Answer::Failed(Errno::BUSY.raw_os_error()),
         Ask::NameOf { who, parent, name } => names::named(router, *who, (*parent, name)),

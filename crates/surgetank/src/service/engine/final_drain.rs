@@ -16,6 +16,7 @@ use super::{Mark, Served};
 use crate::agent::engine::Engine;
 use crate::pool::others::reports::Report;
 use crate::pool::others::{Drained, Drains, Wish};
+use crate::pool::router::come_home;
 
 /// The others are asked for so long at once: then the client learns how far they are.
 const AT_ONCE_MS: u64 = 200;
@@ -40,7 +41,9 @@ impl Served {
     /// store. Returns whether something was.
     pub(super) fn gives_up_lost(&self, scope: &Scope) -> bool {
         let ends = self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&scope.run);
-        ends && self.pool.is_some() && self.namespace.give_up_homes() > 0
+        let Some(pool) = self.pool.as_ref().filter(|_| ends) else { return false };
+        come_home(pool);
+        self.namespace.give_up_homes() > 0
     }
 
     pub(super) fn begin_drain_here(&self, scope: &Scope) {

@@ -4,6 +4,7 @@ use surgetank_core::report::{PoolFigures, PoolMembers};
 
 use super::Served;
 use crate::pool::others::reports::{self, Report, Undrained};
+use crate::pool::router::single_copies;
 
 /// The answers of all members; `None`: the agent belongs to no pool.
 pub(super) fn of_all(served: &Served) -> Option<PoolMembers> {
@@ -22,5 +23,7 @@ pub(super) fn figures(served: &Served) -> Option<PoolFigures> {
 
 fn undrained(served: &Served) -> Undrained {
     let waiting = served.namespace.questions.waiting();
-    Undrained { bytes: waiting.bytes, operations: waiting.operations }
+    let (single_copy_files, single_copy_bytes) =
+        served.pool.as_ref().map(|pool| single_copies(pool)).unwrap_or_default();
+    Undrained { bytes: waiting.bytes, operations: waiting.operations, single_copy_bytes, single_copy_files }
 }

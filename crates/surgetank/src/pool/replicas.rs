@@ -1,0 +1,211 @@
+//! Copies of files that the store does not have yet, on other members than their own: what a copy is, and the table of the member
+//! that decides about them.
+//!
+//! The owner of a name decides about its copies. It sends the content to other members, and tells them of each change before
+//! the program that made it is answered. So a holder has what the name had last, or nothing.
+//!
+//! States of an entry: *being made* (a holder may have it already), then *there*. A change waits until no copy is being made.
+//!
+//! The danger that this avoids: a file that was removed or written since returns when its owner is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use surgetank_core::namespace::replicas::Sealed;
+use surgetank_types::model::Timestamp;
+
+/// So many records are in one answer to [`Hold::List`].
+pub const LISTED_MAX: usize = 5_000;
+
+/// A directory above a file, which the store does not have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Above {
+    pub number: u64,
+    pub perm: u32,
+    pub owner: (u32, u32),
+}
+
+/// What a copy is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The file's number at the owner of its name.
+    pub number: u64,
+    pub version: u32,
+    pub size_bytes: u64,
+    /// Below the store's root.
+    pub path: Vec<u8>,
+    pub perm: u32,
+    /// User and group.
+    pub owner: (u32, u32),
+    /// Of the last access and change.
+    pub times: (Timestamp, Timestamp),
+    /// The nearest first.
+    pub above: Vec<Above>,
+    /// The member that has the content, if that is not the owner of the name.
+    pub home: Option<u32>,
+}
+
+impl Record {
+    pub fn of(number: u64, sealed: &Sealed) -> Self {
+        let above = sealed.above.iter().map(|one| Above { number: one.number, perm: one.perm, owner: one.owner });
+        Self {
+            number,
+            version: sealed.version,
+            size_bytes: sealed.size_bytes,
+            path: sealed.path.clone(),
+            perm: sealed.perm,
+            owner: sealed.owner,
+            times: sealed.times,
+            above: above.collect(),
+            home: sealed.home,
+        }
+    }
+
+    /// Is it the same but for the time of the last access?
+    pub fn says(&self, other: &Self) -> bool {
+        let times = (self.times.0, other.times.1);
+        *self == Self { times: (times.0, other.times.1), ..other.clone() }
+    }
+}
+
+/// What the owner of names tells a member about copies of its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hold {
+    /// A piece of a copy. With the last one the copy counts.
+    Piece { record: Record, attempt: u64, offset: u64, content: Vec<u8>, is_last: bool },
+    /// These files are other ones now, or need no copy; these have other names or attributes.
+    Changed { gone: Vec<u64>, records: Vec<Record> },
+    /// Which copies are there with numbers from `first` on: the records of at most [`LISTED_MAX`]. None of an attempt before `since`
+    /// counts from now on.
+    List { since: u64, first: u64 },
+}
+
+/// The copies of this member's files at other members.
+#[derive(Debug, Default)]
+pub struct Copies {
+    all: Mutex<BTreeMap<u64, Entry>>,
+    made: Condvar,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    record: Record,
+    holders: BTreeSet<u32>,
+    is_being_made: bool,
+}
+
+impl Copies {
+    /// A copy may be there from now on. Returns `false` if that is not possible now: another one is being made, or other members
+    /// have an older version.
+    pub fn begins(&self, record: &Record, member: u32) -> bool {
+        let mut all = self.hold();
+        let new = || Entry { record: record.clone(), holders: BTreeSet::new(), is_being_made: false };
+        let entry = all.entry(record.number).or_insert_with(new);
+        if entry.is_being_made || entry.record.version != record.version {
+            return false;
+        }
+        entry.is_being_made = true;
+        entry.holders.insert(member);
+        true
+    }
+
+    /// The end of that. `is_there`: or it may be.
+    pub fn ends(&self, number: u64, member: u32, is_there: bool) {
+        let mut all = self.hold();
+        if let Some(entry) = all.get_mut(&number) {
+            entry.is_being_made = false;
+            if !is_there {
+                entry.holders.remove(&member);
+            }
+            if entry.holders.is_empty() {
+                all.remove(&number);
+            }
+        }
+        self.made.notify_all();
+    }
+
+    /// A member says that it has this copy.
+    pub fn is_at(&self, record: Record, member: u32) {
+        let mut all = self.hold();
+        let new = || Entry { record: record.clone(), holders: BTreeSet::new(), is_being_made: false };
+        let entry = all.entry(record.number).or_insert_with(new);
+        // (Of two records, the older version is to go.)
+        if record.version < entry.record.version {
+            entry.record = record;
+        }
+        entry.holders.insert(member);
+    }
+
+    pub fn are_none(&self) -> bool {
+        self.hold().is_empty()
+    }
+
+    /// The version of which there are copies, and the members that have one.
+    pub fn of(&self, number: u64) -> Option<(u32, BTreeSet<u32>)> {
+        self.hold().get(&number).map(|entry| (entry.record.version, entry.holders.clone()))
+    }
+
+    pub fn numbers(&self) -> Vec<u64> {
+        self.hold().keys().copied().collect()
+    }
+
+    /// Files at this path, and below.
+    pub fn below(&self, path: &[u8]) -> Vec<u64> {
+        let is_below = |of: &[u8]| of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+        let all = self.hold();
+        all.iter().filter(|(_, entry)| is_below(&entry.record.path)).map(|(number, _)| *number).collect()
+    }
+
+    /// The entry when no copy is being made. `None`: there is none.
+    pub fn when_made(&self, number: u64, mut patient: impl FnMut() -> bool) -> Option<(Record, BTreeSet<u32>)> {
+        const LOOK_EVERY: Duration = Duration::from_millis(50);
+        let mut all = self.hold();
+        loop {
+            let entry = all.get(&number)?;
+            if !entry.is_being_made || !patient() {
+                return Some((entry.record.clone(), entry.holders.clone()));
+            }
+            all = self.made.wait_timeout(all, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The members know this record now.
+    pub fn says(&self, record: Record) {
+        if let Some(entry) = self.hold().get_mut(&record.number) {
+            entry.record = record;
+        }
+    }
+
+    /// The member does not have the copy any more. Returns whether that was the last one.
+    pub fn has_gone(&self, number: u64, member: u32) -> bool {
+        let mut all = self.hold();
+        let Some(entry) = all.get_mut(&number) else { return true };
+        entry.holders.remove(&member);
+        let is_last = entry.holders.is_empty() && !entry.is_being_made;
+        if is_last {
+            all.remove(&number);
+        }
+        is_last
+    }
+
+    /// Members that are none any more have none. Returns the files that had some there.
+    pub fn keep_members(&self, is_member: impl Fn(u32) -> bool) -> Vec<u64> {
+        let mut all = self.hold();
+        let mut fewer = Vec::new();
+        for (number, entry) in all.iter_mut() {
+            let before = entry.holders.len();
+            entry.holders.retain(|member| is_member(*member));
+            if entry.holders.len() < before {
+                fewer.push(*number);
+            }
+        }
+        all.retain(|_, entry| !entry.holders.is_empty() || entry.is_being_made);
+        fewer
+    }
+
+    fn hold(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

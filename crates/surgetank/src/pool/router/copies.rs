@@ -1,0 +1,565 @@
+//! Copies of this member's files at other members, until the store has the files.
+//!
+//! Closed files are queued. Threads of their own send the content to as many members as are to have it. Each change of a file's
+//! name or content is followed by [`changed`], before the program that made it is answered: the holders learn it there.
+//!
+//! Invariants:
+//! - A copy that is being made is in the table before its file is looked at for the last time. So either that look finds a
+//!   change, or the change finds the copy.
+//! - A holder that does not answer is asked until it has left or is lost.
+//!
+//! The danger that this avoids: a file that was removed or written since returns when this member is lost.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use surgetank_core::namespace::replicas::Sealed;
+use surgetank_types::clock::{tick, uptime};
+use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::model::{Caller, FileId};
+
+use super::super::call::{Answer, Ask, Call};
+use super::super::link::NoAnswer;
+use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
+use super::adopt::Names;
+use super::homes::agent;
+use super::lengths::end_name;
+use super::{PATIENCE, Router, held};
+use crate::mount::request::ReleaseFlags;
+use crate::mount::{Filesystem, Opened};
+
+/// Bytes of one message.
+const PIECE_BYTES: u64 = 1 << 20;
+/// How often closed files are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// After so many looks the copies are compared with the files, and after so many with the members.
+const COMPARE_AFTER: u64 = 10;
+const MEMBERS_AFTER: u64 = 50;
+/// With more copies than this they are compared more rarely.
+const MANY: usize = 5_000;
+/// A file that no member could take is tried again after this.
+const AGAIN: Duration = Duration::from_secs(2);
+/// So many files are copied at once.
+const THREADS: usize = 2;
+/// The agent looks so long for copies of an agent before it, each time.
+const LISTING: Duration = Duration::from_secs(5);
+
+/// What is to be copied, and what was.
+pub(super) struct Outgoing {
+    copies: Copies,
+    queue: Mutex<Queue>,
+    news: Condvar,
+    /// All copies of an earlier agent are known.
+    are_known: AtomicBool,
+    attempts: AtomicU64,
+    /// So many losses were looked at.
+    losses: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    due: VecDeque<u64>,
+    queued: BTreeSet<u64>,
+    /// A thread copies them.
+    busy: BTreeSet<u64>,
+    later: VecDeque<(Instant, u64)>,
+}
+
+impl Outgoing {
+    pub fn new(had_earlier: bool) -> Self {
+        // (Later than that of an agent before it.)
+        let start = u64::try_from(uptime().as_nanos()).unwrap_or(0);
+        Self {
+            copies: Copies::default(),
+            queue: Mutex::default(),
+            news: Condvar::new(),
+            are_known: AtomicBool::new(!had_earlier),
+            attempts: AtomicU64::new(start),
+            losses: AtomicUsize::new(0),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut queue = self.queue();
+        for number in numbers {
+            if queue.queued.insert(number) {
+                queue.due.push_back(number);
+            }
+        }
+        self.news.notify_all();
+    }
+
+    fn next(&self) -> Option<u64> {
+        let mut queue = self.queue();
+        if queue.due.is_empty() {
+            queue = self.news.wait_timeout(queue, LOOK_EVERY * 10).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let number = queue.due.pop_front()?;
+        if queue.busy.contains(&number) {
+            // (In a moment: of one file, one copy comes after the other.)
+            queue.due.push_back(number);
+            drop(self.news.wait_timeout(queue, LOOK_EVERY));
+            return None;
+        }
+        queue.queued.remove(&number);
+        queue.busy.insert(number);
+        Some(number)
+    }
+
+    fn try_later(&self, number: u64) {
+        self.queue().later.push_back((tick() + AGAIN, number));
+    }
+
+    fn take_late(&self) -> Vec<u64> {
+        let now = tick();
+        let mut queue = self.queue();
+        let mut late = Vec::new();
+        while let Some((_, number)) = queue.later.pop_front_if(|(when, _)| *when <= now) {
+            late.push(number);
+        }
+        late
+    }
+}
+
+/// Begins. The mount is there.
+pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
+    held::find(router);
+    router.namespace.replicas.note_closed();
+    let mut begun = spawn(router, "pool-copies", look);
+    for _ in 0..THREADS {
+        begun &= spawn(router, "pool-copying", |router, _| {
+            if let Some(number) = router.outgoing.next() {
+                copy(router, number);
+                router.outgoing.queue().busy.remove(&number);
+            }
+        });
+    }
+    if !begun {
+        tracing::warn!("closed files are not copied to other members");
+    }
+}
+
+fn spawn<F: Filesystem>(router: &Arc<Router<F>>, name: &str, step: fn(&Router<F>, u64)) -> bool {
+    let router = Arc::downgrade(router);
+    let run = move || {
+        for round in 0.. {
+            let Some(router) = Weak::upgrade(&router) else { return };
+            step(&router, round);
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).is_ok()
+}
+
+fn look<F: Filesystem>(router: &Router<F>, round: u64) {
+    std::thread::sleep(LOOK_EVERY);
+    let outgoing = &router.outgoing;
+    if !outgoing.are_known.load(Ordering::Acquire) {
+        learn(router);
+        return;
+    }
+    outgoing.add(router.namespace.replicas.take_closed().into_iter().map(|FileId(number)| number));
+    outgoing.add(outgoing.take_late());
+    let losses = router.link.losses();
+    if outgoing.losses.swap(losses, Ordering::Relaxed) < losses {
+        come_home(router);
+        look_at_members(router);
+    }
+    if round.is_multiple_of(MEMBERS_AFTER) {
+        held::look_at_owners(router);
+        look_at_members(router);
+    }
+    let numbers = if round.is_multiple_of(COMPARE_AFTER) { outgoing.copies.numbers() } else { Vec::new() };
+    if numbers.len() < MANY || round.is_multiple_of(COMPARE_AFTER * 10) {
+        // (What a holder did not learn is tried again.)
+        let _ = compare(router, &numbers, tick() + LISTING);
+    }
+}
+
+/// Which members have copies that an earlier agent made?
+fn learn<F: Filesystem>(router: &Router<F>) {
+    let Ok(status) = router.link.status(LISTING) else { return };
+    // (An earlier agent's message may still be carried out.)
+    let since = router.outgoing.attempts.load(Ordering::Relaxed);
+    let me = router.link.member();
+    for member in status.members.iter().map(|one| one.member).filter(|member| *member != me) {
+        let mut first = 0;
+        loop {
+            match tell(router, member, Hold::List { since, first }, tick() + LISTING) {
+                Ok(Answer::Bytes(bytes)) => {
+                    let Ok(records) = postcard::from_bytes::<Vec<Record>>(&bytes) else { return };
+                    let next = records.last().filter(|_| records.len() == LISTED_MAX).map(|last| last.number + 1);
+                    records.into_iter().for_each(|record| router.outgoing.copies.is_at(record, member));
+                    let Some(next) = next else { break };
+                    first = next;
+                }
+                Err(NoAnswer::Gone) => break,
+                _ => return,
+            }
+        }
+    }
+    held::of(router, me).into_iter().for_each(|record| router.outgoing.copies.is_at(record, me));
+    router.outgoing.are_known.store(true, Ordering::Release);
+}
+
+/// Members that are none any more have no copies: others get some.
+fn look_at_members<F: Filesystem>(router: &Router<F>) {
+    if router.outgoing.copies.are_none() {
+        return;
+    }
+    let Ok(status) = router.link.status(LISTING) else { return };
+    if status.members.is_empty() {
+        return;
+    }
+    let is_member = |member: u32| status.members.iter().any(|one| one.member == member);
+    router.outgoing.add(router.outgoing.copies.keep_members(is_member));
+}
+
+fn tell<F: Filesystem>(router: &Router<F>, member: u32, hold: Hold, until: Instant) -> Result<Answer, NoAnswer> {
+    if member == router.link.member() {
+        return Ok(held::asked(router, member, &hold));
+    }
+    let call = Call { uid: 0, gid: 0, ask: Ask::Hold(Box::new(hold)) };
+    let once = router.link.next_once();
+    let answer = router.link.call(member, &call, Some(once), &mut |_| tick() < until && !router.link.is_over());
+    router.link.answered(member, once);
+    answer
+}
+
+// ---- A change of files that have copies.
+
+/// Names or content of files may have changed. Returns when no holder has what they were before. Errors: EIO, one does not answer
+/// and is still a member.
+pub(super) fn changed<F: Filesystem>(router: &Router<F>, files: &[Option<FileId>]) -> FsResult<()> {
+    if !router.outgoing.are_known.load(Ordering::Acquire) {
+        await_known(router)?;
+    }
+    if router.outgoing.copies.are_none() {
+        return Ok(());
+    }
+    let numbers: Vec<u64> = files.iter().flatten().map(|FileId(number)| *number).collect();
+    compare_for_program(router, &numbers)
+}
+
+/// Removes a name.
+pub(super) fn unlink<F: Filesystem>(router: &Router<F>, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+    let file = router.namespace.pooled.child_of(FileId(parent), name);
+    router.door.unlink(caller, parent, name)?;
+    changed(router, &[file])
+}
+
+/// Renames something here. (All below a directory has another path then.)
+pub(super) fn rename<F: Filesystem>(
+    router: &Router<F>,
+    names: &Names<'_>,
+    rename: impl FnOnce() -> FsResult<()>,
+) -> FsResult<()> {
+    let pooled = &router.namespace.pooled;
+    let both = [names.from, names.to];
+    let files = both.map(|(dir, name)| pooled.child_of(FileId(dir), name));
+    let paths = both.map(|(dir, name)| pooled.path_of(FileId(dir), name));
+    rename()?;
+    changed(router, &files)?;
+    let numbers: Vec<u64> = paths.iter().flatten().flat_map(|path| router.outgoing.copies.below(path)).collect();
+    if numbers.is_empty() { Ok(()) } else { compare_for_program(router, &numbers) }
+}
+
+/// A program has opened the file. If it may write, no member has a copy before it does.
+pub(super) fn opened<F: Filesystem>(router: &Router<F>, id: u64, opened: &Opened) -> FsResult<()> {
+    if !router.namespace.homes.writes(opened.fh) {
+        return Ok(());
+    }
+    changed(router, &[Some(FileId(id))]).inspect_err(|_| end_name(router, id, opened.fh, ReleaseFlags::default()))
+}
+
+fn await_known<F: Filesystem>(router: &Router<F>) -> FsResult<()> {
+    let until = tick() + PATIENCE;
+    while !router.outgoing.are_known.load(Ordering::Acquire) {
+        router.pause(until)?;
+    }
+    Ok(())
+}
+
+fn compare_for_program<F: Filesystem>(router: &Router<F>, numbers: &[u64]) -> FsResult<()> {
+    let until = tick() + PATIENCE;
+    while !compare(router, numbers, until) {
+        router.pause(until)?;
+    }
+    Ok(())
+}
+
+/// Compares copies with the files, and tells the holders what has changed. Returns whether all have learnt it.
+fn compare<F: Filesystem>(router: &Router<F>, numbers: &[u64], until: Instant) -> bool {
+    let copies = &router.outgoing.copies;
+    let mut told = BTreeMap::<u32, (Vec<u64>, Vec<Record>)>::new();
+    let mut are_made = true;
+    for number in numbers {
+        let Some((known, holders)) = copies.when_made(*number, || tick() < until && !router.link.is_over()) else {
+            continue;
+        };
+        let sealed = router.namespace.replicas.sealed(FileId(*number));
+        let record = sealed.map(|sealed| Record::of(*number, &sealed));
+        let is_same_content = |record: &Record| record.version == known.version && record.home == known.home;
+        match record.filter(is_same_content) {
+            Some(record) if record.says(&known) => {}
+            Some(record) => {
+                for member in &holders {
+                    told.entry(*member).or_default().1.push(record.clone());
+                }
+            }
+            None => holders.iter().for_each(|member| told.entry(*member).or_default().0.push(*number)),
+        }
+        are_made &= tick() < until;
+    }
+    let mut have_learnt = are_made;
+    for (member, (gone, records)) in told {
+        let hold = Hold::Changed { gone: gone.clone(), records: records.clone() };
+        let answer = tell(router, member, hold, until);
+        match answer {
+            Ok(Answer::Done) | Err(NoAnswer::Gone) => {
+                for number in gone {
+                    if copies.has_gone(number, member) {
+                        router.namespace.replicas.is_alone(FileId(number));
+                    }
+                    // (It may be a newer version that needs copies.)
+                    router.outgoing.add([number]);
+                }
+                records.into_iter().for_each(|record| copies.says(record));
+            }
+            _ => have_learnt = false,
+        }
+    }
+    have_learnt
+}
+
+// ---- A file whose home is lost.
+
+/// If its home is lost, and its content is here as a copy, it is at home here. Returns whether it is.
+pub(super) fn comes_home<F: Filesystem>(router: &Router<F>, id: FileId) -> bool {
+    let home = router.namespace.homes.home_of(id);
+    if !home.is_some_and(|home| router.link.lost().contains_key(&home)) {
+        return false;
+    }
+    let Some((version, copy)) = held::version_of(router, id.0).zip(held::id_of(router, id.0)) else { return false };
+    let replicas = &router.namespace.replicas;
+    match replicas.open(copy).and_then(|copy| replicas.comes_home(id, version, &copy)) {
+        Ok(comes) => {
+            if comes {
+                tracing::info!(number = id.0, "a file has its content from a copy: its home is lost");
+            }
+            comes
+        }
+        Err(why) => {
+            tracing::warn!(%why, number = id.0, "a copy cannot take the place of content that is lost");
+            false
+        }
+    }
+}
+
+/// All files whose home is lost, and of which a copy is here.
+pub fn come_home<F: Filesystem>(router: &Router<F>) {
+    if router.link.losses() == 0 {
+        return;
+    }
+    let records = held::of(router, router.link.member());
+    let come: Vec<u64> =
+        records.iter().map(|record| record.number).filter(|number| comes_home(router, FileId(*number))).collect();
+    // (They need other copies now.)
+    let _ = compare(router, &come, tick() + LISTING);
+}
+
+// ---- A file that was closed.
+
+/// Copies a file to as many members as are to have it.
+fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
+    let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return };
+    let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
+    let record = Record::of(number, &sealed);
+    let known = router.outgoing.copies.of(number);
+    if wanted == 0 || known.as_ref().is_some_and(|(_, holders)| holders.len() >= wanted) {
+        return;
+    }
+    if known.as_ref().is_some_and(|(version, _)| *version != record.version) {
+        return router.outgoing.try_later(number);
+    }
+    let mut holders = known.map(|(_, holders)| holders).unwrap_or_default();
+    for member in candidates(router, &sealed, &holders) {
+        if holders.len() >= wanted {
+            return;
+        }
+        match send(router, number, &sealed, &record, member) {
+            Ok(true) => {
+                holders.insert(member);
+            }
+            // (The next version is queued when it is closed.)
+            Ok(false) => return,
+            // (Without a copy here those of other members are of no use when its home is lost.)
+            Err(_) if sealed.home.is_some() && !holders.contains(&router.link.member()) => break,
+            Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),
+        }
+    }
+    if holders.len() < wanted {
+        router.outgoing.try_later(number);
+    }
+}
+
+/// The members that may get a copy, the best first.
+fn candidates<F: Filesystem>(router: &Router<F>, sealed: &Sealed, have: &BTreeSet<u32>) -> Vec<u32> {
+    let me = router.link.member();
+    let Ok(status) = router.link.status(LISTING) else { return Vec::new() };
+    let mut members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
+    members.retain(|member| !have.contains(member) && Some(*member) != sealed.home);
+    // (Files of one directory are at the same members: a file that replaces another one is where that was.)
+    members.sort_by_cached_key(|member| {
+        let mut hasher = DefaultHasher::new();
+        (sealed.directory.0, member).hash(&mut hasher);
+        (*member != me, hasher.finish())
+    });
+    members.retain(|member| *member != me || sealed.home.is_some());
+    members
+}
+
+/// Where the content is read.
+enum Source {
+    Here(File),
+    There { member: u32, handle: u64 },
+}
+
+/// Sends the content. Returns `false` if the file has changed meanwhile.
+fn send<F: Filesystem>(
+    router: &Router<F>,
+    number: u64,
+    sealed: &Sealed,
+    record: &Record,
+    member: u32,
+) -> std::io::Result<bool> {
+    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
+    let source = open(router, number, sealed, attempt)?;
+    let sent = send_from(router, (sealed, record), member, &source, attempt);
+    if let Source::There { member, .. } = source {
+        let close = Call { uid: 0, gid: 0, ask: Ask::CloseMoved { key: key_of(attempt) } };
+        let until = tick() + LISTING;
+        // (With the member its handles end.)
+        let _ = router.link.call(member, &close, None, &mut |_| tick() < until);
+    }
+    sent
+}
+
+/// A number of an open file that is none of the kernel's.
+fn key_of(attempt: u64) -> u64 {
+    1 << 61 | attempt & ((1 << 40) - 1)
+}
+
+fn open<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, attempt: u64) -> std::io::Result<Source> {
+    let Some(home) = sealed.home else {
+        return router.namespace.replicas.open(FileId(number)).map(Source::Here);
+    };
+    if let Some(copy) = held::id_of(router, number) {
+        return router.namespace.replicas.open(copy).map(Source::Here);
+    }
+    let key = key_of(attempt);
+    let ask = Ask::OpenHome { number, key, flags: OFlags::RDONLY.bits() };
+    match router.remote.ask(&agent(), Router::<F>::at_handle(home), ask) {
+        Ok(Answer::Opened { handle }) => Ok(Source::There { member: home, handle }),
+        Ok(_) => Err(Errno::PROTO.into()),
+        Err(fault) => Err(fault.errno.into()),
+    }
+}
+
+fn read<F: Filesystem>(router: &Router<F>, source: &Source, offset: u64, bytes: usize) -> std::io::Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    match source {
+        Source::Here(file) => file.read_exact_at(&mut content, offset)?,
+        Source::There { member, handle } => {
+            let came = router.read_there(&agent(), *member, *handle, offset, &mut content);
+            match came {
+                Ok(came) if came == bytes => {}
+                Ok(_) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Err(Fault { errno, .. }) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(content)
+}
+
+fn send_from<F: Filesystem>(
+    router: &Router<F>,
+    (sealed, record): (&Sealed, &Record),
+    member: u32,
+    source: &Source,
+    attempt: u64,
+) -> std::io::Result<bool> {
+    let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
+    let mut offset = 0;
+    loop {
+        let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
+        let content = read(router, source, offset, usize::try_from(bytes).unwrap_or(0))?;
+        let is_last = offset + bytes == record.size_bytes;
+        if !is_last && replicas.sealed(id).is_none_or(|now| now.version != sealed.version) {
+            return Ok(false);
+        }
+        if is_last {
+            if !copies.begins(record, member) {
+                return Ok(false);
+            }
+            if !replicas.is_still(id, sealed) {
+                ends(router, record.number, member, false);
+                return Ok(false);
+            }
+        }
+        let piece = Hold::Piece { record: record.clone(), attempt, offset, content, is_last };
+        let answer = tell(router, member, piece, tick() + PATIENCE);
+        let is_done = answer == Ok(Answer::Done);
+        if is_last {
+            // (Without an answer it may be there.)
+            let is_not = matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone));
+            ends(router, record.number, member, !is_not);
+        }
+        if !is_done {
+            return Err(std::io::Error::other(format!("{answer:?}")));
+        }
+        if is_last {
+            return Ok(true);
+        }
+        offset += bytes;
+    }
+}
+
+/// A copy is made, or not. `is_there`: or it may be.
+fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, is_there: bool) {
+    router.outgoing.copies.ends(number, member, is_there);
+    if router.outgoing.copies.of(number).is_none() {
+        router.namespace.replicas.is_alone(FileId(number));
+    }
+}
+
+/// Closed files that are on one member only, and their bytes.
+pub fn single_copies<F: Filesystem>(router: &Router<F>) -> (u64, u64) {
+    let lost = router.link.lost();
+    let me = router.link.member();
+    let is_alone = |number: u64| {
+        let holders = router.outgoing.copies.of(number).map(|(_, holders)| holders).unwrap_or_default();
+        // (A copy here is one of content that is elsewhere.)
+        let is_own = |member: u32| member == me && router.namespace.homes.home_of(FileId(number)).is_none();
+        holders.into_iter().all(|member| lost.contains_key(&member) || is_own(member))
+    };
+    let undrained = router.namespace.replicas.undrained();
+    let single = undrained.into_iter().filter(|(number, _)| is_alone(*number));
+    single.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more))
+}
+
+/// This member leaves: no holder keeps anything of it. (The store has everything.)
+pub(super) fn end<F: Filesystem>(router: &Router<F>) {
+    let _ = compare(router, &router.outgoing.copies.numbers(), tick() + LISTING);
+    held::end(router);
+}

@@ -1,0 +1,324 @@
+//! Copies that this member has of other members' files: taken in, changed, and put back when the owner of their names is lost.
+//!
+//! A copy is a file in the directory of contents, under a name that no program finds. One of its attributes is its record. So
+//! the next agent knows it. While it comes, it has another name, and the next agent removes it.
+//!
+//! A copy of a lost member's file becomes content of this node for that file ([`lost`]): so it comes back under its path.
+//!
+//! The danger that this avoids: a copy that its owner has given up is put back. So this module only does what the owner says,
+//! in the order in which it says it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{OFlags, RenameFlags};
+use rustix::io::Errno;
+use surgetank_core::namespace::pooled::FILES_OF_A_MEMBER;
+use surgetank_core::namespace::replicas::HeldFile;
+use surgetank_store::StorePath;
+use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::model::FileId;
+
+use super::super::call::Answer;
+use super::super::others::contents::Content;
+use super::super::replicas::{Hold, LISTED_MAX, Record};
+use super::Router;
+use super::homes::agent;
+use super::serving::is_below;
+use crate::mount::request::{ReleaseFlags, SetAttr};
+use crate::mount::{Filesystem, TimeChange, WriteFlags};
+
+/// The attribute of a copy that has its record.
+const RECORD: &[u8] = b"user.copy";
+
+/// The copies here.
+#[derive(Default)]
+pub(super) struct Held {
+    /// Those of each member and number that come now.
+    parts: Mutex<HashMap<(u32, u64), Part>>,
+    losing: Mutex<()>,
+    /// By member: attempts before this one do not count. Held while a copy becomes one.
+    since: Mutex<HashMap<u32, u64>>,
+}
+
+#[derive(Debug, Clone)]
+struct Part {
+    attempt: u64,
+    id: u64,
+    fh: u64,
+    name: String,
+}
+
+impl Held {
+    fn since(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn parts(&self) -> MutexGuard<'_, HashMap<(u32, u64), Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The copies here, by number.
+fn records<F: Filesystem>(router: &Router<F>) -> MutexGuard<'_, HashMap<u64, Record>> {
+    router.others.written.copies.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Copies of a member's files.
+pub(super) fn of<F: Filesystem>(router: &Router<F>, member: u32) -> Vec<Record> {
+    let records = records(router);
+    records.values().filter(|record| owner_of(record.number) == member).cloned().collect()
+}
+
+fn owner_of(number: u64) -> u32 {
+    u32::try_from(number / FILES_OF_A_MEMBER).unwrap_or(0)
+}
+
+/// The name of a copy in the directory of contents.
+pub(super) fn name_of<F: Filesystem>(router: &Router<F>, number: u64) -> String {
+    format!("{}.c{number}", router.link.key())
+}
+
+/// What an earlier agent of this member had.
+pub(super) fn find<F: Filesystem>(router: &Router<F>) {
+    let prefix = format!("{}.", router.link.key());
+    for HeldFile { name, record, .. } in router.namespace.replicas.held(&prefix, RECORD) {
+        let rest = name.strip_prefix(prefix.as_bytes()).unwrap_or_default();
+        let record = record.and_then(|record| postcard::from_bytes::<Record>(&record).ok());
+        match (rest.first(), record) {
+            (Some(b'c'), Some(record)) => {
+                records(router).insert(record.number, record);
+            }
+            (Some(b'p' | b'c'), _) => remove(router, &name),
+            // (It was to be put back.)
+            (Some(_), Some(record)) => is_to_come_back(router, &record),
+            _ => {}
+        }
+    }
+}
+
+/// The owner of the names says something about copies here.
+pub(super) fn asked<F: Filesystem>(router: &Router<F>, member: u32, hold: &Hold) -> Answer {
+    let of_member = |number: &u64| owner_of(*number) == member;
+    match hold {
+        Hold::Piece { record, .. } if !of_member(&record.number) || !is_path(&record.path) => failed(Errno::PERM),
+        Hold::Piece { record, attempt, offset, content, is_last } => {
+            match take(router, member, record, (*attempt, *offset), content, *is_last) {
+                Ok(()) => Answer::Done,
+                Err(fault) => {
+                    end_part(router, member, record.number);
+                    failed(fault.errno)
+                }
+            }
+        }
+        Hold::Changed { gone, records } => {
+            gone.iter().filter(|number| of_member(number)).for_each(|number| drop_copy(router, *number));
+            let mut ours = records.iter().filter(|record| of_member(&record.number) && is_path(&record.path));
+            match ours.try_for_each(|record| says(router, record)) {
+                Ok(()) => Answer::Done,
+                Err(Fault { errno, .. }) => failed(errno),
+            }
+        }
+        Hold::List { since, first } => {
+            // (From now on none of an earlier agent comes.)
+            router.held.since().insert(member, *since);
+            let mut records = of(router, member);
+            records.retain(|record| record.number >= *first);
+            records.sort_unstable_by_key(|record| record.number);
+            records.truncate(LISTED_MAX);
+            Answer::Bytes(postcard::to_stdvec(&records).unwrap_or_default())
+        }
+    }
+}
+
+fn failed(why: Errno) -> Answer {
+    Answer::Failed(why.raw_os_error())
+}
+
+fn is_path(path: &[u8]) -> bool {
+    is_below(&StorePath(path.to_vec()))
+}
+
+/// Takes a piece of a copy. With the last one it counts.
+pub(super) fn take<F: Filesystem>(
+    router: &Router<F>,
+    member: u32,
+    record: &Record,
+    (attempt, offset): (u64, u64),
+    content: &[u8],
+    is_last: bool,
+) -> FsResult<()> {
+    let key = (member, record.number);
+    if offset == 0 {
+        end_part(router, member, record.number);
+        begin_part(router, key, record, attempt)?;
+    }
+    let part = router.held.parts().get(&key).cloned();
+    let part = part.filter(|part| part.attempt == attempt).ok_or(Errno::STALE)?;
+    let mut written = 0;
+    while written < content.len() {
+        let (at, rest) = (offset + written as u64, content.get(written..).unwrap_or_default());
+        match router.door.write(&agent(), part.id, part.fh, at, rest, WriteFlags::default())? {
+            0 => return Err(Errno::NOSPC.into()),
+            count => written += count,
+        }
+    }
+    if is_last { complete(router, key, record, &part) } else { Ok(()) }
+}
+
+fn begin_part<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record, attempt: u64) -> FsResult<()> {
+    let replicas = &router.namespace.replicas;
+    if router.left.load(std::sync::atomic::Ordering::SeqCst) || !replicas.has_room_for(record.size_bytes) {
+        return Err(Errno::NOSPC.into());
+    }
+    let name = format!("{}.p{}.{attempt}", router.link.key(), record.number);
+    let (dir, flags) = (router.namespace.homes.directory().0, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+    let (entry, opened) = router.door.create(&agent(), dir, name.as_bytes(), 0o600, flags, false)?;
+    // (No kernel knows it.)
+    router.door.forget(entry.id, 1);
+    router.held.parts().insert(key, Part { attempt, id: entry.id, fh: opened.fh, name });
+    Ok(())
+}
+
+/// What has come of a copy is not wanted.
+fn end_part<F: Filesystem>(router: &Router<F>, member: u32, number: u64) {
+    let part = router.held.parts().remove(&(member, number));
+    if let Some(part) = part {
+        router.door.release(part.id, part.fh, ReleaseFlags::default());
+        remove(router, part.name.as_bytes());
+    }
+}
+
+/// All of it has come: it is recorded, as durable as the tier makes it, and has its name.
+fn complete<F: Filesystem>(router: &Router<F>, key: (u32, u64), record: &Record, part: &Part) -> FsResult<()> {
+    let (door, caller) = (&router.door, agent());
+    if door.getattr(&caller, part.id, Some(part.fh))?.attr.size_bytes != record.size_bytes {
+        return Err(Errno::IO.into());
+    }
+    if router.namespace.homes.syncs_here(part.fh) {
+        door.fsync(&caller, part.id, part.fh, false)?;
+    }
+    let since = router.held.since();
+    if since.get(&key.0).is_some_and(|since| part.attempt < *since) {
+        return Err(Errno::STALE.into());
+    }
+    router.held.parts().remove(&key);
+    door.release(part.id, part.fh, ReleaseFlags::default());
+    let named = note(router, part.id, record).and_then(|()| {
+        let dir = router.namespace.homes.directory().0;
+        let (from, to) = (part.name.as_bytes(), name_of(router, record.number));
+        door.rename(&caller, dir, from, dir, to.as_bytes(), RenameFlags::empty())
+    });
+    if named.is_err() {
+        remove(router, part.name.as_bytes());
+    }
+    named?;
+    records(router).insert(record.number, record.clone());
+    Ok(())
+}
+
+/// The file has this record from now on.
+fn note<F: Filesystem>(router: &Router<F>, id: u64, record: &Record) -> FsResult<()> {
+    let value = postcard::to_stdvec(record).map_err(|_| Errno::INVAL)?;
+    router.door.setxattr(&agent(), id, RECORD, &value, 0)?;
+    let (atime, mtime) = (Some(TimeChange::At(record.times.0)), Some(TimeChange::At(record.times.1)));
+    router.door.setattr(&agent(), id, &SetAttr { atime, mtime, ..SetAttr::default() })?;
+    Ok(())
+}
+
+/// A copy here is of a file with another name, or other attributes.
+fn says<F: Filesystem>(router: &Router<F>, record: &Record) -> FsResult<()> {
+    // (Another version is not here.)
+    if records(router).get(&record.number).is_none_or(|known| known.version != record.version) {
+        return Ok(());
+    }
+    let homes = &router.namespace.homes;
+    let name = name_of(router, record.number);
+    let id = router.namespace.pooled.child_of(homes.directory(), name.as_bytes());
+    note(router, id.ok_or(Errno::NOENT)?.0, record)?;
+    records(router).insert(record.number, record.clone());
+    Ok(())
+}
+
+/// A copy is not needed.
+pub(super) fn drop_copy<F: Filesystem>(router: &Router<F>, number: u64) {
+    end_part(router, owner_of(number), number);
+    if records(router).remove(&number).is_some() {
+        remove(router, name_of(router, number).as_bytes());
+    }
+}
+
+fn remove<F: Filesystem>(router: &Router<F>, name: &[u8]) {
+    let _ = router.door.unlink(&agent(), router.namespace.homes.directory().0, name);
+}
+
+/// The content of a copy here.
+pub(super) fn id_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<FileId> {
+    let name = name_of(router, number);
+    router.namespace.pooled.child_of(router.namespace.homes.directory(), name.as_bytes())
+}
+
+/// The version that a copy here is of.
+pub(super) fn version_of<F: Filesystem>(router: &Router<F>, number: u64) -> Option<u32> {
+    records(router).get(&number).map(|record| record.version)
+}
+
+/// The member is lost: its files come back from the copies here.
+pub(super) fn is_lost<F: Filesystem>(router: &Router<F>, member: u32) {
+    let _one = router.held.losing.lock().unwrap_or_else(PoisonError::into_inner);
+    for record in of(router, member) {
+        let dir = router.namespace.homes.directory().0;
+        let (from, to) = (name_of(router, record.number), router.namespace.homes.name_of(record.number));
+        let renamed = router.door.rename(&agent(), dir, from.as_bytes(), dir, to.as_bytes(), RenameFlags::NOREPLACE);
+        match renamed {
+            Ok(()) => is_to_come_back(router, &record),
+            Err(why) => tracing::warn!(
+                why = %why.errno,
+                path = %String::from_utf8_lossy(&record.path),
+                "a copy of a lost member's file cannot be used"
+            ),
+        }
+        records(router).remove(&record.number);
+    }
+}
+
+fn is_to_come_back<F: Filesystem>(router: &Router<F>, record: &Record) {
+    let member = owner_of(record.number);
+    let mut path = record.path.as_slice();
+    for above in &record.above {
+        let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { break };
+        path = path.get(..slash).unwrap_or_default();
+        let directory =
+            Content { path: path.to_vec(), is_directory: true, perm: above.perm, owner: above.owner, is_copy: true };
+        router.others.written.has_copy(member, above.number, directory);
+    }
+    let (path, perm, owner) = (record.path.clone(), record.perm, record.owner);
+    let file = Content { path, is_directory: false, perm, owner, is_copy: true };
+    router.others.written.has_copy(member, record.number, file);
+}
+
+/// Copies of files of a member that has left go: the store has everything of it.
+pub(super) fn look_at_owners<F: Filesystem>(router: &Router<F>) {
+    let owners: BTreeSet<u32> = records(router).keys().map(|number| owner_of(*number)).collect();
+    if owners.is_empty() {
+        return;
+    }
+    let me = router.link.member();
+    let lost = router.link.lost();
+    let Ok(status) = router.status() else { return };
+    if !router.link.may_serve() || status.members.is_empty() {
+        return;
+    }
+    for owner in owners.into_iter().filter(|owner| *owner != me) {
+        let is_member = status.members.iter().any(|one| one.member == owner);
+        if !is_member && !lost.contains_key(&owner) && status.lost.iter().all(|one| one.member != owner) {
+            of(router, owner).iter().for_each(|record| drop_copy(router, record.number));
+        }
+    }
+}
+
+/// This member leaves: no copy stays.
+pub(super) fn end<F: Filesystem>(router: &Router<F>) {
+    let numbers: Vec<u64> = records(router).keys().copied().collect();
+    numbers.into_iter().for_each(|number| drop_copy(router, number));
+}
