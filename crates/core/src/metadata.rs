@@ -3,6 +3,7 @@
 //! [`transactions`] has the lock. Everything above this module asks here for a file's mode and for its place in the queue.
 
 pub mod access;
+pub(crate) mod closed;
 pub mod index;
 pub(crate) mod inode_locks;
 pub mod intake;
@@ -34,6 +35,7 @@ use crate::base::users::{Permissions, is_drained};
 use crate::base::{Base, Members};
 use crate::catalog::Catalog;
 use crate::content::{Location, Open};
+use crate::metadata::closed::Closed;
 use crate::metadata::index::Shim;
 use crate::metadata::inode_locks::{InodeGuard, InodeLocks};
 
@@ -77,7 +79,7 @@ pub struct Metadata {
     /// Number of files of which a process may hold a granted descriptor.
     pub(crate) granted: AtomicUsize,
     /// Files that were closed, for the member of a pool that has them copied.
-    pub(crate) closed: OnceLock<Mutex<Vec<FileId>>>,
+    pub(crate) closed: OnceLock<Closed>,
     /// Files of which other members have copies: a program that is to write one asks the mount.
     pub(crate) copied: Mutex<HashSet<FileId>>,
     /// What tells the pool of this agent from earlier ones, and the first number of its files there.
@@ -305,7 +307,7 @@ impl Metadata {
 
     /// Queues the publication of the file's present version, if its rule says so and the version is dirty.
     pub(crate) fn queue_publish(&self, tree: &mut Tree, id: FileId) {
-        note_closed(self, id);
+        closed::note(self, tree, id);
         let Some(path) = tree.logical_path(id) else {
             return;
         };
@@ -500,13 +502,6 @@ pub(crate) fn shares_a_server(metadata: &Metadata) -> bool {
 fn as_in(tree: &Tree, dir: Option<FileId>, decision: Decision) -> Decision {
     let is_for_another = dir.is_some() && dir == tree.homes;
     if is_for_another { Decision { mode: Mode::Remove, fsync: None, ..decision } } else { decision }
-}
-
-/// In a pool: the file may need copies at other members.
-pub(crate) fn note_closed(metadata: &Metadata, id: FileId) {
-    if let Some(closed) = metadata.closed.get() {
-        closed.lock().unwrap_or_else(PoisonError::into_inner).push(id);
-    }
 }
 
 /// In a pool: a process may write the file, and its next version comes after what was queued before this moment.

@@ -59,6 +59,7 @@ use surgetank_state::Inode;
 use surgetank_store::{Cred, Store};
 use surgetank_tier::Tiers;
 use surgetank_types::error::{Error, Result};
+use surgetank_types::model::FileId;
 use surgetank_types::sync::Arc;
 
 use crate::base::Base;
@@ -242,9 +243,10 @@ impl Namespace {
         self.recovery().give_up_absent();
     }
 
-    /// A command ends: content at lost members of the pool does not come back. Returns how many versions are lost.
-    pub fn give_up_homes(&self) -> usize {
-        recover::give_up_homes(&self.recovery())
+    /// A command ends: content at lost members of the pool does not come back, but for these files. Returns how many versions are
+    /// lost.
+    pub fn give_up_homes(&self, not: &[FileId]) -> usize {
+        recover::give_up_homes(&self.recovery(), not)
     }
 
     /// The mount registers itself. Before this call, everything is mediated.

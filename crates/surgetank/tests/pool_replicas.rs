@@ -224,6 +224,29 @@ fn copies_outlive_agents() {
     assert_eq!(read(pool.store().join("a/kept")), Some(bytes(60_000, 4)));
 }
 
+/// The next agent asks only members that may have copies: without any, its changes wait for no other member.
+#[test]
+fn next_agent_without_copies_waits_for_no_member() {
+    let Some(mut pool) = Pool::start("asks-none", 3) else { return };
+    let one = pool.member(1).to_owned();
+    fs::create_dir(one.join("own")).unwrap();
+    fs::write(one.join("own/removed"), "before").unwrap();
+    let stopped = pool.stop(2);
+    let agent = pool.agent(1);
+    rustix::process::kill_process(agent, rustix::process::Signal::KILL).unwrap();
+    eventually("another agent serves", || one.join("own").exists() && pool.agent(1) != agent);
+    fs::remove_file(one.join("own/removed")).unwrap();
+    fs::write(one.join("own/made"), "after").unwrap();
+    fs::rename(one.join("own/made"), one.join("own/renamed")).unwrap();
+    // (The one that does not answer is still a member.)
+    assert_eq!(pool.status(0)["lost"].as_array().unwrap().len(), 0);
+    for pid in stopped {
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+    pool.end();
+    assert_eq!(crate::nodes::names(&pool.store().join("own")).into_iter().collect::<Vec<_>>(), ["renamed"]);
+}
+
 /// Each byte is sent once for each copy. Without replicas nothing is.
 #[test]
 fn copy_costs_its_bytes_once() {

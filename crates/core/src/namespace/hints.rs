@@ -24,7 +24,7 @@ use crate::base::runs::Runs;
 use crate::base::users::is_drained;
 use crate::files::Files;
 use crate::files::evict::Eviction;
-use crate::metadata::{Metadata, note_closed};
+use crate::metadata::{Metadata, closed};
 use crate::namespace::xattrs::{CREATE, REPLACE};
 
 /// Names of one request are taken in steps of this size, so that other requests can run between them.
@@ -393,7 +393,7 @@ impl FileHints {
         if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
             return;
         }
-        note_closed(&self.metadata, id);
+        closed::note(&self.metadata, tree, id);
         let Some(path) = tree.logical_path(id) else { return };
         let drained = is_drained(self.metadata.mode_for(tree, id, &path));
         let pending = tree.get(id).and_then(|inode| inode.publish);

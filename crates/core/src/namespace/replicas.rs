@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps, fstat, futimens};
 use surgetank_policy::config::Survives;
@@ -16,11 +17,12 @@ use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::ladder;
 use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
-use surgetank_types::sync::{Arc, Mutex, PoisonError};
+use surgetank_types::sync::{Arc, PoisonError};
 
 use crate::base::Base;
 use crate::base::users::is_drained;
 use crate::files::Files;
+use crate::metadata::closed;
 
 /// A directory above a file that the store does not have yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,27 +83,14 @@ impl Replicas {
         Self { base: base.clone(), files: files.clone() }
     }
 
-    /// May any file need copies?
-    fn are_wanted(&self) -> bool {
-        let by_rule = || self.base.rules.rules().any(|rule| rule.replicas.is_some_and(|wanted| wanted > 1));
-        self.base.config.replicas > 1 || by_rule() || self.files.metadata.read_tree().hints.any
-    }
-
     /// From now on closed files are noted, and those that are there.
     pub fn note_closed(&self) {
-        let tree = self.files.metadata.read_tree();
-        let is_one = |inode: &Inode| inode.attr.kind == Kind::File && inode.sealed && inode.dirty();
-        let known = tree.iter().filter(|(_, inode)| is_one(inode)).map(|(id, _)| id).collect();
-        // (Set once.)
-        let _ = self.files.metadata.closed.set(Mutex::new(known));
+        closed::note_from_now_on(&self.files.metadata);
     }
 
-    /// Files that were closed, or got another name, since the last call, if any file may need copies.
-    pub fn take_closed(&self) -> BTreeSet<FileId> {
-        let closed = self.files.metadata.closed.get();
-        let taken = closed.map(|closed| std::mem::take(&mut *closed.lock().unwrap_or_else(PoisonError::into_inner)));
-        let taken = taken.filter(|taken| !taken.is_empty() && self.are_wanted());
-        taken.unwrap_or_default().into_iter().collect()
+    /// Files that were closed, or got another name, since the last call, and may need copies. Without any it waits for so long.
+    pub fn take_closed(&self, patience: Duration) -> BTreeSet<FileId> {
+        closed::take(&self.files.metadata, patience).into_iter().collect()
     }
 
     /// What is to be copied of the file. `None`: nothing, now.

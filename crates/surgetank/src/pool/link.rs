@@ -27,7 +27,9 @@ use super::status::PoolStatus;
 use crate::socket_address::Address;
 
 mod messages;
+mod turns;
 pub use messages::{Claimed, FromProcess, Me, Moves, Owner, Place, Renamed, ToProcess, receive, send};
+pub use turns::{Turns, UnderWay};
 
 /// So long after its last moment of service a member's lease has ended in any case.
 /// (A renewal may be under way for 4 s, then its connection is closed.)
@@ -64,60 +66,6 @@ enum Reply {
     Count(u32),
     LookedUp(Vec<Stored>),
     Status(PoolStatus),
-}
-
-/// Requests that began before and after a change, counted apart.
-#[derive(Default)]
-pub struct Turns {
-    turn: AtomicUsize,
-    counts: [AtomicUsize; 2],
-    waits: Mutex<()>,
-}
-
-/// A request that is under way.
-pub struct UnderWay<'a>(&'a AtomicUsize);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Turns {
-    /// A request begins. What it depends on is to be looked up after this.
-    pub fn enter(&self) -> UnderWay<'_> {
-        loop {
-            let turn = self.turn.load(Ordering::SeqCst);
-            let count = &self.counts[turn & 1];
-            count.fetch_add(1, Ordering::SeqCst);
-            let under_way = UnderWay(count);
-            // (Counted after the turn, it would not be waited for.)
-            if self.turn.load(Ordering::SeqCst) == turn {
-                return under_way;
-            }
-        }
-    }
-
-    /// Returns when the requests are done that began before, or when `stops` says so. Returns whether they are done.
-    pub fn await_earlier(&self, stops: impl Fn() -> bool) -> bool {
-        let _one = hold(&self.waits);
-        let is_done = |turn: usize| {
-            while self.counts[turn & 1].load(Ordering::SeqCst) > 0 {
-                if stops() {
-                    return false;
-                }
-                thread::sleep(Duration::from_micros(200));
-            }
-            true
-        };
-        // (Those for which an earlier wait has stopped: in the next turn they would be taken for new ones.)
-        let turn = self.turn.load(Ordering::SeqCst);
-        if !is_done(turn.wrapping_add(1)) {
-            return false;
-        }
-        self.turn.store(turn.wrapping_add(1), Ordering::SeqCst);
-        is_done(turn)
-    }
 }
 
 /// The agent's side.
@@ -235,6 +183,16 @@ impl Link {
     /// Was an agent of this member there before?
     pub fn had_earlier(&self) -> bool {
         self.me.had_earlier
+    }
+
+    /// Members to which an earlier agent of this member sent copies of its files.
+    pub fn holders(&self) -> &[u32] {
+        &self.me.holders
+    }
+
+    /// Before the member gets the first copy: the next agent will know that it may have some. Returns whether that is noted.
+    pub fn may_hold(&self, member: u32, patience: Duration) -> bool {
+        self.count(|id| ToProcess::MayHold { id, member }, patience).is_ok()
     }
 
     /// The process that acts for other members on this machine.

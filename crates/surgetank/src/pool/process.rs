@@ -5,7 +5,7 @@
 //!
 //! The danger that this avoids: a membership, or open files of other nodes, that end with an agent.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -65,6 +65,8 @@ struct Process {
     /// The present agent.
     agent: Mutex<Option<(u64, UnixStream)>>,
     agents: AtomicU64,
+    /// Members that may have copies of this one's files.
+    holders: Mutex<BTreeSet<u32>>,
     serving: AtomicBool,
     /// The membership ends in order.
     leaves: AtomicBool,
@@ -96,6 +98,7 @@ pub fn main(start: Start) -> u8 {
         membership: OnceLock::new(),
         agent: Mutex::new(None),
         agents: AtomicU64::new(0),
+        holders: Mutex::default(),
         serving: AtomicBool::new(false),
         leaves: AtomicBool::new(false),
         forgetting: Mutex::default(),
@@ -277,6 +280,10 @@ impl Process {
                 };
                 process.say(&FromProcess::PutBack { id, end });
             }),
+            ToProcess::MayHold { id, member } => {
+                hold(&self.holders).insert(member);
+                self.say(&FromProcess::Left { id, others: 0 });
+            }
             ToProcess::Find { id, member } => {
                 let place = self.find(MemberId(member));
                 self.say(&FromProcess::Found { id, place });
@@ -364,7 +371,8 @@ impl Process {
         let ((member, term), (pool, secret)) = (membership.id()?, membership.introduction());
         let process = std::process::id();
         let had_earlier = self.agents.load(Ordering::Acquire) > 0;
-        Some(Me { member: member.0, term: term.0, process, pool: *pool, secret: secret.to_hex(), had_earlier })
+        let (secret, holders) = (secret.to_hex(), hold(&self.holders).iter().copied().collect());
+        Some(Me { member: member.0, term: term.0, process, pool: *pool, secret, had_earlier, holders })
     }
 
     fn find(&self, member: MemberId) -> Place {

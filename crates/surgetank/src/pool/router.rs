@@ -133,7 +133,7 @@ impl<F: Filesystem> Router<F> {
         } else {
             namespace.pooled.adopts_none();
         }
-        let had_earlier = link.had_earlier();
+        let outgoing = copies::Outgoing::new(&link);
         let order = Arc::new(order::Order::new(link.clone()));
         namespace.set_members(Arc::new(serving::Others { link: link.clone(), order: order.clone() }));
         let others = Arc::new(Others::new(link.clone()));
@@ -156,7 +156,7 @@ impl<F: Filesystem> Router<F> {
             left_members: Left::default(),
             lengths: lengths::Lengths::default(),
             lost: lost::Lost::default(),
-            outgoing: copies::Outgoing::new(had_earlier),
+            outgoing,
             held: held::Held::default(),
             here: here::Here::default(),
             order,

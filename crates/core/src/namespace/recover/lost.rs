@@ -134,8 +134,8 @@ pub(crate) fn worth(recorded: &Recorded, size_bytes: u64) -> Worth {
 }
 
 /// Content that only lost members had does not come back, and a command ends: what is behind such a file in the order would
-/// stay on the tiers. Returns how many versions are lost. A file that is open stays.
-pub(crate) fn give_up_homes(recovery: &Recovery<'_>) -> usize {
+/// stay on the tiers. Returns how many versions are lost. A file that is open stays, and those that have a copy (`not`).
+pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
     let metadata = &recovery.metadata;
     let mut tree = metadata.write_tree();
     let is_missing = |op: &Op| {
@@ -144,7 +144,7 @@ pub(crate) fn give_up_homes(recovery: &Recovery<'_>) -> usize {
         is_lasting && matches!(op.kind, OpKind::Publish { .. }) && matches!(op.progress, Progress::Waiting)
     };
     let at_lost = |id: FileId| {
-        let inode = tree.get(id).filter(|inode| inode.handles == 0)?;
+        let inode = tree.get(id).filter(|inode| inode.handles == 0 && !not.contains(&id))?;
         let home = inode.home()?;
         // (After the end of a whole pool its nodes may have everything.)
         let mut made_as = recovery.base.members.get()?.membership();

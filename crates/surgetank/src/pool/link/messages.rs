@@ -31,6 +31,8 @@ pub enum ToProcess {
     /// Put the content for a lost member's file of this number under its path. `None`: it is a directory.
     /// `syncs`: a sync makes it durable without the store.
     PutBack { id: u64, number: Option<u64>, path: Box<[u8]>, perm: u32, owner: (u32, u32), syncs: bool },
+    /// This member is about to get copies of the agent's files.
+    MayHold { id: u64, member: u32 },
     /// Where is the member?
     Find { id: u64, member: u32 },
     /// Members may believe the old name, or the old attributes, of this directory: an answer when they do no more.
@@ -151,6 +153,8 @@ pub struct Me {
     pub secret: String,
     /// An agent was there before.
     pub had_earlier: bool,
+    /// Members that may have copies of its files.
+    pub holders: Vec<u32>,
 }
 
 impl std::fmt::Debug for Me {

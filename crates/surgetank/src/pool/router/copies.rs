@@ -26,7 +26,7 @@ use surgetank_types::error::{Fault, FsResult};
 use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask, Call};
-use super::super::link::NoAnswer;
+use super::super::link::{Link, NoAnswer};
 use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
 use super::adopt::Names;
 use super::homes::agent;
@@ -37,12 +37,12 @@ use crate::mount::{Filesystem, Opened};
 
 /// Bytes of one message.
 const PIECE_BYTES: u64 = 1 << 20;
-/// How often closed files are looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// After so many looks the copies are compared with the files, and after so many with the members.
-const COMPARE_AFTER: u64 = 10;
-const MEMBERS_AFTER: u64 = 50;
-/// With more copies than this they are compared more rarely.
+/// Closed files are taken together so long.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// How often the copies are compared with the files, if there are some.
+const COMPARE_EVERY: Duration = Duration::from_millis(200);
+/// The same with very many copies. As often they are compared with the members.
+const MEMBERS_EVERY: Duration = Duration::from_secs(1);
 const MANY: usize = 5_000;
 /// A file that no member could take is tried again after this.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -56,8 +56,12 @@ pub(super) struct Outgoing {
     copies: Copies,
     queue: Mutex<Queue>,
     news: Condvar,
-    /// All copies of an earlier agent are known.
+    /// All copies that an earlier agent made are known.
     are_known: AtomicBool,
+    /// Members that have not said yet which of those they have.
+    unasked: Mutex<BTreeSet<u32>>,
+    /// Members that the next agent will ask.
+    noted: Mutex<BTreeSet<u32>>,
     attempts: AtomicU64,
     /// So many losses were looked at.
     losses: AtomicUsize,
@@ -73,14 +77,16 @@ struct Queue {
 }
 
 impl Outgoing {
-    pub fn new(had_earlier: bool) -> Self {
+    pub fn new(link: &Link) -> Self {
         // (Later than that of an agent before it.)
         let start = u64::try_from(uptime().as_nanos()).unwrap_or(0);
         Self {
             copies: Copies::default(),
             queue: Mutex::default(),
             news: Condvar::new(),
-            are_known: AtomicBool::new(!had_earlier),
+            are_known: AtomicBool::new(!link.had_earlier()),
+            unasked: Mutex::new(link.holders().iter().copied().collect()),
+            noted: Mutex::default(),
             attempts: AtomicU64::new(start),
             losses: AtomicUsize::new(0),
         }
@@ -103,18 +109,23 @@ impl Outgoing {
     fn next(&self) -> Option<u64> {
         let mut queue = self.queue();
         if queue.due.is_empty() {
-            queue = self.news.wait_timeout(queue, LOOK_EVERY * 10).unwrap_or_else(PoisonError::into_inner).0;
+            queue = self.news.wait_timeout(queue, MEMBERS_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
         let number = queue.due.pop_front()?;
         if queue.busy.contains(&number) {
             // (In a moment: of one file, one copy comes after the other.)
             queue.due.push_back(number);
-            drop(self.news.wait_timeout(queue, LOOK_EVERY));
+            drop(self.news.wait_timeout(queue, TOGETHER));
             return None;
         }
         queue.queued.remove(&number);
         queue.busy.insert(number);
         Some(number)
+    }
+
+    /// The member may have copies of an earlier agent: it is to say which. (Itself: those here are known already.)
+    fn unasked(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.unasked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn try_later(&self, number: u64) {
@@ -135,10 +146,17 @@ impl Outgoing {
 /// Begins. The mount is there.
 pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     held::find(router);
+    let me = router.link.member();
+    held::of(router, me).into_iter().for_each(|record| router.outgoing.copies.is_at(record, me));
+    router.outgoing.unasked().remove(&me);
+    if router.outgoing.unasked().is_empty() {
+        router.outgoing.are_known.store(true, Ordering::Release);
+    }
     router.namespace.replicas.note_closed();
-    let mut begun = spawn(router, "pool-copies", look);
+    let mut looks = Looks::default();
+    let mut begun = spawn(router, "pool-copies", move |router| look(router, &mut looks));
     for _ in 0..THREADS {
-        begun &= spawn(router, "pool-copying", |router, _| {
+        begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
                 copy(router, number);
                 router.outgoing.queue().busy.remove(&number);
@@ -150,66 +168,101 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     }
 }
 
-fn spawn<F: Filesystem>(router: &Arc<Router<F>>, name: &str, step: fn(&Router<F>, u64)) -> bool {
+fn spawn<F: Filesystem>(
+    router: &Arc<Router<F>>,
+    name: &str,
+    mut step: impl FnMut(&Router<F>) + Send + 'static,
+) -> bool {
     let router = Arc::downgrade(router);
     let run = move || {
-        for round in 0.. {
-            let Some(router) = Weak::upgrade(&router) else { return };
-            step(&router, round);
+        while let Some(router) = Weak::upgrade(&router) {
+            step(&router);
         }
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(run).is_ok()
 }
 
-fn look<F: Filesystem>(router: &Router<F>, round: u64) {
-    std::thread::sleep(LOOK_EVERY);
+/// When the copies were looked at.
+#[derive(Default)]
+struct Looks {
+    compared: Option<Instant>,
+    members: Option<Instant>,
+}
+
+/// Is it so long ago? Then it is now.
+fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
+    let is_due = last.is_none_or(|last| last.elapsed() >= every);
+    if is_due {
+        *last = Some(tick());
+    }
+    is_due
+}
+
+fn look<F: Filesystem>(router: &Router<F>, looks: &mut Looks) {
     let outgoing = &router.outgoing;
     if !outgoing.are_known.load(Ordering::Acquire) {
         learn(router);
+        std::thread::sleep(TOGETHER);
         return;
     }
-    outgoing.add(router.namespace.replicas.take_closed().into_iter().map(|FileId(number)| number));
+    let patience = if outgoing.copies.are_none() { MEMBERS_EVERY } else { COMPARE_EVERY };
+    let closed = router.namespace.replicas.take_closed(patience);
+    let are_some = !closed.is_empty();
+    outgoing.add(closed.into_iter().map(|FileId(number)| number));
     outgoing.add(outgoing.take_late());
     let losses = router.link.losses();
-    if outgoing.losses.swap(losses, Ordering::Relaxed) < losses {
+    let are_lost = outgoing.losses.swap(losses, Ordering::Relaxed) < losses;
+    if is_due(&mut looks.members, MEMBERS_EVERY) || are_lost {
         come_home(router);
-        look_at_members(router);
-    }
-    if round.is_multiple_of(MEMBERS_AFTER) {
         held::look_at_owners(router);
         look_at_members(router);
     }
-    let numbers = if round.is_multiple_of(COMPARE_AFTER) { outgoing.copies.numbers() } else { Vec::new() };
-    if numbers.len() < MANY || round.is_multiple_of(COMPARE_AFTER * 10) {
+    let numbers = outgoing.copies.numbers();
+    let every = if numbers.len() < MANY { COMPARE_EVERY } else { MEMBERS_EVERY };
+    if !numbers.is_empty() && is_due(&mut looks.compared, every) {
         // (What a holder did not learn is tried again.)
         let _ = compare(router, &numbers, tick() + LISTING);
     }
+    if are_some {
+        std::thread::sleep(TOGETHER);
+    }
 }
 
-/// Which members have copies that an earlier agent made?
+/// Which copies that an earlier agent made do members have? All are asked at the same time.
 fn learn<F: Filesystem>(router: &Router<F>) {
-    let Ok(status) = router.link.status(LISTING) else { return };
+    let unasked = router.outgoing.unasked().clone();
+    std::thread::scope(|scope| {
+        for member in &unasked {
+            scope.spawn(move || {
+                if learn_of(router, *member) {
+                    router.outgoing.unasked().remove(member);
+                }
+            });
+        }
+    });
+    if router.outgoing.unasked().is_empty() {
+        router.outgoing.are_known.store(true, Ordering::Release);
+    }
+}
+
+/// Returns whether all that the member has is known.
+fn learn_of<F: Filesystem>(router: &Router<F>, member: u32) -> bool {
     // (An earlier agent's message may still be carried out.)
     let since = router.outgoing.attempts.load(Ordering::Relaxed);
-    let me = router.link.member();
-    for member in status.members.iter().map(|one| one.member).filter(|member| *member != me) {
-        let mut first = 0;
-        loop {
-            match tell(router, member, Hold::List { since, first }, tick() + LISTING) {
-                Ok(Answer::Bytes(bytes)) => {
-                    let Ok(records) = postcard::from_bytes::<Vec<Record>>(&bytes) else { return };
-                    let next = records.last().filter(|_| records.len() == LISTED_MAX).map(|last| last.number + 1);
-                    records.into_iter().for_each(|record| router.outgoing.copies.is_at(record, member));
-                    let Some(next) = next else { break };
-                    first = next;
-                }
-                Err(NoAnswer::Gone) => break,
-                _ => return,
+    let mut first = 0;
+    loop {
+        match tell(router, member, Hold::List { since, first }, tick() + LISTING) {
+            Ok(Answer::Bytes(bytes)) => {
+                let Ok(records) = postcard::from_bytes::<Vec<Record>>(&bytes) else { return false };
+                let next = records.last().filter(|_| records.len() == LISTED_MAX).map(|last| last.number + 1);
+                records.into_iter().for_each(|record| router.outgoing.copies.is_at(record, member));
+                let Some(next) = next else { return true };
+                first = next;
             }
+            Err(NoAnswer::Gone) => return true,
+            _ => return false,
         }
     }
-    held::of(router, me).into_iter().for_each(|record| router.outgoing.copies.is_at(record, me));
-    router.outgoing.are_known.store(true, Ordering::Release);
 }
 
 /// Members that are none any more have no copies: others get some.
@@ -241,9 +294,7 @@ fn tell<F: Filesystem>(router: &Router<F>, member: u32, hold: Hold, until: Insta
 /// Names or content of files may have changed. Returns when no holder has what they were before. Errors: EIO, one does not answer
 /// and is still a member.
 pub(super) fn changed<F: Filesystem>(router: &Router<F>, files: &[Option<FileId>]) -> FsResult<()> {
-    if !router.outgoing.are_known.load(Ordering::Acquire) {
-        await_known(router)?;
-    }
+    await_known(router)?;
     if router.outgoing.copies.are_none() {
         return Ok(());
     }
@@ -252,10 +303,8 @@ pub(super) fn changed<F: Filesystem>(router: &Router<F>, files: &[Option<FileId>
 }
 
 /// Removes a name.
-pub(super) fn unlink<F: Filesystem>(router: &Router<F>, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-    let file = router.namespace.pooled.child_of(FileId(parent), name);
-    router.door.unlink(caller, parent, name)?;
-    changed(router, &[file])
+pub(super) fn unlink<F: Filesystem>(router: &Router<F>, caller: &Caller, at: (u64, &[u8])) -> FsResult<()> {
+    change(router, &[at], || router.door.unlink(caller, at.0, at.1))
 }
 
 /// Renames something here. (All below a directory has another path then.)
@@ -264,14 +313,31 @@ pub(super) fn rename<F: Filesystem>(
     names: &Names<'_>,
     rename: impl FnOnce() -> FsResult<()>,
 ) -> FsResult<()> {
-    let pooled = &router.namespace.pooled;
-    let both = [names.from, names.to];
-    let files = both.map(|(dir, name)| pooled.child_of(FileId(dir), name));
-    let paths = both.map(|(dir, name)| pooled.path_of(FileId(dir), name));
-    rename()?;
-    changed(router, &files)?;
-    let numbers: Vec<u64> = paths.iter().flatten().flat_map(|path| router.outgoing.copies.below(path)).collect();
-    if numbers.is_empty() { Ok(()) } else { compare_for_program(router, &numbers) }
+    change(router, &[names.from, names.to], rename)
+}
+
+/// Makes a change of names. They are looked up if any file has copies.
+fn change<F: Filesystem>(
+    router: &Router<F>,
+    names: &[(u64, &[u8])],
+    change: impl FnOnce() -> FsResult<()>,
+) -> FsResult<()> {
+    await_known(router)?;
+    let (pooled, copies) = (&router.namespace.pooled, &router.outgoing.copies);
+    let found = (!copies.are_none()).then(|| {
+        let files = names.iter().filter_map(|(dir, name)| pooled.child_of(FileId(*dir), name));
+        let paths = names.iter().filter_map(|(dir, name)| pooled.path_of(FileId(*dir), name));
+        (files.collect::<Vec<_>>(), paths.collect::<Vec<_>>())
+    });
+    change()?;
+    if copies.are_none() {
+        return Ok(());
+    }
+    // (Copies may have been made meanwhile.)
+    let Some((files, paths)) = found else { return compare_for_program(router, &copies.numbers()) };
+    let below = paths.iter().flat_map(|path| copies.below(path));
+    let numbers: Vec<u64> = files.into_iter().map(|FileId(number)| number).chain(below).collect();
+    compare_for_program(router, &numbers)
 }
 
 /// A program has opened the file. If it may write, no member has a copy before it does.
@@ -366,16 +432,24 @@ pub(super) fn comes_home<F: Filesystem>(router: &Router<F>, id: FileId) -> bool 
     }
 }
 
-/// All files whose home is lost, and of which a copy is here.
-pub fn come_home<F: Filesystem>(router: &Router<F>) {
+/// Content of lost homes that has a copy here is here from now on. Returns the files for which that failed: it is tried again.
+pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
     if router.link.losses() == 0 {
-        return;
+        return Vec::new();
     }
-    let records = held::of(router, router.link.member());
-    let come: Vec<u64> =
-        records.iter().map(|record| record.number).filter(|number| comes_home(router, FileId(*number))).collect();
+    let lost = router.link.lost();
+    let mut records = held::of(router, router.link.member());
+    records.retain(|record| record.home.is_some_and(|home| lost.contains_key(&home)));
+    let (come, mut stay): (Vec<u64>, Vec<u64>) =
+        records.iter().map(|record| record.number).partition(|number| comes_home(router, FileId(*number)));
     // (They need other copies now.)
     let _ = compare(router, &come, tick() + LISTING);
+    // (Of another version there is no copy.)
+    stay.retain(|number| {
+        let sealed = router.namespace.replicas.sealed(FileId(*number));
+        sealed.is_some_and(|sealed| held::version_of(router, *number) == Some(sealed.version))
+    });
+    stay.into_iter().map(FileId).collect()
 }
 
 // ---- A file that was closed.
@@ -443,6 +517,7 @@ fn send<F: Filesystem>(
     record: &Record,
     member: u32,
 ) -> std::io::Result<bool> {
+    note_holder(router, member)?;
     let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
     let source = open(router, number, sealed, attempt)?;
     let sent = send_from(router, (sealed, record), member, &source, attempt);
@@ -453,6 +528,19 @@ fn send<F: Filesystem>(
         let _ = router.link.call(member, &close, None, &mut |_| tick() < until);
     }
     sent
+}
+
+/// The next agent will ask the member what it has.
+fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
+    let noted = || router.outgoing.noted.lock().unwrap_or_else(PoisonError::into_inner);
+    if noted().contains(&member) || member == router.link.member() {
+        return Ok(());
+    }
+    if !router.link.may_hold(member, LISTING) {
+        return Err(std::io::Error::other("the pool's process does not answer"));
+    }
+    noted().insert(member);
+    Ok(())
 }
 
 /// A number of an open file that is none of the kernel's.

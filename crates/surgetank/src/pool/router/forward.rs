@@ -241,7 +241,7 @@ impl<F: Filesystem> Filesystem for Router<F> {
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         let ask = |parent| Ask::Unlink { parent, name: name.into() };
-        self.remove(caller, parent, |_| copies::unlink(self, caller, parent, name), ask)
+        self.remove(caller, parent, |_| copies::unlink(self, caller, (parent, name)), ask)
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {

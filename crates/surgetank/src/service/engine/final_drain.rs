@@ -42,8 +42,8 @@ impl Served {
     pub(super) fn gives_up_lost(&self, scope: &Scope) -> bool {
         let ends = self.begun.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&scope.run);
         let Some(pool) = self.pool.as_ref().filter(|_| ends) else { return false };
-        come_home(pool);
-        self.namespace.give_up_homes() > 0
+        let stay = come_home(pool);
+        self.namespace.give_up_homes(&stay) > 0
     }
 
     pub(super) fn begin_drain_here(&self, scope: &Scope) {
