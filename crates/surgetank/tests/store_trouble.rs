@@ -318,6 +318,32 @@ fn conflicts_with_another_client_keep_both_files() {
     scene.drain_what_is_left().exits(0);
 }
 
+/// Regression: nothing was left to do, and each `umount` kept the mount because of the conflict.
+#[test]
+fn mount_with_a_conflict_can_be_taken_away() {
+    let Some(mut scene) = Scene::new("other_clients_and_umount") else { return };
+    scene.tier("fast", 32);
+    let over = scene.over.to_str().unwrap().to_owned();
+    // (Another client sees the store without the mount.)
+    let store = Path::new("/mnt/another-client");
+    fs::create_dir(store).unwrap();
+    rustix::mount::mount_bind(&scene.over, store).unwrap();
+    fs::write(store.join("changed"), "of old").unwrap();
+    let mount = ["--tier", "fast=/mnt/tier-fast:32M", "--quiet-period", "0s", &over];
+    scene.verb("mount", &mount).exits(0);
+    let mut file = OpenOptions::new().append(true).open(scene.over.join("changed")).unwrap();
+    file.write_all(b" ours").unwrap();
+    fs::write(store.join("changed"), "of another client").unwrap();
+    drop(file);
+    eventually("both are kept", || fs::read_dir(store).unwrap().count() == 2);
+    let mut umount = scene.surgetank(&["umount", "--state", scene.state.to_str().unwrap(), &over]);
+    umount.current_dir("/");
+    let ended = crate::scene::Running::of(umount).ends();
+    ended.exits(3).says(&["both kept", "changed.surgetank-conflict-"]);
+    scene.is_clean();
+    assert_eq!(fs::read(scene.path("changed")).unwrap(), b"of another client");
+}
+
 /// Regression: the drain set the attributes, and from then on took that file for its own.
 #[test]
 fn attributes_are_not_set_on_a_file_of_another_client() {

@@ -64,6 +64,9 @@ pub struct Verdict {
     pub conflicts: Listing<Conflict>,
     /// Operations other than content, such as renames and deletes.
     pub undelivered: Listing<Undelivered>,
+    /// How many of those are still tried. The others have ended without success.
+    #[serde(default)]
+    pub waiting_operations: u64,
     /// Kept by rule `keep`: not in the store, on purpose; not a failure.
     pub kept: Listing<PathText>,
 }
@@ -71,7 +74,11 @@ pub struct Verdict {
 impl Verdict {
     /// All output is in the store, and no loss is unacknowledged.
     pub fn is_durable(&self) -> bool {
-        self.is_drained() && self.lost.is_empty() && self.lost_elsewhere.is_empty()
+        self.is_drained()
+            && self.conflicts.is_empty()
+            && self.undelivered.is_empty()
+            && self.lost.is_empty()
+            && self.lost_elsewhere.is_empty()
     }
 
     /// Adds the verdict of another agent.
@@ -81,12 +88,13 @@ impl Verdict {
         self.lost_elsewhere.add(other.lost_elsewhere);
         self.conflicts.add(other.conflicts);
         self.undelivered.add(other.undelivered);
+        self.waiting_operations += other.waiting_operations;
         self.kept.add(other.kept);
     }
 
     /// No operation is left that can still reach the store.
     pub fn is_drained(&self) -> bool {
-        self.not_durable.is_empty() && self.conflicts.is_empty() && self.undelivered.is_empty()
+        self.not_durable.is_empty() && self.waiting_operations == 0
     }
 }
 

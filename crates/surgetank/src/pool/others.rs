@@ -186,6 +186,7 @@ impl Others {
             } else if !self.written.of(other.member).is_empty() {
                 let why = "it does not answer".to_owned();
                 verdict.undelivered.push(Undelivered { operation: format!("changes at {name}"), why });
+                verdict.waiting_operations += 1;
             }
         }
     }

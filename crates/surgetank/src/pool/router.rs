@@ -24,6 +24,7 @@ mod order;
 pub mod owners;
 mod remote;
 mod rights;
+mod sending;
 mod serving;
 mod shim;
 

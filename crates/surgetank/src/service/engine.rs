@@ -358,14 +358,14 @@ impl Engine for Served {
                 let listed = verdict.not_durable.total < LISTED_MAX as u64;
                 let newest = if listed { self.namespace.files.copies.newest_copy(one.file) } else { Newest::Unknown };
                 let (why, safe_at) = match newest {
-                    Newest::At(at) => (one.why, at),
-                    Newest::Missing(why) => (why, String::new()),
-                    Newest::Unknown => (one.why, String::new()),
+                    Newest::At(at) => (one.why, PathText(at.into_bytes())),
+                    Newest::Missing(why) => (why, PathText::default()),
+                    Newest::Unknown => (one.why, PathText::default()),
                 };
-                let safe_at = PathText(safe_at.into_bytes());
                 verdict.not_durable.push(NotDurable { path: PathText(one.path), why, safe_at });
             } else {
                 verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
+                verdict.waiting_operations += 1;
             }
         }
         verdict.lost = self.namespace.losses.losses(scope);

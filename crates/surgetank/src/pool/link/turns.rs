@@ -1,6 +1,6 @@
 //! Waits for the requests that began before a moment.
 //!
-//! The danger that this avoids: a request goes by what was so before a change, and its end is not awaited.
+//! The danger that this avoids: a request uses what was so before a change, and its end is not awaited.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -11,32 +11,23 @@
 //! The danger that this avoids: a file that was removed or written since returns when this member is lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::File;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
-use rustix::io::Errno;
-use surgetank_core::namespace::replicas::Sealed;
 use surgetank_types::clock::{tick, uptime};
-use surgetank_types::error::{Fault, FsResult};
+use surgetank_types::error::FsResult;
 use surgetank_types::model::{Caller, FileId};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::{Link, NoAnswer};
 use super::super::replicas::{Copies, Hold, LISTED_MAX, Record};
 use super::adopt::Names;
-use super::homes::agent;
 use super::lengths::end_name;
-use super::{PATIENCE, Router, held};
+use super::{PATIENCE, Router, held, sending};
 use crate::mount::request::ReleaseFlags;
 use crate::mount::{Filesystem, Opened};
 
-/// Bytes of one message.
-const PIECE_BYTES: u64 = 1 << 20;
 /// Closed files are taken together so long.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// How often the copies are compared with the files, if there are some.
@@ -49,11 +40,11 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// So many files are copied at once.
 const THREADS: usize = 2;
 /// The agent looks so long for copies of an agent before it, each time.
-const LISTING: Duration = Duration::from_secs(5);
+pub(super) const LISTING: Duration = Duration::from_secs(5);
 
 /// What is to be copied, and what was.
 pub(super) struct Outgoing {
-    copies: Copies,
+    pub(super) copies: Copies,
     queue: Mutex<Queue>,
     news: Condvar,
     /// All copies that an earlier agent made are known.
@@ -61,8 +52,8 @@ pub(super) struct Outgoing {
     /// Members that have not said yet which of those they have.
     unasked: Mutex<BTreeSet<u32>>,
     /// Members that the next agent will ask.
-    noted: Mutex<BTreeSet<u32>>,
-    attempts: AtomicU64,
+    pub(super) noted: Mutex<BTreeSet<u32>>,
+    pub(super) attempts: AtomicU64,
     /// So many losses were looked at.
     losses: AtomicUsize,
 }
@@ -128,7 +119,7 @@ impl Outgoing {
         self.unasked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_later(&self, number: u64) {
+    pub(super) fn try_later(&self, number: u64) {
         self.queue().later.push_back((tick() + AGAIN, number));
     }
 
@@ -158,7 +149,7 @@ pub(super) fn begin<F: Filesystem>(router: &Arc<Router<F>>) {
     for _ in 0..THREADS {
         begun &= spawn(router, "pool-copying", |router| {
             if let Some(number) = router.outgoing.next() {
-                copy(router, number);
+                sending::copy(router, number);
                 router.outgoing.queue().busy.remove(&number);
             }
         });
@@ -278,7 +269,12 @@ fn look_at_members<F: Filesystem>(router: &Router<F>) {
     router.outgoing.add(router.outgoing.copies.keep_members(is_member));
 }
 
-fn tell<F: Filesystem>(router: &Router<F>, member: u32, hold: Hold, until: Instant) -> Result<Answer, NoAnswer> {
+pub(super) fn tell<F: Filesystem>(
+    router: &Router<F>,
+    member: u32,
+    hold: Hold,
+    until: Instant,
+) -> Result<Answer, NoAnswer> {
     if member == router.link.member() {
         return Ok(held::asked(router, member, &hold));
     }
@@ -450,185 +446,6 @@ pub fn come_home<F: Filesystem>(router: &Router<F>) -> Vec<FileId> {
         sealed.is_some_and(|sealed| held::version_of(router, *number) == Some(sealed.version))
     });
     stay.into_iter().map(FileId).collect()
-}
-
-// ---- A file that was closed.
-
-/// Copies a file to as many members as are to have it.
-fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
-    let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return };
-    let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
-    let record = Record::of(number, &sealed);
-    let known = router.outgoing.copies.of(number);
-    if wanted == 0 || known.as_ref().is_some_and(|(_, holders)| holders.len() >= wanted) {
-        return;
-    }
-    if known.as_ref().is_some_and(|(version, _)| *version != record.version) {
-        return router.outgoing.try_later(number);
-    }
-    let mut holders = known.map(|(_, holders)| holders).unwrap_or_default();
-    for member in candidates(router, &sealed, &holders) {
-        if holders.len() >= wanted {
-            return;
-        }
-        match send(router, number, &sealed, &record, member) {
-            Ok(true) => {
-                holders.insert(member);
-            }
-            // (The next version is queued when it is closed.)
-            Ok(false) => return,
-            // (Without a copy here those of other members are of no use when its home is lost.)
-            Err(_) if sealed.home.is_some() && !holders.contains(&router.link.member()) => break,
-            Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),
-        }
-    }
-    if holders.len() < wanted {
-        router.outgoing.try_later(number);
-    }
-}
-
-/// The members that may get a copy, the best first.
-fn candidates<F: Filesystem>(router: &Router<F>, sealed: &Sealed, have: &BTreeSet<u32>) -> Vec<u32> {
-    let me = router.link.member();
-    let Ok(status) = router.link.status(LISTING) else { return Vec::new() };
-    let mut members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
-    members.retain(|member| !have.contains(member) && Some(*member) != sealed.home);
-    // (Files of one directory are at the same members: a file that replaces another one is where that was.)
-    members.sort_by_cached_key(|member| {
-        let mut hasher = DefaultHasher::new();
-        (sealed.directory.0, member).hash(&mut hasher);
-        (*member != me, hasher.finish())
-    });
-    members.retain(|member| *member != me || sealed.home.is_some());
-    members
-}
-
-/// Where the content is read.
-enum Source {
-    Here(File),
-    There { member: u32, handle: u64 },
-}
-
-/// Sends the content. Returns `false` if the file has changed meanwhile.
-fn send<F: Filesystem>(
-    router: &Router<F>,
-    number: u64,
-    sealed: &Sealed,
-    record: &Record,
-    member: u32,
-) -> std::io::Result<bool> {
-    note_holder(router, member)?;
-    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
-    let source = open(router, number, sealed, attempt)?;
-    let sent = send_from(router, (sealed, record), member, &source, attempt);
-    if let Source::There { member, .. } = source {
-        let close = Call { uid: 0, gid: 0, ask: Ask::CloseMoved { key: key_of(attempt) } };
-        let until = tick() + LISTING;
-        // (With the member its handles end.)
-        let _ = router.link.call(member, &close, None, &mut |_| tick() < until);
-    }
-    sent
-}
-
-/// The next agent will ask the member what it has.
-fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
-    let noted = || router.outgoing.noted.lock().unwrap_or_else(PoisonError::into_inner);
-    if noted().contains(&member) || member == router.link.member() {
-        return Ok(());
-    }
-    if !router.link.may_hold(member, LISTING) {
-        return Err(std::io::Error::other("the pool's process does not answer"));
-    }
-    noted().insert(member);
-    Ok(())
-}
-
-/// A number of an open file that is none of the kernel's.
-fn key_of(attempt: u64) -> u64 {
-    1 << 61 | attempt & ((1 << 40) - 1)
-}
-
-fn open<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, attempt: u64) -> std::io::Result<Source> {
-    let Some(home) = sealed.home else {
-        return router.namespace.replicas.open(FileId(number)).map(Source::Here);
-    };
-    if let Some(copy) = held::id_of(router, number) {
-        return router.namespace.replicas.open(copy).map(Source::Here);
-    }
-    let key = key_of(attempt);
-    let ask = Ask::OpenHome { number, key, flags: OFlags::RDONLY.bits() };
-    match router.remote.ask(&agent(), Router::<F>::at_handle(home), ask) {
-        Ok(Answer::Opened { handle }) => Ok(Source::There { member: home, handle }),
-        Ok(_) => Err(Errno::PROTO.into()),
-        Err(fault) => Err(fault.errno.into()),
-    }
-}
-
-fn read<F: Filesystem>(router: &Router<F>, source: &Source, offset: u64, bytes: usize) -> std::io::Result<Vec<u8>> {
-    let mut content = vec![0; bytes];
-    match source {
-        Source::Here(file) => file.read_exact_at(&mut content, offset)?,
-        Source::There { member, handle } => {
-            let came = router.read_there(&agent(), *member, *handle, offset, &mut content);
-            match came {
-                Ok(came) if came == bytes => {}
-                Ok(_) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Err(Fault { errno, .. }) => return Err(errno.into()),
-            }
-        }
-    }
-    Ok(content)
-}
-
-fn send_from<F: Filesystem>(
-    router: &Router<F>,
-    (sealed, record): (&Sealed, &Record),
-    member: u32,
-    source: &Source,
-    attempt: u64,
-) -> std::io::Result<bool> {
-    let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
-    let mut offset = 0;
-    loop {
-        let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
-        let content = read(router, source, offset, usize::try_from(bytes).unwrap_or(0))?;
-        let is_last = offset + bytes == record.size_bytes;
-        if !is_last && replicas.sealed(id).is_none_or(|now| now.version != sealed.version) {
-            return Ok(false);
-        }
-        if is_last {
-            if !copies.begins(record, member) {
-                return Ok(false);
-            }
-            if !replicas.is_still(id, sealed) {
-                ends(router, record.number, member, false);
-                return Ok(false);
-            }
-        }
-        let piece = Hold::Piece { record: record.clone(), attempt, offset, content, is_last };
-        let answer = tell(router, member, piece, tick() + PATIENCE);
-        let is_done = answer == Ok(Answer::Done);
-        if is_last {
-            // (Without an answer it may be there.)
-            let is_not = matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone));
-            ends(router, record.number, member, !is_not);
-        }
-        if !is_done {
-            return Err(std::io::Error::other(format!("{answer:?}")));
-        }
-        if is_last {
-            return Ok(true);
-        }
-        offset += bytes;
-    }
-}
-
-/// A copy is made, or not. `is_there`: or it may be.
-fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, is_there: bool) {
-    router.outgoing.copies.ends(number, member, is_there);
-    if router.outgoing.copies.of(number).is_none() {
-        router.namespace.replicas.is_alone(FileId(number));
-    }
 }
 
 /// Closed files that are on one member only, and their bytes.

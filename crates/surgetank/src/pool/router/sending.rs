@@ -1,0 +1,206 @@
+//! Sends the content of closed files to as many members as are to have it.
+//!
+//! The danger that this avoids: a copy of what a file was before. So the last piece is sent after a look at the file, with the
+//! copy in the table already.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use surgetank_core::namespace::replicas::Sealed;
+use surgetank_types::clock::tick;
+use surgetank_types::error::Fault;
+use surgetank_types::model::FileId;
+
+use super::super::call::{Answer, Ask, Call};
+use super::super::link::NoAnswer;
+use super::super::replicas::{Hold, Record};
+use super::copies::{LISTING, tell};
+use super::homes::agent;
+use super::{PATIENCE, Router, held};
+use crate::mount::Filesystem;
+
+/// Bytes of one message.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Copies a file to as many members as are to have it.
+pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
+    let Some(sealed) = router.namespace.replicas.sealed(FileId(number)) else { return };
+    let wanted = usize::try_from(sealed.wanted).unwrap_or(usize::MAX).saturating_sub(1);
+    let record = Record::of(number, &sealed);
+    let known = router.outgoing.copies.of(number);
+    if wanted == 0 || known.as_ref().is_some_and(|(_, holders)| holders.len() >= wanted) {
+        return;
+    }
+    if known.as_ref().is_some_and(|(version, _)| *version != record.version) {
+        return router.outgoing.try_later(number);
+    }
+    let mut holders = known.map(|(_, holders)| holders).unwrap_or_default();
+    for member in candidates(router, &sealed, &holders) {
+        if holders.len() >= wanted {
+            return;
+        }
+        match send(router, number, &sealed, &record, member) {
+            Ok(true) => {
+                holders.insert(member);
+            }
+            // (The next version is queued when it is closed.)
+            Ok(false) => return,
+            // (Without a copy here those of other members are of no use when its home is lost.)
+            Err(_) if sealed.home.is_some() && !holders.contains(&router.link.member()) => break,
+            Err(why) => tracing::debug!(%why, member, number, "a file was not copied to another member"),
+        }
+    }
+    if holders.len() < wanted {
+        router.outgoing.try_later(number);
+    }
+}
+
+/// The members that may get a copy, the best first.
+fn candidates<F: Filesystem>(router: &Router<F>, sealed: &Sealed, have: &BTreeSet<u32>) -> Vec<u32> {
+    let me = router.link.member();
+    let Ok(status) = router.link.status(LISTING) else { return Vec::new() };
+    let mut members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
+    members.retain(|member| !have.contains(member) && Some(*member) != sealed.home);
+    // (Files of one directory are at the same members: a file that replaces another one is where that was.)
+    members.sort_by_cached_key(|member| {
+        let mut hasher = DefaultHasher::new();
+        (sealed.directory.0, member).hash(&mut hasher);
+        (*member != me, hasher.finish())
+    });
+    members.retain(|member| *member != me || sealed.home.is_some());
+    members
+}
+
+/// Where the content is read.
+enum Source {
+    Here(File),
+    There { member: u32, handle: u64 },
+}
+
+/// Sends the content. Returns `false` if the file has changed meanwhile.
+fn send<F: Filesystem>(
+    router: &Router<F>,
+    number: u64,
+    sealed: &Sealed,
+    record: &Record,
+    member: u32,
+) -> std::io::Result<bool> {
+    note_holder(router, member)?;
+    let attempt = router.outgoing.attempts.fetch_add(1, Ordering::Relaxed);
+    let source = open(router, number, sealed, attempt)?;
+    let sent = send_from(router, (sealed, record), member, &source, attempt);
+    if let Source::There { member, .. } = source {
+        let close = Call { uid: 0, gid: 0, ask: Ask::CloseMoved { key: key_of(attempt) } };
+        let until = tick() + LISTING;
+        // (With the member its handles end.)
+        let _ = router.link.call(member, &close, None, &mut |_| tick() < until);
+    }
+    sent
+}
+
+/// The next agent will ask the member what it has.
+fn note_holder<F: Filesystem>(router: &Router<F>, member: u32) -> std::io::Result<()> {
+    let noted = || router.outgoing.noted.lock().unwrap_or_else(PoisonError::into_inner);
+    if noted().contains(&member) || member == router.link.member() {
+        return Ok(());
+    }
+    if !router.link.may_hold(member, LISTING) {
+        return Err(std::io::Error::other("the pool's process does not answer"));
+    }
+    noted().insert(member);
+    Ok(())
+}
+
+/// A number of an open file that is none of the kernel's.
+fn key_of(attempt: u64) -> u64 {
+    1 << 61 | attempt & ((1 << 40) - 1)
+}
+
+fn open<F: Filesystem>(router: &Router<F>, number: u64, sealed: &Sealed, attempt: u64) -> std::io::Result<Source> {
+    let Some(home) = sealed.home else {
+        return router.namespace.replicas.open(FileId(number)).map(Source::Here);
+    };
+    if let Some(copy) = held::id_of(router, number) {
+        return router.namespace.replicas.open(copy).map(Source::Here);
+    }
+    let key = key_of(attempt);
+    let ask = Ask::OpenHome { number, key, flags: OFlags::RDONLY.bits() };
+    match router.remote.ask(&agent(), Router::<F>::at_handle(home), ask) {
+        Ok(Answer::Opened { handle }) => Ok(Source::There { member: home, handle }),
+        Ok(_) => Err(Errno::PROTO.into()),
+        Err(fault) => Err(fault.errno.into()),
+    }
+}
+
+fn read<F: Filesystem>(router: &Router<F>, source: &Source, offset: u64, bytes: usize) -> std::io::Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    match source {
+        Source::Here(file) => file.read_exact_at(&mut content, offset)?,
+        Source::There { member, handle } => {
+            let came = router.read_there(&agent(), *member, *handle, offset, &mut content);
+            match came {
+                Ok(came) if came == bytes => {}
+                Ok(_) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Err(Fault { errno, .. }) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(content)
+}
+
+fn send_from<F: Filesystem>(
+    router: &Router<F>,
+    (sealed, record): (&Sealed, &Record),
+    member: u32,
+    source: &Source,
+    attempt: u64,
+) -> std::io::Result<bool> {
+    let (replicas, copies, id) = (&router.namespace.replicas, &router.outgoing.copies, FileId(record.number));
+    let mut offset = 0;
+    loop {
+        let bytes = (record.size_bytes - offset).min(PIECE_BYTES);
+        let content = read(router, source, offset, usize::try_from(bytes).unwrap_or(0))?;
+        let is_last = offset + bytes == record.size_bytes;
+        if !is_last && replicas.sealed(id).is_none_or(|now| now.version != sealed.version) {
+            return Ok(false);
+        }
+        if is_last {
+            if !copies.begins(record, member) {
+                return Ok(false);
+            }
+            if !replicas.is_still(id, sealed) {
+                ends(router, record.number, member, false);
+                return Ok(false);
+            }
+        }
+        let piece = Hold::Piece { record: record.clone(), attempt, offset, content, is_last };
+        let answer = tell(router, member, piece, tick() + PATIENCE);
+        let is_done = answer == Ok(Answer::Done);
+        if is_last {
+            // (Without an answer it may be there.)
+            let is_not = matches!(answer, Ok(Answer::Failed(_)) | Err(NoAnswer::Gone));
+            ends(router, record.number, member, !is_not);
+        }
+        if !is_done {
+            return Err(std::io::Error::other(format!("{answer:?}")));
+        }
+        if is_last {
+            return Ok(true);
+        }
+        offset += bytes;
+    }
+}
+
+/// A copy is made, or not. `is_there`: or it may be.
+fn ends<F: Filesystem>(router: &Router<F>, number: u64, member: u32, is_there: bool) {
+    router.outgoing.copies.ends(number, member, is_there);
+    if router.outgoing.copies.of(number).is_none() {
+        router.namespace.replicas.is_alone(FileId(number));
+    }
+}
