@@ -18,7 +18,13 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&piece, bytes)) = bytes.split_first() else { return };
     let mut frames = Frames::default();
     let mut engine = Embedded::new(LEASE);
-    let joined = engine.ask(Duration::ZERO, Request::Join(Join { instance: [1; 16], resumes: None, address: String::new() }));
+    let joined = engine.ask(Duration::ZERO, Request::Join(Join {
+        instance: [1; 16],
+        resumes: None,
+        address: String::new(),
+        temporaries: String::new(),
+        role: Default::default(),
+    }));
     let Ok(mut member) = Member::new(Duration::ZERO, joined, TIMES, &[]) else { unreachable!("the first member") };
     let mut now = Duration::ZERO;
     let mut owners: BTreeMap<Directory, Claim> = BTreeMap::new();

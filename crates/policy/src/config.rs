@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use surgetank_store::Verify;
 use surgetank_types::error::Result;
-use surgetank_types::model::FsyncTarget;
+use surgetank_types::model::{FsyncTarget, Role};
 
 /// The strongest event that files on a tier survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -96,6 +96,9 @@ pub struct PoolConfig {
     pub host: String,
     /// How long a member that does not answer keeps what it owns.
     pub lease: Duration,
+    /// What this member is for.
+    #[serde(default)]
+    pub role: Role,
     /// The name is that of the Slurm job, not one that the user gave.
     #[serde(default)]
     pub is_of_job: bool,

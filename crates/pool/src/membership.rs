@@ -213,7 +213,7 @@ impl Membership {
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())?;
         let resumes = joining.resumes.as_ref().map(|resumed| (resumed.member, resumed.term));
-        let join = Join { instance, resumes, address, temporaries: joining.temporaries };
+        let join = Join { instance, resumes, address, temporaries: joining.temporaries, role: joining.role };
         let (sent, answer) = shared.await_joined(&join, tick() + joining.patience)?;
         let member = Member::new(sent, answer, joining.times, owned).map_err(|answer| {
             let (kind, why) = match answer {

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use surgetank_types::model::Role;
 
 use crate::{Directory, Epoch, MemberId, Revision, Term};
 
@@ -38,6 +39,8 @@ pub struct Join {
     pub address: String,
     /// Begins the names of its temporaries in the store, behind the prefix of all of them.
     pub temporaries: String,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// What a member asks.
@@ -127,6 +130,8 @@ pub struct MemberRecord {
     pub address: String,
     /// Begins the names of its temporaries in the store, behind the prefix of all of them.
     pub temporaries: String,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// An ownership.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use surgetank_types::model::Role;
 
 use crate::registry::{Answer, Change, Claim, Join, MemberRecord, Refusal};
 use crate::{Directory, Epoch, MemberId, Revision, Term};
@@ -20,12 +21,13 @@ pub(crate) struct Known {
     pub instance: [u8; 16],
     pub address: String,
     pub temporaries: String,
+    pub role: Role,
 }
 
 impl Known {
     pub fn record(&self, id: MemberId) -> MemberRecord {
         let (address, temporaries) = (self.address.clone(), self.temporaries.clone());
-        MemberRecord { id, term: self.term, address, temporaries }
+        MemberRecord { id, term: self.term, address, temporaries, role: self.role }
     }
 }
 
@@ -60,8 +62,8 @@ pub(crate) fn join(rows: &mut impl Rows, join: Join) -> Result<(MemberId, Term),
         },
         (None, None) => (rows.new_member(), Term(1)),
     };
-    let Join { instance, address, temporaries, .. } = join;
-    let known = Known { term, instance, address, temporaries };
+    let Join { instance, address, temporaries, role, .. } = join;
+    let known = Known { term, instance, address, temporaries, role };
     let record = known.record(id);
     rows.set_member(id, Some(known));
     rows.note(Change::Joined(record));

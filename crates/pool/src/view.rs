@@ -202,8 +202,13 @@ mod tests {
 
     #[test]
     fn member_that_left_is_gone_also_if_it_was_never_known() {
-        let record =
-            |id| MemberRecord { id: MemberId(id), term: Term(1), address: String::new(), temporaries: String::new() };
+        let record = |id| MemberRecord {
+            id: MemberId(id),
+            term: Term(1),
+            address: String::new(),
+            temporaries: String::new(),
+            role: Default::default(),
+        };
         let mut view = nothing();
         let news = vec![
             (Revision(1), Change::Joined(record(1))),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use surgetank_pool::membership::{Host, Joining, NotClaimed, RegistryAt, Resumed};
 use surgetank_pool::{Authority, Claim, Directory, Epoch, MemberId, Membership, Secret, Term, Times, Whereabouts};
 use surgetank_types::clock::uptime;
+use surgetank_types::model::Role;
 
 const LEASE: Duration = Duration::from_secs(4);
 const TIMES: Times =
@@ -72,6 +73,7 @@ impl Pool {
             registry: self.registry.clone().map_or(RegistryAt::Here(LEASE), RegistryAt::Peer),
             host: "127.0.0.1".to_owned(),
             temporaries: "key".to_owned(),
+            role: Role::default(),
             resumes: None,
             times: TIMES,
             patience: PATIENCE,

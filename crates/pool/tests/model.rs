@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use counts::Counts;
 use surgetank_pool::{Answer, Authority, Directory, Embedded, Join, Member, Output, Request, Times};
+use surgetank_types::model::Role;
 use world::World;
 
 /// Seeds of one run; `SURGETANK_POOL_SEEDS` sets another number, `SURGETANK_POOL_SEED` runs one seed.
@@ -168,6 +169,7 @@ fn claim_that_its_owner_does_not_want_any_more_is_given_back() {
                 resumes: None,
                 address: String::new(),
                 temporaries: String::new(),
+                role: Role::default(),
             }),
         );
         Member::new(now(0), answer, times, &[]).unwrap()
@@ -223,6 +225,7 @@ fn claim_that_takes_too_long_is_given_up_and_an_owned_directory_is_not() {
             resumes: None,
             address: String::new(),
             temporaries: String::new(),
+            role: Role::default(),
         })
     };
     let mut member = Member::new(now(0), engine.ask(now(0), join(1)), times, &[]).unwrap();

@@ -17,6 +17,7 @@ use surgetank_pool::{
     Answer, Ask, Claim, Directory, Embedded, Epoch, Everything, Join, MemberId, News, Refusal, Request, Revision, Term,
     Uptime,
 };
+use surgetank_types::model::Role;
 
 /// What the suite does to an engine.
 trait Engine {
@@ -137,6 +138,7 @@ fn joining(instance: u8, resumes: Option<(MemberId, Term)>) -> Request {
         resumes,
         address: format!("host-{instance}:7070"),
         temporaries: format!("key-{instance}"),
+        role: if instance == 2 { Role::Storage } else { Role::Compute },
     })
 }
 
@@ -224,7 +226,7 @@ fn member_whose_lease_is_over_is_lost_and_its_claims_stand_until_they_are_taken_
     assert_eq!(changes.last(), Some(&Change::Lost(second.id)));
     let everything = Player::join(engine, 4, None).1;
     assert_eq!(everything.claims[0].1, Claim { owner: second.id, epoch });
-    assert_eq!(everything.lost[0].temporaries, "key-2");
+    assert_eq!((everything.lost[0].temporaries.as_str(), everything.lost[0].role), ("key-2", Role::Storage));
     let (next, _) = first.claim(engine, "results");
     assert!(next > epoch);
     let (changes, _) = first.changes(engine, everything.revision);

@@ -20,6 +20,7 @@ use surgetank_pool::membership::{Host, Joining, RegistryAt};
 use surgetank_pool::remote::Pool;
 use surgetank_pool::remote::place::Place;
 use surgetank_pool::{Authority, Directory, Membership, Secret, Times};
+use surgetank_types::model::Role;
 
 const LEASE: Duration = Duration::from_secs(4);
 const TIMES: Times =
@@ -57,6 +58,7 @@ fn joining(secret: &Secret, url: &str, is_founder: bool) -> Joining {
         },
         host: "127.0.0.1".to_owned(),
         temporaries: "key".to_owned(),
+        role: Role::default(),
         resumes: None,
         times: TIMES,
         patience: PATIENCE,

@@ -247,6 +247,39 @@ fn next_agent_without_copies_waits_for_no_member() {
     assert_eq!(crate::nodes::names(&pool.store().join("own")).into_iter().collect::<Vec<_>>(), ["renamed"]);
 }
 
+/// A member for storage has the copies of all directories, also where its tier is nearly full.
+#[test]
+fn copies_are_at_the_member_for_storage() {
+    let Some(mut pool) = Pool::start("storage", 0) else { return };
+    pool.mount_one(&["--pool-lease", "6s"]);
+    pool.mount_one(&["--role", "storage"]);
+    pool.mount_one(&SLOW);
+    let two = pool.member(2).to_owned();
+    let mut count = 0;
+    for dir in 0..8 {
+        let dir = two.join(format!("dir{dir}"));
+        fs::create_dir(&dir).unwrap();
+        for number in 0..7 {
+            fs::write(dir.join(format!("{number}")), bytes(MIB as usize, number)).unwrap();
+            count += 1;
+        }
+    }
+    all_have_copies(&pool, 2);
+    let members = pool.asked(2, "members")["members"].clone();
+    let sent = |member: usize| members[member]["sent_bytes"].as_u64().unwrap();
+    assert!(sent(1) >= count * MIB && sent(0) < MIB, "{} and {} bytes were sent", sent(0), sent(1));
+    assert_eq!(members[1]["role"], "storage");
+    lose_machine(&mut pool);
+    let zero = pool.member(0).to_owned();
+    for dir in 0..8 {
+        for number in 0..7 {
+            let path = zero.join(format!("dir{dir}/{number}"));
+            eventually("content comes back", || read(&path) == Some(bytes(MIB as usize, number)));
+        }
+    }
+    pool.end();
+}
+
 /// Each byte is sent once for each copy. Without replicas nothing is.
 #[test]
 fn copy_costs_its_bytes_once() {

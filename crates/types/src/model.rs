@@ -108,6 +108,17 @@ pub enum FsyncTarget {
     Store,
 }
 
+/// What a member of a pool is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It runs tasks.
+    #[default]
+    Compute,
+    /// Its tiers are for copies of other members' files.
+    Storage,
+}
+
 /// The process that makes a request. Store I/O uses its ids; decisions do not depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {

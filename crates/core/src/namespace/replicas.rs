@@ -15,7 +15,7 @@ use rustix::fs::{Timespec, Timestamps, fstat, futimens};
 use surgetank_policy::config::Survives;
 use surgetank_state::{Inode, PlainId, Tree};
 use surgetank_types::ladder;
-use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Timestamp};
+use surgetank_types::model::{FileId, FsyncTarget, Kind, NodeId, OpKind, Role, Timestamp};
 use surgetank_types::sync::atomic::Ordering;
 use surgetank_types::sync::{Arc, PoisonError};
 
@@ -240,11 +240,13 @@ impl Replicas {
 
     /// Is there room on a tier for so many bytes of another member's files?
     pub fn has_room_for(&self, bytes: u64) -> bool {
-        /// One part of this of a tier stays free for its own programs.
+        /// One part of this of a tier stays free for its own programs, if it has some.
         const FREE: u64 = 4;
+        let is_storage = self.base.config.pool.as_ref().is_some_and(|pool| pool.role == Role::Storage);
         self.base.tiers.devices().filter(|device| device.is_there()).any(|device| {
             let view = device.view();
-            view.used_bytes.saturating_add(bytes) <= view.cap_bytes - view.cap_bytes / FREE
+            let kept = if is_storage { 0 } else { view.cap_bytes / FREE };
+            view.used_bytes.saturating_add(bytes) <= view.cap_bytes - kept
         })
     }
 }

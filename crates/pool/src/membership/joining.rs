@@ -1,6 +1,7 @@
 //! What an agent brings when it joins a pool.
 
 use std::time::Duration;
+use surgetank_types::model::Role;
 
 use crate::member::Times;
 use crate::remote::Pool;
@@ -40,6 +41,8 @@ pub struct Joining {
     pub host: String,
     /// Begins the names of its temporaries in the store.
     pub temporaries: String,
+    /// What the member is for.
+    pub role: Role,
     /// What the agent continues.
     pub resumes: Option<Resumed>,
     /// How long a member waits for what.

@@ -148,7 +148,8 @@ impl Remote {
         for record in me.view.members().filter(|record| record.id != id) {
             if !members.contains_key(&record.id) && !known_lost.contains_key(&record.id) {
                 let (address, temporaries) = (record.address.clone(), record.temporaries.clone());
-                let known = Known { term: record.term, instance: [0; 16], address, temporaries };
+                let (term, role) = (record.term, record.role);
+                let known = Known { term, instance: [0; 16], address, temporaries, role };
                 draft.put(of_member(b'm', record.id), &known);
             }
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use surgetank_pool::calls::{BODY_BYTES_MAX, Waits};
 use surgetank_pool::membership::{Host, Joining, RegistryAt, Resumed};
 use surgetank_pool::{CallFailed, Caller, Directory, MemberId, Membership, Once, Secret, Term, Times, Whereabouts};
+use surgetank_types::model::Role;
 
 pub const LEASE: Duration = Duration::from_secs(4);
 pub const TIMES: Times =
@@ -120,6 +121,7 @@ impl Pool {
             registry: self.registry.clone().map_or(RegistryAt::Here(LEASE), RegistryAt::Peer),
             host: "127.0.0.1".to_owned(),
             temporaries: "key".to_owned(),
+            role: Role::default(),
             resumes,
             times: TIMES,
             patience: PATIENCE,

@@ -10,6 +10,7 @@ use surgetank_pool::{
     Answer, Authority, Claim, Directory, Embedded, Epoch, Join, Member, MemberId, Message, Output, Refusal, Request,
     Term, Times, Uptime,
 };
+use surgetank_types::model::Role;
 
 use super::counts::Counts;
 use super::machine::Machine;
@@ -401,8 +402,13 @@ impl World {
         let machine_now = &mut self.machines[machine];
         machine_now.incarnation += 1;
         machine_now.member = None;
-        machine_now.joining =
-            Some(Join { instance, resumes, address: format!("machine-{machine}"), temporaries: String::new() });
+        machine_now.joining = Some(Join {
+            instance,
+            resumes,
+            address: format!("machine-{machine}"),
+            temporaries: String::new(),
+            role: Role::default(),
+        });
         for operation in &mut machine_now.operations {
             operation.reading = false;
         }

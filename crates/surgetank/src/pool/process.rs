@@ -489,8 +489,8 @@ impl Process {
         let members = membership.records().into_iter().map(|record| {
             let (received_bytes, sent_bytes) = bytes.get(&record.id).copied().unwrap_or_default();
             let handles = self.export.holds(record.id.0).1 as u64;
-            let (member, term) = (record.id.0, record.term.0);
-            MemberStatus { member, term, address: record.address, calls: 0, received_bytes, sent_bytes, handles }
+            let (member, term, address, role) = (record.id.0, record.term.0, record.address, record.role);
+            MemberStatus { member, term, address, role, calls: 0, received_bytes, sent_bytes, handles }
         });
         let lost = membership.lost().into_iter();
         let lost = lost.map(|record| LostMember { member: record.id.0, address: record.address });

@@ -234,6 +234,7 @@ impl Search<'_> {
             registry,
             host: self.config.host.clone(),
             temporaries: self.temporaries.to_owned(),
+            role: self.config.role,
             resumes: None,
             times: Times { margin: MARGIN.min(lease / 4), renew: lease * 3 / 10, again: AGAIN.min(lease / 5) },
             patience,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use surgetank_core::report::LostMember;
+use surgetank_types::model::Role;
 
 /// Members and directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -28,6 +29,9 @@ pub struct MemberStatus {
     pub term: u32,
     /// Where the others reach it: `HOST:PORT`.
     pub address: String,
+    /// What it is for.
+    #[serde(default)]
+    pub role: Role,
     /// Calls of this node's programs to it: each one is a round trip.
     #[serde(default)]
     pub calls: u64,

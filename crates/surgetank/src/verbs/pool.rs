@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use surgetank_core::report::Pair;
 use surgetank_types::error::Error;
+use surgetank_types::model::Role;
 
 use super::directory::{agent_of, without_pool};
 use super::exit;
@@ -97,8 +98,9 @@ fn print_members(status: &PoolStatus) {
     );
     for member in &status.members {
         let own = if member.member == status.member { "  (this one)" } else { "" };
+        let role = if member.role == Role::Storage { "  for storage" } else { "" };
         println!(
-            "{:>6}  {:>4}  {:<32}  {:>10}  {:>12}  {:>12}  {:>6}{own}",
+            "{:>6}  {:>4}  {:<32}  {:>10}  {:>12}  {:>12}  {:>6}{own}{role}",
             member.member,
             member.term,
             member.address,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use surgetank_policy::config::{Config, PoolConfig, Way};
 use surgetank_policy::rule::RuleSet;
 use surgetank_types::error::{Error, Result};
+use surgetank_types::model::Role;
 
 use super::wait::duration_millis;
 use crate::agent::way::mountable;
@@ -42,6 +43,10 @@ pub struct Pooling {
     /// How long a node that does not answer keeps its directories (SURGETANK_POOL_LEASE) [default: 10s]
     #[arg(long, value_name = "TIME", help_heading = "Pool")]
     pool_lease: Option<String>,
+    /// What this node is for: storage prefers it for copies of other nodes' files (--replicas), and keeps no room for programs
+    /// of its own (SURGETANK_ROLE) [default: compute]
+    #[arg(long, value_name = "compute|storage", help_heading = "Pool")]
+    role: Option<String>,
     /// Keep the pool's registry in this server, and not in the first member: redis://HOST:PORT, rediss://HOST:PORT,
     /// redis+sentinel://HOST:PORT,…/MASTER or etcd://HOST:PORT,…; the same on all nodes (SURGETANK_REGISTRY)
     #[arg(long, value_name = "URL", help_heading = "Pool")]
@@ -79,6 +84,7 @@ impl Pooling {
     pub fn configure(&self, config: &mut Config, quiet: bool) -> Result<()> {
         let lease = self.lease()?;
         let (registry, registry_password) = self.registry()?;
+        let role = self.role()?;
         let Some(Named { source, name, nodes }) = self.named()? else { return Ok(()) };
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.bytes().all(is_plain) {
@@ -126,7 +132,7 @@ impl Pooling {
         config.door = Way::Fuse;
         let is_of_job = nodes.is_some();
         config.pool =
-            Some(PoolConfig { name, secret, host, lease, is_of_job, announcement, registry, registry_password });
+            Some(PoolConfig { name, secret, host, lease, role, is_of_job, announcement, registry, registry_password });
         Ok(())
     }
 
@@ -149,6 +155,22 @@ impl Pooling {
             return Err(wrong("it has to be from 1s to 1h".to_owned()));
         }
         Ok(lease)
+    }
+
+    fn role(&self) -> Result<Role> {
+        let (source, text) = match (&self.role, text_of("SURGETANK_ROLE")) {
+            (Some(text), _) => ("--role", text.clone()),
+            (None, Some(text)) => ("SURGETANK_ROLE", text),
+            (None, None) => return Ok(Role::default()),
+        };
+        match text.as_str() {
+            "compute" => Ok(Role::Compute),
+            "storage" => Ok(Role::Storage),
+            other => {
+                let why = format!("'{other}' is not one of compute, storage");
+                Err(refused(source, why).remedy("name one of them, or leave the option out"))
+            }
+        }
     }
 
     /// The registry's server, and the file with its password. A wrong one is refused here, before an agent starts.

@@ -131,6 +131,7 @@ pub const OPTIONS: &[Refused] = &[
     of("*", "--pool-lease", "soon", 2, &["--pool-lease", "soon"]),
     of("*", "--pool-lease", "900ms", 2, &["--pool-lease", "from 1s"]),
     of("*", "--registry-password-file", "", 2, &["--registry-password-file"]),
+    of("*", "--role", "burst", 2, &["--role", "'burst' is not one of compute, storage"]),
     of("*", "--registry", "http://host", 2, &["--registry", "redis://"]),
     of("*", "--registry", "redis://user:word@host", 2, &["--registry", "password", "--registry-password-file"]),
     of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),

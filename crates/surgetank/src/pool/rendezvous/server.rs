@@ -154,6 +154,7 @@ fn joining(
         },
         host: config.host.clone(),
         temporaries: temporaries.to_owned(),
+        role: config.role,
         resumes: None,
         times: Times {
             margin: MARGIN.min(mark.lease / 4),

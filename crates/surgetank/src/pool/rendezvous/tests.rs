@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 
 use surgetank_pool::Directory;
+use surgetank_types::model::Role;
 use tempfile::TempDir;
 
 use super::*;
@@ -46,6 +47,7 @@ impl Scene {
             announcement: String::new(),
             registry: None,
             registry_password: None,
+            role: Role::default(),
         };
         Self { store: Meeting::Directory(File::open(store).unwrap().into()), config, host: Arc::new(Idle), dir }
     }

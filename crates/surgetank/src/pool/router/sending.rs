@@ -10,12 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use super::super::status::MemberStatus;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank_core::namespace::replicas::Sealed;
 use surgetank_types::clock::tick;
 use surgetank_types::error::Fault;
-use surgetank_types::model::FileId;
+use surgetank_types::model::{FileId, Role};
 
 use super::super::call::{Answer, Ask, Call};
 use super::super::link::NoAnswer;
@@ -65,13 +66,15 @@ pub(super) fn copy<F: Filesystem>(router: &Router<F>, number: u64) {
 fn candidates<F: Filesystem>(router: &Router<F>, sealed: &Sealed, have: &BTreeSet<u32>) -> Vec<u32> {
     let me = router.link.member();
     let Ok(status) = router.link.status(LISTING) else { return Vec::new() };
+    let is_storage = |one: &&MemberStatus| one.role == Role::Storage;
+    let storage: BTreeSet<u32> = status.members.iter().filter(is_storage).map(|one| one.member).collect();
     let mut members: Vec<u32> = status.members.iter().map(|one| one.member).collect();
     members.retain(|member| !have.contains(member) && Some(*member) != sealed.home);
     // (Files of one directory are at the same members: a file that replaces another one is where that was.)
     members.sort_by_cached_key(|member| {
         let mut hasher = DefaultHasher::new();
         (sealed.directory.0, member).hash(&mut hasher);
-        (*member != me, hasher.finish())
+        (*member != me, !storage.contains(member), hasher.finish())
     });
     members.retain(|member| *member != me || sealed.home.is_some());
     members

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use surgetank_pool::Directory;
 use surgetank_testkit::servers::redis::RedisServer;
+use surgetank_types::model::Role;
 
 use super::*;
 
@@ -27,6 +28,7 @@ fn config(dir: &Path, redis: &RedisServer) -> PoolConfig {
         announcement: String::new(),
         registry: Some(format!("redis://127.0.0.1:{}", redis.port())),
         registry_password: None,
+        role: Role::default(),
     }
 }
 
