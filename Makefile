@@ -40,6 +40,10 @@ crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test
 	$(ENV) scripts/crash
 
+crash-nodes: ## the crash campaign over nodes: 300 cases of lost, cut and killed nodes, with another seed each time; an hour
+	scripts/setup test
+	$(ENV) SURGETANK_NODE_CASES=$${CASES:-300} SURGETANK_NODE_SEED=$${SEED:-$$(date +%s)} scripts/suite -- cargo nextest run -p surgetank --no-capture -E 'test(pool_crash)'
+
 fuzz: ## every decoder fuzzed for a minute: disk formats, configuration, sockets
 	scripts/setup test
 	$(ENV) scripts/fuzz
@@ -76,4 +80,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo demo-nodes docs test test-servers test-full test-long model crash fuzz bench lint clean help
+.PHONY: demo demo-nodes docs test test-servers test-full test-long model crash crash-nodes fuzz bench lint clean help

@@ -133,8 +133,9 @@ fn case(pool: &mut Pool, seed: u64) -> usize {
         fs::create_dir(pool.store().join(dir)).unwrap();
     }
     for number in 0..NODES {
-        let mut more = vec!["--pool-lease", "1s"];
-        let rate = ["24KiB", "100KiB", "1GiB"][rng.usize(0..3)];
+        // (What cannot be delivered is tried for a shorter time than by default.)
+        let mut more = vec!["--pool-lease", "1s", "--retry", "4s"];
+        let rate = ["64KiB", "256KiB", "1GiB"][rng.usize(0..3)];
         more.extend(["--drain-bytes-per-second-max", rate]);
         let is_at = if let Event::Point(point) = event { (number == node).then_some(point) } else { None };
         let crash = is_at.map(|point| format!("{point}:{}", rng.u32(1..10)));
@@ -188,7 +189,7 @@ fn strike(pool: &Pool, event: Event, node: usize, ends: &AtomicBool) {
             } else {
                 // (Only a member that is lost comes back as another one.)
                 eventually("the loss is noticed", || pool.status(0)["lost"][0]["member"] == node as u64 + 1);
-                pool.mount_again(node, &["--pool-lease", "1s"]);
+                pool.mount_again(node, &["--pool-lease", "1s", "--retry", "4s"]);
             }
         }
         Event::Apart(cut, millis) => {

@@ -13,6 +13,7 @@ use surgetank_types::sync::atomic::Ordering;
 
 use crate::base::users::own_cred;
 use crate::drain::Drain;
+use crate::drain::attempts::not_yet;
 use crate::drain::execute::Done;
 use crate::drain::turns::Turns;
 use crate::files::evict::THE_END;
@@ -252,8 +253,11 @@ impl Drain {
                     std::io::ErrorKind::NotFound => small.iter().filter(is_gone).collect(),
                     _ => Vec::new(),
                 };
-                let again = if gone.is_empty() { vec![&small[0]] } else { gone };
-                again.iter().for_each(|one| self.restage(one.seq, &why));
+                if gone.is_empty() {
+                    self.restage(small[0].seq, &why);
+                }
+                // (Not the store's refusal, which would last: the next copy may stay.)
+                gone.iter().for_each(|one| self.restage(one.seq, &not_yet("its copy was removed from the store")));
                 // (None is compared in this batch.)
                 bad = Some(small[0].seq);
             }
