@@ -208,6 +208,8 @@ pub enum FileState {
     Durable,
     /// Durable, and only in the store.
     Evicted,
+    /// In a pool: its content was only on a node that is lost. Make it again.
+    Lost,
 }
 
 impl fmt::Display for FileState {
@@ -218,6 +220,7 @@ impl fmt::Display for FileState {
             Self::Draining => "draining",
             Self::Durable => "durable",
             Self::Evicted => "evicted",
+            Self::Lost => "lost",
         })
     }
 }

@@ -125,6 +125,8 @@ pub enum State {
     Durable,
     /// Verified in the store only.
     Evicted,
+    /// In a pool: its content was only on a node that is lost.
+    Lost,
     /// Its rule says that it is not drained.
     Kept,
 }
@@ -137,6 +139,7 @@ impl std::fmt::Display for State {
             Self::Draining => "draining",
             Self::Durable => "durable",
             Self::Evicted => "evicted",
+            Self::Lost => "lost",
             Self::Kept => "kept",
         })
     }

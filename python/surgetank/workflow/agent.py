@@ -45,6 +45,14 @@ def mounted(directory: str) -> bool:
         return False
 
 
+def lost(path: str) -> bool:
+    """Whether the content of this file was only on a node of the pool that is lost."""
+    try:
+        return os.getxattr(path, "user.surgetank.state") == b"lost"
+    except OSError:
+        return False
+
+
 @dataclass
 class Agent:
     """The agent that serves the current directory; `state` as `--state`."""

@@ -12,7 +12,7 @@ use surgetank_state::{Inode, Op, PlainId, Progress, State, Tree};
 use surgetank_store::Store;
 use surgetank_tier::Tiers;
 use surgetank_types::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
-use surgetank_types::sync::{Arc, Mutex};
+use surgetank_types::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::Base;
 use crate::base::deferred::DeferredSeals;
@@ -234,10 +234,13 @@ impl Questions {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
         let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| Pending::of(op));
+        let is_lost = inode.home().is_some()
+            && !self.metadata.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
+            && self.copies.absence(&tree, id).is_some();
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.open_files.attr_of(id, inode).size_bytes,
-            state: tree.state_of(id)?,
+            state: if is_lost { State::Lost } else { tree.state_of(id)? },
             location: places.join(" "),
             tier,
             mode,
@@ -496,7 +499,7 @@ impl Questions {
 
     /// How long a command has waited for it to be drained.
     pub(crate) fn ending_for(&self, run: Option<RunId>) -> Duration {
-        let waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
+        let waited_for = self.waited_for.lock().unwrap_or_else(PoisonError::into_inner);
         waited_for.get(&run).map_or_else(|| self.started.elapsed(), std::time::Instant::elapsed)
     }
 
@@ -504,9 +507,9 @@ impl Questions {
     /// files that are written from now on, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
-            self.runs.ending.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner).insert(run);
+            self.runs.ending.lock().unwrap_or_else(PoisonError::into_inner).insert(run);
         }
-        let mut waited_for = self.waited_for.lock().unwrap_or_else(surgetank_types::sync::PoisonError::into_inner);
+        let mut waited_for = self.waited_for.lock().unwrap_or_else(PoisonError::into_inner);
         waited_for.insert(run, surgetank_types::clock::tick());
         drop(waited_for);
         self.remember_forgotten(run);

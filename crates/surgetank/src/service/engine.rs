@@ -229,6 +229,7 @@ impl Engine for Served {
                 State::Draining => FileState::Draining,
                 State::Durable => FileState::Durable,
                 State::Evicted => FileState::Evicted,
+                State::Lost => FileState::Lost,
             },
             size_bytes: answer.size_bytes,
             place: answer.location,
@@ -376,8 +377,7 @@ impl Engine for Served {
             }
         }
         for noted in self.namespace.base.notes.troubles().into_iter().filter(|noted| noted.counts) {
-            let mine = scope.run.is_none_or(|run| run.has(noted.run));
-            if !mine || !scope.covers(noted.path.as_bytes()) {
+            if scope.run.is_some_and(|run| !run.has(noted.run)) || !scope.covers(noted.path.as_bytes()) {
                 continue;
             }
             match noted.kept_as {

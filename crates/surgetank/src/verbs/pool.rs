@@ -1,6 +1,7 @@
-//! `surgetank pool status`, `members` and `leave`: the pool of the agent of a directory.
+//! `surgetank pool status`, `members`, `leave` and `lost`: the pool of the agent of a directory.
 
 mod leave;
+mod lost;
 
 use std::path::PathBuf;
 
@@ -32,6 +33,8 @@ enum What {
     Members(Of),
     /// Leave the pool: drain, give the directories back, and unmount; other members go on
     Leave(leave::Args),
+    /// Files whose content was only on a lost node: make them again
+    Lost(lost::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,6 +54,7 @@ pub fn pool(program: &Program<'_>, args: &Args) -> Outcome {
         What::Status(of) => (of, true),
         What::Members(of) => (of, false),
         What::Leave(args) => return leave::leave(program, args),
+        What::Lost(args) => return lost::lost(program, args),
     };
     let directory = of.directory.clone().unwrap_or_else(|| PathBuf::from("."));
     let mut agent = agent_of(program, &Settings::of_state(of.state.as_ref()), &directory)?;

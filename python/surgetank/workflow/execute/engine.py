@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,6 +80,19 @@ class Tally:
     dropped: dict[str, int] = field(default_factory=dict)
     made_bytes: int = 0
     stopped_by: int | None = None
+    # Tasks that ran again because a node of the pool was lost with their outputs.
+    again: list[str] = field(default_factory=list)
+
+    def add(self, later: Tally) -> None:
+        """The result of an engine after this one, which tried what had failed."""
+        self.done |= later.done
+        self.failed = later.failed
+        self.killed = later.killed
+        self.retried += later.retried
+        self.processes += later.processes
+        self.dropped |= later.dropped
+        self.made_bytes += later.made_bytes
+        self.stopped_by = later.stopped_by
 
     @property
     def code(self) -> int:
@@ -89,7 +102,8 @@ class Tally:
 
 
 class Engine:
-    """`drop`: files that may be removed after their last reader; `agent`: None without a mount."""
+    """`drop`: files that may be removed after their last reader; `agent`: None without a mount; `before`: attempts of an
+    engine before this one."""
 
     def __init__(
         self,
@@ -101,10 +115,12 @@ class Engine:
         progress: Progress,
         agent: Agent | None,
         next_reads: NextReads | None = None,
+        present: Callable[[str], Stamp | None] = stamp,
+        before: dict[str, int] | None = None,
     ) -> None:
         self.workflow, self.settings, self.decision = workflow, settings, decision
         self.journal, self.drop, self.progress, self.agent = journal, drop, progress, agent
-        self.next_reads = next_reads
+        self.next_reads, self.present = next_reads, present
         self.tally = Tally()
         self.spawner = Spawner()
         self.ready = Ready(settings.jobs, settings.memory_bytes, by_kind=settings.cluster > 1)
@@ -115,7 +131,8 @@ class Engine:
         self._parents_left = {id_: sum(p in run for p in workflow.parents[id_]) for id_ in run}
         self._children_left = {id_: sum(c in run for c in workflow.children[id_]) for id_ in workflow.tasks}
         self._readers_left = {path: sum(r in run for r in readers) for path, readers in workflow.readers.items()}
-        self._attempts: dict[str, int] = {}
+        self._before = before or {}
+        self.attempts: dict[str, int] = dict(self._before)
         self._inputs: dict[str, dict[str, Stamp]] = {}
         self._running: dict[int, Running] = {}
         self._leaderless: list[LeaderlessGroup] = []
@@ -229,8 +246,8 @@ class Engine:
         try:
             if len(prepared) == 1:
                 id_ = prepared[0]
-                pair = self.logs.open(log_name(id_, self._attempts[id_]))
-                self.journal.say("log", task=id_, attempt=self._attempts[id_], named=pair.named)
+                pair = self.logs.open(log_name(id_, self.attempts[id_]))
+                self.journal.say("log", task=id_, attempt=self.attempts[id_], named=pair.named)
                 words = self._words(self.workflow.tasks[id_])
                 child = self.spawner.start(words, self._environment(id_), pair.out, pair.err)
                 running = Running(prepared, need, pair)
@@ -251,13 +268,13 @@ class Engine:
     def _prepare(self, id_: str) -> bool:
         """Removes old outputs; False: the task cannot run."""
         task = self.workflow.tasks[id_]
-        self._attempts[id_] = self._attempts.get(id_, 0) + 1
-        self.journal.say("start", task=id_, attempt=self._attempts[id_], at_ns=time.time_ns())
+        self.attempts[id_] = self.attempts.get(id_, 0) + 1
+        self.journal.say("start", task=id_, attempt=self.attempts[id_], at_ns=time.time_ns())
         inputs: dict[str, Stamp] = {}
         for path in task.inputs:
             if self.workflow.producer.get(path) == id_:
                 continue
-            found = stamp(path)
+            found = self.present(path)
             if found is None:
                 self._fail(id_, f"its input {path!r} no longer exists", None)
                 return False
@@ -298,7 +315,7 @@ class Engine:
     def _start_cluster(self, several: list[str], need: Need) -> tuple[Child, Running]:
         jobs = []
         for id_ in several:
-            base = log_name(id_, self._attempts[id_])
+            base = log_name(id_, self.attempts[id_])
             jobs.append(
                 {
                     "words": self._words(self.workflow.tasks[id_]),
@@ -385,7 +402,7 @@ class Engine:
                 self._settle(id_, exit_ if exit_.code else Exit(1, exit_.began_ns, exit_.ended_ns))
             else:
                 # The task had not begun.
-                self._attempts[id_] -= 1
+                self.attempts[id_] -= 1
                 self._push(id_)
 
     def _settle(self, id_: str, exit_: Exit) -> None:
@@ -413,7 +430,7 @@ class Engine:
             task.id,
             self.decision.derivations[task.id],
             self.journal.run,
-            self._attempts[task.id],
+            self.attempts[task.id],
             exit_.began_ns,
             exit_.ended_ns,
             self._inputs.pop(task.id),
@@ -459,12 +476,12 @@ class Engine:
 
     def _fail(self, id_: str, why: str, exit_: Exit | None) -> None:
         task = self.workflow.tasks[id_]
-        attempt = self._attempts[id_]
+        attempt = self.attempts[id_]
         self._clear(task)
         self.journal.say("failed", task=id_, attempt=attempt, why=why, at_ns=time.time_ns())
         in_place = [path for path in task.outputs if path in task.inputs]
         attempts = 1 + (task.retries if self.settings.retries is None else self.settings.retries)
-        if attempt < attempts and exit_ is not None and not in_place and not self._stopping:
+        if attempt - self._before.get(id_, 0) < attempts and exit_ is not None and not in_place and not self._stopping:
             self.tally.retried += 1
             self.progress.say(f"task {id_!r} failed: {why}; attempt {attempt + 1} of {attempts} follows")
             self._push(id_)

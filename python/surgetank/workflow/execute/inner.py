@@ -20,6 +20,7 @@ from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
 from .engine import Engine, Tally
+from .losses import Losses, readable
 from .next_read import NextReads
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
@@ -55,7 +56,9 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         settings,
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
-            decision = resume.decide(workflow, past, stamp, drop)
+            losses = Losses(agent, settings.over)
+            present = readable if losses.in_pool else stamp
+            decision = resume.decide(workflow, past, present, drop)
             next_reads = None
             if agent is not None:
                 next_reads = NextReads(workflow, settings.jobs, decision.run, drop)
@@ -64,13 +67,29 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
-            engine = Engine(workflow, settings, decision, book, drop, progress, agent, next_reads)
+            engine = Engine(workflow, settings, decision, book, drop, progress, agent, next_reads, present)
             tally = engine.tally
             for step in planned.steps:
                 if step.kind == "prefetch":
                     for path in step.files:
                         engine.errands.ask("prefetch", path)
             engine.run()
+            before = engine.attempts
+            while tally.stopped_by is None and losses.are_new(failed=bool(tally.failed)):
+                # (This run's results, too.)
+                book.flush()
+                left = resume.decide(workflow, journal.load(HOME), present, drop)
+                again = [id_ for id_ in left.run if id_ in tally.done or id_ in decision.done]
+                if not again and not tally.failed:
+                    break
+                tally.again += again
+                progress.say(
+                    f"a node of the pool was lost; the tasks that made what is lost run again: {_named(again)}"
+                )
+                engine = Engine(workflow, settings, left, book, drop, progress, agent, None, present, before)
+                engine.run()
+                tally.add(engine.tally)
+                before = engine.attempts
             code = tally.code
             out = next((step for step in planned.steps if step.kind == "stage-out"), None)
             if out is not None and code == 0:
@@ -253,6 +272,7 @@ def _report(
             "killed": tally.killed,
             "left": len(left),
             "retried": tally.retried,
+            "again": tally.again,
             "processes": tally.processes,
         },
         "persist": settings.persist.value,
@@ -264,6 +284,11 @@ def _report(
         "mark": settings.mark,
         "state": settings.state,
     }
+
+
+def _named(tasks: list[str]) -> str:
+    named = ", ".join(repr(id_) for id_ in tasks[:10]) + (" …" if len(tasks) > 10 else "")
+    return named or "none"
 
 
 def farewell(report: dict[str, Any]) -> str:
