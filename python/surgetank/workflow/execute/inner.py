@@ -78,15 +78,15 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             while tally.stopped_by is None and losses.are_new(failed=bool(tally.failed)):
                 # (This run's results, too.)
                 book.flush()
-                left = resume.decide(workflow, journal.load(HOME), present, drop)
-                again = [id_ for id_ in left.run if id_ in tally.done or id_ in decision.done]
+                now = resume.decide(workflow, journal.load(HOME), present, drop)
+                again = [id_ for id_ in now.run if id_ in tally.done or id_ in decision.done]
                 if not again and not tally.failed:
                     break
                 tally.again += again
                 progress.say(
                     f"a node of the pool was lost; the tasks that made what is lost run again: {_named(again)}"
                 )
-                engine = Engine(workflow, settings, left, book, drop, progress, agent, None, present, before)
+                engine = Engine(workflow, settings, now, book, drop, progress, agent, None, present, before)
                 engine.run()
                 tally.add(engine.tally)
                 before = engine.attempts
