@@ -489,7 +489,7 @@ fn stop_signal_does_not_end_the_membership_before_the_drain() {
     pool.end();
 }
 
-fn parent_of(pid: i32) -> Option<i32> {
+pub fn parent_of(pid: i32) -> Option<i32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }

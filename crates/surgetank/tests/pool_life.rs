@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::pool::{Pool, run};
+use crate::pool::{Pool, parent_of, run};
 use crate::scene::{MIB, eventually};
 
 fn leave(pool: &Pool, number: usize, words: &[&str]) -> Output {
@@ -305,4 +307,43 @@ fn pool_whose_first_member_is_dead_is_not_reported() {
     pool.lose(0);
     assert_eq!(pool_files(&pool.store()).len(), 1);
     assert_eq!(lines_about_pools(&plain(&pool, 2)), [""; 0]);
+}
+
+/// The lease ends meanwhile if nothing renews it: the pool's process does, while no agent serves. `SURGETANK_RESTART_FILES`: so
+/// many files wait for the drain, and the test prints how long the next agent takes to serve.
+#[test]
+fn member_whose_agent_starts_for_longer_than_the_lease_keeps_its_directories() {
+    let files: usize = std::env::var("SURGETANK_RESTART_FILES").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
+    let Some(mut pool) = Pool::ample("restart", 0) else { return };
+    fs::create_dir(pool.store().join("a")).unwrap();
+    pool.mount_one(&["--pool-lease", "2s"]);
+    pool.mount_one(&["--pool-lease", "2s", "--quiet-period", "24h"]);
+    let one = pool.member(1).to_owned();
+    for number in 0..files {
+        if number % 1000 == 0 {
+            fs::create_dir(one.join(format!("a/{}", number / 1000))).unwrap();
+        }
+        fs::write(one.join(format!("a/{}/{number}", number / 1000)), "").unwrap();
+    }
+    let owned = |pool: &Pool| pool.asked(0, "status")["claims"].clone();
+    let before = owned(&pool);
+    assert_eq!(before[0]["owner"], 2, "{before}");
+    let agent = pool.agent(1);
+    let supervisor = parent_of(agent.as_raw_nonzero().get()).and_then(rustix::process::Pid::from_raw).unwrap();
+    kill_process(supervisor, Signal::STOP).unwrap();
+    kill_process(agent, Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!((pool.asked(0, "members")["lost"].clone(), owned(&pool)), (json!([]), before.clone()));
+    let begun = Instant::now();
+    kill_process(supervisor, Signal::CONT).unwrap();
+    // (The kernel keeps requests until the next agent takes them.)
+    fs::write(one.join("a/after"), "").unwrap();
+    eprintln!("an agent with {files} files that wait for the drain serves after {:?}", begun.elapsed());
+    eventually("another agent is noted", || pool.agent(1) != agent);
+    assert_eq!(fs::read_dir(one.join("a")).unwrap().count(), files.div_ceil(1000) + 1);
+    assert_eq!((pool.asked(0, "members")["lost"].clone(), owned(&pool)), (json!([]), before));
+    pool.end();
+    let stored: usize =
+        (0..files.div_ceil(1000)).map(|dir| fs::read_dir(pool.store().join(format!("a/{dir}"))).unwrap().count()).sum();
+    assert_eq!(stored, files);
 }

@@ -64,6 +64,13 @@ fn directory_of_a_lost_member_is_taken_over_with_what_living_nodes_have() {
     fs::write(zero.join("a/moved"), "zero").unwrap();
     fs::rename(one.join("a/moved"), one.join("a/elsewhere")).unwrap();
     fs::remove_file(one.join("a/gone")).unwrap();
+    let dir = pool.store().join("a");
+    let temporaries = || -> Vec<String> {
+        let all = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        all.filter(|name| name.starts_with(".surgetank-tmp-")).collect()
+    };
+    eventually("a file is on its way to the store", || !temporaries().is_empty());
+    let under_way = temporaries();
     lose_last(&mut pool);
 
     let begun = Instant::now();
@@ -85,6 +92,11 @@ fn directory_of_a_lost_member_is_taken_over_with_what_living_nodes_have() {
         );
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // A rename of the lost member that the store carries out late finds nothing.
+    for temporary in under_way {
+        let late = fs::rename(dir.join(&temporary), dir.join("theirs")).unwrap_err();
+        assert_eq!(late.kind(), std::io::ErrorKind::NotFound, "{temporary}");
+    }
     // Both go on there, and so does a name of which something is lost.
     fs::write(zero.join("a/next"), "zero").unwrap();
     assert_eq!(fs::read_to_string(one.join("a/next")).unwrap(), "zero");
