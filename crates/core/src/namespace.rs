@@ -244,7 +244,7 @@ impl Namespace {
     }
 
     /// A command ends: content at lost members of the pool does not come back, but for these files. Returns how many versions are
-    /// lost.
+    /// lost, or may be in a moment.
     pub fn give_up_homes(&self, not: &[FileId]) -> usize {
         recover::give_up_homes(&self.recovery(), not)
     }

@@ -266,7 +266,7 @@ def _report(
         "exit": code,
         "tasks": {
             "total": len(workflow.tasks),
-            "done_before": len(decision.done),
+            "done_before": len(decision.done.keys() - tally.done),
             "done": len(tally.done),
             "failed": tally.failed,
             "killed": tally.killed,

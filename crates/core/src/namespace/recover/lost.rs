@@ -134,15 +134,18 @@ pub(crate) fn worth(recorded: &Recorded, size_bytes: u64) -> Worth {
 }
 
 /// Content that only lost members had does not come back, and a command ends: what is behind such a file in the order would
-/// stay on the tiers. Returns how many versions are lost. A file that is open stays, and those that have a copy (`not`).
+/// stay on the tiers. Returns how many versions are lost, or are looked for once more at this moment. A file that is open stays,
+/// and those that have a copy (`not`).
 pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
     let metadata = &recovery.metadata;
     let mut tree = metadata.write_tree();
     let is_missing = |op: &Op| {
         let is_lasting = op.error.as_ref().is_some_and(|trouble| trouble.lasting);
         // (A staged copy may still arrive.)
-        is_lasting && matches!(op.kind, OpKind::Publish { .. }) && matches!(op.progress, Progress::Waiting)
+        is_lasting && matches!(op.kind, OpKind::Publish { .. }) && !matches!(op.progress, Progress::Staged { .. })
     };
+    // (It ends soon.)
+    let is_tried = |op: &Op| !matches!(op.progress, Progress::Waiting);
     let at_lost = |id: FileId| {
         let inode = tree.get(id).filter(|inode| inode.handles == 0 && !not.contains(&id))?;
         let home = inode.home()?;
@@ -153,7 +156,10 @@ pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
         let is_of_pool = made_as.member == present || recovery.base.fence.was(&made_as);
         recovery.files.copies.absence(&tree, id).filter(|_| is_of_pool).map(|absent| (id, home, absent))
     };
-    let found: Vec<_> = tree.ops.values().filter(|op| is_missing(op)).filter_map(|op| at_lost(op.file())).collect();
+    let missing = tree.ops.values().filter(|op| is_missing(op));
+    let missing = missing.filter_map(|op| at_lost(op.file()).map(|lost| (is_tried(op), lost)));
+    let (tried, found): (Vec<_>, Vec<_>) = missing.partition(|(is_tried, _)| *is_tried);
+    let (tried, found) = (tried.len(), found.into_iter().map(|(_, lost)| lost).collect::<Vec<_>>());
     for (id, home, absent) in &found {
         let path = tree.logical_path(*id);
         let store_has_one = tree.get(*id).is_some_and(|inode| inode.applied.is_some());
@@ -169,7 +175,7 @@ pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
         recovery.look_at_reverted();
         metadata.wake();
     }
-    found.len()
+    found.len() + tried
 }
 
 /// The place of the newest version.
