@@ -134,7 +134,7 @@ pub(crate) fn worth(recorded: &Recorded, size_bytes: u64) -> Worth {
 }
 
 /// Content that only lost members had does not come back, and a command ends: what is behind such a file in the order would
-/// stay on the tiers. Returns how many versions are lost, or are looked for once more at this moment. A file that is open stays,
+/// stay on the tiers. Returns how many versions are lost, or are looked for at this moment. A file that is open stays,
 /// and those that have a copy (`not`).
 pub(crate) fn give_up_homes(recovery: &Recovery<'_>, not: &[FileId]) -> usize {
     let metadata = &recovery.metadata;
